@@ -1,0 +1,263 @@
+//! Errors as facts: what happened, in which collective, and who is to blame.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Result of anything that can fail in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failure that every rank can report in the same words: it travels in abort frames.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Error {
+    /// What happened.
+    pub kind: ErrorKind,
+    /// The rank that caused it, and its host, where one is known.
+    pub blamed: Option<Blamed>,
+    /// The collective during which it happened, such as `all_reduce 'dense/kernel' float32[98]`.
+    pub collective: Option<String>,
+    /// Ordinal of that collective.
+    pub sequence: Option<u64>,
+    /// How long the operation had been under way.
+    pub elapsed: Option<Duration>,
+}
+
+/// A rank and the host it runs on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blamed {
+    /// Index of the process in the group.
+    pub rank: usize,
+    /// Host name, or the address where the name is not known yet.
+    pub host: String,
+}
+
+/// The kinds of failure; each is one exception class in Python.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ErrorKind {
+    /// A setting cannot be used.
+    Config {
+        /// The sentence for the user.
+        problem: String,
+    },
+    /// The group could not be formed.
+    Rendezvous {
+        /// The sentence for the user.
+        problem: String,
+    },
+    /// A peer could not prove that it knows the job's token.
+    Authentication {
+        /// The sentence for the user.
+        problem: String,
+    },
+    /// Ranks called different collectives at the same position.
+    Mismatch {
+        /// What the blamed rank called.
+        theirs: String,
+        /// What the other ranks called.
+        others: String,
+    },
+    /// A rank has gone.
+    PeerLost {
+        /// How that was noticed.
+        problem: String,
+    },
+    /// A rank is alive but did not take part in time.
+    CollectiveTimeout {
+        /// What was waited for.
+        problem: String,
+    },
+    /// Somebody aborted the communicator, or it is closed.
+    Aborted {
+        /// The reason given.
+        reason: String,
+    },
+    /// Bytes arrived that no correct peer sends, or the engine itself failed.
+    Protocol {
+        /// The sentence for the user.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// An error of this kind with nothing else known.
+    #[must_use]
+    pub const fn new(kind: ErrorKind) -> Self {
+        Self {
+            kind,
+            blamed: None,
+            collective: None,
+            sequence: None,
+            elapsed: None,
+        }
+    }
+
+    /// A setting cannot be used.
+    #[must_use]
+    pub fn config(problem: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Config {
+            problem: problem.into(),
+        })
+    }
+
+    /// The group could not be formed.
+    #[must_use]
+    pub fn rendezvous(problem: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Rendezvous {
+            problem: problem.into(),
+        })
+    }
+
+    /// A proof was wrong or missing.
+    #[must_use]
+    pub fn authentication(problem: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Authentication {
+            problem: problem.into(),
+        })
+    }
+
+    /// A rank has gone.
+    #[must_use]
+    pub fn peer_lost(problem: impl Into<String>) -> Self {
+        Self::new(ErrorKind::PeerLost {
+            problem: problem.into(),
+        })
+    }
+
+    /// A rank did not take part in time.
+    #[must_use]
+    pub fn timeout(problem: impl Into<String>) -> Self {
+        Self::new(ErrorKind::CollectiveTimeout {
+            problem: problem.into(),
+        })
+    }
+
+    /// Somebody aborted the communicator.
+    #[must_use]
+    pub fn aborted(reason: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Aborted {
+            reason: reason.into(),
+        })
+    }
+
+    /// A peer broke the protocol.
+    #[must_use]
+    pub fn protocol(problem: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Protocol {
+            problem: problem.into(),
+        })
+    }
+
+    /// The same error, blaming `rank` on `host`.
+    #[must_use]
+    pub fn blaming(mut self, rank: usize, host: impl Into<String>) -> Self {
+        self.blamed = Some(Blamed {
+            rank,
+            host: host.into(),
+        });
+        self
+    }
+
+    /// The same error, placed in a collective.
+    #[must_use]
+    pub fn during(mut self, collective: impl Into<String>, sequence: u64) -> Self {
+        self.collective = Some(collective.into());
+        self.sequence = Some(sequence);
+        self
+    }
+
+    /// The same error, with the time the operation had taken.
+    #[must_use]
+    pub const fn after(mut self, elapsed: Duration) -> Self {
+        self.elapsed = Some(elapsed);
+        self
+    }
+
+    fn advice(&self) -> &'static str {
+        match self.kind {
+            ErrorKind::Config { .. } => "correct the setting and start again",
+            ErrorKind::Rendezvous { .. } => {
+                "check that every rank was started with the same world size and rendezvous address, \
+                 and that no firewall is between them"
+            }
+            ErrorKind::Authentication { .. } => {
+                "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE"
+            }
+            ErrorKind::Mismatch { .. } => {
+                "make every rank call the same collectives, with the same shapes, in the same order"
+            }
+            ErrorKind::PeerLost { .. } => "look at that rank's own output for the cause, and restart the job",
+            ErrorKind::CollectiveTimeout { .. } => {
+                "look at what that rank is doing; if it is only slow, raise timeout (GRADRING_TIMEOUT_S)"
+            }
+            ErrorKind::Aborted { .. } => "make a new communicator to go on",
+            ErrorKind::Protocol { .. } => {
+                "check that all ranks run the same version of gradring and that nothing else uses its ports"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(collective), Some(sequence)) = (&self.collective, self.sequence) {
+            write!(f, "{collective} (collective #{sequence}): ")?;
+        }
+        match (&self.kind, &self.blamed) {
+            (ErrorKind::Mismatch { theirs, others }, Some(Blamed { rank, host })) => {
+                write!(
+                    f,
+                    "rank {rank} on {host} called {theirs}; the others called {others}"
+                )?;
+            }
+            (ErrorKind::Mismatch { theirs, others }, None) => {
+                write!(f, "one rank called {theirs}; the others called {others}")?;
+            }
+            (kind, blamed) => {
+                if let Some(Blamed { rank, host }) = blamed {
+                    write!(f, "rank {rank} on {host}: ")?;
+                }
+                f.write_str(kind.problem())?;
+            }
+        }
+        if let Some(elapsed) = self.elapsed {
+            write!(f, " (after {:.1} s)", elapsed.as_secs_f64())?;
+        }
+        write!(f, "; {}", self.advice())
+    }
+}
+
+impl ErrorKind {
+    fn problem(&self) -> &str {
+        match self {
+            Self::Config { problem }
+            | Self::Rendezvous { problem }
+            | Self::Authentication { problem }
+            | Self::PeerLost { problem }
+            | Self::CollectiveTimeout { problem }
+            | Self::Protocol { problem } => problem,
+            Self::Aborted { reason } => reason,
+            Self::Mismatch { theirs, .. } => theirs,
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_collective_rank_host_time_and_advice() {
+        let error = Error::peer_lost("the connection was closed")
+            .blaming(2, "node-b")
+            .during("all_reduce 'w' float32[4]", 7)
+            .after(Duration::from_millis(1500));
+        assert_eq!(
+            error.to_string(),
+            "all_reduce 'w' float32[4] (collective #7): rank 2 on node-b: the connection was closed \
+             (after 1.5 s); look at that rank's own output for the cause, and restart the job"
+        );
+    }
+}
