@@ -17,6 +17,8 @@ pub enum Collective {
     ReduceScatter {
         /// How contributions are combined.
         op: ReduceOp,
+        /// Elements owned by each rank, in rank order; they add up to the buffer's count.
+        counts: Vec<usize>,
     },
     /// Every rank's chunk, already in place in its buffer, ends on every rank.
     AllGather {
@@ -49,7 +51,7 @@ impl Collective {
     #[must_use]
     pub const fn op(&self) -> Option<ReduceOp> {
         match self {
-            Self::AllReduce { op } | Self::ReduceScatter { op } => Some(*op),
+            Self::AllReduce { op } | Self::ReduceScatter { op, .. } => Some(*op),
             Self::Barrier => Some(ReduceOp::Max),
             Self::AllGather { .. } | Self::Broadcast { .. } => None,
         }
@@ -115,7 +117,7 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.collective.name())?;
         match &self.collective {
-            Collective::AllReduce { op } | Collective::ReduceScatter { op } => {
+            Collective::AllReduce { op } | Collective::ReduceScatter { op, .. } => {
                 write!(f, "({})", op.name())?;
             }
             Collective::Broadcast { root } => write!(f, "(root={root})")?,

@@ -143,7 +143,10 @@ fn reduce_scatter_all_gather_broadcast_and_barrier_do_what_they_say() {
         let mut scattered = contribution(rank, count);
         run(
             &mut scattered,
-            Collective::ReduceScatter { op: ReduceOp::Max },
+            Collective::ReduceScatter {
+                op: ReduceOp::Max,
+                counts: vec![4, 3, 3],
+            },
         );
         let own = schedule::chunk(count, world_size, rank);
 

@@ -88,7 +88,7 @@ pub fn build(collective: &Collective, rank: usize, world_size: usize, count: usi
     }
     match collective {
         Collective::AllReduce { .. } => ring::all_reduce(rank, world_size, count),
-        Collective::ReduceScatter { .. } => ring::reduce_scatter(rank, world_size, count),
+        Collective::ReduceScatter { counts, .. } => ring::reduce_scatter(rank, &chunks_of(counts)),
         Collective::AllGather { counts } => ring::all_gather(rank, &chunks_of(counts)),
         Collective::Broadcast { root } => ring::broadcast(rank, world_size, count, *root),
         // Everybody's contribution to one element passes through everybody.

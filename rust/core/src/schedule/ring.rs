@@ -20,13 +20,14 @@ use std::ops::Range;
 use super::{Action, Contents, Receive, Schedule, Send, Step, even_chunks};
 
 pub(super) fn all_reduce(rank: usize, world_size: usize, count: usize) -> Schedule {
-    let mut steps = reduce_scatter(rank, world_size, count);
-    steps.extend(all_gather(rank, &even_chunks(count, world_size)));
+    let chunks = even_chunks(count, world_size);
+    let mut steps = reduce_scatter(rank, &chunks);
+    steps.extend(all_gather(rank, &chunks));
     steps
 }
 
-pub(super) fn reduce_scatter(rank: usize, world_size: usize, count: usize) -> Schedule {
-    let chunks = even_chunks(count, world_size);
+pub(super) fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
+    let world_size = chunks.len();
     let last = world_size - 2;
     exchange(rank, world_size, |step| {
         let sent = behind(rank, step + 1, world_size);

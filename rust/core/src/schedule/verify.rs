@@ -195,14 +195,18 @@ fn all_reduce_gives_every_rank_every_contribution_exactly_once() {
 }
 
 #[test]
-fn reduce_scatter_gives_every_rank_its_own_chunk() {
-    for (world_size, count) in cases() {
-        let schedules = schedules(&Collective::ReduceScatter { op: OP }, world_size, count);
+fn reduce_scatter_gives_every_rank_its_own_chunk_even_of_uneven_lengths() {
+    for world_size in 2..=64 {
+        let counts: Vec<usize> = (0..world_size).map(|rank| rank * 7 % 4).collect();
+        let (chunks, count) = (super::chunks_of(&counts), counts.iter().sum());
+        let schedules = schedules(
+            &Collective::ReduceScatter { op: OP, counts },
+            world_size,
+            count,
+        );
         let end = run(&schedules, count, own_contribution).unwrap();
-        for (rank, elements) in end.iter().enumerate() {
-            for index in super::chunk(count, world_size, rank) {
-                assert!(elements[index].is_final, "N={world_size} count={count}");
-            }
+        for (elements, chunk) in end.iter().zip(chunks) {
+            assert!(elements[chunk].iter().all(|element| element.is_final));
         }
     }
 }

@@ -29,7 +29,9 @@ pub fn header(call: &Call, generation: u64, sequence: u64) -> Header {
     let mut plan = Fnv1a::new();
     plan.write(schedule::algorithm(&call.collective).as_bytes());
     plan.write(call.shapes.as_bytes());
-    if let Collective::AllGather { counts } = &call.collective {
+    if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
+        &call.collective
+    {
         counts
             .iter()
             .for_each(|count| plan.write(&count.to_le_bytes()));
