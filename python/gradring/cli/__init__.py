@@ -1,0 +1,91 @@
+"""The ``gradring`` command: one file per sub-command.
+
+Each module in :data:`COMMANDS` has ``NAME``, ``HELP``, ``add_arguments(parser)`` and
+``run(arguments) -> exit code``, and does its heavy imports inside ``run``. Only the chosen one is
+imported, so that ``gradring run`` starts at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Protocol, cast
+
+from gradring.errors import GradringError
+
+COMMANDS = ("run", "env", "bench", "demo")
+"""Names of the sub-commands and of their modules in this package, in the order of the help."""
+
+USAGE_ERROR = 2
+
+
+class Command(Protocol):
+    """What a module of this package provides."""
+
+    NAME: str
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the command's arguments."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Does it; returns the exit code."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 2 for wrong usage or configuration."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    parser = _parser([chosen] if chosen else COMMANDS)
+    if not arguments or (chosen is None and not arguments[0].startswith("-")):
+        if arguments:
+            print(f"gradring: there is no command {arguments[0]!r}", file=sys.stderr)
+        parser.print_help(sys.stderr)
+        return USAGE_ERROR
+    parsed = parser.parse_args(arguments)
+    try:
+        return cast(int, parsed.run(parsed))
+    except GradringError as error:
+        print(f"gradring {parsed.command}: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, ValueError) else 1
+
+
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gradring",
+        description="Ring all-reduce for TensorFlow: start ranks, look at the cluster, measure.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"gradring {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in names:
+        command = _load(name)
+        if command is None:
+            continue
+        sub = commands.add_parser(
+            command.NAME, help=command.HELP, description=command.HELP, allow_abbrev=False
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def _load(name: str) -> Command | None:
+    """The module of a command; None for one that this build does not have."""
+    path = f"{__name__}.{name}"
+    try:
+        return cast(Command, importlib.import_module(path))
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        return None
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gradring")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,64 @@
+"""What detection finds, and what each environment provides to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+ALONE_RENDEZVOUS = "127.0.0.1:0"
+"""The rendezvous of a world of one: nobody ever connects to it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's position in its group; always ``0 <= rank < world_size``."""
+
+    rank: int
+    world_size: int
+
+    def __str__(self) -> str:
+        """The words used in messages: ``rank 1 of 4``."""
+        return f"rank {self.rank} of {self.world_size}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The group that ``gradring.init()`` joins.
+
+    Attributes:
+        rank: Index of this process in the group.
+        world_size: Number of processes in the group.
+        rendezvous: ``host:port`` at which rank 0 listens.
+        listen: ``host:port`` at which this rank listens, where the environment says so
+            (``TF_CONFIG`` does); None for a free port on the interface that reaches the rendezvous.
+        source: The environment it was found in, such as ``TF_CONFIG``.
+        reason: A sentence that tells why that environment was chosen.
+    """
+
+    rank: int
+    world_size: int
+    rendezvous: str
+    listen: str | None
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One way in which a launcher tells a process its place.
+
+    Detection asks every environment for a place, to find conflicts, but only the first one that has
+    a place for the addresses: an environment that loses need not know them.
+
+    Attributes:
+        source: Name for messages.
+        variables: The variables that make up the claim; a launcher removes them from its children.
+        place: The place it claims, or None when this environment is not present. Raises
+            ConfigError when it is present but incomplete or malformed.
+        join: The cluster for that place. Raises ConfigError when the addresses are missing.
+    """
+
+    source: str
+    variables: tuple[str, ...]
+    place: Callable[[Mapping[str, str]], Place | None]
+    join: Callable[[Mapping[str, str], Place], Cluster]

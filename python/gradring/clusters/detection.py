@@ -1,0 +1,84 @@
+"""Which cluster this process belongs to: the first environment that matches, none contradicting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from gradring.clusters import env, mpi, parse, slurm, tf_config, torchrun
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
+from gradring.errors import ConfigError
+
+ENVIRONMENTS: tuple[Environment, ...] = (
+    env.ENVIRONMENT,
+    tf_config.ENVIRONMENT,
+    torchrun.ENVIRONMENT,
+    slurm.ENVIRONMENT,
+    mpi.OPEN_MPI,
+    mpi.PMI,
+)
+"""In the order in which they are asked."""
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
+    """The cluster that the environment describes; a world of one when it describes none.
+
+    Args:
+        environ: The variables to read.
+
+    Raises:
+        ConfigError: An environment is incomplete or malformed, or two of them disagree about the
+            rank or the world size. Training alone by accident is never the answer.
+    """
+    found = [
+        (environment, place)
+        for environment in ENVIRONMENTS
+        if (place := environment.place(environ)) is not None
+    ]
+    if not found:
+        return _alone(environ)
+    (winner, place), *others = found
+    for other, claimed in others:
+        if claimed != place:
+            raise ConfigError(
+                f"{winner.source} says {place}, but {other.source} says {claimed}; unset the one "
+                f"that is wrong ({_set_variables(environ, winner)}; "
+                f"or {_set_variables(environ, other)})",
+            )
+    return winner.join(environ, place)
+
+
+def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy in which no environment claims a place, for the children of a launcher."""
+    claims = {name for environment in ENVIRONMENTS for name in environment.variables}
+    return {name: text for name, text in environ.items() if name not in claims}
+
+
+def _set_variables(environ: Mapping[str, str], environment: Environment) -> str:
+    return ", ".join(name for name in environment.variables if parse.value(environ, name))
+
+
+def _alone(environ: Mapping[str, str]) -> Cluster:
+    for name in (parse.RENDEZVOUS, "MASTER_ADDR", "MASTER_PORT"):
+        if parse.value(environ, name) is not None:
+            wanted = (
+                "RANK and WORLD_SIZE"
+                if name.startswith("MASTER")
+                else "GRADRING_RANK and GRADRING_WORLD_SIZE"
+            )
+            raise ConfigError(
+                f"{name} is set but nothing tells this process its rank; set {wanted}, or unset "
+                f"{name} to train alone"
+            )
+    hint = ""
+    tasks = parse.value(environ, slurm.SIZE)
+    if tasks not in (None, "1") and parse.value(environ, slurm.STEP) is None:
+        hint = f" {slurm.SIZE}={tasks}, but this is no Slurm step; srun would start {tasks} ranks."
+    return Cluster(
+        0,
+        1,
+        ALONE_RENDEZVOUS,
+        None,
+        "nothing",
+        f"no launcher's variables are set, so this process is a world of one.{hint}",
+    )

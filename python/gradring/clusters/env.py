@@ -1,0 +1,40 @@
+"""Our own variables, set by ``gradring run`` or by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradring.clusters import parse
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.errors import ConfigError
+
+RANK, WORLD_SIZE = "GRADRING_RANK", "GRADRING_WORLD_SIZE"
+
+
+def place(environ: Mapping[str, str]) -> Place | None:
+    """The place in ``GRADRING_RANK`` and ``GRADRING_WORLD_SIZE``.
+
+    ``GRADRING_RENDEZVOUS`` alone is no place: it gives other environments their address.
+    """
+    return parse.place(environ, RANK, WORLD_SIZE)
+
+
+def join(environ: Mapping[str, str], place: Place) -> Cluster:
+    """The cluster around ``GRADRING_RENDEZVOUS``, which only a world of one may leave out."""
+    rendezvous = parse.given_rendezvous(environ)
+    if rendezvous is None and place.world_size > 1:
+        raise ConfigError(
+            f"{RANK} and {WORLD_SIZE} are set but {parse.RENDEZVOUS} is not; "
+            f"set it to the host:port at which rank 0 listens"
+        )
+    return Cluster(
+        place.rank,
+        place.world_size,
+        rendezvous or ALONE_RENDEZVOUS,
+        None,
+        ENVIRONMENT.source,
+        f"{RANK}={place.rank} and {WORLD_SIZE}={place.world_size} are set.",
+    )
+
+
+ENVIRONMENT = Environment("GRADRING_* variables", (RANK, WORLD_SIZE, parse.RENDEZVOUS), place, join)

@@ -1,0 +1,116 @@
+"""Readers shared by the environments: text from outside becomes checked values here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradring.clusters.cluster import Place
+from gradring.errors import ConfigError
+
+RENDEZVOUS = "GRADRING_RENDEZVOUS"
+MAX_PORT = 65535
+MAX_DIGITS = 18
+
+
+def value(environ: Mapping[str, str], name: str) -> str | None:
+    """The variable without surrounding blanks; None when it is unset or blank."""
+    return environ.get(name, "").strip() or None
+
+
+def whole_number(text: str, name: str, *, minimum: int = 0) -> int:
+    """The number that ``text`` spells; ``name`` is the variable for the message.
+
+    Raises:
+        ConfigError: It is not a whole number of at least ``minimum``.
+    """
+    plausible = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    if not plausible or int(text) < minimum:
+        raise ConfigError(
+            f"{name}={text!r} is not a whole number of at least {minimum}; correct it"
+        )
+    return int(text)
+
+
+def place(environ: Mapping[str, str], rank_name: str, size_name: str) -> Place | None:
+    """The place that a pair of variables claims; None when neither is set.
+
+    Raises:
+        ConfigError: One of the two is missing, or they contradict each other.
+    """
+    rank_text, size_text = value(environ, rank_name), value(environ, size_name)
+    if rank_text is None and size_text is None:
+        return None
+    if rank_text is None or size_text is None:
+        missing, present = (rank_name, size_name) if rank_text is None else (size_name, rank_name)
+        raise ConfigError(
+            f"{present} is set but {missing} is not; set {missing}, or unset {present}"
+        )
+    return checked_place(
+        whole_number(rank_text, rank_name),
+        whole_number(size_text, size_name, minimum=1),
+        f"{rank_name}={rank_text}",
+        f"{size_name}={size_text}",
+    )
+
+
+def checked_place(rank: int, world_size: int, rank_words: str, size_words: str) -> Place:
+    """The place, once the rank is known to be below the world size.
+
+    Raises:
+        ConfigError: The rank does not exist in a world of that size.
+    """
+    if rank >= world_size:
+        raise ConfigError(
+            f"{rank_words} is too large for {size_words}: ranks run from 0 to {world_size - 1}"
+        )
+    return Place(rank, world_size)
+
+
+def address(text: str, name: str) -> str:
+    """``text`` when it is ``host:port`` or ``[ipv6]:port``; ``name`` says where it was found.
+
+    Raises:
+        ConfigError: It has no host, no port, or a port outside 1 to 65535.
+    """
+    host, colon, port = text.strip().rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    named = host not in ("", "[]") and not any(c in host for c in " /")
+    if not (colon and named and (bracketed or ":" not in host)):
+        raise ConfigError(f"{name}={text!r} is not host:port (or [ipv6]:port); correct it")
+    plausible = port.isascii() and port.isdigit() and len(port) <= MAX_DIGITS
+    if not plausible or not 1 <= int(port) <= MAX_PORT:
+        raise ConfigError(f"{name}={text!r} has no port between 1 and {MAX_PORT}; correct it")
+    return f"{host}:{int(port)}"
+
+
+def joined_address(host: str, port: int) -> str:
+    """``host:port``, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def given_rendezvous(environ: Mapping[str, str]) -> str | None:
+    """``GRADRING_RENDEZVOUS``: alone, it moves the rendezvous of whichever environment is found.
+
+    Raises:
+        ConfigError: It is set but is not ``host:port``.
+    """
+    text = value(environ, RENDEZVOUS)
+    return None if text is None else address(text, RENDEZVOUS)
+
+
+def master_rendezvous(environ: Mapping[str, str]) -> str | None:
+    """``MASTER_ADDR:MASTER_PORT``; None when neither is set.
+
+    Raises:
+        ConfigError: One of the two is missing or malformed.
+    """
+    host, port = value(environ, "MASTER_ADDR"), value(environ, "MASTER_PORT")
+    if host is None and port is None:
+        return None
+    if host is None or port is None:
+        missing, present = (
+            ("MASTER_ADDR", "MASTER_PORT") if host is None else ("MASTER_PORT", "MASTER_ADDR")
+        )
+        raise ConfigError(f"{present} is set but {missing} is not; set {missing} as well")
+    number = whole_number(port, "MASTER_PORT", minimum=1)
+    return address(joined_address(host, number), "MASTER_ADDR:MASTER_PORT")

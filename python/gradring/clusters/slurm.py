@@ -1,0 +1,123 @@
+"""A Slurm step: ``srun -n 16 python train.py`` needs no other setting.
+
+Only a step counts. A batch script or an ``salloc`` shell has many of the same variables, but is a
+single process. ``mpirun`` starts its daemons as a step: there the ranks are those of MPI.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+
+from gradring.clusters import parse
+from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring.errors import ConfigError
+
+STEP, RANK, STEP_SIZE, SIZE = (
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+)
+NODELISTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+JOBS = ("SLURM_JOB_ID", "SLURM_JOBID")
+
+# Slurm gives these ids to the batch script, the interactive shell and other steps of one process.
+FIRST_RESERVED_STEP = 0xFFFF_FFF0
+# Set by mpirun (Open MPI) and mpiexec (MPICH, Intel MPI), which place ranks themselves.
+MPI_LAUNCHED = ("OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
+# Above the ports that Linux hands out for outgoing connections (32768 to 60999).
+FIRST_PORT, PORT_COUNT = 61440, 4096
+# Consecutive jobs have consecutive ids; this keeps their steps apart.
+STEP_STRIDE = 131
+MAX_HOSTS = 65536
+
+
+def place(environ: Mapping[str, str]) -> Place | None:
+    """The place of this task in a step of at least two tasks."""
+    step = parse.value(environ, STEP)
+    if step is None or any(parse.value(environ, name) for name in MPI_LAUNCHED):
+        return None
+    if parse.whole_number(step, STEP) >= FIRST_RESERVED_STEP:
+        return None
+    size_name = STEP_SIZE if parse.value(environ, STEP_SIZE) else SIZE
+    found = parse.place(environ, RANK, size_name)
+    return None if found is None or found.world_size == 1 else found
+
+
+def join(environ: Mapping[str, str], place: Place) -> Cluster:
+    """The cluster around the step's first node and a port that all tasks derive alike."""
+    return Cluster(
+        place.rank,
+        place.world_size,
+        parse.given_rendezvous(environ) or _rendezvous(environ),
+        None,
+        ENVIRONMENT.source,
+        f"this is task {place.rank} of {place.world_size} of step {environ[STEP]} "
+        f"of Slurm job {_first(environ, JOBS)[1]}.",
+    )
+
+
+ENVIRONMENT = Environment("Slurm step", (STEP, RANK, STEP_SIZE, SIZE), place, join)
+
+
+def expand_nodelist(text: str, name: str = NODELISTS[0]) -> list[str]:
+    """The hosts of a Slurm node list: ``gpu[01-02,7],login`` is gpu01, gpu02, gpu7 and login.
+
+    Args:
+        text: The list as Slurm writes it; several brackets in one name multiply.
+        name: The variable it came from, for messages.
+
+    Raises:
+        ConfigError: The list is malformed, empty or longer than 65536 hosts.
+    """
+    hosts = list(itertools.islice(_hosts(text.strip(), name), MAX_HOSTS + 1))
+    if not hosts or len(hosts) > MAX_HOSTS:
+        raise ConfigError(f"{name}={text!r} does not name between 1 and {MAX_HOSTS} hosts")
+    return hosts
+
+
+def _hosts(text: str, name: str) -> Iterator[str]:
+    for entry in re.split(r",(?![^\[]*\])", text):
+        parts = re.split(r"\[([^\[\]]*)\]", entry)
+        if not entry or any(bracket in part for part in parts[::2] for bracket in "[] "):
+            raise ConfigError(f"{name}={text!r} is not a Slurm node list such as node[01-03]")
+        choices = [
+            _numbers(part, text, name) if odd else (part,)
+            for odd, part in zip(itertools.cycle((False, True)), parts, strict=False)
+        ]
+        yield from map("".join, itertools.product(*choices))
+
+
+def _numbers(ranges: str, text: str, name: str) -> list[str]:
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise ConfigError(f"{name}={text!r} has the range {item!r}, which is not low-high")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high - low >= MAX_HOSTS:
+            raise ConfigError(f"{name}={text!r} has a range of more than {MAX_HOSTS} hosts")
+        numbers += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
+    return numbers
+
+
+def _rendezvous(environ: Mapping[str, str]) -> str:
+    nodes_name, nodes = _first(environ, NODELISTS)
+    job_name, job = _first(environ, JOBS)
+    job_id, step_id = parse.whole_number(job, job_name), int(environ[STEP])
+    port = FIRST_PORT + (job_id + STEP_STRIDE * step_id) % PORT_COUNT
+    # Slurm puts task 0 on the first node of the step, unless an arbitrary layout says otherwise.
+    return parse.joined_address(expand_nodelist(nodes, nodes_name)[0], port)
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
+    for name in names:
+        text = parse.value(environ, name)
+        if text is not None:
+            return name, text
+    raise ConfigError(
+        f"{STEP} is set but {names[0]} is not; start with srun, or set GRADRING_RANK, "
+        "GRADRING_WORLD_SIZE and GRADRING_RENDEZVOUS"
+    )

@@ -1,0 +1,152 @@
+"""``TF_CONFIG``, as TensorFlow's own multi-worker strategies read it.
+
+The ranks are the chief, then the workers by index. Parameter servers and evaluators never join: a
+process with such a task is refused rather than left to train alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradring.clusters import parse
+from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring.errors import ConfigError
+
+VARIABLE = "TF_CONFIG"
+JOINING = ("chief", "worker")
+BYSTANDERS = ("ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One entry of the cluster that joins the ring."""
+
+    job: str
+    index: int
+    address: str
+
+    @property
+    def field(self) -> str:
+        return f"cluster.{self.job}[{self.index}]"
+
+
+def place(environ: Mapping[str, str]) -> Place | None:
+    """The place of ``task`` among the chief and the workers of ``cluster``."""
+    text = parse.value(environ, VARIABLE)
+    if text is None:
+        return None
+    tasks, own = _read(text)
+    return Place(tasks.index(own), len(tasks))
+
+
+def join(environ: Mapping[str, str], place: Place) -> Cluster:
+    """The cluster whose rank 0 and whose listening address are those of ``TF_CONFIG``."""
+    tasks, own = _read(environ[VARIABLE])
+    moved = parse.given_rendezvous(environ)
+    return Cluster(
+        place.rank,
+        place.world_size,
+        moved or tasks[0].address,
+        None if moved and place.rank == 0 else own.address,
+        ENVIRONMENT.source,
+        f"TF_CONFIG names this process {own.job} {own.index} "
+        f"among {place.world_size} chief and worker tasks.",
+    )
+
+
+ENVIRONMENT = Environment(VARIABLE, (VARIABLE,), place, join)
+
+
+def _read(text: str) -> tuple[list[_Task], _Task]:
+    """All tasks in rank order, and this process's own."""
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise _wrong("it", f"is not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise _wrong("it", 'is not an object with the fields "cluster" and "task"')
+    tasks = _cluster(_object(config, "cluster"))
+    return tasks, _own(_object(config, "task"), tasks)
+
+
+def _object(config: dict[str, Any], field: str) -> dict[str, Any]:
+    found = config.get(field)
+    if found is None:
+        raise _wrong(field, "is missing; without it this process would train alone")
+    if not isinstance(found, dict) or not found:
+        raise _wrong(field, "is not an object with at least one entry")
+    return found
+
+
+def _cluster(cluster: dict[str, Any]) -> list[_Task]:
+    for job in cluster:
+        if job not in JOINING + BYSTANDERS:
+            known = ", ".join(JOINING + BYSTANDERS)
+            raise _wrong(f"cluster.{job}", f"is not a known job; known are {known}")
+    tasks = [task for job in JOINING if job in cluster for task in _tasks(job, cluster[job])]
+    if not tasks:
+        raise _wrong("cluster", "has neither a chief nor a worker")
+    if sum(task.job == "chief" for task in tasks) > 1:
+        raise _wrong("cluster.chief", "has more than one address")
+    seen: dict[str, _Task] = {}
+    for task in tasks:
+        if task.address in seen:
+            raise _wrong(task.field, f"has the address of {seen[task.address].field}")
+        seen[task.address] = task
+    return tasks
+
+
+def _tasks(job: str, entries: object) -> list[_Task]:
+    """The tasks of one job: a list of addresses, or a sparse object from index to address."""
+    if isinstance(entries, list):
+        numbered: dict[int, object] = dict(enumerate(entries))
+    elif isinstance(entries, dict):
+        numbered = {_index(key, f"cluster.{job}"): entry for key, entry in entries.items()}
+        if len(numbered) < len(entries):
+            raise _wrong(f"cluster.{job}", "names one index twice")
+    else:
+        raise _wrong(f"cluster.{job}", "is neither a list of addresses nor an object")
+    return [_task(job, index, numbered[index]) for index in sorted(numbered)]
+
+
+def _task(job: str, index: int, entry: object) -> _Task:
+    field = f"TF_CONFIG: cluster.{job}[{index}]"
+    if not isinstance(entry, str):
+        raise ConfigError(f"{field} is not a string host:port; correct it")
+    return _Task(job, index, parse.address(entry, field))
+
+
+def _own(task: dict[str, Any], tasks: list[_Task]) -> _Task:
+    job = task.get("type")
+    if job in BYSTANDERS:
+        raise _wrong(
+            "task.type",
+            f"is {job!r}, and a {job} task never joins the ring; start only chief and worker tasks "
+            "with gradring",
+        )
+    if job not in JOINING:
+        raise _wrong("task.type", f"is {job!r} but must be 'chief' or 'worker'")
+    if "index" not in task:
+        raise _wrong("task.index", "is missing")
+    index = _index(task["index"], "task.index")
+    for candidate in tasks:
+        if (candidate.job, candidate.index) == (job, index):
+            return candidate
+    listed = ", ".join(f"{task.job} {task.index}" for task in tasks)
+    raise _wrong("task", f"is {job} {index}, which is not in the cluster ({listed})")
+
+
+def _index(found: object, field: str) -> int:
+    """An index, which some launchers write as a string."""
+    if isinstance(found, str) and found.isascii() and found.isdigit():
+        return int(found)
+    if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
+        return found
+    raise _wrong(field, f"has the index {found!r}, which is not a whole number")
+
+
+def _wrong(field: str, problem: str) -> ConfigError:
+    return ConfigError(f"TF_CONFIG: {field} {problem}; correct TF_CONFIG or unset it")

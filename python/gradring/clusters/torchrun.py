@@ -1,0 +1,49 @@
+"""The variables of ``torchrun`` and of the many launchers that imitate it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradring.clusters import parse
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.errors import ConfigError
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+def place(environ: Mapping[str, str]) -> Place | None:
+    """The place in ``RANK`` and ``WORLD_SIZE``."""
+    return parse.place(environ, "RANK", "WORLD_SIZE")
+
+
+def join(environ: Mapping[str, str], place: Place) -> Cluster:
+    """The cluster around ``MASTER_ADDR:MASTER_PORT``, which only a world of one may leave out."""
+    rendezvous = parse.given_rendezvous(environ) or _master(environ)
+    if rendezvous is None and place.world_size > 1:
+        raise ConfigError(
+            "RANK and WORLD_SIZE are set but MASTER_ADDR and MASTER_PORT are not; "
+            "set them to the host and the port at which rank 0 listens"
+        )
+    return Cluster(
+        place.rank,
+        place.world_size,
+        rendezvous or ALONE_RENDEZVOUS,
+        None,
+        ENVIRONMENT.source,
+        f"RANK={place.rank} and WORLD_SIZE={place.world_size} are set.",
+    )
+
+
+ENVIRONMENT = Environment(
+    "torch-style variables", ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), place, join
+)
+
+
+def _master(environ: Mapping[str, str]) -> str | None:
+    master = parse.master_rendezvous(environ)
+    if master is None or parse.value(environ, AGENT_STORE) != "True":
+        return master
+    # torchrun's own agent listens at MASTER_PORT for as long as the job runs: take a neighbour.
+    host, _, port = master.rpartition(":")
+    neighbour = int(port) + 1 if int(port) < parse.MAX_PORT else int(port) - 1
+    return f"{host}:{neighbour}"

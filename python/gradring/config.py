@@ -1,0 +1,121 @@
+"""Settings that are no part of the cluster: an argument beats a variable, a variable a default."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradring.errors import ConfigError
+
+TRANSPORTS = ("auto", "tcp", "shm")
+DEFAULT_TIMEOUT_S = 300.0
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a rank talks to the others.
+
+    Attributes:
+        token: The job's shared secret, or None for no authentication. Never printed.
+        require_auth: Refuse to join a group of several ranks without a token.
+        transport: ``auto`` (shared memory inside a host, sockets between hosts), ``tcp`` or
+            ``shm``.
+        timeout: Bound in seconds on forming the group and on every wait for a collective.
+    """
+
+    token: bytes | None = field(default=None, repr=False)
+    require_auth: bool = False
+    transport: str = "auto"
+    timeout: float = DEFAULT_TIMEOUT_S
+
+    @classmethod
+    def from_environ(
+        cls,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        token: bytes | str | None = None,
+        require_auth: bool | None = None,
+        transport: str | None = None,
+        timeout: float | None = None,
+    ) -> Settings:
+        """Reads the ``GRADRING_*`` settings; an argument that is not None wins over its variable.
+
+        Args:
+            environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
+                ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``.
+            token: Shared secret; a string is encoded as UTF-8.
+            require_auth: Whether a token is obligatory.
+            transport: ``auto``, ``tcp`` or ``shm``.
+            timeout: In seconds, finite and above zero.
+
+        Raises:
+            ConfigError: A value cannot be used; the message names the variable or argument.
+        """
+        return cls(
+            token=_token(environ, token),
+            require_auth=_require_auth(environ, require_auth),
+            transport=_transport(environ, transport),
+            timeout=_timeout(environ, timeout),
+        )
+
+
+def _token(environ: Mapping[str, str], given: bytes | str | None) -> bytes | None:
+    if given is not None:
+        token = given.encode() if isinstance(given, str) else bytes(given)
+        if not token:
+            raise ConfigError("token is empty; give a secret, or None for no authentication")
+        return token
+    text, path = environ.get("GRADRING_TOKEN"), environ.get("GRADRING_TOKEN_FILE")
+    if text and path:
+        raise ConfigError("GRADRING_TOKEN and GRADRING_TOKEN_FILE are both set; unset one of them")
+    if path:
+        return _token_from_file(Path(path))
+    return os.fsencode(text) if text else None
+
+
+def _token_from_file(path: Path) -> bytes:
+    try:
+        token = path.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise ConfigError(
+            f"GRADRING_TOKEN_FILE={str(path)!r} cannot be read ({error.strerror}); "
+            "correct the path or its permissions"
+        ) from error
+    if not token:
+        raise ConfigError(f"GRADRING_TOKEN_FILE={str(path)!r} is empty; write a secret into it")
+    return token
+
+
+def _require_auth(environ: Mapping[str, str], given: bool | None) -> bool:
+    if given is not None:
+        return given
+    text = environ.get("GRADRING_REQUIRE_AUTH", "").strip()
+    if text.lower() in _TRUE:
+        return True
+    if not text or text.lower() in _FALSE:
+        return False
+    raise ConfigError(f"GRADRING_REQUIRE_AUTH={text!r} is neither 1 nor 0; correct it")
+
+
+def _transport(environ: Mapping[str, str], given: str | None) -> str:
+    name = "transport" if given is not None else "GRADRING_TRANSPORT"
+    text = given if given is not None else environ.get(name, "").strip() or "auto"
+    if text not in TRANSPORTS:
+        raise ConfigError(f"{name}={text!r} is not one of {', '.join(TRANSPORTS)}; correct it")
+    return text
+
+
+def _timeout(environ: Mapping[str, str], given: float | None) -> float:
+    name = "timeout" if given is not None else "GRADRING_TIMEOUT_S"
+    text = given if given is not None else environ.get(name, "").strip() or DEFAULT_TIMEOUT_S
+    try:
+        seconds = float(text)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ConfigError(f"{name}={text!r} is not a number of seconds above 0; correct it")
+    return seconds

@@ -1,0 +1,153 @@
+"""``gradring.init()``: find the cluster, read the settings, join the group."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gradring.clusters import Cluster, detect, parse
+from gradring.clusters.cluster import ALONE_RENDEZVOUS
+from gradring.config import Settings
+from gradring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradring.communicator import Communicator
+
+
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | None = None,
+    listen: str | None = None,
+    token: bytes | str | None = None,
+    require_auth: bool | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+    algorithm: str = "auto",
+    reproducible: bool = False,
+    wire_dtype: str | None = None,
+) -> Communicator:
+    """Joins the group that the arguments or the environment describe.
+
+    Without arguments the cluster is detected: ``GRADRING_*`` variables, ``TF_CONFIG``, torch-style
+    variables, a Slurm step, Open MPI or PMI; a lone process is a world of one. ``gradring env``
+    prints the same decision. An argument beats a variable.
+
+    Args:
+        rank: This process's index; goes with ``world_size``.
+        world_size: Number of processes; goes with ``rank``.
+        rendezvous: ``host:port`` at which rank 0 listens; by itself it only moves the rendezvous
+            of the detected cluster.
+        listen: ``host:port`` at which this rank listens; by default a free port, or the address in
+            ``TF_CONFIG``.
+        token: The job's shared secret; default ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``.
+        require_auth: Refuse to join without a token; default ``GRADRING_REQUIRE_AUTH``.
+        transport: ``auto``, ``tcp`` or ``shm``; default ``GRADRING_TRANSPORT``, or ``auto``.
+        timeout: Seconds for forming the group and for every wait; default ``GRADRING_TIMEOUT_S``,
+            or 300.
+        algorithm: The all-reduce algorithm; ``auto`` chooses by size.
+        reproducible: Sum in rank order, whatever the algorithm and the number of streams.
+        wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``.
+
+    Returns:
+        The connected communicator; close it, or use it in a ``with`` statement.
+
+    Raises:
+        ConfigError: The cluster or a setting cannot be used.
+        RendezvousError: The other ranks were not there in time.
+        AuthenticationError: A peer does not know the token.
+    """
+    cluster = resolve(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    settings = Settings.from_environ(
+        os.environ, token=token, require_auth=require_auth, transport=transport, timeout=timeout
+    )
+    check_authentication(cluster, settings)
+
+    from gradring.communicator import Communicator  # the native module is loaded only when needed
+
+    return Communicator(
+        rank=cluster.rank,
+        world_size=cluster.world_size,
+        rendezvous=cluster.rendezvous,
+        listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
+        token=settings.token,
+        transport=settings.transport,
+        timeout=settings.timeout,
+        algorithm=algorithm,
+        reproducible=reproducible,
+        wire_dtype=wire_dtype,
+    )
+
+
+def resolve(
+    environ: Mapping[str, str],
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | None = None,
+) -> Cluster:
+    """The cluster of the explicit arguments, completed from ``environ``.
+
+    Raises:
+        ConfigError: Only one of ``rank`` and ``world_size`` is given, they contradict each other,
+            or detection fails.
+    """
+    if rendezvous is not None:
+        environ = {**environ, parse.RENDEZVOUS: parse.address(rendezvous, "rendezvous")}
+    if rank is None and world_size is None:
+        return detect(environ)
+    if rank is None or world_size is None:
+        missing, given = ("rank", "world_size") if rank is None else ("world_size", "rank")
+        raise ConfigError(
+            f"init() has the argument {given} but not {missing}; give both or neither"
+        )
+    if rank < 0 or world_size < 1:
+        raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
+    place = parse.checked_place(rank, world_size, f"rank={rank}", f"world_size={world_size}")
+    address = parse.given_rendezvous(environ)
+    if address is None and world_size > 1:
+        raise ConfigError(
+            "init() has rank and world_size but no rendezvous; give the host:port at which rank 0 "
+            f"listens, or set {parse.RENDEZVOUS}"
+        )
+    return Cluster(
+        place.rank,
+        place.world_size,
+        address or ALONE_RENDEZVOUS,
+        None,
+        "arguments",
+        "rank and world_size are arguments of init().",
+    )
+
+
+def check_authentication(cluster: Cluster, settings: Settings) -> None:
+    """Warns about, or refuses, a group that anybody on the network could join.
+
+    Raises:
+        ConfigError: A token is required and there is none.
+    """
+    if cluster.world_size == 1 or settings.token is not None:
+        return
+    if settings.require_auth:
+        raise ConfigError(
+            f"GRADRING_REQUIRE_AUTH asks for authentication, but rank {cluster.rank} has no token; "
+            "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE"
+        )
+    if not _is_loopback(cluster.rendezvous):
+        warnings.warn(
+            f"rank {cluster.rank} joins {cluster.rendezvous} without a token, so anybody who "
+            "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE",
+            stacklevel=3,
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

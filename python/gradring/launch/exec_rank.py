@@ -1,0 +1,31 @@
+"""The first instructions of a rank process, run as a script: ``exec_rank.py LAUNCHER_PID CMD...``.
+
+It asks the kernel to kill this process when the launcher dies, and becomes the command. The request
+survives the exec. It imports nothing of gradring: it has to start in milliseconds.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+CANNOT_START = 127
+"""Exit code of a command that cannot be executed, as in a shell."""
+
+
+def main() -> None:
+    """Ties this process to its launcher and executes the command in its place."""
+    launcher, command = int(sys.argv[1]), sys.argv[2:]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != launcher:  # it died before the request was made
+        os._exit(128 + signal.SIGKILL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot start {command[0]!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(CANNOT_START)
+
+
+if __name__ == "__main__":
+    main()

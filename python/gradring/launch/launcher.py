@@ -1,0 +1,252 @@
+"""``gradring run``: starts the ranks of one machine, watches them, and ends them together.
+
+One thread does everything: it sleeps until a pipe has output, a child has ended or a signal has
+arrived, so that lines are never mixed and the order of failures is the order of their arrival.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from gradring.launch.exec_rank import CANNOT_START
+from gradring.launch.output import RankOutput
+from gradring.launch.processes import (
+    RankProcess,
+    RankProcesses,
+    describe_exit,
+    shell_exit_code,
+)
+from gradring.launch.ranks import rank_environments
+from gradring.launch.report import last_words
+
+DEFAULT_GRACE_S = 10.0
+TICK_S = 0.5
+CLOSING_TICK_S = 0.02
+DRAIN_S = 1.0
+"""How long output may still arrive after the last process of all groups has ended."""
+
+
+def launch(
+    command: Sequence[str],
+    world_size: int,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    log_dir: Path | None = None,
+    grace_s: float = DEFAULT_GRACE_S,
+) -> int:
+    """Runs ``command`` once per rank on this machine and returns when all ranks have ended.
+
+    Must be called from the main thread, because it takes over SIGINT, SIGTERM and SIGHUP: they end
+    all ranks, and a second one kills them at once.
+
+    Args:
+        command: Program and arguments.
+        world_size: Number of ranks.
+        environ: The variables from which those of the ranks are made.
+        log_dir: Directory for ``rank-0.log`` and so on: each rank's lines without prefix.
+        grace_s: Seconds that the other ranks have when one has failed: half to report their own
+            errors, half to react to SIGTERM; then they are killed.
+
+    Returns:
+        0, or the code of the rank that failed first (128 plus the number of the signal that killed
+        it), or 128 plus the number of the signal that ended this launcher.
+
+    Raises:
+        OSError: Too few free ports, or ``log_dir`` cannot be written.
+    """
+    if shutil.which(command[0], path=environ.get("PATH")) is None:
+        _say(f"there is no program {command[0]!r}; check its name and PATH{_hint(command[0])}")
+        return CANNOT_START
+    environments = rank_environments(environ, world_size)
+    with contextlib.ExitStack() as stack:
+        logs = [_open_log(stack, log_dir, rank) for rank in range(world_size)]
+        wakeup = stack.enter_context(_signals())
+        processes = stack.enter_context(RankProcesses())
+        launched = _Launch(processes, wakeup, grace_s)
+        for environment, log in zip(environments, logs, strict=True):
+            launched.start(command, environment, log)
+        exit_code = launched.run()
+    launched.report(log_dir)
+    return exit_code
+
+
+class _Launch:
+    """The state of one run."""
+
+    def __init__(self, processes: RankProcesses, wakeup: socket.socket, grace_s: float) -> None:
+        self._processes = processes
+        self._wakeup = wakeup
+        self._grace_s = grace_s
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeup, selectors.EVENT_READ)
+        self._outputs: list[tuple[RankOutput, RankOutput]] = []
+        self._open: set[RankOutput] = set()
+        self._failed: RankProcess | None = None
+        self._stopped_by: int | None = None
+        self._terminate_at = float("inf")
+        self._kill_at = float("inf")
+
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO | None
+    ) -> None:
+        """Starts the next rank and listens to its two streams."""
+        process = self._processes.start(
+            command, environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        popen = process.popen
+        assert popen.stdout is not None and popen.stderr is not None
+        out = RankOutput(process.rank, popen.stdout, sys.stdout.buffer, log)
+        err = RankOutput(process.rank, popen.stderr, sys.stderr.buffer, log)
+        self._outputs.append((out, err))
+        for output in (out, err):
+            self._selector.register(output.pipe, selectors.EVENT_READ, output)
+            self._open.add(output)
+
+    def run(self) -> int:
+        """Copies output until every process has ended; returns the exit code of the whole."""
+        while self._processes.alive():
+            self._copy(TICK_S if self._processes.running() else CLOSING_TICK_S)
+            self._collect()
+            self._shut_down()
+        deadline = time.monotonic() + DRAIN_S
+        while self._open and time.monotonic() < deadline:
+            self._copy(CLOSING_TICK_S)
+        for output in self._open:
+            output.finish()
+        self._selector.close()
+        if self._failed is not None:
+            assert self._failed.exit_code is not None
+            return shell_exit_code(self._failed.exit_code)
+        return 0 if self._stopped_by is None else 128 + self._stopped_by
+
+    def report(self, log_dir: Path | None) -> None:
+        """Repeats the last words of the rank that failed first, below everything else."""
+        if self._failed is None:
+            return
+        rank, exit_code = self._failed.rank, self._failed.exit_code
+        assert exit_code is not None
+        out, err = self._outputs[rank]
+        lines = last_words(list(err.tail), list(out.tail))
+        log = log_dir / f"rank-{rank}.log" if log_dir else None
+        advice = f"all output: {log}" if log else "--log-dir keeps all output"
+        words = f"its last words ({advice}):" if lines else "it printed nothing"
+        how = describe_exit(exit_code)
+        _say(f"rank {rank} on {socket.gethostname()} failed first ({how}); {words}")
+        sys.stderr.buffer.write(b"".join(b"[%d] %s\n" % (rank, line) for line in lines))
+        sys.stderr.buffer.flush()
+
+    def _copy(self, timeout_s: float) -> None:
+        deadlines = min(self._terminate_at, self._kill_at) - time.monotonic()
+        for key, _ in self._selector.select(max(0.0, min(timeout_s, deadlines))):
+            if key.fileobj is self._wakeup:
+                self._receive_signals()
+                continue
+            output: RankOutput = key.data
+            try:
+                more = output.copy(time.monotonic())
+            except BrokenPipeError:
+                self._discard_output()
+                more = True
+            if not more:
+                self._selector.unregister(output.pipe)
+                self._open.discard(output)
+                output.pipe.close()
+
+    def _receive_signals(self) -> None:
+        for signum in self._wakeup.recv(4096):
+            if signum != signal.SIGCHLD:
+                self._stop(signum)
+
+    def _stop(self, signum: int) -> None:
+        """Passes the signal on; the ranks have the grace period to end, or none at the second."""
+        now = time.monotonic()
+        self._kill_at = now + self._grace_s if self._stopped_by is None else now
+        self._terminate_at = float("inf")
+        self._stopped_by = self._stopped_by or signum
+        self._processes.signal(signal.SIGTERM if signum == signal.SIGPIPE else signum)
+
+    def _discard_output(self) -> None:
+        """Whoever read our output has gone, as in ``gradring run ... | head``: end quietly."""
+        with open(os.devnull, "wb") as nowhere:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(nowhere.fileno(), stream.fileno())
+        self._stop(signal.SIGPIPE)
+
+    def _collect(self) -> None:
+        failed = [process for process in self._processes.poll() if process.exit_code != 0]
+        if not failed or self._failed is not None or self._stopped_by is not None:
+            return
+        # Of several found at once, one that was killed is more likely the cause than the effect.
+        self._failed = min(failed, key=lambda process: ((process.exit_code or 0) > 0, process.rank))
+        now = time.monotonic()
+        self._terminate_at = now + self._grace_s / 2
+        self._kill_at = now + self._grace_s
+        others = len(self._processes.running())
+        if others:
+            assert self._failed.exit_code is not None
+            _say(
+                f"rank {self._failed.rank} failed ({describe_exit(self._failed.exit_code)}); "
+                f"{others} still running must end within {self._grace_s:g} s"
+            )
+
+    def _shut_down(self) -> None:
+        """Does what is due: SIGTERM, SIGKILL, or a bound for children that ranks left behind."""
+        now = time.monotonic()
+        if not self._processes.running() and self._kill_at == float("inf"):
+            self._kill_at = now + self._grace_s
+        if now >= self._kill_at:
+            self._kill_at = now + CLOSING_TICK_S
+            self._processes.signal(signal.SIGKILL)
+        elif now >= self._terminate_at:
+            self._terminate_at = float("inf")
+            self._processes.signal(signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """Turns signals into bytes on a socket, on which one can wait together with pipes."""
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        handled = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        # Under nohup, and in the background of a script, some are ignored: leave them so.
+        handled = {s for s in handled if s == signal.SIGCHLD or not _is_ignored(s)}
+        previous_fd = signal.set_wakeup_fd(sender.fileno())
+        previous = {signum: signal.signal(signum, lambda *_: None) for signum in handled}
+        try:
+            yield receiver
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
+            signal.set_wakeup_fd(previous_fd)
+
+
+def _is_ignored(signum: int) -> bool:
+    return signal.getsignal(signum) == signal.SIG_IGN
+
+
+def _open_log(stack: contextlib.ExitStack, log_dir: Path | None, rank: int) -> BinaryIO | None:
+    if log_dir is None:
+        return None
+    log_dir.mkdir(parents=True, exist_ok=True)
+    return stack.enter_context(open(log_dir / f"rank-{rank}.log", "wb"))
+
+
+def _hint(program: str) -> str:
+    return f" (or did you mean: python {program})" if program.endswith(".py") else ""
+
+
+def _say(sentence: str) -> None:
+    print(f"gradring run: {sentence}", file=sys.stderr, flush=True)

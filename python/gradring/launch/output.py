@@ -1,0 +1,108 @@
+"""Whole, prefixed lines: what many ranks print at once stays readable.
+
+A line is passed on when its end has arrived. A progress bar redraws one line with carriage returns;
+of these only the newest state is shown, at most every :data:`PROGRESS_S` seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import IO
+
+MAX_LINE_BYTES = 64 * 1024
+"""A longer line is passed on in pieces, so that memory stays bounded."""
+PROGRESS_S = 2.0
+READ_BYTES = 64 * 1024
+TAIL_LINES = 400
+"""Lines of each stream that are kept for the report of a failure."""
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into lines; they are returned without their line ends."""
+
+    def __init__(self) -> None:
+        """Makes an empty buffer."""
+        self._pending = b""
+        self._drawn: bytes | None = None
+        self._drawn_at = float("-inf")
+
+    def feed(self, data: bytes, now: float) -> list[bytes]:
+        """The lines that ``data`` completes, at time ``now`` in seconds.
+
+        A redrawn line that stays incomplete is returned as well, if it has changed and the last one
+        is long enough ago.
+        """
+        *complete, self._pending = (self._pending + data).split(b"\n")
+        lines = [line for raw in complete if (line := self._finish(raw)) is not None]
+        redrawn = b"\r" in self._pending
+        if redrawn:
+            self._pending = _newest(self._pending) + b"\r" * self._pending.endswith(b"\r")
+        while len(self._pending) > MAX_LINE_BYTES:
+            lines.append(self._pending[:MAX_LINE_BYTES])
+            self._pending = self._pending[MAX_LINE_BYTES:]
+        if redrawn and now - self._drawn_at >= PROGRESS_S:
+            newest = _newest(self._pending)
+            if newest and newest != self._drawn:
+                self._drawn, self._drawn_at = newest, now
+                lines.append(newest)
+        return lines
+
+    def flush(self) -> list[bytes]:
+        """The last line, when it has no end."""
+        raw, self._pending = self._pending, b""
+        line = self._finish(raw) if raw else None
+        return [] if line is None else [line]
+
+    def _finish(self, raw: bytes) -> bytes | None:
+        """The visible text of a finished line; None when it has just been shown as progress."""
+        line, shown, self._drawn = _newest(raw), self._drawn, None
+        return None if shown is not None and line == shown else line
+
+
+class RankOutput:
+    """One of a rank's two streams: its pipe, where its lines go, and its last lines."""
+
+    def __init__(
+        self, rank: int, pipe: IO[bytes], target: IO[bytes], log: IO[bytes] | None
+    ) -> None:
+        """Prepares to copy.
+
+        Args:
+            rank: Whose stream it is; the prefix of every line is ``[rank] ``.
+            pipe: The read end of the stream.
+            target: Where the prefixed lines go.
+            log: Where the same lines go without prefix, if anywhere.
+        """
+        self.pipe = pipe
+        self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._prefix = f"[{rank}] ".encode()
+        self._target = target
+        self._log = log
+        self._buffer = LineBuffer()
+
+    def copy(self, now: float) -> bool:
+        """Copies what has arrived; returns False when the stream has ended."""
+        data = os.read(self.pipe.fileno(), READ_BYTES)
+        self._emit(self._buffer.feed(data, now) if data else self._buffer.flush())
+        return bool(data)
+
+    def finish(self) -> None:
+        """Passes on an unfinished last line and closes the pipe."""
+        self._emit(self._buffer.flush())
+        self.pipe.close()
+
+    def _emit(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        self.tail.extend(lines)
+        self._target.write(b"".join(b"%s%s\n" % (self._prefix, line) for line in lines))
+        self._target.flush()
+        if self._log is not None:
+            self._log.write(b"".join(line + b"\n" for line in lines))
+            self._log.flush()
+
+
+def _newest(raw: bytes) -> bytes:
+    """What a terminal would show of a line with carriage returns in it."""
+    return raw.rstrip(b"\r").rpartition(b"\r")[2]
