@@ -1,0 +1,111 @@
+"""How a function is named so that a fresh interpreter finds it again.
+
+A test file need not be importable, and a script's functions live in ``__main__``: both are loaded
+by path. The parent knows the script as ``__main__`` and the child as :data:`SCRIPT`, so that its
+``if __name__ == "__main__":`` part does not run again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+SCRIPT = "__gradring_main__"
+
+
+@dataclass(frozen=True)
+class FunctionName:
+    """Where a module-level function is defined.
+
+    Attributes:
+        module: Its module's name, :data:`SCRIPT` for the running script.
+        path: The file of that module, where it has one.
+        name: The function's own name, with the classes around it.
+        is_main: Whether the parent knows that module as ``__main__``.
+    """
+
+    module: str
+    path: str | None
+    name: str
+    is_main: bool = False
+
+    @classmethod
+    def of(cls, function: Callable[..., object]) -> FunctionName:
+        """Names the function.
+
+        Raises:
+            TypeError: It is a lambda, a closure or another object that has no name in a module.
+        """
+        name = getattr(function, "__qualname__", "<")
+        module = sys.modules.get(getattr(function, "__module__", None) or "")
+        if "<" in name or module is None:
+            raise TypeError(
+                f"{function!r} is not a function at the top level of a module; each rank is a "
+                "fresh interpreter and has to find it by name, so define it there"
+            )
+        path = getattr(module, "__file__", None)
+        spec = getattr(module, "__spec__", None)
+        if module.__name__ != "__main__":
+            return cls(module.__name__, path, name)
+        if spec is not None:  # started with python -m
+            return cls(spec.name, path, name, is_main=True)
+        if path is None:
+            raise TypeError(f"{name} was typed in, and no other interpreter can find it")
+        return cls(SCRIPT, path, name, is_main=True)
+
+    def load(self) -> Callable[..., Any]:
+        """Finds the function in this interpreter."""
+        found: Any = self._module()
+        if self.is_main:
+            sys.modules["__main__"] = found  # where the parent's pickles look
+        for part in self.name.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+        return found  # type: ignore[no-any-return]
+
+    def _module(self) -> ModuleType:
+        if self.module != SCRIPT:
+            try:
+                module = importlib.import_module(self.module)
+            except ModuleNotFoundError as error:
+                if not f"{self.module}.".startswith(f"{error.name}."):
+                    raise  # the module is there, but something that it imports is not
+            else:
+                if self.path is None or _same_file(module, self.path):
+                    return module
+        return self._module_by_path()
+
+    def _module_by_path(self) -> ModuleType:
+        assert self.path is not None
+        spec = importlib.util.spec_from_file_location(self.module, self.path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.module] = module
+        spec.loader.exec_module(module)
+        return module
+
+
+def load_from_rank(data: bytes) -> Any:
+    """Unpickles what a rank wrote; classes of the running script are found again.
+
+    Only for files that our own children wrote.
+    """
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class("__main__" if module == SCRIPT else module, name)
+
+
+def _same_file(module: ModuleType, path: str) -> bool:
+    found = getattr(module, "__file__", None)
+    return found is not None and Path(found).resolve() == Path(path).resolve()

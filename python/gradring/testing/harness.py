@@ -1,0 +1,231 @@
+"""``run_ranks``: one fresh interpreter per rank, on this machine.
+
+Interpreters are started, never forked, so that TensorFlow's threads are safe. Each is the leader of
+a process group that is ended with the call, whatever happens: a failure, a timeout, Ctrl-C or a
+SIGKILL of the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradring.launch.processes import RankProcess, RankProcesses
+from gradring.launch.ranks import rank_environments
+from gradring.testing.function import FunctionName, load_from_rank
+from gradring.testing.outcome import (
+    Outcome,
+    RankFailure,
+    RankTimeout,
+    RemoteError,
+    first_failure,
+)
+from gradring.testing.worker import DUMP_SIGNAL, Call, Report
+
+POLL_S = 0.01
+GRACE_S = 10.0
+"""How long the other ranks may go on when one has failed: time to report their own errors."""
+DUMP_S = 0.5
+"""How long a rank that is out of time may take to print where its threads are."""
+MAX_OUTPUT_BYTES = 1 << 20
+
+_BOOTSTRAP = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from gradring.testing.worker import main
+main(sys.argv[2], sys.argv[3])
+"""
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int = 4,
+    *args: Any,
+    timeout: float = 120.0,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> list[Any]:
+    """Calls ``fn(*args)`` on every rank of a new world and returns the results in rank order.
+
+    Each rank has its place, the rendezvous on 127.0.0.1 and a token in its environment, so that
+    ``gradring.init()`` needs no arguments. Variables of other launchers are removed.
+
+    Args:
+        fn: A function at the top level of a module, a test file or the running script.
+        world_size: Number of ranks.
+        args: Arguments for every rank; pickled.
+        timeout: Seconds for all of it.
+        env: More variables for every rank.
+        check: Raise when a rank fails. Otherwise failures are values, for tests that kill ranks.
+
+    Returns:
+        The results with ``check=True``, and one :class:`Outcome` per rank with ``check=False``.
+
+    Raises:
+        RankFailure: With ``check=True``: a rank raised, or its process died. The others had
+            ten seconds to end by themselves.
+        RankTimeout: Ranks had not finished in time; they have been killed, and their output tells
+            where their threads were.
+        TypeError: ``fn`` cannot be found by name from another interpreter.
+        ValueError: ``world_size`` is below one or ``timeout`` is not above zero.
+    """
+    if world_size < 1 or not timeout > 0:
+        raise ValueError(
+            f"world_size={world_size} must be at least 1 and timeout={timeout} above 0"
+        )
+    call = Call(FunctionName.of(fn), pickle.dumps(args))
+    with tempfile.TemporaryDirectory(prefix="gradring-ranks-") as directory:
+        world = _World(Path(directory), call, world_size, env or {})
+        world.run(timeout, stop_at_failure=check)
+        outcomes = world.outcomes()
+    if world.unfinished:
+        raise RankTimeout(world.unfinished, outcomes, timeout)
+    if not check:
+        return outcomes
+    culprit = first_failure(outcomes, world.ended_at)
+    if culprit is not None:
+        raise RankFailure(culprit.rank, outcomes) from culprit.exception
+    return [outcome.value for outcome in outcomes]
+
+
+class _World:
+    """The ranks of one call and the directory they write to."""
+
+    def __init__(
+        self, directory: Path, call: Call, world_size: int, env: Mapping[str, str]
+    ) -> None:
+        self._directory = directory
+        self._call = directory / "call.pickle"
+        self._call.write_bytes(pickle.dumps(call))
+        self._environments = rank_environments(os.environ, world_size, tf_config=False)
+        for environment in self._environments:
+            environment.update(env)
+        self._processes: list[RankProcess] = []
+        self._stopped: set[int] = set()
+        self.ended_at = [float("inf")] * world_size
+        self.unfinished: list[int] = []
+
+    def run(self, timeout: float, *, stop_at_failure: bool) -> None:
+        """Starts all ranks and waits until they have ended or have been ended."""
+        deadline = time.monotonic() + timeout
+        stop_at = float("inf")
+        with RankProcesses() as processes:
+            self._processes = processes.ranks
+            for rank, environment in enumerate(self._environments):
+                self._start(processes, rank, environment)
+            while processes.running():
+                failed = self._collect(processes)
+                now = time.monotonic()
+                if failed and stop_at_failure:
+                    stop_at = min(stop_at, now + GRACE_S)
+                if now >= min(deadline, stop_at):
+                    self._stop(processes, out_of_time=stop_at == float("inf"))
+                    break
+                time.sleep(POLL_S)
+
+    def outcomes(self) -> list[Outcome]:
+        """What became of each rank, in rank order; all have ended."""
+        return [self._outcome(process) for process in self._processes]
+
+    def _start(self, processes: RankProcesses, rank: int, environ: Mapping[str, str]) -> None:
+        # The children import what this process can import; "" is the current directory.
+        search_path = json.dumps([entry or os.getcwd() for entry in sys.path])
+        command = [
+            *(sys.executable, "-c", _BOOTSTRAP, search_path),
+            *(str(self._call), str(self._report_path(rank))),
+        ]
+        with open(self._output_path(rank), "wb") as output:
+            processes.start(command, environ, stdout=output, stderr=subprocess.STDOUT)
+
+    def _collect(self, processes: RankProcesses) -> bool:
+        """Notes who has ended; returns whether one of them failed."""
+        failed = False
+        for process in processes.poll():
+            report = self._report(process.rank)
+            # A rank that died without a report did so before this poll, and after the last one.
+            self.ended_at[process.rank] = report.ended_at if report else time.monotonic() - POLL_S
+            failed |= process.exit_code != 0
+        return failed
+
+    def _stop(self, processes: RankProcesses, *, out_of_time: bool) -> None:
+        """Lets the ranks that still run print where they are; leaving the world kills them."""
+        running = processes.running()
+        self._stopped = {process.rank for process in running}
+        if out_of_time:
+            self.unfinished = sorted(self._stopped)
+        for process in running:
+            if _handles_dump(process):
+                os.kill(process.pid, DUMP_SIGNAL)
+        time.sleep(DUMP_S)
+
+    def _outcome(self, process: RankProcess) -> Outcome:
+        rank, report = process.rank, self._report(process.rank)
+        exit_code = process.exit_code if process.exit_code is not None else -signal.SIGKILL
+        value, exception = None, None
+        if report is not None and report.value is not None:
+            value = load_from_rank(report.value)
+        elif report is not None:
+            exception = _exception(report)
+        if report is None and exit_code == 0:
+            exception = RemoteError(
+                f"rank {rank} ended with exit code 0 before its function returned"
+            )
+        return Outcome(
+            rank,
+            value,
+            exception,
+            exit_code,
+            self._output(rank),
+            report.traceback if report else "",
+            ended_by_harness=rank in self._stopped,
+        )
+
+    def _report(self, rank: int) -> Report | None:
+        try:
+            report = pickle.loads(self._report_path(rank).read_bytes())
+        except FileNotFoundError:
+            return None
+        assert isinstance(report, Report)
+        return report
+
+    def _output(self, rank: int) -> str:
+        with open(self._output_path(rank), "rb") as output:
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(0, size - MAX_OUTPUT_BYTES))
+            return output.read().decode(errors="replace")
+
+    def _report_path(self, rank: int) -> Path:
+        return self._directory / f"report-{rank}.pickle"
+
+    def _output_path(self, rank: int) -> Path:
+        return self._directory / f"output-{rank}.txt"
+
+
+def _exception(report: Report) -> BaseException:
+    if report.exception is not None:
+        try:
+            found = load_from_rank(report.exception)
+        except Exception:
+            found = None
+        if isinstance(found, BaseException):
+            return found
+    return RemoteError(report.traceback)
+
+
+def _handles_dump(process: RankProcess) -> bool:
+    """Whether the rank handles the signal already: to one that does not, it is deadly."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((row for row in status.splitlines() if row.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (DUMP_SIGNAL - 1) & 1)

@@ -1,0 +1,130 @@
+"""What became of a rank, and the exceptions that report it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradring.launch.processes import describe_exit
+
+OUTPUT_LINES = 30
+"""Last lines of a failed rank's output that its report shows."""
+
+
+class RemoteError(Exception):
+    """Stands for an exception of a rank that could not be pickled; its text is the traceback."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one rank.
+
+    Attributes:
+        rank: Whose it is.
+        value: What the function returned; None when it did not return.
+        exception: What the function raised; None when it returned or the process died.
+        exit_code: Exit code of its process, minus the signal's number when a signal killed it.
+        output: What it printed to stdout and stderr, the last mebibyte at most.
+        traceback: Text of the exception's traceback in that process.
+        ended_by_harness: Whether ``run_ranks`` ended it, because of the time or another's failure.
+    """
+
+    rank: int
+    value: Any
+    exception: BaseException | None
+    exit_code: int
+    output: str
+    traceback: str = ""
+    ended_by_harness: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the function returned and the process ended normally."""
+        return self.exception is None and self.exit_code == 0
+
+    def summary(self) -> str:
+        """One line: ``rank 1: ValueError: no such layer``."""
+        if self.ok:
+            return f"rank {self.rank}: returned"
+        if self.exception is not None:
+            kind = type(self.exception).__name__
+            words = str(self.exception).strip().splitlines() or [""]
+            return f"rank {self.rank}: {kind}: {words[-1]}"
+        ended = " by run_ranks" if self.ended_by_harness else ""
+        return f"rank {self.rank}: {describe_exit(self.exit_code)}{ended}"
+
+    def details(self) -> str:
+        """The traceback, and the last lines of output."""
+        parts = [self.traceback.rstrip()] if self.traceback else []
+        lines = self.output.rstrip().splitlines()[-OUTPUT_LINES:]
+        if lines:
+            parts.append("\n".join([f"last output of rank {self.rank}:", *lines]))
+        return "\n".join(parts)
+
+
+class RankFailure(Exception):
+    """A rank raised, or its process died; names the one that failed first.
+
+    Attributes:
+        rank: The rank that failed first.
+        outcomes: The outcome of every rank, in rank order.
+    """
+
+    def __init__(self, rank: int, outcomes: Sequence[Outcome], headline: str = "") -> None:
+        """Makes the message from the outcomes."""
+        self.rank = rank
+        self.outcomes = list(outcomes)
+        headline = headline or f"rank {rank} failed first"
+        shown = [outcome.summary() for outcome in self.outcomes]
+        super().__init__("\n".join([headline, *shown, self.outcomes[rank].details()]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles by its facts, not by its message."""
+        return type(self), (self.rank, self.outcomes)
+
+
+class RankTimeout(RankFailure, TimeoutError):
+    """Some ranks had not finished in time, and were killed.
+
+    Attributes:
+        ranks: Those that had not finished.
+        timeout: The time they had, in seconds.
+    """
+
+    def __init__(self, ranks: Sequence[int], outcomes: Sequence[Outcome], timeout: float) -> None:
+        """Makes the message from the outcomes; the details are those of the first in ``ranks``."""
+        self.ranks = list(ranks)
+        self.timeout = timeout
+        names = ", ".join(map(str, self.ranks))
+        headline = (
+            f"{'ranks' if len(self.ranks) > 1 else 'rank'} {names} of {len(outcomes)} had not "
+            f"finished after {timeout:g} s and {'were' if len(self.ranks) > 1 else 'was'} killed; "
+            "see where they were below, or give a larger timeout"
+        )
+        super().__init__(self.ranks[0], outcomes, headline)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles by its facts, not by its message."""
+        return type(self), (self.ranks, self.outcomes, self.timeout)
+
+
+def first_failure(outcomes: Sequence[Outcome], ended_at: Sequence[float]) -> Outcome | None:
+    """The failure that is most likely the cause of the others.
+
+    That is the earliest, leaving out ranks that themselves blame another failed rank (a survivor's
+    PeerLostError) and ranks that ``run_ranks`` ended.
+
+    Args:
+        outcomes: All outcomes, in rank order.
+        ended_at: When each rank failed or ended, in seconds.
+    """
+    failed = {o.rank: o for o in outcomes if not o.ok and not o.ended_by_harness}
+    causes = [o for o in failed.values() if _blamed(o) not in failed or _blamed(o) == o.rank]
+    candidates = causes or list(failed.values())
+    return min(candidates, key=lambda o: ended_at[o.rank], default=None)
+
+
+def _blamed(outcome: Outcome) -> int | None:
+    blamed = getattr(outcome.exception, "rank", None)
+    return blamed if isinstance(blamed, int) else None

@@ -1,0 +1,193 @@
+"""Each launcher's variables, as they really are, and the cluster that they describe."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from gradring.clusters import detect, without_cluster_variables
+from gradring.errors import ConfigError
+
+OURS = {
+    "GRADRING_RANK": "2",
+    "GRADRING_WORLD_SIZE": "4",
+    "GRADRING_RENDEZVOUS": "10.0.0.5:29500",
+}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "3",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node-a",
+    "MASTER_PORT": "29400",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "1",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1"}
+
+
+def tf_config(rank: int, world_size: int) -> dict[str, str]:
+    workers = [f"10.0.0.{5 + i}:2222" for i in range(world_size)]
+    task = {"type": "worker", "index": rank}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+
+
+def slurm(rank: int, world_size: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "4242",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(world_size),
+        "SLURM_STEP_NUM_TASKS": str(world_size),
+        "SLURM_STEP_NODELIST": "gpu[03-04]",
+    }
+
+
+def facts(environ: Mapping[str, str]) -> tuple[int, int, str, str | None, str]:
+    found = detect(environ)
+    return found.rank, found.world_size, found.rendezvous, found.listen, found.source
+
+
+GOLDEN = {
+    "our variables": (OURS, (2, 4, "10.0.0.5:29500", None, "GRADRING_* variables")),
+    "TF_CONFIG": (tf_config(1, 2), (1, 2, "10.0.0.5:2222", "10.0.0.6:2222", "TF_CONFIG")),
+    "torchrun": (TORCHRUN, (3, 8, "node-a:29400", None, "torch-style variables")),
+    "torchrun with its agent's store at the port": (
+        {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"},
+        (3, 8, "node-a:29401", None, "torch-style variables"),
+    ),
+    "torch-style variables with an IPv6 master": (
+        {**TORCHRUN, "MASTER_ADDR": "fd00::7"},
+        (3, 8, "[fd00::7]:29400", None, "torch-style variables"),
+    ),
+    "Slurm": (slurm(1, 2), (1, 2, "gpu03:61586", None, "Slurm step")),
+    "Open MPI with our rendezvous": (
+        {**OPEN_MPI, "GRADRING_RENDEZVOUS": "node-a:29500"},
+        (1, 2, "node-a:29500", None, "Open MPI"),
+    ),
+    "Open MPI with a torch-style master": (
+        {**OPEN_MPI, "MASTER_ADDR": "node-a", "MASTER_PORT": "29400"},
+        (1, 2, "node-a:29400", None, "Open MPI"),
+    ),
+    "Open MPI of one rank": (
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+        (0, 1, "127.0.0.1:0", None, "Open MPI"),
+    ),
+    "MPICH or Intel MPI": (
+        {**HYDRA, "GRADRING_RENDEZVOUS": "node-a:29500"},
+        (1, 2, "node-a:29500", None, "PMI"),
+    ),
+    "a world of one by our variables": (
+        {"GRADRING_RANK": "0", "GRADRING_WORLD_SIZE": "1"},
+        (0, 1, "127.0.0.1:0", None, "GRADRING_* variables"),
+    ),
+    "nothing": ({"PATH": "/bin"}, (0, 1, "127.0.0.1:0", None, "nothing")),
+    "blank variables count as unset": (
+        {"GRADRING_RANK": "", "TF_CONFIG": " ", "RANK": ""},
+        (0, 1, "127.0.0.1:0", None, "nothing"),
+    ),
+    "the launcher's variables and an agreeing TF_CONFIG": (
+        {**OURS, **tf_config(2, 4)},
+        (2, 4, "10.0.0.5:29500", None, "GRADRING_* variables"),
+    ),
+    "our rendezvous moves that of TF_CONFIG": (
+        {**tf_config(0, 2), "GRADRING_RENDEZVOUS": "10.0.0.5:3333"},
+        (0, 2, "10.0.0.5:3333", None, "TF_CONFIG"),
+    ),
+    "our rendezvous moves that of Slurm": (
+        {**slurm(1, 2), "GRADRING_RENDEZVOUS": "ib-gpu03:3333"},
+        (1, 2, "ib-gpu03:3333", None, "Slurm step"),
+    ),
+    "Slurm's PMI agrees with its step": (
+        {**slurm(1, 2), "PMI_RANK": "1", "PMI_SIZE": "2"},
+        (1, 2, "gpu03:61586", None, "Slurm step"),
+    ),
+    "Open MPI's daemons are a Slurm step but the ranks are those of MPI": (
+        {**slurm(0, 2), **OPEN_MPI, "GRADRING_RENDEZVOUS": "node-a:29500"},
+        (1, 2, "node-a:29500", None, "Open MPI"),
+    ),
+    "an environment that loses needs no address": (
+        {**OURS, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+        (2, 4, "10.0.0.5:29500", None, "GRADRING_* variables"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_each_environment_gives_its_cluster(name: str) -> None:
+    environ, expected = GOLDEN[name]
+    assert facts(environ) == expected
+    assert detect(environ).reason.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("environ", "first", "second"),
+    [
+        ({**OURS, **tf_config(1, 4)}, "rank 2 of 4", "rank 1 of 4"),
+        ({**OURS, **TORCHRUN}, "rank 2 of 4", "rank 3 of 8"),
+        ({**tf_config(1, 2), **slurm(0, 2)}, "TF_CONFIG says rank 1 of 2", "Slurm step says"),
+        ({**TORCHRUN, **OPEN_MPI}, "torch-style variables says", "Open MPI says rank 1 of 2"),
+    ],
+)
+def test_environments_that_disagree_are_an_error_that_prints_both(
+    environ: dict[str, str], first: str, second: str
+) -> None:
+    with pytest.raises(ConfigError, match="unset the one that is wrong") as caught:
+        detect(environ)
+    assert first in str(caught.value) and second in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"GRADRING_RANK": "1"}, "GRADRING_WORLD_SIZE is not"),
+        ({"GRADRING_WORLD_SIZE": "2"}, "GRADRING_RANK is not"),
+        ({"GRADRING_RANK": "1", "GRADRING_WORLD_SIZE": "2"}, "GRADRING_RENDEZVOUS is not"),
+        ({"GRADRING_RENDEZVOUS": "a:1"}, "set GRADRING_RANK and GRADRING_WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "RANK is not"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT are not"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT is not"),
+        ({"MASTER_ADDR": "a"}, "set RANK and WORLD_SIZE"),
+        (OPEN_MPI, "set GRADRING_RENDEZVOUS"),
+        ({"PMI_RANK": "1"}, "PMI_SIZE is not"),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "SLURM_PROCID is not"),
+    ],
+)
+def test_a_partial_set_is_an_error_that_names_what_is_missing(
+    environ: dict[str, str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        detect(environ)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"GRADRING_RANK": "4"}, "GRADRING_RANK=4 is too large for GRADRING_WORLD_SIZE=4"),
+        ({"GRADRING_RANK": "-1"}, "GRADRING_RANK='-1' is not a whole number"),
+        ({"GRADRING_RANK": "9" * 5000}, "not a whole number"),
+        ({"GRADRING_WORLD_SIZE": "0"}, "GRADRING_WORLD_SIZE='0'"),
+        ({"GRADRING_RENDEZVOUS": "node-a"}, "GRADRING_RENDEZVOUS='node-a' is not host:port"),
+        ({"GRADRING_RENDEZVOUS": ":29500"}, "is not host:port"),
+        ({"GRADRING_RENDEZVOUS": "fd00::7:29500"}, "is not host:port"),
+        ({"GRADRING_RENDEZVOUS": "node-a:70000"}, "no port between 1 and 65535"),
+        ({"GRADRING_RENDEZVOUS": "node-a:0"}, "no port between 1 and 65535"),
+    ],
+)
+def test_a_malformed_variable_is_an_error_that_names_it(
+    changed: dict[str, str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        detect({**OURS, **changed})
+
+
+def test_the_children_of_a_launcher_inherit_no_place() -> None:
+    everything = {**OURS, **tf_config(1, 2), **TORCHRUN, **slurm(5, 6), **OPEN_MPI, **HYDRA}
+    left = without_cluster_variables(everything)
+    assert detect(left).source == "nothing"
+    assert left["SLURM_JOB_ID"] == "4242"

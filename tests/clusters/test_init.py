@@ -1,0 +1,102 @@
+"""What ``init()`` decides before it connects."""
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from gradring.clusters import Cluster
+from gradring.config import Settings
+from gradring.errors import ConfigError
+from gradring.initialize import check_authentication, init, resolve
+
+OURS = {
+    "GRADRING_RANK": "1",
+    "GRADRING_WORLD_SIZE": "2",
+    "GRADRING_RENDEZVOUS": "127.0.0.1:29500",
+}
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments with which init() made its communicator."""
+    arguments: dict[str, Any] = {}
+    stand_in = types.ModuleType("gradring.communicator")
+    stand_in.Communicator = lambda **given: arguments.update(given)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "gradring.communicator", stand_in)
+    for name, text in OURS.items():
+        monkeypatch.setenv(name, text)
+    return arguments
+
+
+def test_the_detected_cluster_and_the_settings_reach_the_communicator(
+    connected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADRING_TOKEN", "secret")
+    init(timeout=5, algorithm="ring")
+    assert connected == {
+        "rank": 1,
+        "world_size": 2,
+        "rendezvous": "127.0.0.1:29500",
+        "listen": None,
+        "token": b"secret",
+        "transport": "auto",
+        "timeout": 5.0,
+        "algorithm": "ring",
+        "reproducible": False,
+        "wire_dtype": None,
+    }
+
+
+def test_arguments_beat_every_environment() -> None:
+    found = resolve(OURS, rank=0, world_size=3, rendezvous="node-a:1")
+    assert found == Cluster(0, 3, "node-a:1", None, "arguments", found.reason)
+
+
+def test_a_rendezvous_alone_moves_the_detected_cluster() -> None:
+    found = resolve(OURS, rendezvous="127.0.0.1:1")
+    assert (found.rank, found.world_size, found.rendezvous) == (1, 2, "127.0.0.1:1")
+
+
+def test_the_variable_completes_explicit_rank_and_world_size() -> None:
+    assert resolve(OURS, rank=0, world_size=9).rendezvous == "127.0.0.1:29500"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"rank": 0}, "has the argument rank but not world_size"),
+        ({"world_size": 2}, "has the argument world_size but not rank"),
+        ({"rank": 2, "world_size": 2}, "rank=2 is too large for world_size=2"),
+        ({"rank": -1, "world_size": 2}, "rank=-1"),
+        ({"rank": 0, "world_size": 2}, "no rendezvous"),
+        ({"rendezvous": "node-a"}, "rendezvous='node-a' is not host:port"),
+        ({"rendezvous": "node-a:1"}, "nothing tells this process its rank"),
+    ],
+)
+def test_incomplete_arguments_are_an_error(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        resolve({}, **arguments)
+
+
+def cluster(rendezvous: str, world_size: int = 2) -> Cluster:
+    return Cluster(0, world_size, rendezvous, None, "test", "test.")
+
+
+def test_a_required_token_that_is_missing_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no token"):
+        check_authentication(cluster("127.0.0.1:1"), Settings(require_auth=True))
+    check_authentication(cluster("127.0.0.1:1"), Settings(b"secret", require_auth=True))
+
+
+def test_a_group_without_a_token_beyond_loopback_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match="without a token"):
+        check_authentication(cluster("10.0.0.5:1"), Settings())
+
+
+@pytest.mark.filterwarnings("error")
+def test_loopback_and_a_world_of_one_are_not_warned_about() -> None:
+    for address in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
+        check_authentication(cluster(address), Settings())
+    check_authentication(cluster("10.0.0.5:1", world_size=1), Settings(require_auth=True))

@@ -1,0 +1,70 @@
+"""Settings: an argument beats a variable, and a value that cannot be used is named."""
+
+from pathlib import Path
+
+import pytest
+
+from gradring.config import Settings
+from gradring.errors import ConfigError
+
+
+def test_the_defaults_need_no_variables() -> None:
+    assert Settings.from_environ({}) == Settings(None, False, "auto", 300.0)
+
+
+def test_variables_are_read() -> None:
+    environ = {
+        "GRADRING_TOKEN": "secret",
+        "GRADRING_REQUIRE_AUTH": "1",
+        "GRADRING_TRANSPORT": "tcp",
+        "GRADRING_TIMEOUT_S": "2.5",
+    }
+    assert Settings.from_environ(environ) == Settings(b"secret", True, "tcp", 2.5)
+
+
+def test_an_argument_beats_a_variable() -> None:
+    environ = {
+        "GRADRING_TOKEN": "secret",
+        "GRADRING_REQUIRE_AUTH": "1",
+        "GRADRING_TRANSPORT": "nonsense",
+        "GRADRING_TIMEOUT_S": "nonsense",
+    }
+    settings = Settings.from_environ(
+        environ, token=b"other", require_auth=False, transport="shm", timeout=7
+    )
+    assert settings == Settings(b"other", False, "shm", 7.0)
+
+
+def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"from a file\r\n")
+    settings = Settings.from_environ({"GRADRING_TOKEN_FILE": str(tmp_path / "token")})
+    assert settings.token == b"from a file"
+
+
+def test_a_token_is_never_printed() -> None:
+    assert "secret" not in repr(Settings(b"secret"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"GRADRING_TRANSPORT": "rdma"}, "GRADRING_TRANSPORT='rdma' is not one of auto, tcp, shm"),
+        ({"GRADRING_TIMEOUT_S": "soon"}, "GRADRING_TIMEOUT_S='soon'"),
+        ({"GRADRING_TIMEOUT_S": "0"}, "GRADRING_TIMEOUT_S='0'"),
+        ({"GRADRING_TIMEOUT_S": "inf"}, "GRADRING_TIMEOUT_S='inf'"),
+        ({"GRADRING_REQUIRE_AUTH": "maybe"}, "GRADRING_REQUIRE_AUTH='maybe'"),
+        ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
+        ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(environ: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Settings.from_environ(environ)
+
+
+def test_an_empty_token_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        Settings.from_environ({"GRADRING_TOKEN_FILE": str(tmp_path / "token")})
+    with pytest.raises(ConfigError, match="is empty"):
+        Settings.from_environ({}, token=b"")

@@ -1,0 +1,80 @@
+"""``TF_CONFIG`` in all the shapes that launchers write, and in those that are wrong."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gradring.clusters import Cluster, detect
+from gradring.errors import ConfigError
+
+
+def found(cluster: Any, task: Any) -> Cluster:
+    return detect({"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})})
+
+
+def test_the_chief_comes_first_then_the_workers() -> None:
+    cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"]}
+    chief = found(cluster, {"type": "chief", "index": 0})
+    last = found(cluster, {"type": "worker", "index": 1})
+    assert (chief.rank, chief.world_size, chief.rendezvous, chief.listen) == (0, 3, "a:1", "a:1")
+    assert (last.rank, last.world_size, last.rendezvous, last.listen) == (2, 3, "a:1", "c:1")
+
+
+def test_parameter_servers_and_evaluators_of_the_cluster_are_not_counted() -> None:
+    cluster = {"worker": ["b:1", "c:1"], "ps": ["p:1"], "evaluator": ["e:1"]}
+    assert found(cluster, {"type": "worker", "index": 1}).world_size == 2
+
+
+def test_sparse_clusters_and_string_indices_are_accepted() -> None:
+    cluster = {"chief": ["a:1"], "worker": {"3": "d:1", "1": "b:1"}}
+    worker = found(cluster, {"type": "worker", "index": "3"})
+    assert (worker.rank, worker.world_size, worker.listen) == (2, 3, "d:1")
+    assert found({"worker": {"1": "h:2"}}, {"type": "worker", "index": "1"}).rank == 0
+
+
+@pytest.mark.parametrize("job", ["ps", "evaluator"])
+def test_a_task_that_never_joins_is_refused(job: str) -> None:
+    with pytest.raises(ConfigError, match=f"task.type is '{job}', and a {job} task never joins"):
+        found({"worker": ["a:1"], job: ["b:1"]}, {"type": job, "index": 0})
+
+
+WORKER = {"type": "worker", "index": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ("{", "it is not JSON"),
+        ("[]", "it is not an object"),
+        ({}, "cluster is missing; without it this process would train alone"),
+        ({"task": WORKER}, "cluster is missing"),
+        ({"cluster": {}, "task": WORKER}, "cluster is not an object with at least one entry"),
+        ({"cluster": {"ps": ["a:1"]}, "task": WORKER}, "neither a chief nor a worker"),
+        ({"cluster": {"master": ["a:1"]}, "task": WORKER}, "cluster.master is not a known job"),
+        ({"cluster": {"worker": "a:1"}, "task": WORKER}, "cluster.worker is neither a list"),
+        ({"cluster": {"worker": ["a"]}, "task": WORKER}, r"cluster.worker\[0\]='a' is not host"),
+        ({"cluster": {"worker": [1]}, "task": WORKER}, r"cluster.worker\[0\] is not a string"),
+        (
+            {"cluster": {"worker": ["a:1", "a:1"]}, "task": WORKER},
+            r"cluster.worker\[1\] has the address of cluster.worker\[0\]",
+        ),
+        ({"cluster": {"worker": {"x": "a:1"}}, "task": WORKER}, "cluster.worker has the index 'x'"),
+        ({"cluster": {"chief": ["a:1", "b:1"]}, "task": WORKER}, "cluster.chief has more than one"),
+        ({"cluster": {"worker": ["a:1"]}}, "task is missing"),
+        ({"cluster": {"worker": ["a:1"]}, "task": {"index": 0}}, "task.type is None"),
+        ({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}, "task.index is missing"),
+        (
+            {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": True}},
+            "task.index has the index True",
+        ),
+        (
+            {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}},
+            r"task is worker 1, which is not in the cluster \(worker 0\)",
+        ),
+    ],
+)
+def test_a_malformed_tf_config_is_an_error_that_names_the_field(config: Any, named: str) -> None:
+    text = config if isinstance(config, str) else json.dumps(config)
+    with pytest.raises(ConfigError, match=named):
+        detect({"TF_CONFIG": text})
