@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, ReduceOp};
+use crate::error::{Error, Result};
 
 /// The collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,6 +110,29 @@ pub struct Call {
     pub name: String,
     /// Shapes of the tensors in the bucket.
     pub shapes: String,
+}
+
+impl Call {
+    /// Whether the call makes sense in a group of `world_size` ranks.
+    ///
+    /// # Errors
+    /// `Config` for a root that does not exist, or counts that do not divide the buffer.
+    pub(crate) fn validate(&self, world_size: usize) -> Result<()> {
+        match &self.collective {
+            Collective::Broadcast { root } if *root >= world_size => Err(Error::config(format!(
+                "{self}: root={root} is not a rank of a world of {world_size}"
+            ))),
+            Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. }
+                if counts.len() != world_size || counts.iter().sum::<usize>() != self.count =>
+            {
+                Err(Error::config(format!(
+                    "{self}: counts {counts:?} do not divide {} elements among {world_size} ranks",
+                    self.count
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// One line that identifies the call to a person, such as

@@ -226,6 +226,7 @@ impl Shared {
     /// Gives a request its place in the order.
     fn launch(&self, queue: &mut Queue, request: Request) -> Result<Launched> {
         let (call, buffer) = request.into_parts();
+        call.validate(self.world_size)?;
         let sequence = queue.launched + 1;
         let closed = || {
             queue

@@ -210,6 +210,29 @@ fn different_calls_are_a_mismatch_on_every_rank_before_anything_is_written() {
 }
 
 #[test]
+fn a_call_that_makes_no_sense_is_refused_before_anything_is_sent() {
+    let kinds = group(2, 1000, PATIENT, |_, engine| {
+        let mut values = vec![1.0; 6];
+        let wrong = [
+            Collective::Broadcast { root: 2 },
+            Collective::AllGather { counts: vec![3, 4] },
+            Collective::AllGather { counts: vec![6] },
+        ];
+        let kinds = wrong.map(|collective| {
+            let request = request(&mut values, collective);
+            engine.run(request, &mut || false).unwrap_err().kind
+        });
+        engine
+            .run(request(&mut values, SUM), &mut || false)
+            .unwrap();
+        kinds
+    });
+    for kind in kinds.into_iter().flatten() {
+        assert!(matches!(kind, ErrorKind::Config { .. }), "{kind:?}");
+    }
+}
+
+#[test]
 fn an_absent_rank_is_a_timeout_that_names_it_and_poisons_later_calls() {
     let results = group(2, 1000, Duration::from_millis(300), |rank, engine| {
         if rank == 1 {

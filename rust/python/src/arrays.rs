@@ -47,10 +47,6 @@ impl Bucket {
         })
     }
 
-    pub(crate) fn count(&self) -> usize {
-        self.slices.iter().map(|slice| slice.count).sum()
-    }
-
     /// The arrays' memory as a buffer.
     ///
     /// # Safety

@@ -151,12 +151,6 @@ impl Communicator {
         root: usize,
         name: &str,
     ) -> PyResult<()> {
-        if root >= self.world_size() {
-            return Err(PyValueError::new_err(format!(
-                "root={root} is not a rank of a world of {}",
-                self.world_size()
-            )));
-        }
         self.run(py, &arrays, name, Collective::Broadcast { root })
     }
 
@@ -211,17 +205,6 @@ impl Communicator {
         collective: Collective,
     ) -> PyResult<()> {
         let bucket = Bucket::parse(arrays)?;
-        if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
-            &collective
-            && (counts.len() != self.inner.world_size()
-                || counts.iter().sum::<usize>() != bucket.count())
-        {
-            return Err(PyValueError::new_err(format!(
-                "counts {counts:?} do not divide {} elements among {} ranks",
-                bucket.count(),
-                self.inner.world_size()
-            )));
-        }
         let shapes = bucket.shapes.clone();
         let request = Request {
             collective,
