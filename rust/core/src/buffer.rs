@@ -1,8 +1,11 @@
 //! Memory that a collective reads and writes: one bucket, made of one or several slices.
 
 use std::any::Any;
+use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 
-use crate::dtype::DType;
+use crate::dtype::{DType, ReduceOp};
+use crate::kernel;
 
 /// One contiguous, element-aligned piece of memory.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +26,8 @@ unsafe impl Send for Slice {}
 pub struct Buffer {
     dtype: DType,
     slices: Vec<Slice>,
+    /// Ordinal of each slice's first element, and at the end the count of all of them.
+    offsets: Vec<usize>,
     /// Dropped when the collective has ended, before its work is reported as done.
     _keepalive: Box<dyn Any + Send>,
 }
@@ -41,18 +46,39 @@ impl Buffer {
                 .iter()
                 .all(|slice| (slice.start as usize).is_multiple_of(dtype.size_bytes()))
         );
+        let mut total = 0;
+        let mut offsets = Vec::with_capacity(slices.len() + 1);
+        offsets.push(0);
+        for slice in &slices {
+            total += slice.count;
+            offsets.push(total);
+        }
         Self {
             dtype,
             slices,
+            offsets,
             _keepalive: keepalive,
         }
+    }
+
+    /// A buffer of `count` zeros that owns its memory.
+    #[must_use]
+    pub fn zeroed(dtype: DType, count: usize) -> Self {
+        let words = (count * dtype.size_bytes()).div_ceil(size_of::<u64>());
+        let mut memory = vec![0_u64; words];
+        let slice = Slice {
+            start: memory.as_mut_ptr().cast(),
+            count,
+        };
+        // SAFETY: the slice covers `memory`, whose heap block the keepalive owns and nobody else
+        // can reach; a u64 is aligned for every element type.
+        unsafe { Self::new(dtype, vec![slice], Box::new(memory)) }
     }
 
     /// A buffer without elements, for collectives that move no data of the user's.
     #[must_use]
     pub fn empty() -> Self {
-        // SAFETY: there is no slice.
-        unsafe { Self::new(DType::U8, Vec::new(), Box::new(())) }
+        Self::zeroed(DType::U8, 0)
     }
 
     /// Element type of every slice.
@@ -61,15 +87,189 @@ impl Buffer {
         self.dtype
     }
 
-    /// The slices, in order.
-    #[must_use]
-    pub fn slices(&self) -> &[Slice] {
-        &self.slices
-    }
-
     /// Number of elements in all slices together.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.slices.iter().map(|slice| slice.count).sum()
+        self.offsets[self.slices.len()]
+    }
+
+    /// Fills `parts` with the memory of a byte range, as far as they reach; returns how many
+    /// parts were filled.
+    pub(crate) fn gather<'a>(&'a self, bytes: Range<usize>, parts: &mut [IoSlice<'a>]) -> usize {
+        let mut filled = 0;
+        for (part, (start, length)) in parts.iter_mut().zip(self.pieces(bytes)) {
+            // SAFETY: `pieces` yields memory inside the slices, exclusively ours (`Buffer::new`).
+            *part = IoSlice::new(unsafe { std::slice::from_raw_parts(start, length) });
+            filled += 1;
+        }
+        filled
+    }
+
+    /// As `gather`, for writing.
+    pub(crate) fn scatter<'a>(
+        &'a mut self,
+        bytes: Range<usize>,
+        parts: &mut [IoSliceMut<'a>],
+    ) -> usize {
+        let mut filled = 0;
+        for (part, (start, length)) in parts.iter_mut().zip(self.pieces(bytes)) {
+            // SAFETY: `pieces` yields disjoint memory inside the slices, exclusively ours.
+            *part = IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(start, length) });
+            filled += 1;
+        }
+        filled
+    }
+
+    /// Combines `source`, whole elements of this buffer's type, into the elements from `at` on.
+    pub(crate) fn reduce_from(&mut self, op: ReduceOp, at: usize, source: &[u8]) {
+        let size = self.dtype.size_bytes();
+        assert!(source.as_ptr().addr().is_multiple_of(size) && source.len().is_multiple_of(size));
+        let mut consumed = 0;
+        for (start, length) in self.pieces(at * size..at * size + source.len()) {
+            let source = &source[consumed..consumed + length];
+            // SAFETY: `start` and `source` are both `length` bytes long, aligned, and disjoint.
+            unsafe { kernel::reduce(self.dtype, op, start, source.as_ptr(), length / size) };
+            consumed += length;
+        }
+        assert_eq!(
+            consumed,
+            source.len(),
+            "a reduction past the end of a buffer"
+        );
+    }
+
+    /// The accumulator in which this buffer's contributions to `op` are combined, if that is
+    /// another type than its own.
+    pub(crate) fn accumulator(&self, op: ReduceOp) -> Option<Self> {
+        let accumulator = self.dtype.accumulator(op);
+        if accumulator == self.dtype {
+            return None;
+        }
+        let wide = Self::zeroed(accumulator, self.count());
+        for (slice, &offset) in self.slices.iter().zip(&self.offsets) {
+            // SAFETY: `wide` has as many elements as all slices together, in their order.
+            unsafe {
+                let target = wide.slices[0].start.add(offset * accumulator.size_bytes());
+                kernel::widen(self.dtype, accumulator, target, slice.start, slice.count);
+            }
+        }
+        Some(wide)
+    }
+
+    /// Turns complete results in `range` into final values: from `accumulator`, or in place.
+    pub(crate) fn finish_from(
+        &mut self,
+        accumulator: Option<&Self>,
+        op: ReduceOp,
+        world_size: usize,
+        range: Range<usize>,
+    ) {
+        let size = self.dtype.size_bytes();
+        if accumulator.is_none() && op != ReduceOp::Mean {
+            return;
+        }
+        let mut at = range.start;
+        for (start, length) in self.pieces(range.start * size..range.end * size) {
+            let count = length / size;
+            let source = match accumulator {
+                Some(wide) => {
+                    let bytes = at * wide.dtype.size_bytes();
+                    assert!(at + count <= wide.count());
+                    // SAFETY: in bounds of the accumulator's only slice.
+                    unsafe { wide.slices[0].start.add(bytes) }
+                }
+                None => start,
+            };
+            // SAFETY: `count` elements are valid on both sides; they are disjoint, or the same
+            // memory and type, which `finish` allows.
+            unsafe { kernel::finish(self.dtype, op, world_size, start, source, count) };
+            at += count;
+        }
+        assert_eq!(at, range.end, "finished past the end of a buffer");
+    }
+
+    /// The pieces of memory that make up a byte range, in order.
+    fn pieces(&self, bytes: Range<usize>) -> impl Iterator<Item = (*mut u8, usize)> {
+        let size = self.dtype.size_bytes();
+        assert!(
+            bytes.end <= self.count() * size,
+            "a range past the end of a buffer"
+        );
+        let first = self
+            .offsets
+            .partition_point(|&offset| offset * size <= bytes.start)
+            - 1;
+        let mut position = bytes.start;
+        let mut slice_start = self.offsets[first] * size;
+        self.slices[first.min(self.slices.len())..]
+            .iter()
+            .map_while(move |slice| {
+                if position >= bytes.end {
+                    return None;
+                }
+                let slice_end = slice_start + slice.count * size;
+                let (from, to) = (position, bytes.end.min(slice_end));
+                // SAFETY: `from` lies between the slice's first byte and its end.
+                let start = unsafe { slice.start.add(from - slice_start) };
+                slice_start = slice_end;
+                position = to;
+                Some((start, to - from))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A buffer over three slices that hold 0, 1, 2, .. as f32, the middle one empty.
+    fn three_slices() -> Buffer {
+        let mut memory: Vec<Vec<f32>> = vec![vec![0., 1., 2.], vec![], vec![3., 4., 5., 6.]];
+        let slices = memory
+            .iter_mut()
+            .map(|part| Slice {
+                start: part.as_mut_ptr().cast(),
+                count: part.len(),
+            })
+            .collect();
+        // SAFETY: the keepalive owns the memory.
+        unsafe { Buffer::new(DType::F32, slices, Box::new(memory)) }
+    }
+
+    fn values(buffer: &Buffer) -> Vec<f32> {
+        let mut parts = [IoSlice::new(&[]); 8];
+        let filled = buffer.gather(0..buffer.count() * 4, &mut parts);
+        let bytes: Vec<u8> = parts[..filled]
+            .iter()
+            .flat_map(|part| part.to_vec())
+            .collect();
+        bytes
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn slices_read_as_their_concatenation() {
+        let buffer = three_slices();
+        assert_eq!(values(&buffer), [0., 1., 2., 3., 4., 5., 6.]);
+        let mut parts = [IoSlice::new(&[]); 8];
+        let filled = buffer.gather(10..17, &mut parts);
+        let lengths: Vec<usize> = parts[..filled].iter().map(|part| part.len()).collect();
+        assert_eq!(lengths.iter().sum::<usize>(), 7);
+        assert_eq!(buffer.gather(28..28, &mut parts), 0);
+        assert_eq!(Buffer::empty().gather(0..0, &mut parts), 0);
+    }
+
+    #[test]
+    fn a_reduction_crosses_slices() {
+        let mut buffer = three_slices();
+        let source: Vec<u32> = [10_f32, 20., 30.].iter().map(|v| v.to_bits()).collect();
+        // SAFETY: three f32 are twelve bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(source.as_ptr().cast(), 12) };
+        buffer.reduce_from(ReduceOp::Sum, 2, bytes);
+        assert_eq!(values(&buffer), [0., 1., 12., 23., 34., 5., 6.]);
+        buffer.finish_from(None, ReduceOp::Mean, 2, 2..4);
+        assert_eq!(values(&buffer), [0., 1., 6., 11.5, 34., 5., 6.]);
     }
 }

@@ -1,9 +1,9 @@
 //! What a rank asks for: a collective over a buffer, under a name.
 
-use std::fmt::Write as _;
+use std::fmt;
 
 use crate::buffer::Buffer;
-use crate::dtype::ReduceOp;
+use crate::dtype::{DType, ReduceOp};
 
 /// The collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub enum Collective {
     ReduceScatter {
         /// How contributions are combined.
         op: ReduceOp,
+        /// Elements owned by each rank, in rank order; they add up to the buffer's count.
+        counts: Vec<usize>,
     },
     /// Every rank's chunk, already in place in its buffer, ends on every rank.
     AllGather {
@@ -49,8 +51,9 @@ impl Collective {
     #[must_use]
     pub const fn op(&self) -> Option<ReduceOp> {
         match self {
-            Self::AllReduce { op } | Self::ReduceScatter { op } => Some(*op),
-            _ => None,
+            Self::AllReduce { op } | Self::ReduceScatter { op, .. } => Some(*op),
+            Self::Barrier => Some(ReduceOp::Max),
+            Self::AllGather { .. } | Self::Broadcast { .. } => None,
         }
     }
 }
@@ -69,25 +72,80 @@ pub struct Request {
 }
 
 impl Request {
-    /// One line that identifies the collective to a person, such as
-    /// `all_reduce(sum) 'dense_2/kernel' float32[98]`.
+    /// A barrier.
     #[must_use]
-    pub fn describe(&self) -> String {
-        let mut text = String::from(self.collective.name());
+    pub fn barrier() -> Self {
+        Self {
+            collective: Collective::Barrier,
+            buffer: Buffer::zeroed(DType::U8, 1),
+            name: String::new(),
+            shapes: String::new(),
+        }
+    }
+
+    /// Splits the request into what it is and what it works on.
+    pub(crate) fn into_parts(self) -> (Call, Buffer) {
+        let call = Call {
+            collective: self.collective,
+            dtype: self.buffer.dtype(),
+            count: self.buffer.count(),
+            name: self.name,
+            shapes: self.shapes,
+        };
+        (call, self.buffer)
+    }
+}
+
+/// A request without its memory: what all ranks have to agree about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// Which collective.
+    pub collective: Collective,
+    /// Element type.
+    pub dtype: DType,
+    /// Number of elements.
+    pub count: usize,
+    /// The caller's name for it.
+    pub name: String,
+    /// Shapes of the tensors in the bucket.
+    pub shapes: String,
+}
+
+/// One line that identifies the call to a person, such as
+/// `all_reduce(sum) 'dense_2/kernel' float32[98]`.
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.collective.name())?;
         match &self.collective {
-            Collective::AllReduce { op } | Collective::ReduceScatter { op } => {
-                let _ = write!(text, "({})", op.name());
+            Collective::AllReduce { op } | Collective::ReduceScatter { op, .. } => {
+                write!(f, "({})", op.name())?;
             }
-            Collective::Broadcast { root } => {
-                let _ = write!(text, "(root={root})");
-            }
+            Collective::Broadcast { root } => write!(f, "(root={root})")?,
             Collective::AllGather { .. } => {}
-            Collective::Barrier => return text,
+            Collective::Barrier => return Ok(()),
         }
         if !self.name.is_empty() {
-            let _ = write!(text, " '{}'", self.name);
+            write!(f, " '{}'", self.name)?;
         }
-        let _ = write!(text, " {}{}", self.buffer.dtype().name(), self.shapes);
-        text
+        write!(f, " {}{}", self.dtype.name(), self.shapes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_reads_as_one_line() {
+        let request = Request {
+            collective: Collective::AllReduce { op: ReduceOp::Sum },
+            buffer: Buffer::zeroed(DType::F32, 98),
+            name: "dense_2/kernel".into(),
+            shapes: "[98]".into(),
+        };
+        assert_eq!(
+            request.into_parts().0.to_string(),
+            "all_reduce(sum) 'dense_2/kernel' float32[98]"
+        );
     }
 }

@@ -1,11 +1,26 @@
 //! A connected group of ranks.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use crate::abort::AbortSwitch;
 use crate::collective::Request;
-use crate::error::Result;
+use crate::engine::{Engine, Parts, Supervisor as _};
+use crate::error::{Error, Result};
+use crate::group::liveness::Liveness;
+use crate::group::rendezvous::{self, Formed};
+use crate::group::roster::{Roster, this_member};
+use crate::link::memory;
+use crate::link::tcp::TcpTransport;
+use crate::link::{Direction, Transport};
+use crate::trace::flight_recorder::FlightRecorder;
+use crate::trace::stats::Stats;
 use crate::work::{Interrupt, Work};
+
+/// How long a blocked caller spins where cores allow: as long as waking a thread takes.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// How a rank joins its group.
 #[derive(Debug, Clone)]
@@ -26,39 +41,201 @@ pub struct Config {
 }
 
 /// A connected group of ranks with an order.
-pub struct Communicator {}
+pub struct Communicator {
+    id: u64,
+    rank: usize,
+    roster: Roster,
+    transport_name: &'static str,
+    engine: Engine,
+    liveness: Arc<Liveness>,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+static OPEN: LazyLock<Mutex<HashMap<u64, Weak<Communicator>>>> = LazyLock::new(Mutex::default);
 
 impl Communicator {
-    /// Joins the group.
-    pub fn connect(_config: Config, _interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
-        todo!()
+    /// Joins the group, at most for `config.timeout`.
+    ///
+    /// # Errors
+    /// `Config` for settings that cannot work; `Rendezvous`, `Authentication` or `Protocol` when
+    /// the group does not form; `Aborted` when `interrupt` asked to give up.
+    pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
+        config.validate()?;
+        let cannot = |error: std::io::Error| Error::rendezvous(format!("a socket fails: {error}"));
+        let (roster, transport, neighbours): (_, Box<dyn Transport>, _) = if config.world_size == 1
+        {
+            let roster = Roster::new(vec![this_member(String::new())]);
+            let alone = memory::mesh(1, 1).remove(0);
+            (roster, Box::new(alone), Vec::new())
+        } else {
+            let formed = rendezvous::form(config, interrupt)?;
+            config.connect_links(formed).map_err(cannot)?
+        };
+
+        let abort = Arc::new(AbortSwitch::default());
+        let recorder = Arc::new(FlightRecorder::default());
+        let hosts = (0..config.world_size)
+            .map(|rank| roster.host(rank).to_owned())
+            .collect();
+        let liveness = Liveness::start(
+            config.rank,
+            hosts,
+            neighbours,
+            Arc::clone(&abort),
+            Arc::clone(&recorder),
+        )
+        .map_err(cannot)?;
+        let liveness = Arc::new(liveness);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let transport_name = transport.name();
+        let engine = Engine::new(Parts {
+            rank: config.rank,
+            world_size: config.world_size,
+            transport,
+            supervisor: Arc::clone(&liveness) as _,
+            abort,
+            recorder,
+            timeout: config.timeout,
+            spin: if roster.local_size(config.rank) <= cores {
+                SPIN
+            } else {
+                Duration::ZERO
+            },
+        });
+        let communicator = Arc::new(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            rank: config.rank,
+            roster,
+            transport_name,
+            engine,
+            liveness,
+        });
+        open().insert(communicator.id, Arc::downgrade(&communicator));
+        Ok(communicator)
     }
+
     /// Number by which TensorFlow's ops find this communicator; never reused in a process.
-    pub fn id(&self) -> u64 {
-        todo!()
+    #[must_use]
+    pub const fn id(&self) -> u64 {
+        self.id
     }
+
     /// The open communicator of this number in this process.
-    pub fn by_id(_id: u64) -> Option<Arc<Self>> {
-        todo!()
+    #[must_use]
+    pub fn by_id(id: u64) -> Option<Arc<Self>> {
+        open().get(&id)?.upgrade()
     }
+
     /// This process's index.
-    pub fn rank(&self) -> usize {
-        todo!()
+    #[must_use]
+    pub const fn rank(&self) -> usize {
+        self.rank
     }
+
     /// Number of processes.
+    #[must_use]
     pub fn world_size(&self) -> usize {
-        todo!()
+        self.roster.members().len()
     }
+
+    /// Who is in the group.
+    #[must_use]
+    pub const fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// What the links are made of.
+    #[must_use]
+    pub const fn transport_name(&self) -> &'static str {
+        self.transport_name
+    }
+
     /// Runs a collective to its end, on the calling thread when the engine is idle.
-    pub fn run(&self, _request: Request, _interrupt: Interrupt<'_>) -> Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// The first cause of failure in the group; `Aborted` when `interrupt` asked to give up.
+    pub fn run(&self, request: Request, interrupt: Interrupt<'_>) -> Result<()> {
+        self.engine.run(request, interrupt)
     }
+
     /// Queues a collective; they run in the order of these calls.
-    pub fn start(&self, _request: Request) -> Result<Work> {
-        todo!()
+    ///
+    /// # Errors
+    /// When the communicator is aborted or closed already.
+    pub fn start(&self, request: Request) -> Result<Work> {
+        self.engine.start(request)
     }
+
     /// Fails every pending and later work of every rank with this reason.
-    pub fn abort(&self, _reason: &str) {
-        todo!()
+    pub fn abort(&self, reason: &str) {
+        let cause = Error::aborted(format!("aborted the communicator: {reason}"));
+        let host = self.roster.host(self.rank);
+        self.liveness.abort(cause.blaming(self.rank, host));
     }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// Leaves the group in good order. A collective under way fails as aborted.
+    pub fn close(&self) {
+        open().remove(&self.id);
+        self.engine.close();
+        self.liveness.close();
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Config {
+    fn validate(&self) -> Result<()> {
+        if self.rank >= self.world_size {
+            return Err(Error::config(format!(
+                "rank {} does not exist in a world of {}; ranks run from 0 to world_size - 1",
+                self.rank, self.world_size
+            )));
+        }
+        if self.timeout.is_zero() {
+            return Err(Error::config("timeout must be more than 0 seconds"));
+        }
+        Ok(())
+    }
+
+    #[expect(
+        clippy::type_complexity,
+        reason = "the three parts go straight to their owners"
+    )]
+    fn connect_links(
+        &self,
+        formed: Formed,
+    ) -> std::io::Result<(
+        Roster,
+        Box<dyn Transport>,
+        Vec<(usize, std::net::TcpStream)>,
+    )> {
+        let successor = (self.rank + 1) % self.world_size;
+        let predecessor = (self.rank + self.world_size - 1) % self.world_size;
+        let mut transport = TcpTransport::new(self.world_size)?;
+        transport.add(successor, Direction::Send, formed.data_to_successor)?;
+        transport.add(
+            predecessor,
+            Direction::Receive,
+            formed.data_from_predecessor,
+        )?;
+        let neighbours = vec![
+            (successor, formed.control_to_successor),
+            (predecessor, formed.control_from_predecessor),
+        ];
+        Ok((formed.roster, Box::new(transport), neighbours))
+    }
+}
+
+fn open() -> std::sync::MutexGuard<'static, HashMap<u64, Weak<Communicator>>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -186,7 +186,9 @@ impl Error {
             ErrorKind::Mismatch { .. } => {
                 "make every rank call the same collectives, with the same shapes, in the same order"
             }
-            ErrorKind::PeerLost { .. } => "look at that rank's own output for the cause, and restart the job",
+            ErrorKind::PeerLost { .. } => {
+                "look at that rank's own output for the cause, and restart the job"
+            }
             ErrorKind::CollectiveTimeout { .. } => {
                 "look at what that rank is doing; if it is only slow, raise timeout (GRADRING_TIMEOUT_S)"
             }

@@ -1,8 +1,25 @@
-//! gradring's core: collectives over TCP for a group of processes.
+//! gradring's core: collectives over TCP for a group of processes. Knows neither Python nor
+//! TensorFlow.
+//!
+//! From the top down: a [`communicator::Communicator`] is a connected group; its
+//! [`engine::Engine`] runs collectives in launch order; the executor performs one `schedule` (a
+//! collective as data) over [`link`]s, reducing with the [`kernel`]s. `group` forms the group and
+//! watches over it; `wire` says what travels.
 
+pub mod abort;
 pub mod buffer;
 pub mod collective;
 pub mod communicator;
 pub mod dtype;
+pub mod engine;
 pub mod error;
+mod executor;
+mod group;
+pub mod kernel;
+pub mod link;
+pub mod schedule;
+pub mod trace;
+pub mod wire;
 pub mod work;
+
+pub use group::roster::Roster;

@@ -1,4 +1,28 @@
-//! The extension module `gradring._native`.
+//! The extension module `gradring._native`: one file per Python class. Parse, release the
+//! interpreter, delegate to the core.
+
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+mod arrays;
+mod communicator;
+mod errors;
+mod work;
+
+/// How this module was built, so that a benchmark can refuse a debug build.
+#[pyfunction]
+fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let info = PyDict::new(py);
+    info.set_item("version", env!("CARGO_PKG_VERSION"))?;
+    info.set_item("debug", cfg!(debug_assertions))?;
+    info.set_item("instruction_set", gradring_core::kernel::instruction_set())?;
+    Ok(info)
+}
+
 #[pymodule]
-fn _native(_m: &Bound<'_, PyModule>) -> PyResult<()> { Ok(()) }
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<communicator::Communicator>()?;
+    module.add_class::<work::Work>()?;
+    module.add_function(wrap_pyfunction!(build_info, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,74 @@
+# Everything a developer types. Needs Python 3.10+, Rust and make; `make` lists the targets.
+# The environment lives in .venv; set VENV to put it elsewhere, PYTHON to choose an interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all test-rust test-python lint format bench wheel test-wheel clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/installed ## make the environment and build the extension into it
+
+demo: setup ## two workers train on real data; table, comparison and picture
+	$(BIN)/gradring demo --report demo-report
+
+test: setup lint test-rust test-python ## lints and all tests
+
+test-all: test test-wheel ## as test, and the built wheel in an empty environment
+
+test-rust: prerequisites ## the tests of the Rust crates
+	cargo test --workspace --quiet
+
+test-python: setup ## the tests of the package
+	$(BIN)/python -m pytest -q
+
+lint: setup ## formatting, lints, types and stubs; warnings are errors
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	cd $(abspath $(VENV)) && bin/python -m mypy.stubtest gradring._native
+
+format: setup ## formats all code
+	cargo fmt --all
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## all-reduce against TensorFlow's own collectives, with pytest-benchmark
+	$(BIN)/python -m pytest benches -q
+
+wheel: setup ## builds the wheel into dist/
+	$(BIN)/maturin build --release --out dist
+
+test-wheel: wheel ## installs the wheel into an empty environment and uses it
+	$(BIN)/python -m pytest -q tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
+
+clean: ## removes what was built
+	rm -rf $(VENV) target dist demo-report
+
+# --- set-up -------------------------------------------------------------------------------------
+
+.PHONY: prerequisites
+prerequisites:
+	@command -v cargo >/dev/null || { echo "Rust is missing. Install it with: curl https://sh.rustup.rs -sSf | sh"; exit 1; }
+	@command -v cc >/dev/null || { echo "A C linker is missing. Install it with: apt-get install gcc (or your system's equivalent)"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "Python is missing. Install it with: apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10. Install a newer one, and run: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv is missing. Install it with: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/created: pyproject.toml | prerequisites
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip "maturin>=1.9,<2"
+	touch $@
+
+# Editable, so that changes of Python files need no new build; optimised, so that speed is real.
+$(VENV)/installed: $(VENV)/created $(RUST_SOURCES) pyproject.toml
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --extras dev
+	touch $@

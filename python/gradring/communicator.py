@@ -1,0 +1,306 @@
+"""A connected group of ranks, and the collectives over numpy arrays."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradring import _native
+from gradring.errors import ConfigError
+
+T = TypeVar("T")
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Communicator:
+    """A connected group of ranks with an order.
+
+    All ranks must call the same collectives in the same order, with the same dtype, shapes, op
+    and name; a difference raises `MismatchError` on every rank before anything is written.
+
+    Arrays are C-contiguous, writable buffers of float32, float64, float16, bfloat16 (ml_dtypes),
+    int32, int64 or uint8: numpy arrays, or anything with the buffer protocol. A list of arrays of
+    one dtype is one bucket: it is reduced together, without copies. While a collective is under
+    way, its arrays must be left alone; after a failed one, their contents are undefined.
+
+    16-bit floats accumulate in float32 and are rounded once. Integer sums and products wrap; the
+    integer mean is rounded towards zero. A NaN wins every min and max.
+
+    Args:
+        rank: This process's index, from 0.
+        world_size: Number of processes.
+        rendezvous: ``host:port`` at which rank 0 listens; not needed in a world of one.
+        listen: ``host:port`` at which this rank listens; by default a free port on the interface
+            that reaches the rendezvous.
+        token: The job's shared secret; a peer without it is turned away.
+        transport: ``auto`` or ``tcp``.
+        timeout: Seconds in which the group must form, and bound on every wait in which nothing
+            moves.
+        algorithm: ``auto`` or ``ring``.
+        reproducible: Must be False in this version.
+        wire_dtype: Must be None in this version.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        RendezvousError: The group did not form in time; names the missing ranks.
+        AuthenticationError: A peer does not know the token.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        rendezvous: str = "",
+        token: bytes | None = None,
+        transport: str = "auto",
+        timeout: float = 300.0,
+        algorithm: str = "auto",
+        reproducible: bool = False,
+        wire_dtype: str | None = None,
+        *,
+        listen: str | None = None,
+    ) -> None:
+        _check_choice("transport", transport, ("auto", "tcp"))
+        _check_choice("algorithm", algorithm, ("auto", "ring"))
+        _check_choice("reproducible", reproducible, (False,))
+        _check_choice("wire_dtype", wire_dtype, (None,))
+        if rank < 0 or world_size < 1:
+            raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
+        if world_size > 1 and not rendezvous:
+            raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
+        self._native = _native.Communicator(
+            rank=rank,
+            world_size=world_size,
+            rendezvous=rendezvous,
+            listen=listen,
+            token=token or b"",
+            timeout=timeout,
+        )
+        self.rank: int = self._native.rank
+        self.world_size: int = self._native.world_size
+        self.local_rank: int = self._native.local_rank
+        self.local_size: int = self._native.local_size
+        self.hosts: list[str] = self._native.hosts
+        self.host: str = self.hosts[rank]
+        _open.add(self)
+
+    def all_reduce(self, x: T, op: str = "sum", *, name: str = "") -> T:
+        """Reduces ``x`` over all ranks, in place.
+
+        Ring all-reduce of P. Patarasuk and X. Yuan (J. Parallel Distrib. Comput. 69, 2009).
+
+        Args:
+            x: An array, or a list of arrays of one dtype. A Python or numpy number is accepted
+                too; it cannot change in place, so use the returned one.
+            op: ``sum``, ``mean``, ``min``, ``max`` or ``product``.
+            name: Compared across ranks and used in messages.
+
+        Returns:
+            ``x``, which holds the same bits on every rank.
+
+        Raises:
+            TypeError: The dtype is not supported.
+            ValueError: An array is read-only or not contiguous, or ``op`` is unknown.
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        if type(x) is np.ndarray:
+            self._native.all_reduce([x], op, name)
+            return x
+        if isinstance(x, int | float | np.generic):
+            number = np.array(x)
+            self._native.all_reduce([number], op, name)
+            # item() is a Python number, [()] a numpy one: the caller gets the kind it gave.
+            return number[()] if isinstance(x, np.generic) else number.item()  # type: ignore[no-any-return]
+        self._native.all_reduce(_arrays(x), op, name)
+        return x
+
+    def all_reduce_async(self, x: T, op: str = "sum", *, name: str = "") -> Work[T]:
+        """As `all_reduce`, but returns at once; asynchronous collectives run in launch order.
+
+        Returns:
+            The work. Its ``wait()`` returns ``x``, which must be left alone until then.
+        """
+        arrays = [x] if type(x) is np.ndarray else _arrays(x)
+        return Work(self._native.all_reduce_async(arrays, op, name), x)
+
+    def reduce_scatter(self, x: Any, op: str = "sum", *, name: str = "") -> NDArray[Any]:
+        """Reduces ``x`` over all ranks and gives each rank its part.
+
+        Args:
+            x: An array of at least one dimension; it is not changed.
+            op: As in `all_reduce`.
+            name: Compared across ranks and used in messages.
+
+        Returns:
+            Part ``rank`` of ``numpy.array_split(reduced, world_size)``: the first axis is divided,
+            and the first parts are one longer if it does not divide evenly.
+
+        Raises:
+            As `all_reduce`.
+        """
+        array = np.array(_array(x, writable=False), order="C", ndmin=1)
+        lengths = _split(array.shape[0], self.world_size)
+        counts = [length * _row_size(array) for length in lengths]
+        self._native.reduce_scatter([array], op, counts, name)
+        start = sum(lengths[: self.rank])
+        return array[start : start + lengths[self.rank]].copy()
+
+    def all_gather(self, x: Any, *, name: str = "") -> NDArray[Any]:
+        """Joins the arrays of all ranks along the first axis.
+
+        Args:
+            x: An array; the ranks' arrays may differ in the length of the first axis, in nothing
+                else. A number counts as an array of one element.
+            name: Compared across ranks and used in messages.
+
+        Returns:
+            ``numpy.concatenate`` of the arrays in rank order.
+
+        Raises:
+            As `all_reduce`.
+        """
+        array = np.atleast_1d(_array(x, writable=False))
+        lengths = np.zeros(self.world_size, np.int64)
+        lengths[self.rank] = array.shape[0]
+        self._native.all_gather([lengths], [1] * self.world_size, f"{name}/lengths")
+        gathered = np.empty((int(lengths.sum()), *array.shape[1:]), array.dtype)
+        start = int(lengths[: self.rank].sum())
+        gathered[start : start + array.shape[0]] = array
+        counts = [int(length) * _row_size(array) for length in lengths]
+        self._native.all_gather([gathered], counts, name)
+        return gathered
+
+    def broadcast(self, x: T, root: int = 0, *, name: str = "") -> T:
+        """Copies the contents of ``x`` on rank ``root`` to ``x`` on all ranks, in place.
+
+        Args:
+            x: An array, or a list of arrays of one dtype.
+            root: The rank whose contents win.
+            name: Compared across ranks and used in messages.
+
+        Returns:
+            ``x``.
+
+        Raises:
+            As `all_reduce`.
+        """
+        self._native.broadcast([x] if type(x) is np.ndarray else _arrays(x), root, name)
+        return x
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it.
+
+        Raises:
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        self._native.barrier()
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank has done so far.
+
+        Returns:
+            A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
+            peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
+            buffer over ``time_s``) and ``algorithm``; the same for each kind of collective under
+            ``collectives``; ``transport``; ``lateness_s``: by peer, how long it was waited for.
+        """
+        return self._native.stats()
+
+    def abort(self, reason: str) -> None:
+        """Fails every pending and later work of every rank with `AbortedError` and ``reason``."""
+        self._native.abort(reason)
+
+    def close(self) -> None:
+        """Leaves the group in good order; a collective under way fails. May be called twice."""
+        _open.discard(self)
+        self._native.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort(f"its program raised {kind.__name__}: {error}")
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<gradring.Communicator rank {self.rank} of {self.world_size} on {self.host}>"
+
+
+class Work(Generic[T]):
+    """An asynchronous collective under way."""
+
+    def __init__(self, native: _native.Work, x: T) -> None:
+        self._native = native
+        self._x = x
+
+    def done(self) -> bool:
+        """Whether the collective has ended, well or badly."""
+        return self._native.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Waits for the end of the collective.
+
+        Args:
+            timeout: Seconds to wait; without it, as long as the communicator's own timeout
+                allows.
+
+        Returns:
+            What was passed to the collective.
+
+        Raises:
+            CollectiveTimeoutError: ``timeout`` is over; the collective goes on.
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        self._native.wait(timeout)
+        return self._x
+
+
+def _arrays(x: Any) -> list[NDArray[Any]]:
+    return [_array(item) for item in x] if isinstance(x, list | tuple) else [_array(x)]
+
+
+def _array(x: Any, writable: bool = True) -> NDArray[Any]:
+    """``x`` as an array that shares its memory, or raises if it has none to share."""
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        return np.asarray(memoryview(x))
+    except TypeError:
+        if not writable:
+            return np.asarray(x)
+        raise TypeError(
+            f"a {type(x).__name__} is not a writable buffer; pass a numpy array or a list of them"
+        ) from None
+
+
+def _split(length: int, parts: int) -> list[int]:
+    return [length // parts + (part < length % parts) for part in range(parts)]
+
+
+def _row_size(array: NDArray[Any]) -> int:
+    return int(np.prod(array.shape[1:], dtype=np.int64))
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise ConfigError(f"{name}={value!r} is not supported by this version; choose {known}")
+
+
+@atexit.register
+def _close_all() -> None:
+    """Says goodbye for programs that end without closing, so that peers see a clean leave."""
+    for communicator in list(_open):
+        communicator.close()

@@ -1,0 +1,80 @@
+//! The switch that ends everything: raised once, with the first cause, and seen by every wait.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// Poison for one communicator. The first cause wins.
+#[derive(Default)]
+pub struct AbortSwitch {
+    raised: AtomicBool,
+    cause: Mutex<Option<Error>>,
+    changed: Condvar,
+    wakers: Mutex<Vec<Waker>>,
+}
+
+/// Ends a wait of somebody who watches the switch.
+pub type Waker = Box<dyn Fn() + Send + Sync>;
+
+impl AbortSwitch {
+    /// Has `waker` called when the switch is raised.
+    pub fn wake_with(&self, waker: Waker) {
+        lock(&self.wakers).push(waker);
+    }
+
+    /// Raises the switch; `false` if it had been raised before, and `cause` was not taken.
+    pub fn raise(&self, cause: Error) -> bool {
+        let mut slot = lock(&self.cause);
+        if slot.is_some() {
+            return false;
+        }
+        *slot = Some(cause);
+        self.raised.store(true, Ordering::Release);
+        drop(slot);
+        self.changed.notify_all();
+        for waker in lock(&self.wakers).iter() {
+            waker();
+        }
+        true
+    }
+
+    /// Why it was raised, if it was. Cheap while it is not.
+    #[must_use]
+    pub fn cause(&self) -> Option<Error> {
+        if !self.raised.load(Ordering::Acquire) {
+            return None;
+        }
+        lock(&self.cause).clone()
+    }
+
+    /// Waits for the switch to be raised, at most for `timeout`.
+    #[must_use]
+    pub fn wait(&self, timeout: Duration) -> Option<Error> {
+        self.changed
+            .wait_timeout_while(lock(&self.cause), timeout, |cause| cause.is_none())
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cause_wins() {
+        let switch = AbortSwitch::default();
+        assert_eq!(switch.cause(), None);
+        assert!(switch.raise(Error::aborted("first")));
+        assert!(!switch.raise(Error::aborted("second")));
+        assert_eq!(switch.cause(), Some(Error::aborted("first")));
+        assert_eq!(switch.wait(Duration::ZERO), switch.cause());
+    }
+}

@@ -1,0 +1,472 @@
+//! Performs one schedule over links: the only place where bytes of buffers meet bytes of pipes.
+//!
+//! Idea: a schedule is a list of operations (sends and receives) in program order. An operation
+//! may be at most as far along as the earlier operations that touch the same elements allow (its
+//! *watermark*), and operations of one pipe keep their order. Within these two rules everything
+//! proceeds as the links allow, so a segment is sent on as soon as its bytes are final.
+//!
+//! Partial results are received into a tile that stays in cache and combined at once; final
+//! values are received straight into place.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
+use std::time::Instant;
+
+use crate::buffer::Buffer;
+use crate::dtype::ReduceOp;
+use crate::link::{Broken, Direction, Interest, Transport};
+use crate::schedule::{Action, Contents, Schedule};
+use crate::wire::contract::{HEADER_BYTES, Header};
+
+/// Bytes received before they are combined: source and target of the kernel stay in L2 cache.
+const TILE_BYTES: usize = 256 << 10;
+/// Bytes offered to a pipe at a time, so that receiving gets its turn.
+const SEGMENT_BYTES: usize = 1 << 20;
+/// Slices in one system call; buckets of more slices take several calls.
+const PARTS: usize = 64;
+
+/// Reusable memory of an executor.
+pub(crate) struct Scratch {
+    tile: Vec<u64>,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self {
+            tile: vec![0; TILE_BYTES / size_of::<u64>()],
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let length = self.tile.len() * size_of::<u64>();
+        // SAFETY: a u64 is eight initialised bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.tile.as_mut_ptr().cast(), length) }
+    }
+}
+
+/// Why a collective cannot go on, as seen from here.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// A pipe broke.
+    Link { peer: usize, broken: Broken },
+    /// A peer started another collective than this rank did.
+    Header { peer: usize, received: Box<Header> },
+}
+
+/// What became of an attempt to go on.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The collective has ended on this rank.
+    Done,
+    /// Something moved; try again.
+    Moved,
+    /// Nothing can move before one of `interests` is served.
+    Blocked,
+}
+
+/// One collective under way.
+pub(crate) struct Execution<'a> {
+    buffer: &'a mut Buffer,
+    /// Where partial results are kept, if not in the buffer itself.
+    accumulator: Option<Buffer>,
+    op: Option<ReduceOp>,
+    world_size: usize,
+    header: Header,
+    operations: Vec<Operation>,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+    scratch: &'a mut Scratch,
+    interests: Vec<Interest>,
+    /// When the last of the peers' headers arrived: from then on nobody was late.
+    pub(crate) everyone_entered: Option<Instant>,
+    /// Bytes of payload sent so far.
+    pub(crate) bytes_sent: u64,
+}
+
+struct Operation {
+    range: Range<usize>,
+    element_bytes: usize,
+    moved_bytes: usize,
+    action: Option<Action>,
+    contents: Contents,
+    /// Earlier operations that touch some of the same elements, and which elements.
+    conflicts: Vec<(usize, Range<usize>)>,
+}
+
+struct Outgoing {
+    peer: usize,
+    header_sent: usize,
+    queue: VecDeque<usize>,
+}
+
+struct Incoming {
+    peer: usize,
+    header: Header,
+    header_received: usize,
+    queue: VecDeque<usize>,
+    /// The first bytes of an element whose rest has not arrived.
+    carry: [u8; 8],
+    carried: usize,
+}
+
+impl<'a> Execution<'a> {
+    /// Prepares `schedule` over `buffer`. Headers are exchanged with the peers in the schedule
+    /// and with `neighbours`, given as (successor, predecessor), even if no payload is.
+    pub(crate) fn new(
+        buffer: &'a mut Buffer,
+        op: Option<ReduceOp>,
+        world_size: usize,
+        schedule: Schedule,
+        neighbours: (usize, usize),
+        header: Header,
+        scratch: &'a mut Scratch,
+    ) -> Self {
+        let accumulator = op.and_then(|op| buffer.accumulator(op));
+        let final_bytes = buffer.dtype().size_bytes();
+        let partial_bytes = accumulator
+            .as_ref()
+            .map_or(final_bytes, |wide| wide.dtype().size_bytes());
+        let mut execution = Self {
+            buffer,
+            accumulator,
+            op,
+            world_size,
+            header,
+            operations: Vec::with_capacity(2 * schedule.len()),
+            outgoing: Vec::with_capacity(1),
+            incoming: Vec::with_capacity(1),
+            scratch,
+            interests: Vec::with_capacity(2),
+            everyone_entered: None,
+            bytes_sent: 0,
+        };
+        execution.outgoing_to(neighbours.0);
+        execution.incoming_from(neighbours.1);
+        let size_of = |contents| match contents {
+            Contents::Partial => partial_bytes,
+            Contents::Final => final_bytes,
+        };
+        for step in schedule {
+            // A step's send and receive touch different elements, so their order is free.
+            if let Some(send) = step.send {
+                let size = size_of(send.contents);
+                let number = execution.add(send.range, size, None, send.contents);
+                execution.outgoing_to(send.peer).queue.extend(number);
+            }
+            if let Some(receive) = step.receive {
+                let contents = receive.action.contents();
+                let (size, action) = (size_of(contents), Some(receive.action));
+                let number = execution.add(receive.range, size, action, contents);
+                execution.incoming_from(receive.peer).queue.extend(number);
+            }
+        }
+        execution
+    }
+
+    fn outgoing_to(&mut self, peer: usize) -> &mut Outgoing {
+        let known = self.outgoing.iter().position(|link| link.peer == peer);
+        let index = known.unwrap_or_else(|| {
+            self.outgoing.push(Outgoing {
+                peer,
+                header_sent: 0,
+                queue: VecDeque::new(),
+            });
+            self.outgoing.len() - 1
+        });
+        &mut self.outgoing[index]
+    }
+
+    fn incoming_from(&mut self, peer: usize) -> &mut Incoming {
+        let known = self.incoming.iter().position(|link| link.peer == peer);
+        let index = known.unwrap_or_else(|| {
+            self.incoming.push(Incoming {
+                peer,
+                header: [0; HEADER_BYTES],
+                header_received: 0,
+                queue: VecDeque::new(),
+                carry: [0; 8],
+                carried: 0,
+            });
+            self.incoming.len() - 1
+        });
+        &mut self.incoming[index]
+    }
+
+    /// Adds an operation after all others; `None` if it moves nothing.
+    fn add(
+        &mut self,
+        range: Range<usize>,
+        element_bytes: usize,
+        action: Option<Action>,
+        contents: Contents,
+    ) -> Option<usize> {
+        if range.is_empty() {
+            return None;
+        }
+        let conflicts = self
+            .operations
+            .iter()
+            .enumerate()
+            .filter(|(_, earlier)| earlier.action.is_some() || action.is_some())
+            .filter_map(|(number, earlier)| {
+                let common = range.start.max(earlier.range.start)..range.end.min(earlier.range.end);
+                (!common.is_empty()).then_some((number, common))
+            })
+            .collect();
+        self.operations.push(Operation {
+            range,
+            element_bytes,
+            moved_bytes: 0,
+            action,
+            contents,
+            conflicts,
+        });
+        Some(self.operations.len() - 1)
+    }
+
+    /// What to wait for after `Progress::Blocked`.
+    pub(crate) fn interests(&self) -> &[Interest] {
+        &self.interests
+    }
+
+    /// The peers from which something is still expected.
+    pub(crate) fn awaited(&self) -> impl Iterator<Item = usize> {
+        self.incoming
+            .iter()
+            .filter(|link| link.header_received < HEADER_BYTES || !link.queue.is_empty())
+            .map(|link| link.peer)
+    }
+
+    /// Moves what can be moved without waiting.
+    pub(crate) fn advance(&mut self, transport: &mut dyn Transport) -> Result<Progress, Fault> {
+        self.interests.clear();
+        let mut moved = false;
+        for link in 0..self.outgoing.len() {
+            moved |= self.advance_outgoing(link, transport)?;
+        }
+        for link in 0..self.incoming.len() {
+            moved |= self.advance_incoming(link, transport)?;
+        }
+        let done = self
+            .outgoing
+            .iter()
+            .all(|link| link.header_sent == HEADER_BYTES && link.queue.is_empty())
+            && self.awaited().next().is_none();
+        Ok(match (done, moved) {
+            (true, _) => Progress::Done,
+            (false, true) => Progress::Moved,
+            (false, false) => Progress::Blocked,
+        })
+    }
+
+    fn advance_outgoing(
+        &mut self,
+        link: usize,
+        transport: &mut dyn Transport,
+    ) -> Result<bool, Fault> {
+        let (peer, header_sent) = (self.outgoing[link].peer, self.outgoing[link].header_sent);
+        let head = self.outgoing[link].queue.front().copied();
+        let bytes = head.map_or(0..0, |number| self.sendable(number));
+        let mut parts = [IoSlice::new(&[]); PARTS + 1];
+        let mut filled = 0;
+        if header_sent < HEADER_BYTES {
+            parts[0] = IoSlice::new(&self.header[header_sent..]);
+            filled = 1;
+        }
+        if let Some(number) = head {
+            let space = match self.operations[number].contents {
+                Contents::Partial => self.accumulator.as_ref().unwrap_or(self.buffer),
+                Contents::Final => &*self.buffer,
+            };
+            filled += space.gather(bytes.clone(), &mut parts[filled..filled + PARTS]);
+        }
+        if filled == 0 {
+            return Ok(false);
+        }
+        let sent = transport
+            .try_send(peer, &parts[..filled])
+            .map_err(|broken| Fault::Link { peer, broken })?;
+        let Some(sent) = sent else {
+            self.interests.push(Interest {
+                peer,
+                direction: Direction::Send,
+            });
+            return Ok(false);
+        };
+        let header_bytes = sent.min(HEADER_BYTES - header_sent);
+        self.outgoing[link].header_sent += header_bytes;
+        if let Some(number) = head {
+            self.bytes_sent += (sent - header_bytes) as u64;
+            let operation = &mut self.operations[number];
+            operation.moved_bytes += sent - header_bytes;
+            if operation.left_bytes() == 0 {
+                self.outgoing[link].queue.pop_front();
+            }
+        }
+        Ok(true)
+    }
+
+    fn advance_incoming(
+        &mut self,
+        link: usize,
+        transport: &mut dyn Transport,
+    ) -> Result<bool, Fault> {
+        let peer = self.incoming[link].peer;
+        let received = if self.incoming[link].header_received < HEADER_BYTES {
+            self.receive_header(link, transport)?
+        } else {
+            let Some(&number) = self.incoming[link].queue.front() else {
+                return Ok(false);
+            };
+            let left = self.watermark(number) - self.operations[number].moved_bytes;
+            if left == 0 {
+                return Ok(false);
+            }
+            let received = match self.operations[number].action {
+                Some(Action::Copy) => self.receive_in_place(number, left, peer, transport)?,
+                _ => self.receive_and_reduce(link, number, left, transport)?,
+            };
+            if self.operations[number].left_bytes() == 0 {
+                self.incoming[link].queue.pop_front();
+            }
+            received
+        };
+        if !received {
+            self.interests.push(Interest {
+                peer,
+                direction: Direction::Receive,
+            });
+        }
+        Ok(received)
+    }
+
+    /// Nothing is written to the buffer before the peer's header has been seen to be right.
+    fn receive_header(
+        &mut self,
+        link: usize,
+        transport: &mut dyn Transport,
+    ) -> Result<bool, Fault> {
+        let Incoming {
+            peer,
+            header,
+            header_received,
+            ..
+        } = &mut self.incoming[link];
+        let mut part = [IoSliceMut::new(&mut header[*header_received..])];
+        let received = transport
+            .try_receive(*peer, &mut part)
+            .map_err(|broken| Fault::Link {
+                peer: *peer,
+                broken,
+            })?;
+        *header_received += received.unwrap_or(0);
+        if *header_received == HEADER_BYTES && *header != self.header {
+            return Err(Fault::Header {
+                peer: *peer,
+                received: Box::new(*header),
+            });
+        }
+        if self
+            .incoming
+            .iter()
+            .all(|link| link.header_received == HEADER_BYTES)
+        {
+            self.everyone_entered = Some(Instant::now());
+        }
+        Ok(received.is_some())
+    }
+
+    fn receive_in_place(
+        &mut self,
+        number: usize,
+        left: usize,
+        peer: usize,
+        transport: &mut dyn Transport,
+    ) -> Result<bool, Fault> {
+        let operation = &mut self.operations[number];
+        let from = operation.position_bytes();
+        let mut parts: [IoSliceMut<'_>; PARTS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+        let to = from + left.min(SEGMENT_BYTES);
+        let filled = self.buffer.scatter(from..to, &mut parts);
+        let received = transport
+            .try_receive(peer, &mut parts[..filled])
+            .map_err(|broken| Fault::Link { peer, broken })?;
+        operation.moved_bytes += received.unwrap_or(0);
+        Ok(received.is_some())
+    }
+
+    fn receive_and_reduce(
+        &mut self,
+        link: usize,
+        number: usize,
+        left: usize,
+        transport: &mut dyn Transport,
+    ) -> Result<bool, Fault> {
+        let incoming = &mut self.incoming[link];
+        let (peer, carried) = (incoming.peer, incoming.carried);
+        let tile = self.scratch.bytes();
+        tile[..carried].copy_from_slice(&incoming.carry[..carried]);
+        let room = left.min(tile.len() - carried);
+        let received = transport
+            .try_receive(
+                peer,
+                &mut [IoSliceMut::new(&mut tile[carried..carried + room])],
+            )
+            .map_err(|broken| Fault::Link { peer, broken })?;
+        let Some(received) = received else {
+            return Ok(false);
+        };
+
+        let operation = &mut self.operations[number];
+        let first = operation.range.start + operation.moved_bytes / operation.element_bytes;
+        operation.moved_bytes += received;
+        let held = carried + received;
+        let whole = held - held % operation.element_bytes;
+        incoming.carried = held - whole;
+        incoming.carry[..held - whole].copy_from_slice(&tile[whole..held]);
+
+        let op = self.op.expect("only reductions receive partial results");
+        let space = self.accumulator.as_mut().unwrap_or(self.buffer);
+        space.reduce_from(op, first, &tile[..whole]);
+        if operation.action == Some(Action::ReduceAndFinish) {
+            let range = first..first + whole / operation.element_bytes;
+            self.buffer
+                .finish_from(self.accumulator.as_ref(), op, self.world_size, range);
+        }
+        Ok(true)
+    }
+
+    /// The bytes that a send may offer now.
+    fn sendable(&self, number: usize) -> Range<usize> {
+        let operation = &self.operations[number];
+        let from = operation.position_bytes();
+        let left = self.watermark(number) - operation.moved_bytes;
+        from..from + left.min(SEGMENT_BYTES)
+    }
+
+    /// How many bytes of an operation may have moved, given how far earlier ones are.
+    fn watermark(&self, number: usize) -> usize {
+        let operation = &self.operations[number];
+        let mut end = operation.range.end;
+        for (earlier, common) in &operation.conflicts {
+            let earlier = &self.operations[*earlier];
+            let reached = earlier.range.start + earlier.moved_bytes / earlier.element_bytes;
+            if reached < common.end {
+                end = end.min(reached.max(common.start));
+            }
+        }
+        let bytes = (end - operation.range.start) * operation.element_bytes;
+        bytes.max(operation.moved_bytes)
+    }
+}
+
+impl Operation {
+    fn position_bytes(&self) -> usize {
+        self.range.start * self.element_bytes + self.moved_bytes
+    }
+
+    fn left_bytes(&self) -> usize {
+        self.range.len() * self.element_bytes - self.moved_bytes
+    }
+}

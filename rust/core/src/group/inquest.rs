@@ -1,0 +1,177 @@
+//! Who is to blame: the judgement over what all ranks say they did at one position.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+use crate::wire::control::{Entered, Testimony};
+
+/// The facts collected about one position.
+#[derive(Debug)]
+pub(crate) struct Inquest {
+    pub sequence: u64,
+    /// By rank; `None` while a rank has said nothing.
+    testimonies: Vec<Option<Testimony>>,
+    /// If the inquest is about a collective that does not move: the ranks this rank waits for,
+    /// and for how long.
+    stalled: Option<(Vec<usize>, Duration)>,
+}
+
+impl Inquest {
+    pub(crate) fn new(sequence: u64, world_size: usize) -> Self {
+        Self {
+            sequence,
+            testimonies: vec![None; world_size],
+            stalled: None,
+        }
+    }
+
+    pub(crate) fn about_stall(&mut self, awaited: Vec<usize>, idle: Duration) {
+        self.stalled = Some((awaited, idle));
+    }
+
+    /// Adds what a rank says; `false` if that is known already or about something else.
+    pub(crate) fn hear(&mut self, testimony: Testimony) -> bool {
+        let slot = self.testimonies.get_mut(testimony.rank);
+        match slot {
+            Some(slot @ None) if testimony.sequence == self.sequence => {
+                *slot = Some(testimony);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether everybody has spoken.
+    pub(crate) fn complete(&self) -> bool {
+        self.testimonies.iter().all(Option::is_some)
+    }
+
+    /// The judgement on what is known now.
+    ///
+    /// Calls that differ outweigh everything: the ranks outside the largest group of equal calls
+    /// are wrong, and of groups of one size the one with the lowest rank is taken to be right.
+    /// Otherwise a rank that has not entered is late, a silent one is lost, and if all have
+    /// entered, the peer from which nothing comes is at fault.
+    pub(crate) fn verdict(&self, hosts: &[String]) -> Error {
+        if let Some(mismatch) = self.mismatch(hosts) {
+            return mismatch;
+        }
+        let (awaited, idle) = self.stalled.clone().unwrap_or_default();
+        let entered = |rank: usize| {
+            self.testimonies[rank]
+                .as_ref()
+                .map(|testimony| testimony.entered.is_some())
+        };
+        let ranks = 0..self.testimonies.len();
+        let absent = ranks.clone().find(|&rank| entered(rank) == Some(false));
+        let silent = ranks.clone().find(|&rank| entered(rank).is_none());
+        let (rank, problem) = match (absent, silent, awaited.first()) {
+            (Some(rank), _, _) => (rank, "is alive but has not entered this collective"),
+            (_, Some(rank), _) => (rank, "does not answer"),
+            (_, _, Some(&rank)) => (rank, "has entered this collective but sends nothing"),
+            (None, None, None) => {
+                return Error::protocol(
+                    "two ranks disagree about a collective they describe alike",
+                );
+            }
+        };
+        let call = self.calls().next().map(|(_, entered)| entered.call.clone());
+        let mut error = Error::timeout(problem)
+            .blaming(rank, &hosts[rank])
+            .after(idle);
+        error.sequence = Some(self.sequence);
+        error.collective = call;
+        error
+    }
+
+    fn calls(&self) -> impl Iterator<Item = (usize, &Entered)> {
+        self.testimonies
+            .iter()
+            .flatten()
+            .filter_map(|testimony| Some((testimony.rank, testimony.entered.as_ref()?)))
+    }
+
+    fn mismatch(&self, hosts: &[String]) -> Option<Error> {
+        let mut groups: BTreeMap<&[u8], Vec<(usize, &str)>> = BTreeMap::new();
+        for (rank, entered) in self.calls() {
+            let group = groups.entry(&entered.header).or_default();
+            group.push((rank, &entered.call));
+        }
+        let right = groups
+            .values()
+            .max_by_key(|group| (group.len(), std::cmp::Reverse(group[0].0)))?;
+        let (rank, theirs) = groups
+            .values()
+            .filter(|group| group[0].0 != right[0].0)
+            .map(|group| group[0])
+            .min()?;
+        let names: Vec<String> = right.iter().map(|(rank, _)| rank.to_string()).collect();
+        let kind = ErrorKind::Mismatch {
+            theirs: theirs.into(),
+            others: format!("{} (rank {})", right[0].1, names.join(", ")),
+        };
+        let mut error = Error::new(kind).blaming(rank, &hosts[rank]);
+        error.sequence = Some(self.sequence);
+        error.collective = Some(right[0].1.into());
+        Some(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(calls: &[Option<&str>]) -> Error {
+        let mut inquest = Inquest::new(4, calls.len());
+        inquest.about_stall(vec![0], Duration::from_secs(30));
+        for (rank, call) in calls.iter().enumerate() {
+            assert!(inquest.hear(Testimony {
+                rank,
+                sequence: 4,
+                entered: call.map(|call| Entered {
+                    header: call.as_bytes().into(),
+                    call: call.into(),
+                }),
+            }));
+        }
+        assert!(inquest.complete());
+        inquest.verdict(&vec![String::from("h"); calls.len()])
+    }
+
+    fn blamed(error: &Error) -> usize {
+        error.blamed.as_ref().unwrap().rank
+    }
+
+    #[test]
+    fn the_odd_one_out_is_blamed_wherever_it_is() {
+        for odd in 0..4 {
+            let mut calls = [Some("a"); 4];
+            calls[odd] = Some("b");
+            let error = judge(&calls);
+            assert_eq!(blamed(&error), odd);
+            assert!(matches!(&error.kind, ErrorKind::Mismatch { theirs, .. } if theirs == "b"));
+        }
+        assert_eq!(blamed(&judge(&[Some("a"), Some("b")])), 1);
+    }
+
+    #[test]
+    fn a_rank_that_has_not_entered_is_late() {
+        let error = judge(&[Some("a"), Some("a"), None]);
+        assert_eq!(blamed(&error), 2);
+        assert!(matches!(error.kind, ErrorKind::CollectiveTimeout { .. }));
+    }
+
+    #[test]
+    fn a_silent_rank_is_named() {
+        let mut inquest = Inquest::new(1, 2);
+        inquest.about_stall(vec![1], Duration::from_secs(1));
+        inquest.hear(Testimony {
+            rank: 0,
+            sequence: 1,
+            entered: None,
+        });
+        assert!(!inquest.complete());
+        assert_eq!(blamed(&inquest.verdict(&["h".into(), "h".into()])), 0);
+    }
+}

@@ -1,0 +1,472 @@
+//! The watch: one sleeping thread per communicator that notices what goes wrong in the group.
+//!
+//! It owns a control connection to each neighbour on the ring. Over these go a heartbeat per
+//! second, questions and testimonies (see `inquest`), and aborts, which every rank passes on, so
+//! they reach all ranks around either side of a lost one.
+
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::abort::AbortSwitch;
+use crate::engine::{Supervisor, Suspicion};
+use crate::error::Error;
+use crate::group::inquest::Inquest;
+use crate::link::poll::{self, Interested, WakeUp};
+use crate::trace::flight_recorder::FlightRecorder;
+use crate::wire::control::{self, Entered, Message, Testimony};
+
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// A neighbour that is silent for so long is lost.
+const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A broken data connection alone blames its peer only after this time: if the peer itself left
+/// because of another rank, its abort arrives first.
+const LINK_GRACE: Duration = Duration::from_millis(500);
+/// A rank that has not entered the collective in question waits so long before it says so.
+const TESTIMONY_GRACE: Duration = Duration::from_millis(500);
+/// An inquest closes after this time, whoever has spoken.
+const INQUEST_LIMIT: Duration = Duration::from_secs(2);
+/// Bound on `investigate` and on flushing the last messages.
+const JUDGEMENT_LIMIT: Duration = Duration::from_secs(5);
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+/// How often the watch looks whether a collective in question has been entered.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// A description in a testimony is cut after so many bytes; a bucket can have hundreds of names.
+const CALL_BYTES_MAX: usize = 4096;
+
+/// The watch of one communicator.
+pub(crate) struct Liveness {
+    desk: Arc<Desk>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Where other threads leave requests for the watch.
+struct Desk {
+    requests: Mutex<Vec<Requested>>,
+    wake_up: WakeUp,
+    abort: Arc<AbortSwitch>,
+}
+
+enum Requested {
+    Investigate(Suspicion),
+    Spread(Error),
+    Close,
+}
+
+impl Liveness {
+    /// Starts watching over `neighbours`, given as (rank, control connection).
+    pub(crate) fn start(
+        rank: usize,
+        hosts: Vec<String>,
+        neighbours: Vec<(usize, TcpStream)>,
+        abort: Arc<AbortSwitch>,
+        recorder: Arc<FlightRecorder>,
+    ) -> std::io::Result<Self> {
+        let desk = Arc::new(Desk {
+            requests: Mutex::default(),
+            wake_up: WakeUp::new()?,
+            abort,
+        });
+        let now = Instant::now();
+        let neighbours = neighbours
+            .into_iter()
+            .map(|(rank, stream)| {
+                stream.set_nonblocking(true)?;
+                stream.set_nodelay(true)?;
+                Ok(Neighbour {
+                    rank,
+                    stream: Some(stream),
+                    inbox: Vec::new(),
+                    outbox: Vec::new(),
+                    heard_at: now,
+                    left: false,
+                })
+            })
+            .collect::<std::io::Result<_>>()?;
+        let watch = Watch {
+            rank,
+            hosts,
+            neighbours,
+            desk: Arc::clone(&desk),
+            recorder,
+            inquest: None,
+            own_inquest: false,
+            inquest_until: now,
+            testimony_due: None,
+            broken: Vec::new(),
+            left: BTreeSet::new(),
+            beat_at: now,
+        };
+        let thread = std::thread::Builder::new()
+            .name("gradring-watch".into())
+            .spawn(move || watch.run())?;
+        Ok(Self {
+            desk,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Says goodbye and ends the watch.
+    pub(crate) fn close(&self) {
+        self.desk.request(Requested::Close);
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // A watch that panicked has nothing left to say.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Supervisor for Liveness {
+    fn investigate(&self, suspicion: Suspicion) -> Error {
+        let fallback = format!("the group could not find the cause of: {suspicion:?}");
+        self.desk.request(Requested::Investigate(suspicion));
+        self.desk.abort.wait(JUDGEMENT_LIMIT).unwrap_or_else(|| {
+            let cause = Error::protocol(fallback);
+            self.abort(cause.clone());
+            cause
+        })
+    }
+
+    fn abort(&self, cause: Error) {
+        if self.desk.abort.raise(cause.clone()) {
+            self.desk.request(Requested::Spread(cause));
+        }
+    }
+}
+
+impl Drop for Liveness {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Desk {
+    fn request(&self, requested: Requested) {
+        self.requests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(requested);
+        self.wake_up.wake();
+    }
+
+    fn take(&self) -> Vec<Requested> {
+        self.wake_up.reset();
+        std::mem::take(&mut *self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// State of the watch's thread.
+struct Watch {
+    rank: usize,
+    hosts: Vec<String>,
+    neighbours: Vec<Neighbour>,
+    desk: Arc<Desk>,
+    recorder: Arc<FlightRecorder>,
+    inquest: Option<Inquest>,
+    /// Whether this rank is to give the verdict, because its engine waits for it.
+    own_inquest: bool,
+    inquest_until: Instant,
+    /// Until when to wait for this rank's own engine to enter the collective in question.
+    testimony_due: Option<Instant>,
+    /// Peers whose data connection broke, the reason, and from when on they count as lost.
+    broken: Vec<(usize, String, Instant)>,
+    /// Neighbours that said goodbye.
+    left: BTreeSet<usize>,
+    beat_at: Instant,
+}
+
+struct Neighbour {
+    rank: usize,
+    /// `None` once the connection has ended.
+    stream: Option<TcpStream>,
+    inbox: Vec<u8>,
+    outbox: Vec<u8>,
+    heard_at: Instant,
+    left: bool,
+}
+
+impl Watch {
+    fn run(mut self) {
+        loop {
+            for requested in self.desk.take() {
+                match requested {
+                    Requested::Investigate(suspicion) => self.investigate(suspicion),
+                    Requested::Spread(cause) => self.flood(&Message::Abort(cause), None),
+                    Requested::Close => return self.leave(),
+                }
+            }
+            for index in 0..self.neighbours.len() {
+                self.listen(index);
+            }
+            self.keep_time(Instant::now());
+            for neighbour in &mut self.neighbours {
+                neighbour.flush();
+            }
+            self.sleep();
+        }
+    }
+
+    fn sleep(&self) {
+        let urgent =
+            self.inquest.is_some() || !self.broken.is_empty() || self.testimony_due.is_some();
+        let limit = if urgent && self.aborted().is_none() {
+            LOOK_INTERVAL
+        } else {
+            (self.beat_at + HEARTBEAT_INTERVAL).saturating_duration_since(Instant::now())
+        };
+        let sockets = self.neighbours.iter().flat_map(|neighbour| {
+            let fd = neighbour.stream.as_ref().map(|stream| stream.as_raw_fd());
+            let writes = !neighbour.outbox.is_empty();
+            fd.into_iter().flat_map(move |fd| {
+                let write = writes.then(|| Interested::writable(fd));
+                std::iter::once(Interested::readable(fd)).chain(write)
+            })
+        });
+        poll::wait(sockets, &self.desk.wake_up, limit);
+    }
+
+    fn aborted(&self) -> Option<Error> {
+        self.desk.abort.cause()
+    }
+
+    /// Raises the switch here and tells everybody.
+    fn fail(&mut self, cause: Error) {
+        if self.desk.abort.raise(cause.clone()) {
+            self.flood(&Message::Abort(cause), None);
+        }
+    }
+
+    /// Sends to all neighbours but the connection it came from.
+    fn flood(&mut self, message: &Message, except: Option<usize>) {
+        let bytes = control::encode(message);
+        for (index, neighbour) in self.neighbours.iter_mut().enumerate() {
+            if Some(index) != except && neighbour.stream.is_some() {
+                neighbour.outbox.extend_from_slice(&bytes);
+            }
+        }
+    }
+
+    fn investigate(&mut self, suspicion: Suspicion) {
+        match suspicion {
+            Suspicion::LinkBroken { peer, reason } => {
+                self.broken
+                    .push((peer, reason, Instant::now() + LINK_GRACE));
+            }
+            Suspicion::HeadersDiffer { sequence, .. } => {
+                self.open_inquest(sequence, None);
+                self.own_inquest = true;
+            }
+            Suspicion::Stalled {
+                awaited,
+                sequence,
+                idle,
+            } => {
+                self.open_inquest(sequence, None);
+                self.own_inquest = true;
+                if let Some(inquest) = &mut self.inquest {
+                    inquest.about_stall(awaited, idle);
+                }
+            }
+        }
+    }
+
+    /// One inquest is enough for a group: the first question asked is the one answered.
+    fn open_inquest(&mut self, sequence: u64, from: Option<usize>) {
+        if self.inquest.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        self.inquest = Some(Inquest::new(sequence, self.hosts.len()));
+        self.inquest_until = now + INQUEST_LIMIT;
+        self.testimony_due = Some(now + TESTIMONY_GRACE);
+        self.flood(&Message::Inquest { sequence }, from);
+    }
+
+    fn hear(&mut self, message: Message, from: usize) {
+        match message {
+            Message::Heartbeat => {}
+            Message::Goodbye => {
+                self.neighbours[from].left = true;
+                self.left.insert(self.neighbours[from].rank);
+            }
+            Message::Inquest { sequence } => self.open_inquest(sequence, Some(from)),
+            Message::Testimony(testimony) => {
+                self.open_inquest(testimony.sequence, Some(from));
+                let inquest = self.inquest.as_mut();
+                if inquest.is_some_and(|inquest| inquest.hear(testimony.clone())) {
+                    self.flood(&Message::Testimony(testimony), Some(from));
+                }
+            }
+            Message::Abort(cause) => {
+                if self.desk.abort.raise(cause.clone()) {
+                    self.flood(&Message::Abort(cause), Some(from));
+                }
+            }
+        }
+    }
+
+    fn listen(&mut self, index: usize) {
+        let neighbour = &mut self.neighbours[index];
+        let end = neighbour.receive();
+        loop {
+            match control::decode(&mut self.neighbours[index].inbox) {
+                Ok(Some(message)) => self.hear(message, index),
+                Ok(None) => break,
+                Err(error) => {
+                    let rank = self.neighbours[index].rank;
+                    self.neighbours[index].stream = None;
+                    return self.fail(error.blaming(rank, &self.hosts[rank]));
+                }
+            }
+        }
+        let (rank, left) = (self.neighbours[index].rank, self.neighbours[index].left);
+        if let (Some(reason), false) = (end, left) {
+            self.fail(self.lost(rank, &format!("its control connection {reason}")));
+        }
+    }
+
+    fn lost(&self, rank: usize, problem: &str) -> Error {
+        Error::peer_lost(problem).blaming(rank, &self.hosts[rank])
+    }
+
+    /// Whatever is due because time has passed.
+    fn keep_time(&mut self, now: Instant) {
+        if now >= self.beat_at + HEARTBEAT_INTERVAL {
+            self.beat_at = now;
+            self.flood(&Message::Heartbeat, None);
+        }
+        if self.aborted().is_some() {
+            return;
+        }
+        let silent = self.neighbours.iter().find(|neighbour| {
+            neighbour.stream.is_some()
+                && !neighbour.left
+                && now >= neighbour.heard_at + PEER_TIMEOUT
+        });
+        if let Some(rank) = silent.map(|neighbour| neighbour.rank) {
+            let seconds = PEER_TIMEOUT.as_secs();
+            let problem = format!(
+                "no sign of life for {seconds} s; it is stopped, or the network to it is cut"
+            );
+            return self.fail(self.lost(rank, &problem));
+        }
+        let broken = self
+            .broken
+            .iter()
+            .find(|(peer, _, due)| now >= *due || self.left.contains(peer));
+        if let Some((peer, reason, _)) = broken {
+            let problem = if self.left.contains(peer) {
+                "has closed its communicator while others still use it".into()
+            } else {
+                format!("the connection to it {reason}")
+            };
+            return self.fail(self.lost(*peer, &problem));
+        }
+        self.testify(now);
+        if let Some(inquest) = &self.inquest
+            && self.own_inquest
+            && (inquest.complete() || now >= self.inquest_until)
+        {
+            let verdict = inquest.verdict(&self.hosts);
+            self.fail(verdict);
+        }
+    }
+
+    /// Says what this rank did at the position in question, as soon as there is something to say.
+    fn testify(&mut self, now: Instant) {
+        let (Some(inquest), Some(due)) = (&mut self.inquest, self.testimony_due) else {
+            return;
+        };
+        let entry = self.recorder.find(inquest.sequence);
+        if entry.is_none() && now < due {
+            return;
+        }
+        let testimony = Testimony {
+            rank: self.rank,
+            sequence: inquest.sequence,
+            entered: entry.map(|entry| Entered {
+                header: entry.header.to_vec(),
+                call: shortened(entry.call.to_string()),
+            }),
+        };
+        inquest.hear(testimony.clone());
+        self.testimony_due = None;
+        self.flood(&Message::Testimony(testimony), None);
+    }
+
+    /// Says goodbye and sends what is left to send.
+    fn leave(&mut self) {
+        self.flood(&Message::Goodbye, None);
+        let until = Instant::now() + FLUSH_LIMIT;
+        while self.neighbours.iter().any(Neighbour::has_more_to_send) && Instant::now() < until {
+            for neighbour in &mut self.neighbours {
+                neighbour.flush();
+            }
+            if self.neighbours.iter().any(Neighbour::has_more_to_send) {
+                self.sleep();
+            }
+        }
+    }
+}
+
+impl Neighbour {
+    fn has_more_to_send(&self) -> bool {
+        self.stream.is_some() && !self.outbox.is_empty()
+    }
+
+    fn flush(&mut self) {
+        while let (Some(stream), false) = (&mut self.stream, self.outbox.is_empty()) {
+            match stream.write(&self.outbox) {
+                Ok(written) => drop(self.outbox.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The receiving side of this connection reports its end.
+                Err(_) => self.outbox.clear(),
+            }
+        }
+    }
+
+    /// Takes in what has arrived; returns how the connection ended, if it did.
+    fn receive(&mut self) -> Option<String> {
+        let mut bytes = [0; 4096];
+        loop {
+            let reason = match self.stream.as_mut()?.read(&mut bytes) {
+                Ok(0) => "was closed: its process has ended".into(),
+                Ok(received) => {
+                    self.inbox.extend_from_slice(&bytes[..received]);
+                    self.heard_at = Instant::now();
+                    continue;
+                }
+                Err(error) => match error.kind() {
+                    ErrorKind::Interrupted => continue,
+                    ErrorKind::WouldBlock => return None,
+                    ErrorKind::ConnectionReset => "was reset: its process has ended".into(),
+                    _ => format!("broke: {error}"),
+                },
+            };
+            self.stream = None;
+            return Some(reason);
+        }
+    }
+}
+
+fn shortened(mut text: String) -> String {
+    if text.len() > CALL_BYTES_MAX {
+        let end = (0..=CALL_BYTES_MAX)
+            .rev()
+            .find(|&end| text.is_char_boundary(end))
+            .unwrap_or(0);
+        text.truncate(end);
+        text.push_str(" ...");
+    }
+    text
+}

@@ -1,0 +1,9 @@
+//! How ranks find each other, know each other, and notice that one has gone.
+
+pub(crate) mod door;
+pub(crate) mod inquest;
+pub(crate) mod liveness;
+pub(crate) mod rendezvous;
+pub(crate) mod roster;
+
+pub(crate) use roster::host_name;

@@ -1,0 +1,86 @@
+//! The agreed list of members, and what follows from it.
+
+use std::fs;
+
+use crate::wire::handshake::Member;
+
+/// Who is in the group, by rank.
+#[derive(Debug, Clone)]
+pub struct Roster {
+    members: Vec<Member>,
+}
+
+impl Roster {
+    pub(crate) const fn new(members: Vec<Member>) -> Self {
+        Self { members }
+    }
+
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Name of the host that a rank runs on.
+    #[must_use]
+    pub fn host(&self, rank: usize) -> &str {
+        &self.members[rank].host
+    }
+
+    /// Index of a rank among those on its host.
+    #[must_use]
+    pub fn local_rank(&self, rank: usize) -> usize {
+        self.neighbours_of(rank, rank).count()
+    }
+
+    /// Number of ranks on the host of `rank`.
+    #[must_use]
+    pub fn local_size(&self, rank: usize) -> usize {
+        self.neighbours_of(rank, self.members.len()).count()
+    }
+
+    /// The ranks below `end` that share the host of `rank`.
+    fn neighbours_of(&self, rank: usize, end: usize) -> impl Iterator<Item = &Member> {
+        let host_id = &self.members[rank].host_id;
+        self.members[..end]
+            .iter()
+            .filter(move |member| member.host_id == *host_id)
+    }
+}
+
+/// This process as a member that listens at `address`.
+pub(crate) fn this_member(address: String) -> Member {
+    // Containers may share a host name; two systems never share a boot id.
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Member {
+        address,
+        host: host_name(),
+        host_id: format!("{} {}", host_name(), boot_id.trim()),
+    }
+}
+
+/// The name of this host.
+pub(crate) fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".into(),
+        name => name.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_ranks_count_the_ranks_of_one_host() {
+        let members = ["a", "b", "a", "b", "b"].map(|host| Member {
+            address: String::new(),
+            host: host.into(),
+            host_id: host.into(),
+        });
+        let roster = Roster::new(members.into());
+        let local: Vec<_> = (0..5)
+            .map(|rank| (roster.local_rank(rank), roster.local_size(rank)))
+            .collect();
+        assert_eq!(local, [(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]);
+    }
+}

@@ -1,0 +1,286 @@
+//! Proof by symbolic execution: runs the schedules of all ranks on sets of contributions.
+//!
+//! Every element is the set of ranks whose contribution it holds. Transfers are performed as in
+//! the strictest network, one without any buffering: a transfer happens only when the sender has
+//! reached it, the receiver has reached it, and all earlier operations that touch the same
+//! elements are done on both sides. Transfers on one link keep their order. Which of several
+//! possible transfers goes first cannot change what any other transfer carries, so if this run
+//! ends, every order of delivery ends, with the same result; more buffering only enables more.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::{Action, Contents, Schedule, build};
+use crate::collective::Collective;
+use crate::dtype::ReduceOp;
+
+/// Which ranks contributed to an element, and whether it is a final value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Element {
+    contributions: u64,
+    is_final: bool,
+}
+
+struct Operation {
+    range: Range<usize>,
+    peer: usize,
+    action: Option<Action>,
+    contents: Contents,
+    done: bool,
+    step: usize,
+}
+
+impl Operation {
+    fn is_send(&self) -> bool {
+        self.action.is_none()
+    }
+}
+
+/// Runs `schedules` from the state `initial(rank, element)`; returns every rank's elements.
+fn run(
+    schedules: &[Schedule],
+    count: usize,
+    initial: impl Fn(usize, usize) -> Element,
+) -> Result<Vec<Vec<Element>>, String> {
+    let mut state: Vec<Vec<Element>> = (0..schedules.len())
+        .map(|rank| (0..count).map(|index| initial(rank, index)).collect())
+        .collect();
+    let mut operations: Vec<Vec<Operation>> = schedules.iter().map(flatten).collect();
+    let all = u64::MAX >> (64 - schedules.len());
+    loop {
+        let mut progressed = false;
+        for sender in 0..schedules.len() {
+            for index in 0..operations[sender].len() {
+                let Some((receiver, other)) = ready(&operations, sender, index) else {
+                    continue;
+                };
+                let (send, receive) = (&operations[sender][index], &operations[receiver][other]);
+                if send.range.len() != receive.range.len() || send.contents != receive.contents {
+                    return Err(format!("rank {sender} and rank {receiver} do not pair up"));
+                }
+                let sent = state[sender][send.range.clone()].to_vec();
+                let action = receive.action.expect("a receive has an action");
+                for (target, source) in state[receiver][receive.range.clone()].iter_mut().zip(sent)
+                {
+                    apply(action, all, target, source)?;
+                }
+                operations[sender][index].done = true;
+                operations[receiver][other].done = true;
+                progressed = true;
+            }
+        }
+        if operations.iter().flatten().all(|operation| operation.done) {
+            return Ok(state);
+        }
+        if !progressed {
+            return Err("deadlock".into());
+        }
+    }
+}
+
+fn flatten(schedule: &Schedule) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    for (step, exchange) in schedule.iter().enumerate() {
+        if let (Some(send), Some(receive)) = (&exchange.send, &exchange.receive) {
+            assert!(
+                !overlap(&send.range, &receive.range),
+                "step conflicts with itself"
+            );
+        }
+        operations.extend(exchange.send.iter().map(|send| Operation {
+            range: send.range.clone(),
+            peer: send.peer,
+            action: None,
+            contents: send.contents,
+            done: false,
+            step,
+        }));
+        operations.extend(exchange.receive.iter().map(|receive| Operation {
+            range: receive.range.clone(),
+            peer: receive.peer,
+            action: Some(receive.action),
+            contents: receive.action.contents(),
+            done: false,
+            step,
+        }));
+    }
+    operations
+}
+
+/// The receive that send `index` of `sender` could meet now, if both sides are ready for it.
+fn ready(operations: &[Vec<Operation>], sender: usize, index: usize) -> Option<(usize, usize)> {
+    let send = &operations[sender][index];
+    if !send.is_send() || !startable(&operations[sender], index) {
+        return None;
+    }
+    let receiver = send.peer;
+    let other = operations[receiver]
+        .iter()
+        .position(|op| !op.done && !op.is_send() && op.peer == sender)?;
+    startable(&operations[receiver], other).then_some((receiver, other))
+}
+
+/// Whether an operation is not done, first on its link, and free of earlier conflicts.
+fn startable(operations: &[Operation], index: usize) -> bool {
+    let operation = &operations[index];
+    !operation.done
+        && operations[..index].iter().all(|earlier| {
+            earlier.done
+                || earlier.step == operation.step
+                || !((earlier.is_send() == operation.is_send() && earlier.peer == operation.peer)
+                    || (overlap(&earlier.range, &operation.range)
+                        && !(earlier.is_send() && operation.is_send())))
+        })
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start.max(b.start) < a.end.min(b.end)
+}
+
+fn apply(action: Action, all: u64, target: &mut Element, source: Element) -> Result<(), String> {
+    match action {
+        Action::Copy if source.is_final => *target = source,
+        Action::Copy => return Err("a partial result was copied as final".into()),
+        Action::Reduce | Action::ReduceAndFinish => {
+            if source.is_final || target.is_final {
+                return Err("a final value was reduced again".into());
+            }
+            if source.contributions & target.contributions != 0 {
+                return Err("a contribution was counted twice".into());
+            }
+            target.contributions |= source.contributions;
+            if action == Action::ReduceAndFinish {
+                if target.contributions != all {
+                    return Err("an incomplete result was finished".into());
+                }
+                target.is_final = true;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn schedules(collective: &Collective, world_size: usize, count: usize) -> Vec<Schedule> {
+    (0..world_size)
+        .map(|rank| build(collective, rank, world_size, count))
+        .collect()
+}
+
+fn own_contribution(rank: usize, _: usize) -> Element {
+    Element {
+        contributions: 1 << rank,
+        is_final: false,
+    }
+}
+
+/// World sizes to prove, each with counts below, at and above it.
+fn cases() -> impl Iterator<Item = (usize, usize)> {
+    (2..=64).flat_map(|n| [0, 1, n - 1, n, n + 1, 2 * n + 1].map(|count| (n, count)))
+}
+
+const OP: ReduceOp = ReduceOp::Sum;
+
+#[test]
+fn all_reduce_gives_every_rank_every_contribution_exactly_once() {
+    for (world_size, count) in cases() {
+        let schedules = schedules(&Collective::AllReduce { op: OP }, world_size, count);
+        let end = run(&schedules, count, own_contribution)
+            .unwrap_or_else(|why| panic!("N={world_size} count={count}: {why}"));
+        let complete = Element {
+            contributions: u64::MAX >> (64 - world_size),
+            is_final: true,
+        };
+        assert!(end.iter().flatten().all(|element| *element == complete));
+    }
+}
+
+#[test]
+fn reduce_scatter_gives_every_rank_its_own_chunk_even_of_uneven_lengths() {
+    for world_size in 2..=64 {
+        let counts: Vec<usize> = (0..world_size).map(|rank| rank * 7 % 4).collect();
+        let (chunks, count) = (super::chunks_of(&counts), counts.iter().sum());
+        let schedules = schedules(
+            &Collective::ReduceScatter { op: OP, counts },
+            world_size,
+            count,
+        );
+        let end = run(&schedules, count, own_contribution).unwrap();
+        for (elements, chunk) in end.iter().zip(chunks) {
+            assert!(elements[chunk].iter().all(|element| element.is_final));
+        }
+    }
+}
+
+#[test]
+fn all_gather_gives_every_rank_every_chunk_even_of_uneven_lengths() {
+    for world_size in 2..=64 {
+        let counts: Vec<usize> = (0..world_size).map(|rank| rank * 7 % 4).collect();
+        let owner: HashMap<usize, usize> = super::chunks_of(&counts)
+            .into_iter()
+            .enumerate()
+            .flat_map(|(rank, chunk)| chunk.map(move |index| (index, rank)))
+            .collect();
+        let count = counts.iter().sum();
+        let schedules = schedules(&Collective::AllGather { counts }, world_size, count);
+        let end = run(&schedules, count, |rank, _| Element {
+            contributions: 1 << rank,
+            is_final: true,
+        })
+        .unwrap();
+        for elements in end {
+            for (index, element) in elements.iter().enumerate() {
+                assert_eq!(element.contributions, 1 << owner[&index]);
+            }
+        }
+    }
+}
+
+#[test]
+fn broadcast_gives_every_rank_the_roots_contents() {
+    for world_size in 2..=64 {
+        for root in [0, world_size / 2, world_size - 1] {
+            let schedules = schedules(&Collective::Broadcast { root }, world_size, 3);
+            let end = run(&schedules, 3, |rank, _| Element {
+                contributions: 1 << rank,
+                is_final: true,
+            })
+            .unwrap();
+            assert!(
+                end.iter()
+                    .flatten()
+                    .all(|element| element.contributions == 1 << root)
+            );
+        }
+    }
+}
+
+#[test]
+fn chunks_cover_a_buffer_as_array_split_does() {
+    assert_eq!(super::even_chunks(7, 3), [0..3, 3..5, 5..7]);
+    assert_eq!(super::even_chunks(2, 4), [0..1, 1..2, 2..2, 2..2]);
+}
+
+#[test]
+fn a_wrong_schedule_is_refused() {
+    let right = schedules(&Collective::AllReduce { op: OP }, 3, 6);
+    let run = |schedules: &[Schedule]| run(schedules, 6, own_contribution).unwrap_err();
+
+    let mut unpaired = right.clone();
+    unpaired[1].pop();
+    assert_eq!(run(&unpaired), "deadlock");
+
+    let mut shifted = right.clone();
+    for schedule in &mut shifted {
+        for step in schedule.iter_mut() {
+            step.send.as_mut().unwrap().range = 0..2;
+            step.receive.as_mut().unwrap().range = 2..4;
+        }
+    }
+    assert!(run(&shifted).contains("counted twice") || run(&shifted).contains("incomplete"));
+
+    let mut hasty = right;
+    for schedule in &mut hasty {
+        schedule[0].receive.as_mut().unwrap().action = Action::ReduceAndFinish;
+    }
+    assert_eq!(run(&hasty), "an incomplete result was finished");
+}

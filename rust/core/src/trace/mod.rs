@@ -1,0 +1,4 @@
+//! What happened, for statistics and for error messages.
+
+pub mod flight_recorder;
+pub mod stats;

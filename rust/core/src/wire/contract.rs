@@ -1,0 +1,116 @@
+//! The header with which every collective starts: what this rank believes it is doing.
+//!
+//! Layout, little-endian, 56 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u64,
+//! sequence u64, count u64, name hash u64, plan hash u64, root u64. Two ranks take part in the
+//! same collective exactly when their headers are equal.
+
+use crate::collective::{Call, Collective};
+use crate::schedule;
+
+/// Length of an encoded header in bytes.
+pub const HEADER_BYTES: usize = 56;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"GRC1");
+
+/// An encoded header.
+pub type Header = [u8; HEADER_BYTES];
+
+/// The header of `call`, the `sequence`-th collective of this generation.
+#[must_use]
+pub fn header(call: &Call, generation: u64, sequence: u64) -> Header {
+    let (kind, root) = match &call.collective {
+        Collective::AllReduce { .. } => (1, 0),
+        Collective::ReduceScatter { .. } => (2, 0),
+        Collective::AllGather { .. } => (3, 0),
+        Collective::Broadcast { root } => (4, *root as u64),
+        Collective::Barrier => (5, 0),
+    };
+    let op = call.collective.op().map_or(0, |op| op as u8);
+    let mut plan = Fnv1a::new();
+    plan.write(schedule::algorithm(&call.collective).as_bytes());
+    plan.write(call.shapes.as_bytes());
+    if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
+        &call.collective
+    {
+        counts
+            .iter()
+            .for_each(|count| plan.write(&count.to_le_bytes()));
+    }
+    let mut name = Fnv1a::new();
+    name.write(call.name.as_bytes());
+
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+    bytes[4..7].copy_from_slice(&[kind, call.dtype as u8, op]);
+    let words = [
+        generation,
+        sequence,
+        call.count as u64,
+        name.0,
+        plan.0,
+        root,
+    ];
+    for (field, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+        field.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// Whether these bytes are a header at all, as opposed to a broken stream.
+#[must_use]
+pub fn is_header(bytes: &Header) -> bool {
+    bytes[0..4] == MAGIC.to_le_bytes() && (1..=5).contains(&bytes[4])
+}
+
+/// The FNV-1a hash of G. Fowler, L. Noll and K.-P. Vo; the same on every machine and version.
+struct Fnv1a(u64);
+
+impl Fnv1a {
+    const fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::{DType, ReduceOp};
+
+    fn changed(change: impl FnOnce(&mut Call)) -> Header {
+        let mut call = Call {
+            collective: Collective::AllReduce { op: ReduceOp::Sum },
+            dtype: DType::F32,
+            count: 6,
+            name: "w".into(),
+            shapes: "[6]".into(),
+        };
+        change(&mut call);
+        header(&call, 0, 1)
+    }
+
+    #[test]
+    fn every_difference_between_two_calls_shows_in_the_header() {
+        let base = changed(|_| ());
+        assert!(is_header(&base));
+        assert_eq!(base, changed(|_| ()));
+        let others = [
+            changed(|call| call.collective = Collective::AllReduce { op: ReduceOp::Max }),
+            changed(|call| call.collective = Collective::Broadcast { root: 0 }),
+            changed(|call| call.collective = Collective::Broadcast { root: 1 }),
+            changed(|call| call.count = 7),
+            changed(|call| call.dtype = DType::I32),
+            changed(|call| call.name = "v".into()),
+            changed(|call| call.shapes = "[2,3]".into()),
+        ];
+        for (index, other) in others.iter().enumerate() {
+            assert_ne!(&base, other);
+            assert!(others[..index].iter().all(|earlier| earlier != other));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What ranks tell their neighbours beside the data: signs of life, questions, and aborts.
+//!
+//! Messages marked *flooded* are passed on around the ring in both directions by every rank that
+//! sees them for the first time, so one lost rank cannot keep them from the others.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// Bound on one message. The longest holds the description of a bucket.
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// A message between neighbours.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Message {
+    /// The sender is alive.
+    Heartbeat,
+    /// The sender leaves in good order.
+    Goodbye,
+    /// Flooded: what is everybody doing at this position?
+    Inquest { sequence: u64 },
+    /// Flooded: a rank's answer to an inquest.
+    Testimony(Testimony),
+    /// Flooded: the group has failed, and why.
+    Abort(Error),
+}
+
+/// What one rank says it did at the position of an inquest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Testimony {
+    pub rank: usize,
+    pub sequence: u64,
+    /// The collective it entered there; `None` if it has not entered it.
+    pub entered: Option<Entered>,
+}
+
+/// A collective that a rank entered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entered {
+    /// The contract header it sent.
+    pub header: Vec<u8>,
+    /// The call, for people.
+    pub call: String,
+}
+
+/// A message with its length in front.
+pub(crate) fn encode(message: &Message) -> Vec<u8> {
+    let body = postcard::to_stdvec(message).expect("control messages can be encoded");
+    [&(body.len() as u32).to_le_bytes()[..], &body].concat()
+}
+
+/// Takes the first complete message out of `bytes`.
+///
+/// # Errors
+/// `Protocol` when the bytes are no message or announce an excessive length.
+pub(crate) fn decode(bytes: &mut Vec<u8>) -> Result<Option<Message>, Error> {
+    let Some(length) = bytes.first_chunk::<4>() else {
+        return Ok(None);
+    };
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > MESSAGE_BYTES_MAX {
+        return Err(Error::protocol(format!(
+            "a control message of {length} bytes was announced; at most {MESSAGE_BYTES_MAX} are accepted"
+        )));
+    }
+    let Some(body) = bytes.get(4..4 + length) else {
+        return Ok(None);
+    };
+    let message = postcard::from_bytes(body)
+        .map_err(|error| Error::protocol(format!("a control message is malformed: {error}")))?;
+    bytes.drain(..4 + length);
+    Ok(Some(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_any_fragmentation() {
+        let messages = [
+            Message::Heartbeat,
+            Message::Inquest { sequence: 7 },
+            Message::Abort(Error::aborted("why").blaming(3, "h")),
+        ];
+        let stream: Vec<u8> = messages.iter().flat_map(encode).collect();
+        let (mut arrived, mut decoded) = (Vec::new(), Vec::new());
+        for byte in stream {
+            arrived.push(byte);
+            decoded.extend(decode(&mut arrived).unwrap());
+        }
+        assert_eq!(decoded, messages);
+    }
+
+    #[test]
+    fn a_giant_length_is_refused() {
+        assert!(decode(&mut u32::MAX.to_le_bytes().to_vec()).is_err());
+    }
+}

@@ -1,0 +1,5 @@
+//! What travels between ranks, as bytes; no socket in sight.
+
+pub mod contract;
+pub(crate) mod control;
+pub(crate) mod handshake;

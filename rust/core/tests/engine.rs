@@ -1,0 +1,269 @@
+//! The engine over in-process links: every collective, and every way to fail.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use gradring_core::abort::AbortSwitch;
+use gradring_core::buffer::{Buffer, Slice};
+use gradring_core::collective::{Collective, Request};
+use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::engine::{Engine, Parts, Supervisor, Suspicion};
+use gradring_core::error::{Error, ErrorKind};
+use gradring_core::link::memory;
+use gradring_core::schedule;
+use gradring_core::work::WaitOutcome;
+
+/// Turns every suspicion into an error and ends all ranks of one test with it.
+struct Judge {
+    switches: Vec<Arc<AbortSwitch>>,
+}
+
+impl Supervisor for Judge {
+    fn investigate(&self, suspicion: Suspicion) -> Error {
+        let error = match suspicion {
+            Suspicion::LinkBroken { peer, reason } => Error::peer_lost(reason).blaming(peer, "h"),
+            Suspicion::HeadersDiffer { peer, .. } => Error::new(ErrorKind::Mismatch {
+                theirs: "theirs".into(),
+                others: "ours".into(),
+            })
+            .blaming(peer, "h"),
+            Suspicion::Stalled { awaited, .. } => {
+                Error::timeout("is late").blaming(awaited[0], "h")
+            }
+        };
+        self.abort(error.clone());
+        error
+    }
+
+    fn abort(&self, cause: Error) {
+        for switch in &self.switches {
+            switch.raise(cause.clone());
+        }
+    }
+}
+
+/// Runs `body(rank, engine)` on every rank of a group whose pipes hold `capacity_bytes`.
+fn group<T: Send + 'static>(
+    world_size: usize,
+    capacity_bytes: usize,
+    timeout: Duration,
+    body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let switches: Vec<Arc<AbortSwitch>> = (0..world_size).map(|_| Arc::default()).collect();
+    let judge = Arc::new(Judge {
+        switches: switches.clone(),
+    });
+    let body = Arc::new(body);
+    let ranks: Vec<_> = memory::mesh(world_size, capacity_bytes)
+        .into_iter()
+        .enumerate()
+        .map(|(rank, transport)| {
+            let engine = Engine::new(Parts {
+                rank,
+                world_size,
+                transport: Box::new(transport),
+                supervisor: Arc::clone(&judge) as _,
+                abort: Arc::clone(&switches[rank]),
+                recorder: Arc::default(),
+                timeout,
+                spin: Duration::ZERO,
+            });
+            let body = Arc::clone(&body);
+            thread::spawn(move || body(rank, &engine))
+        })
+        .collect();
+    ranks
+        .into_iter()
+        .map(|rank| rank.join().expect("no rank panics"))
+        .collect()
+}
+
+const PATIENT: Duration = Duration::from_secs(60);
+
+/// A request over memory that the test reads afterwards, in two slices.
+fn request(values: &mut [f32], collective: Collective) -> Request {
+    let count = values.len();
+    let (first, second) = values.split_at_mut(count / 3);
+    let slices = [first, second]
+        .map(|part| Slice {
+            start: part.as_mut_ptr().cast(),
+            count: part.len(),
+        })
+        .to_vec();
+    Request {
+        collective,
+        // SAFETY: the tests wait for the collective before they touch `values` again.
+        buffer: unsafe { Buffer::new(DType::F32, slices, Box::new(())) },
+        name: "x".into(),
+        shapes: format!("[{count}]"),
+    }
+}
+
+/// Values by which every element of every rank can be told apart, exact in float32.
+fn contribution(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|index| (index * 16 + rank) as f32).collect()
+}
+
+const SUM: Collective = Collective::AllReduce { op: ReduceOp::Sum };
+
+#[test]
+fn all_reduce_sums_for_every_world_size_count_and_pipe_capacity() {
+    for world_size in [1, 2, 3, 5, 8] {
+        for count in [0, 1, 2, 7, 1000] {
+            for capacity_bytes in [3, 100_000] {
+                let results = group(world_size, capacity_bytes, PATIENT, move |rank, engine| {
+                    let mut values = contribution(rank, count);
+                    engine
+                        .run(request(&mut values, SUM), &mut || false)
+                        .unwrap();
+                    values
+                });
+                let ranks = (0..world_size).map(|rank| contribution(rank, count));
+                let expected: Vec<f32> = (0..count)
+                    .map(|index| ranks.clone().map(|values| values[index]).sum())
+                    .collect();
+                for result in results {
+                    assert_eq!(result, expected, "N={world_size} count={count}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reduce_scatter_all_gather_broadcast_and_barrier_do_what_they_say() {
+    let (world_size, count) = (3, 10);
+    let results = group(world_size, 64, PATIENT, move |rank, engine| {
+        let run = |values: &mut Vec<f32>, collective| {
+            engine
+                .run(request(values, collective), &mut || false)
+                .unwrap();
+        };
+        let mut scattered = contribution(rank, count);
+        run(
+            &mut scattered,
+            Collective::ReduceScatter {
+                op: ReduceOp::Max,
+                counts: vec![4, 3, 3],
+            },
+        );
+        let own = schedule::chunk(count, world_size, rank);
+
+        let counts = vec![1, 0, 4];
+        let start: usize = counts[..rank].iter().sum();
+        let mut gathered = vec![-1.0; 5];
+        gathered[start..start + counts[rank]].fill(rank as f32);
+        run(&mut gathered, Collective::AllGather { counts });
+
+        let mut copied = contribution(rank, count);
+        run(&mut copied, Collective::Broadcast { root: 1 });
+        engine.run(Request::barrier(), &mut || false).unwrap();
+        (
+            scattered[own.clone()] == contribution(2, count)[own],
+            gathered,
+            copied,
+        )
+    });
+    for (scattered, gathered, copied) in results {
+        assert!(scattered);
+        assert_eq!(gathered, [0., 2., 2., 2., 2.]);
+        assert_eq!(copied, contribution(1, count));
+    }
+}
+
+#[test]
+fn asynchronous_works_run_in_launch_order_behind_and_before_blocking_calls() {
+    let results = group(2, 1000, PATIENT, |rank, engine| {
+        let mut values: Vec<Vec<f32>> = (0..20).map(|index| vec![index as f32; 50]).collect();
+        let works: Vec<_> = values
+            .iter_mut()
+            .map(|values| engine.start(request(values, SUM)).unwrap())
+            .collect();
+        let mut last = vec![rank as f32; 3];
+        engine.run(request(&mut last, SUM), &mut || false).unwrap();
+        assert!(works.iter().all(gradring_core::work::Work::done));
+        (values, last)
+    });
+    for (values, last) in results {
+        assert_eq!(last, [1.0; 3]);
+        for (index, values) in values.into_iter().enumerate() {
+            assert_eq!(values, [2.0 * index as f32; 50]);
+        }
+    }
+}
+
+#[test]
+fn different_calls_are_a_mismatch_on_every_rank_before_anything_is_written() {
+    let results = group(3, 1000, PATIENT, |rank, engine| {
+        let mut values = vec![1.0; if rank == 1 { 7 } else { 6 }];
+        let error = engine
+            .run(request(&mut values, SUM), &mut || false)
+            .unwrap_err();
+        (error, values)
+    });
+    for (error, values) in results {
+        assert!(matches!(error.kind, ErrorKind::Mismatch { .. }), "{error}");
+        assert!(error.collective.is_some() && error.sequence == Some(1));
+        assert!(values.iter().all(|&value| value == 1.0));
+    }
+}
+
+#[test]
+fn an_absent_rank_is_a_timeout_that_names_it_and_poisons_later_calls() {
+    let results = group(2, 1000, Duration::from_millis(300), |rank, engine| {
+        if rank == 1 {
+            thread::sleep(Duration::from_millis(900));
+        }
+        let mut values = vec![1.0; 6];
+        let first = engine
+            .run(request(&mut values, SUM), &mut || false)
+            .unwrap_err();
+        let second = engine.start(request(&mut values, SUM)).unwrap_err();
+        (first, second)
+    });
+    for (first, second) in results {
+        for error in [first, second] {
+            assert!(
+                matches!(error.kind, ErrorKind::CollectiveTimeout { .. }),
+                "{error}"
+            );
+            assert_eq!(error.blamed.unwrap().rank, 1);
+        }
+    }
+}
+
+#[test]
+fn closing_fails_what_is_under_way_and_a_wait_can_time_out() {
+    group(2, 1000, PATIENT, |rank, engine| {
+        if rank == 1 {
+            return;
+        }
+        let mut values = vec![1.0; 6];
+        let work = engine.start(request(&mut values, SUM)).unwrap();
+        let outcome = work.wait(Some(Duration::from_millis(1)), &mut || false);
+        // Rank 1 may be gone by now, which ends the work as well.
+        assert!(matches!(
+            outcome,
+            WaitOutcome::TimedOut | WaitOutcome::Ended(Err(_))
+        ));
+        engine.close();
+        assert!(work.wait_forever().is_err());
+        assert!(engine.start(request(&mut values, SUM)).is_err());
+    });
+}
+
+#[test]
+fn an_interrupt_ends_a_blocking_call() {
+    let results = group(2, 1000, PATIENT, |rank, engine| {
+        let mut values = vec![1.0; 6];
+        if rank == 1 {
+            thread::sleep(Duration::from_millis(500));
+        }
+        let result = engine.run(request(&mut values, SUM), &mut || rank == 0);
+        result.unwrap_err().kind
+    });
+    for kind in results {
+        assert!(matches!(kind, ErrorKind::Aborted { .. }), "{kind:?}");
+    }
+}

@@ -1,0 +1,262 @@
+//! Groups over real sockets: forming, working, and failing.
+
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use gradring_core::buffer::{Buffer, Slice};
+use gradring_core::collective::{Collective, Request};
+use gradring_core::communicator::{Communicator, Config};
+use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::error::{Error, ErrorKind};
+
+fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
+    Config {
+        rank,
+        world_size,
+        rendezvous: rendezvous.into(),
+        listen: None,
+        token: b"secret".into(),
+        timeout: Duration::from_secs(30),
+    }
+}
+
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+/// Connects as every config says, each in its own thread, and runs `body` on it.
+fn members<T: Send + 'static>(
+    configs: Vec<Config>,
+    body: impl Fn(usize, Result<Arc<Communicator>, Error>) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let body = Arc::new(body);
+    let threads: Vec<_> = configs
+        .into_iter()
+        .map(|config| {
+            let body = Arc::clone(&body);
+            thread::spawn(move || body(config.rank, Communicator::connect(&config, &mut || false)))
+        })
+        .collect();
+    threads
+        .into_iter()
+        .map(|thread| thread.join().expect("no rank panics"))
+        .collect()
+}
+
+fn group<T: Send + 'static>(
+    world_size: usize,
+    body: impl Fn(usize, Arc<Communicator>) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let address = free_address();
+    let configs = (0..world_size).map(|rank| config(rank, world_size, &address));
+    members(configs.collect(), move |rank, communicator| {
+        body(rank, communicator.expect("the group forms"))
+    })
+}
+
+fn all_reduce(communicator: &Communicator, values: &mut [f32]) -> Result<(), Error> {
+    let slice = Slice {
+        start: values.as_mut_ptr().cast(),
+        count: values.len(),
+    };
+    let request = Request {
+        collective: Collective::AllReduce { op: ReduceOp::Sum },
+        // SAFETY: `run` ends before `values` is used again.
+        buffer: unsafe { Buffer::new(DType::F32, vec![slice], Box::new(())) },
+        name: "x".into(),
+        shapes: format!("[{}]", values.len()),
+    };
+    communicator.run(request, &mut || false)
+}
+
+fn blamed(error: &Error) -> Option<usize> {
+    error.blamed.as_ref().map(|blamed| blamed.rank)
+}
+
+#[test]
+fn groups_of_several_sizes_reduce_over_tcp_and_know_their_hosts() {
+    for world_size in [1, 2, 3, 5] {
+        let sums = group(world_size, |rank, communicator| {
+            assert_eq!(communicator.roster().local_rank(rank), rank);
+            let mut values = vec![rank as f32 + 1.0; 300_001];
+            all_reduce(&communicator, &mut values).unwrap();
+            values
+        });
+        let expected = (world_size * (world_size + 1) / 2) as f32;
+        assert!(sums.iter().flatten().all(|&value| value == expected));
+    }
+}
+
+#[test]
+fn a_different_shape_blames_the_odd_rank_on_all() {
+    for odd in 0..3 {
+        let errors = group(3, move |rank, communicator| {
+            let mut values = vec![1.0; if rank == odd { 7 } else { 6 }];
+            let error = all_reduce(&communicator, &mut values).unwrap_err();
+            // The others still need this rank's voice.
+            thread::sleep(Duration::from_millis(300));
+            error
+        });
+        for error in errors {
+            assert!(matches!(error.kind, ErrorKind::Mismatch { .. }), "{error}");
+            assert_eq!(blamed(&error), Some(odd), "{error}");
+            let text = error.to_string();
+            assert!(
+                text.contains("float32[7]") && text.contains("float32[6]"),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_closes_early_is_named_on_all_others() {
+    let errors = group(4, |rank, communicator| {
+        if rank == 2 {
+            communicator.close();
+            return None;
+        }
+        all_reduce(&communicator, &mut [1.0; 6]).err()
+    });
+    for (rank, error) in errors
+        .into_iter()
+        .enumerate()
+        .filter(|(rank, _)| *rank != 2)
+    {
+        let error = error.unwrap_or_else(|| panic!("rank {rank} fails too"));
+        assert!(matches!(error.kind, ErrorKind::PeerLost { .. }), "{error}");
+        assert_eq!(blamed(&error), Some(2), "{error}");
+    }
+}
+
+#[test]
+fn an_abort_reaches_all_ranks_with_its_reason() {
+    let errors = group(4, |rank, communicator| {
+        if rank == 3 {
+            communicator.abort("the disk is full");
+        }
+        let error = all_reduce(&communicator, &mut [1.0; 6]).unwrap_err();
+        thread::sleep(Duration::from_millis(300));
+        error
+    });
+    for error in errors {
+        assert!(matches!(error.kind, ErrorKind::Aborted { .. }), "{error}");
+        assert_eq!(blamed(&error), Some(3));
+        assert!(error.to_string().contains("the disk is full"));
+    }
+}
+
+#[test]
+fn a_late_rank_is_named_by_a_timeout_on_all() {
+    let address = free_address();
+    let configs = (0..3).map(|rank| Config {
+        timeout: Duration::from_secs(2),
+        ..config(rank, 3, &address)
+    });
+    let errors = members(configs.collect(), |rank, communicator| {
+        let communicator = communicator.unwrap();
+        if rank == 1 {
+            thread::sleep(Duration::from_secs(5));
+        }
+        all_reduce(&communicator, &mut [1.0; 6]).unwrap_err()
+    });
+    for error in errors {
+        assert!(
+            matches!(error.kind, ErrorKind::CollectiveTimeout { .. }),
+            "{error}"
+        );
+        assert_eq!(blamed(&error), Some(1), "{error}");
+    }
+}
+
+#[test]
+fn a_missing_rank_is_named_by_those_who_came() {
+    let address = free_address();
+    let configs = [0, 2].map(|rank| Config {
+        timeout: Duration::from_secs(2),
+        ..config(rank, 3, &address)
+    });
+    for error in members(configs.into(), |_, communicator| {
+        communicator.err().unwrap()
+    }) {
+        assert!(
+            matches!(error.kind, ErrorKind::Rendezvous { .. }),
+            "{error}"
+        );
+        assert_eq!(blamed(&error), Some(1), "{error}");
+    }
+}
+
+#[test]
+fn a_missing_rank_0_is_named_with_its_address() {
+    let address = free_address();
+    let config = Config {
+        timeout: Duration::from_secs(1),
+        ..config(1, 2, &address)
+    };
+    let error = Communicator::connect(&config, &mut || false).err().unwrap();
+    assert!(matches!(error.kind, ErrorKind::Rendezvous { .. }));
+    assert_eq!(blamed(&error), Some(0));
+    assert!(error.to_string().contains(&address) && error.to_string().contains("refused"));
+}
+
+#[test]
+fn a_wrong_token_or_size_is_told_to_both_sides() {
+    for change in [
+        |config: &mut Config| config.token = b"guess".into(),
+        |config: &mut Config| config.world_size = 3,
+    ] {
+        let address = free_address();
+        let mut configs = [0, 1].map(|rank| Config {
+            timeout: Duration::from_secs(2),
+            ..config(rank, 2, &address)
+        });
+        change(&mut configs[1]);
+        let errors = members(configs.into(), |_, communicator| {
+            communicator.err().unwrap()
+        });
+        assert!(
+            errors[0].to_string().contains("turned away"),
+            "{}",
+            errors[0]
+        );
+        assert!(
+            !matches!(errors[1].kind, ErrorKind::PeerLost { .. }),
+            "{}",
+            errors[1]
+        );
+    }
+}
+
+#[test]
+fn strangers_do_not_keep_a_group_from_forming() {
+    let address = free_address();
+    let noise = {
+        let address = address.clone();
+        thread::spawn(move || {
+            let mut idle = Vec::new();
+            for attempt in 0..200 {
+                if let Ok(mut stream) = TcpStream::connect(&address) {
+                    if attempt % 2 == 0 {
+                        let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+                    }
+                    idle.push(stream);
+                }
+                thread::sleep(Duration::from_millis(2));
+            }
+        })
+    };
+    thread::sleep(Duration::from_millis(50));
+    let configs = (0..3).map(|rank| config(rank, 3, &address)).collect();
+    let sums = members(configs, |_, communicator| {
+        let mut values = [1.0; 5];
+        all_reduce(&communicator.unwrap(), &mut values).unwrap();
+        values
+    });
+    assert_eq!(sums, [[3.0; 5]; 3]);
+    noise.join().unwrap();
+}

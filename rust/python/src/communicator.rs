@@ -1,0 +1,298 @@
+//! `_native.Communicator`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gradring_core::collective::{Collective, Request};
+use gradring_core::communicator::{self, Config};
+use gradring_core::dtype::ReduceOp;
+use gradring_core::error::Error;
+use gradring_core::trace::stats::Totals;
+use numpy::PyUntypedArray;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arrays::Bucket;
+use crate::errors::to_python;
+use crate::work::Work;
+
+/// A connected group of ranks.
+#[pyclass(frozen, module = "gradring._native")]
+pub(crate) struct Communicator {
+    inner: Arc<communicator::Communicator>,
+}
+
+type Arrays<'py> = Vec<Bound<'py, PyUntypedArray>>;
+
+#[pymethods]
+impl Communicator {
+    #[new]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout))]
+    fn new(
+        py: Python<'_>,
+        rank: usize,
+        world_size: usize,
+        rendezvous: String,
+        listen: Option<String>,
+        token: Vec<u8>,
+        timeout: f64,
+    ) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
+            let problem = format!("timeout={timeout} is not a number of seconds: {error}");
+            to_python(py, &Error::config(problem))
+        })?;
+        let config = Config {
+            rank,
+            world_size,
+            rendezvous,
+            listen,
+            token,
+            timeout,
+        };
+        let inner = guarded(py, |signals| {
+            communicator::Communicator::connect(&config, &mut || signals.arrived())
+        })?;
+        Ok(Self { inner })
+    }
+
+    #[getter]
+    fn id(&self) -> u64 {
+        self.inner.id()
+    }
+
+    #[getter]
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    #[getter]
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    #[getter]
+    fn local_rank(&self) -> usize {
+        self.inner.roster().local_rank(self.inner.rank())
+    }
+
+    #[getter]
+    fn local_size(&self) -> usize {
+        self.inner.roster().local_size(self.inner.rank())
+    }
+
+    #[getter]
+    fn hosts(&self) -> Vec<&str> {
+        (0..self.inner.world_size())
+            .map(|rank| self.inner.roster().host(rank))
+            .collect()
+    }
+
+    #[getter]
+    fn transport(&self) -> &'static str {
+        self.inner.transport_name()
+    }
+
+    fn all_reduce(&self, py: Python<'_>, arrays: Arrays<'_>, op: &str, name: &str) -> PyResult<()> {
+        let op = reduce_op(op)?;
+        self.run(py, &arrays, name, Collective::AllReduce { op })
+    }
+
+    fn all_reduce_async(&self, arrays: Arrays<'_>, op: &str, name: &str) -> PyResult<Work> {
+        let op = reduce_op(op)?;
+        let bucket = Bucket::parse(&arrays)?;
+        let py = arrays.first().map(Bound::py);
+        let owners: Vec<Py<PyUntypedArray>> = arrays.into_iter().map(Bound::unbind).collect();
+        let shapes = bucket.shapes.clone();
+        let request = Request {
+            collective: Collective::AllReduce { op },
+            // SAFETY: `owners` keeps the arrays alive; the documentation asks the caller to leave
+            // them alone until the work has ended.
+            buffer: unsafe { bucket.into_buffer(Box::new(owners)) },
+            name: name.into(),
+            shapes,
+        };
+        let started = self.inner.start(request);
+        started.map(Work::new).map_err(|error| {
+            py.map_or_else(
+                || Python::attach(|py| to_python(py, &error)),
+                |py| to_python(py, &error),
+            )
+        })
+    }
+
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        arrays: Arrays<'_>,
+        op: &str,
+        counts: Vec<usize>,
+        name: &str,
+    ) -> PyResult<()> {
+        let op = reduce_op(op)?;
+        self.run(py, &arrays, name, Collective::ReduceScatter { op, counts })
+    }
+
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        arrays: Arrays<'_>,
+        counts: Vec<usize>,
+        name: &str,
+    ) -> PyResult<()> {
+        self.run(py, &arrays, name, Collective::AllGather { counts })
+    }
+
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        arrays: Arrays<'_>,
+        root: usize,
+        name: &str,
+    ) -> PyResult<()> {
+        if root >= self.world_size() {
+            return Err(PyValueError::new_err(format!(
+                "root={root} is not a rank of a world of {}",
+                self.world_size()
+            )));
+        }
+        self.run(py, &arrays, name, Collective::Broadcast { root })
+    }
+
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        guarded(py, |signals| {
+            self.inner
+                .run(Request::barrier(), &mut || signals.arrived())
+        })
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.inner.stats();
+        let mut all = Totals::default();
+        let collectives = PyDict::new(py);
+        for (name, totals) in &stats.collectives {
+            collectives.set_item(name, totals_to_python(py, totals)?)?;
+            all.count += totals.count;
+            all.bytes += totals.bytes;
+            all.bytes_sent += totals.bytes_sent;
+            all.waiting += totals.waiting;
+            all.moving += totals.moving;
+            all.algorithm = totals.algorithm;
+        }
+        let result = totals_to_python(py, &all)?;
+        result.set_item("transport", self.inner.transport_name())?;
+        result.set_item("collectives", collectives)?;
+        let lateness: BTreeMap<usize, f64> = stats
+            .lateness
+            .iter()
+            .map(|(&rank, time)| (rank, time.as_secs_f64()))
+            .collect();
+        result.set_item("lateness_s", lateness)?;
+        Ok(result)
+    }
+
+    fn abort(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.inner.abort(reason));
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.inner.close());
+    }
+}
+
+impl Communicator {
+    /// Runs a blocking collective over `arrays`.
+    fn run(
+        &self,
+        py: Python<'_>,
+        arrays: &Arrays<'_>,
+        name: &str,
+        collective: Collective,
+    ) -> PyResult<()> {
+        let bucket = Bucket::parse(arrays)?;
+        if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
+            &collective
+            && (counts.len() != self.inner.world_size()
+                || counts.iter().sum::<usize>() != bucket.count())
+        {
+            return Err(PyValueError::new_err(format!(
+                "counts {counts:?} do not divide {} elements among {} ranks",
+                bucket.count(),
+                self.inner.world_size()
+            )));
+        }
+        let shapes = bucket.shapes.clone();
+        let request = Request {
+            collective,
+            // SAFETY: `arrays` outlives the call, which ends only when the collective has; the
+            // documentation asks other threads of the caller to leave the arrays alone.
+            buffer: unsafe { bucket.into_buffer(Box::new(())) },
+            name: name.into(),
+            shapes,
+        };
+        guarded(py, |signals| {
+            self.inner.run(request, &mut || signals.arrived())
+        })
+    }
+}
+
+/// Runs `body` without the interpreter; a signal handler's exception wins over its error.
+fn guarded<T: Send>(
+    py: Python<'_>,
+    body: impl FnOnce(&mut Signals) -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    let mut signals = Signals::default();
+    let result = py.detach(|| body(&mut signals));
+    match (result, signals.exception) {
+        (_, Some(exception)) => Err(exception),
+        (result, None) => result.map_err(|error| to_python(py, &error)),
+    }
+}
+
+/// Lets Python's signal handlers run while the core waits, and keeps what they raised.
+#[derive(Default)]
+pub(crate) struct Signals {
+    exception: Option<PyErr>,
+}
+
+impl Signals {
+    /// Whether a handler raised: Ctrl-C does.
+    pub(crate) fn arrived(&mut self) -> bool {
+        if self.exception.is_none() {
+            self.exception = Python::attach(|py| py.check_signals()).err();
+        }
+        self.exception.is_some()
+    }
+
+    pub(crate) fn into_error(self) -> PyErr {
+        self.exception
+            .unwrap_or_else(|| PyKeyboardInterrupt::new_err(()))
+    }
+}
+
+fn reduce_op(name: &str) -> PyResult<ReduceOp> {
+    ReduceOp::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
+        PyValueError::new_err(format!("op={name:?} is none of {}", known.join(", ")))
+    })
+}
+
+fn totals_to_python<'py>(py: Python<'py>, totals: &Totals) -> PyResult<Bound<'py, PyDict>> {
+    let time_s = (totals.waiting + totals.moving).as_secs_f64();
+    let algbw_gbps = if time_s > 0.0 {
+        totals.bytes as f64 / time_s / 1e9
+    } else {
+        0.0
+    };
+    let result = PyDict::new(py);
+    result.set_item("count", totals.count)?;
+    result.set_item("bytes", totals.bytes)?;
+    result.set_item("bytes_sent", totals.bytes_sent)?;
+    result.set_item("time_s", time_s)?;
+    result.set_item("waiting_s", totals.waiting.as_secs_f64())?;
+    result.set_item("moving_s", totals.moving.as_secs_f64())?;
+    result.set_item("algbw_gbps", algbw_gbps)?;
+    result.set_item("algorithm", totals.algorithm)?;
+    Ok(result)
+}

@@ -1,0 +1,36 @@
+//! The one table from the core's errors to Python's exceptions.
+
+use gradring_core::error::{Error, ErrorKind};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The exception that stands for an error: an instance of a class in `gradring.errors`.
+pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
+    build(py, error).unwrap_or_else(|failure| {
+        PyRuntimeError::new_err(format!("{error} (and gradring.errors failed: {failure})"))
+    })
+}
+
+fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let class = match error.kind {
+        ErrorKind::Config { .. } => "ConfigError",
+        ErrorKind::Rendezvous { .. } => "RendezvousError",
+        ErrorKind::Authentication { .. } => "AuthenticationError",
+        ErrorKind::Mismatch { .. } => "MismatchError",
+        ErrorKind::PeerLost { .. } => "PeerLostError",
+        ErrorKind::CollectiveTimeout { .. } => "CollectiveTimeoutError",
+        ErrorKind::Aborted { .. } => "AbortedError",
+        ErrorKind::Protocol { .. } => "ProtocolError",
+    };
+    let facts = PyDict::new(py);
+    let blamed = error.blamed.as_ref();
+    facts.set_item("rank", blamed.map(|blamed| blamed.rank))?;
+    facts.set_item("host", blamed.map(|blamed| &blamed.host))?;
+    facts.set_item("collective", &error.collective)?;
+    facts.set_item("sequence", error.sequence)?;
+    facts.set_item("elapsed_s", error.elapsed.map(|time| time.as_secs_f64()))?;
+    let class = py.import("gradring.errors")?.getattr(class)?;
+    let exception = class.call((error.to_string(),), Some(&facts))?;
+    Ok(PyErr::from_value(exception))
+}

@@ -1,0 +1,271 @@
+"""The Python interface: what is accepted, what is refused, and what comes back."""
+
+from __future__ import annotations
+
+import array
+import signal
+import threading
+import time
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gradring
+from gradring.testing import run_ranks
+
+
+def other_collectives() -> dict[str, Any]:
+    with gradring.init() as comm:
+        rank, size = comm.rank, comm.world_size
+        x = np.arange(10.0).reshape(5, 2) * (rank + 1)
+        total = np.arange(10.0).reshape(5, 2) * sum(range(1, size + 1))
+        scattered = comm.reduce_scatter(x)
+        return {
+            "input untouched": bool((x == np.arange(10.0).reshape(5, 2) * (rank + 1)).all()),
+            "scattered": np.array_equal(scattered, np.array_split(total, size)[rank]),
+            "round trip": np.array_equal(comm.all_gather(scattered), total),
+            "gathered numbers": comm.all_gather(np.int32(rank)).tolist() == list(range(size)),
+            "gathered uneven": comm.all_gather(np.full((rank, 3), rank)).shape
+            == (sum(range(size)), 3),
+            "broadcast": comm.broadcast(np.full(4, rank, np.int64), root=size - 1).tolist()
+            == [size - 1] * 4,
+        }
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_reduce_scatter_all_gather_and_broadcast(world_size: int) -> None:
+    for facts in run_ranks(other_collectives, world_size=world_size):
+        assert [name for name, holds in facts.items() if not holds] == []
+
+
+def kinds_of_arguments() -> list[Any]:
+    with gradring.init() as comm:
+        bucket = [np.ones((2, 3), np.float32), np.zeros(0, np.float32), np.full(5, 2, np.float32)]
+        returned = comm.all_reduce(bucket)
+        raw = bytearray([comm.rank + 1, 7])
+        comm.all_reduce(raw)
+        floats = array.array("f", [1.5, 2.5])
+        comm.all_reduce(floats)
+        zero_dimensional = np.array(3.0)
+        comm.all_reduce(zero_dimensional)
+        brain = np.array([1.5], ml_dtypes.bfloat16)
+        comm.all_reduce(brain)
+        return [
+            returned is bucket,
+            [part.tolist() for part in bucket],
+            list(raw),
+            floats.tolist(),
+            float(zero_dimensional),
+            float(brain[0]),
+            comm.all_reduce(1.5),
+            comm.all_reduce(2),
+            comm.all_reduce(np.float32(0.5), op="mean"),
+        ]
+
+
+def test_buckets_buffers_and_numbers_are_reduced() -> None:
+    expected = [
+        True,
+        [[[2, 2, 2], [2, 2, 2]], [], [4, 4, 4, 4, 4]],
+        [3, 14],
+        [3.0, 5.0],
+        6.0,
+        3.0,
+        3.0,
+        4,
+        np.float32(0.5),
+    ]
+    assert run_ranks(kinds_of_arguments, world_size=2) == [expected] * 2
+
+
+def rounding() -> list[bool]:
+    """16-bit sums of values that a 16-bit accumulator would round on the way."""
+    with gradring.init() as comm:
+        checks = []
+        for dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
+            parts = [
+                np.random.default_rng(rank).normal(size=4097).astype(dtype)
+                for rank in range(comm.world_size)
+            ]
+            once = sum(part.astype(np.float64) for part in parts)
+            x = parts[comm.rank].copy()
+            comm.all_reduce(x)
+            # Rounded once from float32: at most half a unit in the last place, plus float32's.
+            error = np.abs(x.astype(np.float64) - once)
+            ulp = np.maximum(np.abs(once), 2.0**-14) * float(ml_dtypes.finfo(dtype).eps)
+            checks.append(bool((error <= 0.51 * ulp).all()))
+        return checks
+
+
+def test_sixteen_bit_floats_are_rounded_once() -> None:
+    assert run_ranks(rounding, world_size=4) == [[True, True]] * 4
+
+
+def asynchronous() -> list[Any]:
+    with gradring.init() as comm:
+        arrays = [np.full(1000, i, np.float32) for i in range(10)]
+        works = [comm.all_reduce_async(x, name=f"w{i}") for i, x in enumerate(arrays)]
+        returned = [work.wait(timeout=60.0) for work in works]
+        assert all(a is b for a, b in zip(arrays, returned, strict=True))
+        late = None
+        if comm.rank == 0:
+            x = np.ones(3)
+            work = comm.all_reduce_async(x)
+            try:
+                work.wait(timeout=0.05)
+            except gradring.errors.CollectiveTimeoutError as error:
+                late = not work.done() and "goes on" in str(error)
+            comm.barrier_works = work  # type: ignore[attr-defined]
+            comm.all_gather(np.ones(1))
+        else:
+            time.sleep(0.5)
+            comm.all_reduce(np.ones(3))
+            comm.all_gather(np.ones(1))
+        stats = comm.stats()
+        return [
+            [float(x[0]) for x in arrays],
+            all(work.done() for work in works),
+            late,
+            stats["collectives"]["all_reduce"]["count"],
+            stats["algorithm"],
+            sorted(stats["lateness_s"]) == [1 - comm.rank],
+        ]
+
+
+def test_works_end_in_launch_order_and_a_wait_can_time_out_without_harm() -> None:
+    values = [2.0 * i for i in range(10)]
+    results = run_ranks(asynchronous, world_size=2)
+    assert results[0] == [values, True, True, 11, "ring", True]
+    assert results[1] == [values, True, None, 11, "ring", True]
+
+
+def _alone() -> gradring.Communicator:
+    return gradring.Communicator(rank=0, world_size=1)
+
+
+def test_a_world_of_one_needs_no_network() -> None:
+    with _alone() as comm:
+        x = np.arange(5.0)
+        assert comm.all_reduce(x, op="mean") is x
+        assert x.tolist() == [0, 1, 2, 3, 4]
+        assert comm.all_gather(x).tolist() == x.tolist()
+        assert comm.reduce_scatter(x).tolist() == x.tolist()
+        comm.barrier()
+        assert (comm.rank, comm.world_size, comm.local_rank, comm.local_size) == (0, 1, 0, 1)
+
+
+def _read_only() -> np.ndarray[Any, Any]:
+    x = np.ones(3)
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "says"),
+    [
+        (_read_only(), ValueError, "read-only"),
+        (np.ones((4, 4))[:, ::2], ValueError, "not C-contiguous"),
+        (np.ones(3, np.complex64), TypeError, "complex64"),
+        (np.ones(3, ">f4"), TypeError, "byte order"),
+        (np.ones(3, np.int8), TypeError, "int8"),
+        (np.array(["a"]), TypeError, "str"),
+        ([np.ones(3), np.ones(3, np.int32)], TypeError, "same dtype"),
+        ([np.ones(3), [1.0]], TypeError, "not a writable buffer"),
+        (b"abc", ValueError, "read-only"),
+        ("abc", TypeError, "not a writable buffer"),
+        (None, TypeError, "not a writable buffer"),
+    ],
+)
+def test_input_that_cannot_be_reduced_is_refused(
+    x: Any, error: type[Exception], says: str
+) -> None:
+    with _alone() as comm:
+        with pytest.raises(error, match=says):
+            comm.all_reduce(x)
+        with pytest.raises(error, match=says):
+            comm.all_reduce_async(x)
+
+
+def test_arrays_that_share_memory_are_refused() -> None:
+    with _alone() as comm:
+        x = np.ones(10)
+        with pytest.raises(ValueError, match="share memory"):
+            comm.all_reduce([x[:6], x[5:]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"rank": 2, "world_size": 2, "rendezvous": "127.0.0.1:1"}, "rank 2"),
+        ({"rank": -1, "world_size": 1}, "rank=-1"),
+        ({"rank": 0, "world_size": 2}, "rendezvous"),
+        ({"rank": 0, "world_size": 1, "timeout": 0.0}, "timeout"),
+        ({"rank": 0, "world_size": 1, "timeout": float("nan")}, "timeout"),
+        ({"rank": 0, "world_size": 1, "transport": "carrier pigeon"}, "transport"),
+        ({"rank": 0, "world_size": 1, "algorithm": "tree"}, "algorithm"),
+        ({"rank": 0, "world_size": 1, "wire_dtype": "bfloat16"}, "wire_dtype"),
+        ({"rank": 0, "world_size": 1, "reproducible": True}, "reproducible"),
+    ],
+)
+def test_settings_that_cannot_work_are_config_errors(arguments: Any, says: str) -> None:
+    with pytest.raises(gradring.errors.ConfigError, match=says):
+        gradring.Communicator(**arguments)
+
+
+def test_unknown_ops_and_roots_are_value_errors() -> None:
+    with _alone() as comm:
+        with pytest.raises(ValueError, match="op=\"average\" is none of sum, mean"):
+            comm.all_reduce(np.ones(2), op="average")
+        with pytest.raises(ValueError, match="root=1 is not a rank"):
+            comm.broadcast(np.ones(2), root=1)
+
+
+def test_a_closed_communicator_says_so() -> None:
+    comm = _alone()
+    comm.close()
+    comm.close()
+    with pytest.raises(gradring.errors.AbortedError, match="closed"):
+        comm.all_reduce(np.ones(2))
+
+
+def others_run_while_one_waits() -> int:
+    """Counts in Python while another thread waits inside a collective."""
+    with gradring.init() as comm:
+        if comm.rank == 1:
+            time.sleep(1.0)
+            comm.all_reduce(np.ones(3))
+            return 1
+        waiting = threading.Thread(target=comm.all_reduce, args=(np.ones(3),))
+        waiting.start()
+        turns = 0
+        while waiting.is_alive():
+            turns += 1
+            time.sleep(0.001)
+        waiting.join()
+        return turns
+
+
+def test_the_interpreter_is_free_while_a_collective_waits() -> None:
+    assert run_ranks(others_run_while_one_waits, world_size=2)[0] > 10
+
+
+def interrupted() -> str:
+    comm = gradring.init()
+    if comm.rank == 0:
+        threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    else:
+        time.sleep(3.0)
+    try:
+        comm.all_reduce(np.ones(3))
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt"
+    except gradring.errors.AbortedError as error:
+        return f"rank {error.rank} interrupted" if "interrupted" in str(error) else str(error)
+    return "nothing"
+
+
+def test_ctrl_c_ends_a_waiting_collective_and_tells_the_others() -> None:
+    assert run_ranks(interrupted, world_size=2) == ["KeyboardInterrupt", "rank 0 interrupted"]
