@@ -3,13 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line
-
-Gradring = Callable[..., "subprocess.CompletedProcess[str]"]
+from launching import DEADLINE_S, Gradring, Script, command_line
 
 
 @pytest.fixture
@@ -30,7 +27,7 @@ def gradring() -> Gradring:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], list[str]]:
+def script(tmp_path: Path) -> Script:
     """Writes a Python program for the ranks and returns the command that runs it."""
 
     def write(text: str) -> list[str]:

@@ -1,11 +1,15 @@
 """Helpers of these tests: the command line, and looking for processes that it left behind."""
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 DEADLINE_S = 60.0
+
+Gradring = Callable[..., "subprocess.CompletedProcess[str]"]
+Script = Callable[[str], list[str]]
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -3,26 +3,28 @@
 import subprocess
 import sys
 
+from launching import Gradring
 
-def test_no_command_prints_the_help_and_exits_with_2(gradring):
+
+def test_no_command_prints_the_help_and_exits_with_2(gradring: Gradring) -> None:
     done = gradring()
     assert done.returncode == 2
     assert "run " in done.stderr and "env " in done.stderr
 
 
-def test_an_unknown_command_is_named_and_exits_with_2(gradring):
+def test_an_unknown_command_is_named_and_exits_with_2(gradring: Gradring) -> None:
     done = gradring("fly")
     assert done.returncode == 2
     assert "there is no command 'fly'" in done.stderr and "usage: gradring" in done.stderr
 
 
-def test_the_version_is_printed(gradring):
+def test_the_version_is_printed(gradring: Gradring) -> None:
     done = gradring("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("gradring ")
 
 
-def test_env_prints_the_cluster_and_the_reason(gradring):
+def test_env_prints_the_cluster_and_the_reason(gradring: Gradring) -> None:
     done = gradring(
         "env",
         GRADRING_RANK="1",
@@ -38,13 +40,13 @@ def test_env_prints_the_cluster_and_the_reason(gradring):
     assert rows["token"] == "set" and "do-not-print" not in done.stdout
 
 
-def test_env_explains_a_wrong_configuration_and_exits_with_2(gradring):
+def test_env_explains_a_wrong_configuration_and_exits_with_2(gradring: Gradring) -> None:
     done = gradring("env", GRADRING_RANK="1")
     assert done.returncode == 2
     assert done.stderr.startswith("gradring env: GRADRING_RANK is set but GRADRING_WORLD_SIZE is")
 
 
-def test_the_run_command_does_not_import_the_other_commands():
+def test_the_run_command_does_not_import_the_other_commands() -> None:
     code = (
         "import sys, gradring.cli as cli; cli.main(['run', '-np', '1', 'true']); "
         "assert not {'tensorflow', 'gradring.cli.bench', 'gradring.cli.demo'} & set(sys.modules)"

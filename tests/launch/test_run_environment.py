@@ -4,13 +4,14 @@ import json
 import socket
 
 import pytest
+from launching import Gradring, Script
 
 from gradring.clusters import detect
 from gradring.launch.ports import free_ports
 from gradring.launch.ranks import rank_environments
 
 
-def test_our_variables_and_tf_config_agree():
+def test_our_variables_and_tf_config_agree() -> None:
     environments = rank_environments({"HOME": "/root"}, 3)
     for rank, environ in enumerate(environments):
         assert (detect(environ).rank, detect(environ).world_size) == (rank, 3)
@@ -21,13 +22,13 @@ def test_our_variables_and_tf_config_agree():
     assert len({environ["GRADRING_RENDEZVOUS"] for environ in environments}) == 1
 
 
-def test_the_token_is_random_and_shared():
+def test_the_token_is_random_and_shared() -> None:
     (first, second), (other,) = rank_environments({}, 2), rank_environments({}, 1)
     assert first["GRADRING_TOKEN"] == second["GRADRING_TOKEN"] != other["GRADRING_TOKEN"]
     assert len(first["GRADRING_TOKEN"]) == 64
 
 
-def test_the_token_is_not_on_any_command_line(gradring, script):
+def test_the_token_is_not_on_any_command_line(gradring: Gradring, script: Script) -> None:
     program = script(
         "token = os.environ['GRADRING_TOKEN'].encode()\n"
         "for pid in (os.getpid(), os.getppid()):\n"
@@ -36,7 +37,7 @@ def test_the_token_is_not_on_any_command_line(gradring, script):
     assert gradring("run", "-np", 1, *program).stdout == "[0] False\n" * 2
 
 
-def test_variables_of_other_launchers_are_not_inherited(gradring, script):
+def test_variables_of_other_launchers_are_not_inherited(gradring: Gradring, script: Script) -> None:
     done = gradring(
         *("run", "-np", 2),
         *script("from gradring.clusters import detect; print(detect().source)"),
@@ -50,19 +51,19 @@ def test_variables_of_other_launchers_are_not_inherited(gradring, script):
     assert sorted(done.stdout.splitlines()) == [f"[{r}] GRADRING_* variables" for r in (0, 1)]
 
 
-def test_other_variables_are_inherited():
+def test_other_variables_are_inherited() -> None:
     (environ,) = rank_environments({"GRADRING_TRANSPORT": "tcp", "SLURM_JOB_ID": "7"}, 1)
     assert (environ["GRADRING_TRANSPORT"], environ["SLURM_JOB_ID"]) == ("tcp", "7")
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"])
-def test_cores_are_divided_among_the_ranks_unless_set(name):
+def test_cores_are_divided_among_the_ranks_unless_set(name: str) -> None:
     assert int(rank_environments({}, 1)[0][name]) >= int(rank_environments({}, 2)[0][name])
     assert rank_environments({}, 10_000 // 50)[0][name] == "1"
     assert rank_environments({name: "17"}, 2)[1][name] == "17"
 
 
-def test_free_ports_differ_and_can_be_bound():
+def test_free_ports_differ_and_can_be_bound() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     for port in ports:

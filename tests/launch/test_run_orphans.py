@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line, is_running, pids_noted, wait_until_gone
+from launching import DEADLINE_S, Gradring, command_line, is_running, pids_noted, wait_until_gone
 
 HERE = str(Path(__file__).parent)
 
@@ -23,7 +23,9 @@ def start(directory: Path, *options: object) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_launcher_ends_ranks_and_their_children(tmp_path, signum):
+def test_a_signal_to_the_launcher_ends_ranks_and_their_children(
+    tmp_path: Path, signum: int
+) -> None:
     with start(tmp_path, "--grace", 1) as launcher:
         pids = pids_noted(tmp_path, 2)
         launcher.send_signal(signum)
@@ -31,7 +33,7 @@ def test_a_signal_to_the_launcher_ends_ranks_and_their_children(tmp_path, signum
     wait_until_gone(pids)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_grace_period(tmp_path):
+def test_a_second_ctrl_c_does_not_wait_for_the_grace_period(tmp_path: Path) -> None:
     with start(tmp_path, "--grace", 10 * DEADLINE_S) as launcher:
         pids = pids_noted(tmp_path, 2)
         launcher.send_signal(signal.SIGTERM)
@@ -41,7 +43,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace_period(tmp_path):
     wait_until_gone(pids)
 
 
-def test_sigkill_to_the_launcher_leaves_no_orphan(tmp_path):
+def test_sigkill_to_the_launcher_leaves_no_orphan(tmp_path: Path) -> None:
     with start(tmp_path) as launcher:
         pids = pids_noted(tmp_path, 2)
         assert all(map(is_running, pids))
@@ -50,7 +52,7 @@ def test_sigkill_to_the_launcher_leaves_no_orphan(tmp_path):
     wait_until_gone(pids)
 
 
-def test_children_of_a_killed_rank_are_ended(tmp_path):
+def test_children_of_a_killed_rank_are_ended(tmp_path: Path) -> None:
     with start(tmp_path, "--grace", 1) as launcher:
         pids = pids_noted(tmp_path, 2)
         os.kill(pids[2], signal.SIGKILL)
@@ -58,7 +60,9 @@ def test_children_of_a_killed_rank_are_ended(tmp_path):
     wait_until_gone(pids)
 
 
-def test_children_that_outlive_a_successful_rank_are_ended(gradring, tmp_path):
+def test_children_that_outlive_a_successful_rank_are_ended(
+    gradring: Gradring, tmp_path: Path
+) -> None:
     code = (
         f"import sys; sys.path.insert(0, {HERE!r}); import ranks_to_run as r; "
         f"r.note_pids({str(tmp_path)!r})"
@@ -68,7 +72,7 @@ def test_children_that_outlive_a_successful_rank_are_ended(gradring, tmp_path):
     wait_until_gone(pids_noted(tmp_path, 2))
 
 
-def test_zombies_that_nobody_collects_do_not_keep_the_launcher(tmp_path):
+def test_zombies_that_nobody_collects_do_not_keep_the_launcher(tmp_path: Path) -> None:
     """As in a container whose first process is not an init."""
     program = "import subprocess; subprocess.Popen(['sleep', '300'])"
     launcher = command_line("run", "-np", 1, "--grace", 300, sys.executable, "-c", program)

@@ -4,14 +4,17 @@ import io
 import re
 import subprocess
 from collections import Counter
+from pathlib import Path
 
-from launching import DEADLINE_S, command_line
+from launching import DEADLINE_S, Gradring, Script, command_line
 
 from gradring.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
 from gradring.launch.report import last_words
 
 
-def test_lines_of_concurrent_writers_stay_whole(gradring, script, tmp_path):
+def test_lines_of_concurrent_writers_stay_whole(
+    gradring: Gradring, script: Script, tmp_path: Path
+) -> None:
     program = script(
         "for line in range(200):\n"
         "    stream = (sys.stdout, sys.stderr)[line % 2]\n"
@@ -35,25 +38,27 @@ def test_lines_of_concurrent_writers_stay_whole(gradring, script, tmp_path):
     assert Counter(match[1] for match in matches if match) == dict.fromkeys("0123", 200)
 
 
-def test_a_last_line_without_an_end_is_printed(gradring, script):
+def test_a_last_line_without_an_end_is_printed(gradring: Gradring, script: Script) -> None:
     done = gradring("run", "-np", 2, *script("sys.stdout.write('half'); sys.stderr.write('more')"))
     assert sorted(done.stdout.splitlines()) == ["[0] half", "[1] half"]
     assert sorted(done.stderr.splitlines()) == ["[0] more", "[1] more"]
 
 
-def test_the_two_streams_stay_apart(gradring, script):
+def test_the_two_streams_stay_apart(gradring: Gradring, script: Script) -> None:
     done = gradring("run", "-np", 1, *script("print('out'); print('err', file=sys.stderr)"))
     assert (done.stdout, done.stderr) == ("[0] out\n", "[0] err\n")
 
 
-def test_output_that_is_not_text_is_passed_on(script):
+def test_output_that_is_not_text_is_passed_on(script: Script) -> None:
     program = script("sys.stdout.buffer.write(b'\\xff\\x00\\n')")
     command = command_line("run", "-np", 1, *program)
     done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=True)
     assert done.stdout == b"[0] \xff\x00\n"
 
 
-def test_logs_hold_each_ranks_lines_without_prefix(gradring, script, tmp_path):
+def test_logs_hold_each_ranks_lines_without_prefix(
+    gradring: Gradring, script: Script, tmp_path: Path
+) -> None:
     logs = tmp_path / "new" / "logs"
     program = script("print('out', rank); print('err', rank, file=sys.stderr); sys.exit(rank)")
     done = gradring("run", "-np", 2, "--log-dir", logs, *program)
@@ -63,7 +68,7 @@ def test_logs_hold_each_ranks_lines_without_prefix(gradring, script, tmp_path):
     assert str(logs / "rank-1.log") in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_the_ranks(script):
+def test_a_reader_that_goes_away_ends_the_ranks(script: Script) -> None:
     program = script("while True: print('again')")
     command = command_line("run", "-np", 2, "--grace", 5, *program)
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -75,7 +80,7 @@ def test_a_reader_that_goes_away_ends_the_ranks(script):
     launcher.stderr.close()
 
 
-def test_a_progress_bar_shows_its_newest_state_now_and_then():
+def test_a_progress_bar_shows_its_newest_state_now_and_then() -> None:
     buffer = LineBuffer()
     assert buffer.feed(b"10%\r20%\r30%", 0.0) == [b"30%"]
     assert buffer.feed(b"\r40%", PROGRESS_S / 2) == []
@@ -86,7 +91,9 @@ def test_a_progress_bar_shows_its_newest_state_now_and_then():
     assert buffer.flush() == []
 
 
-def test_a_progress_bar_between_two_ranks_breaks_no_line(gradring, script):
+def test_a_progress_bar_between_two_ranks_breaks_no_line(
+    gradring: Gradring, script: Script
+) -> None:
     program = script(
         "for step in range(100): sys.stderr.write(f'\\rstep {step}')\nprint(file=sys.stderr)\n"
     )
@@ -96,7 +103,7 @@ def test_a_progress_bar_between_two_ranks_breaks_no_line(gradring, script):
     assert {"[0] step 99", "[1] step 99"} <= set(lines)
 
 
-def test_lines_cut_anywhere_are_put_together():
+def test_lines_cut_anywhere_are_put_together() -> None:
     text = b"one\ntwo\r\n\nthree \xc3\xa9\nfour"
     for cut in range(len(text)):
         buffer = LineBuffer()
@@ -105,20 +112,20 @@ def test_lines_cut_anywhere_are_put_together():
         assert lines == [b"one", b"two", b"", b"three \xc3\xa9", b"four"]
 
 
-def test_an_endless_line_is_passed_on_in_pieces():
+def test_an_endless_line_is_passed_on_in_pieces() -> None:
     buffer = LineBuffer()
     lines = [line for _ in range(10) for line in buffer.feed(b"x" * MAX_LINE_BYTES, 0.0)]
     assert sum(map(len, lines)) + len(buffer.flush()[0]) == 10 * MAX_LINE_BYTES
     assert max(map(len, lines)) == MAX_LINE_BYTES
 
 
-def test_last_words_without_a_traceback_are_the_last_lines():
+def test_last_words_without_a_traceback_are_the_last_lines() -> None:
     lines = [b"line %d" % number for number in range(50)]
     assert last_words(lines, [b"out"]) == lines[-20:]
     assert last_words([], [b"out"]) == [b"out"]
 
 
-def test_an_older_traceback_is_not_repeated():
+def test_an_older_traceback_is_not_repeated() -> None:
     stream = io.BytesIO(
         b"Traceback (most recent call last):\nOldError\nfine again\n"
         b"Traceback (most recent call last):\nNewError\n"

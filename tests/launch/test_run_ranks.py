@@ -4,6 +4,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,19 @@ def defined_in_this_test_file() -> str:
     return f"rank {ranks.my_rank()}"
 
 
-def test_results_come_in_rank_order():
+def test_results_come_in_rank_order() -> None:
     results = run_ranks(ranks.place_and_arguments, 3, "a", 2)
     assert [result[:2] for result in results] == [(0, 3), (1, 3), (2, 3)]
     assert len({result[2] for result in results}) == 1
     assert results[0][3] == ("a", 2)
 
 
-def test_functions_of_a_test_file_and_objects_are_carried():
+def test_functions_of_a_test_file_and_objects_are_carried() -> None:
     assert run_ranks(defined_in_this_test_file, 2) == ["rank 0", "rank 1"]
     assert run_ranks(ranks.moved, 2, ranks.Point(1, 2)) == [ranks.Point(1, 2), ranks.Point(2, 2)]
 
 
-def test_a_script_can_run_its_own_functions(tmp_path):
+def test_a_script_can_run_its_own_functions(tmp_path: Path) -> None:
     script = tmp_path / "my script.py"
     script.write_text(
         "import os\nfrom gradring.testing import run_ranks\n"
@@ -48,12 +49,14 @@ def test_a_script_can_run_its_own_functions(tmp_path):
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
 
 
-def test_a_lambda_is_refused_before_anything_starts():
+def test_a_lambda_is_refused_before_anything_starts() -> None:
     with pytest.raises(TypeError, match="not a function at the top level"):
         run_ranks(lambda: None, 2)
 
 
-def test_each_rank_has_a_token_and_no_other_launchers_variables(monkeypatch):
+def test_each_rank_has_a_token_and_no_other_launchers_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("TF_CONFIG", "RANK", "WORLD_SIZE", "SLURM_STEP_ID", "PMI_RANK"):
         monkeypatch.setenv(name, "1")
     first, second = run_ranks(ranks.environment, 2, env={"MY_SETTING": "on"})
@@ -62,7 +65,7 @@ def test_each_rank_has_a_token_and_no_other_launchers_variables(monkeypatch):
     assert not {"TF_CONFIG", "RANK", "WORLD_SIZE", "SLURM_STEP_ID", "PMI_RANK"} & set(first)
 
 
-def test_a_rank_that_raises_is_named_with_its_traceback():
+def test_a_rank_that_raises_is_named_with_its_traceback() -> None:
     with pytest.raises(RankFailure) as caught:
         run_ranks(ranks.rank_1_raises, 3)
     failure = caught.value
@@ -73,7 +76,7 @@ def test_a_rank_that_raises_is_named_with_its_traceback():
     assert [outcome.value for outcome in failure.outcomes] == [0, None, 2]
 
 
-def test_without_check_failures_are_values(tmp_path):
+def test_without_check_failures_are_values(tmp_path: Path) -> None:
     outcomes = run_ranks(
         ranks.rank_1_is_killed_and_the_others_blame_it, 3, str(tmp_path), check=False
     )
@@ -84,20 +87,20 @@ def test_without_check_failures_are_values(tmp_path):
         assert (survivor.exception.rank, survivor.exception.elapsed_s) == (1, 0.5)
 
 
-def test_the_rank_that_the_others_blame_is_the_one_that_failed_first(tmp_path):
+def test_the_rank_that_the_others_blame_is_the_one_that_failed_first(tmp_path: Path) -> None:
     with pytest.raises(RankFailure) as caught:
         run_ranks(ranks.rank_1_is_killed_and_the_others_blame_it, 3, str(tmp_path))
     assert caught.value.rank == 1
     assert "rank 1: killed by SIGKILL" in str(caught.value)
 
 
-def test_ranks_that_only_blame_each_other_are_judged_by_time():
+def test_ranks_that_only_blame_each_other_are_judged_by_time() -> None:
     failed = [Outcome(rank, None, PeerLostError("gone", rank=1 - rank), 1, "") for rank in range(2)]
     culprit = first_failure(failed, [2.0, 1.0])
     assert culprit is not None and culprit.rank == 1
 
 
-def test_what_cannot_be_pickled_arrives_as_text():
+def test_what_cannot_be_pickled_arrives_as_text() -> None:
     outcomes = run_ranks(ranks.rank_1_raises_what_cannot_be_pickled, 2, check=False)
     assert isinstance(outcomes[1].exception, RemoteError)
     assert "Unpicklable: 3 and 4" in str(outcomes[1].exception)
@@ -106,18 +109,18 @@ def test_what_cannot_be_pickled_arrives_as_text():
 
 
 @pytest.mark.parametrize("leave", [ranks.rank_1_leaves, ranks.rank_1_calls_exit])
-def test_a_rank_that_leaves_early_has_failed(leave):
+def test_a_rank_that_leaves_early_has_failed(leave: Callable[[int], int]) -> None:
     outcomes = run_ranks(leave, 2, 5, check=False)
     assert [outcome.exit_code for outcome in outcomes] == [0, 5]
     assert [outcome.ok for outcome in outcomes] == [True, False]
 
 
-def test_a_rank_that_leaves_quietly_has_failed_too():
+def test_a_rank_that_leaves_quietly_has_failed_too() -> None:
     with pytest.raises(RankFailure, match="before its function returned"):
         run_ranks(ranks.rank_1_leaves, 2, 0)
 
 
-def test_a_timeout_names_the_ranks_shows_where_they_were_and_kills_them(tmp_path):
+def test_a_timeout_names_the_ranks_shows_where_they_were_and_kills_them(tmp_path: Path) -> None:
     with pytest.raises(RankTimeout) as caught:
         run_ranks(ranks.rank_0_sleeps_with_a_child, 2, str(tmp_path), timeout=5, check=False)
     wait_until_gone(pids_noted(tmp_path, 1))
@@ -130,7 +133,7 @@ def test_a_timeout_names_the_ranks_shows_where_they_were_and_kills_them(tmp_path
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_ranks_end_with_the_process_that_called(tmp_path, signum):
+def test_ranks_end_with_the_process_that_called(tmp_path: Path, signum: int) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(HERE)!r}); import ranks_to_run as r\n"
         f"from gradring.testing import run_ranks\n"
@@ -144,6 +147,6 @@ def test_ranks_end_with_the_process_that_called(tmp_path, signum):
 
 
 @pytest.mark.parametrize(("world_size", "timeout"), [(0, 1.0), (1, 0.0)])
-def test_impossible_arguments_are_refused(world_size, timeout):
+def test_impossible_arguments_are_refused(world_size: int, timeout: float) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         run_ranks(ranks.environment, world_size, timeout=timeout)
