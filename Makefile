@@ -70,5 +70,5 @@ $(VENV)/created: pyproject.toml | prerequisites
 
 # Editable, so that changes of Python files need no new build; optimised, so that speed is real.
 $(VENV)/installed: $(VENV)/created $(RUST_SOURCES) pyproject.toml
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --extras dev
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
 	touch $@

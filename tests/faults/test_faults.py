@@ -1,0 +1,197 @@
+"""What survivors see when a rank fails: the right error, naming the right rank, in bounded time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring import errors
+from gradring.testing import Outcome, run_ranks
+
+# Wide: a killed rank is noticed in milliseconds, a stopped one after ten seconds.
+DEADLINE_S = 60
+
+
+def survivors(
+    fn: Callable[..., Any], faulty: int, world_size: int, *args: Any
+) -> list[errors.GradringError]:
+    """Runs ``fn`` and returns the exceptions of all ranks but the faulty one."""
+    outcomes: list[Outcome] = run_ranks(fn, world_size, *args, timeout=DEADLINE_S, check=False)
+    exceptions = []
+    for outcome in outcomes:
+        if outcome.rank != faulty:
+            assert isinstance(outcome.exception, errors.GradringError), outcome
+            exceptions.append(outcome.exception)
+    return exceptions
+
+
+def reduce_until_killed(faulty: int, elements: int) -> None:
+    with gradring.init() as comm:
+        x = np.ones(elements, np.float32)
+        for step in range(1_000_000):
+            if comm.rank == faulty and step == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.all_reduce(x, op="mean", name="w")
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("elements", [10, 5_000_000])
+def test_a_killed_rank_is_named_on_every_survivor(world_size: int, elements: int) -> None:
+    faulty = world_size - 1
+    for error in survivors(reduce_until_killed, faulty, world_size, faulty, elements):
+        assert isinstance(error, errors.PeerLostError)
+        assert isinstance(error, ConnectionError)
+        assert error.rank == faulty
+        assert error.host
+        assert error.collective == f"all_reduce(mean) 'w' float32[{elements}]"
+        assert error.sequence is not None
+        assert error.elapsed_s is not None
+
+
+def die_in_the_middle(faulty: int) -> None:
+    """Dies while its own collective is under way, in another thread."""
+    with gradring.init() as comm:
+        x = np.ones(20_000_000, np.float32)
+        comm.barrier()
+        work = comm.all_reduce_async(x, name="big")
+        if comm.rank == faulty:
+            time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(100):
+            work.wait()
+            work = comm.all_reduce_async(x, name="big")
+
+
+def test_a_rank_killed_in_the_middle_of_a_collective_is_named() -> None:
+    for error in survivors(die_in_the_middle, 0, 3, 0):
+        assert isinstance(error, errors.PeerLostError)
+        assert error.rank == 0
+
+
+def be_stopped(faulty: int) -> None:
+    """Stops; another process ends the stopped rank, long after it must have been noticed."""
+    with gradring.init() as comm:
+        if comm.rank == faulty:
+            subprocess.Popen(["sh", "-c", f"sleep 20; kill -KILL {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        for _ in range(100):
+            comm.all_reduce(np.ones(3))
+
+
+def test_a_stopped_rank_is_named_by_its_silence() -> None:
+    for error in survivors(be_stopped, 1, 3, 1):
+        assert isinstance(error, errors.PeerLostError)
+        assert error.rank == 1
+        assert "no sign of life" in str(error)
+
+
+def call_differently(faulty: int, difference: str) -> None:
+    with gradring.init() as comm:
+        comm.all_reduce(np.ones(4, np.float32), name="before")
+        odd = comm.rank == faulty
+        x = np.ones(98, np.float32)
+        if difference == "shape" and odd:
+            x = np.ones(102, np.float32)
+        if difference == "dtype" and odd:
+            x = np.ones(98, np.float64)
+        if difference == "kind" and odd:
+            comm.broadcast(x, name="dense/kernel")
+        comm.all_reduce(
+            x,
+            op="max" if difference == "op" and odd else "sum",
+            name="dense/bias" if difference == "name" and odd else "dense/kernel",
+        )
+
+
+@pytest.mark.parametrize(
+    ("difference", "theirs"),
+    [
+        ("shape", "all_reduce(sum) 'dense/kernel' float32[102]"),
+        ("dtype", "all_reduce(sum) 'dense/kernel' float64[98]"),
+        ("op", "all_reduce(max) 'dense/kernel' float32[98]"),
+        ("name", "all_reduce(sum) 'dense/bias' float32[98]"),
+        ("kind", "broadcast(root=0) 'dense/kernel' float32[98]"),
+    ],
+)
+def test_a_different_call_on_one_rank_is_a_mismatch_on_all(difference: str, theirs: str) -> None:
+    outcomes = run_ranks(call_differently, 3, 1, difference, timeout=DEADLINE_S, check=False)
+    for outcome in outcomes:
+        error = outcome.exception
+        assert isinstance(error, errors.MismatchError), outcome
+        assert isinstance(error, ValueError)
+        assert error.rank == 1
+        assert error.sequence == 2
+        assert theirs in str(error)
+        assert "all_reduce(sum) 'dense/kernel' float32[98] (rank 0, 2)" in str(error)
+
+
+def raise_an_exception(faulty: int) -> None:
+    with gradring.init() as comm:
+        if comm.rank == faulty:
+            raise RuntimeError("the data set is gone")
+        comm.all_reduce(np.ones(3))
+
+
+def test_an_exception_on_one_rank_tells_the_others_its_reason() -> None:
+    for error in survivors(raise_an_exception, 2, 3, 2):
+        assert isinstance(error, errors.AbortedError)
+        assert error.rank == 2
+        assert "RuntimeError: the data set is gone" in str(error)
+
+
+def never_enter(faulty: int) -> None:
+    comm = gradring.init(timeout=2.0)
+    if comm.rank == faulty:
+        time.sleep(6)
+    comm.all_reduce(np.ones(3), name="step")
+
+
+def test_a_rank_that_never_enters_is_named_after_the_timeout() -> None:
+    for error in survivors(never_enter, 1, 3, 1):
+        assert isinstance(error, errors.CollectiveTimeoutError)
+        assert error.rank == 1
+        assert "has not entered" in str(error)
+
+
+def stay_away(faulty: int) -> None:
+    rank = int(os.environ["GRADRING_RANK"])
+    if rank != faulty:
+        gradring.init(timeout=2.0)
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_a_missing_rank_is_named_by_all_who_came(faulty: int) -> None:
+    for error in survivors(stay_away, faulty, 3, faulty):
+        assert isinstance(error, errors.RendezvousError)
+        assert error.rank == faulty
+        assert "127.0.0.1" in str(error)
+
+
+def survive_an_abort() -> list[str]:
+    """Every pending work fails with the one cause; the process goes on."""
+    comm = gradring.init()
+    x = [np.ones(10) for _ in range(5)]
+    if comm.rank == 0:
+        works = [comm.all_reduce_async(part) for part in x]
+        messages = []
+        for work in works:
+            try:
+                work.wait()
+            except errors.AbortedError as error:
+                messages.append(f"{error.rank} {'disk' in str(error)}")
+        return messages
+    time.sleep(0.5)
+    comm.abort("the disk is full")
+    return []
+
+
+def test_an_abort_fails_every_pending_work_with_its_reason() -> None:
+    assert run_ranks(survive_an_abort, 2)[0] == ["1 True"] * 5
