@@ -1,5 +1,6 @@
 """Helpers of these tests: the command line, and looking for processes that it left behind."""
 
+import os
 import subprocess
 import sys
 import time
@@ -7,9 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 DEADLINE_S = 60.0
-
-Gradring = Callable[..., "subprocess.CompletedProcess[str]"]
-Script = Callable[[str], list[str]]
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -42,3 +40,23 @@ def wait_until_gone(pids: list[int]) -> None:
 
 def command_line(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "gradring", *map(str, arguments)]
+
+
+def gradring(*arguments: object, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the command line to its end; keyword arguments are variables."""
+    return subprocess.run(
+        command_line(*arguments),
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def script(directory: Path, text: str) -> list[str]:
+    """Writes a Python program for the ranks and returns the command that runs it."""
+    path = directory / "train.py"
+    head = "import os, signal, sys, time\nrank = int(os.environ['GRADRING_RANK'])\n"
+    path.write_text(head + text)
+    return [sys.executable, str(path)]

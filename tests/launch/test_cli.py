@@ -3,28 +3,28 @@
 import subprocess
 import sys
 
-from launching import Gradring
+from launching import gradring
 
 
-def test_no_command_prints_the_help_and_exits_with_2(gradring: Gradring) -> None:
+def test_no_command_prints_the_help_and_exits_with_2() -> None:
     done = gradring()
     assert done.returncode == 2
     assert "run " in done.stderr and "env " in done.stderr
 
 
-def test_an_unknown_command_is_named_and_exits_with_2(gradring: Gradring) -> None:
+def test_an_unknown_command_is_named_and_exits_with_2() -> None:
     done = gradring("fly")
     assert done.returncode == 2
     assert "there is no command 'fly'" in done.stderr and "usage: gradring" in done.stderr
 
 
-def test_the_version_is_printed(gradring: Gradring) -> None:
+def test_the_version_is_printed() -> None:
     done = gradring("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("gradring ")
 
 
-def test_env_prints_the_cluster_and_the_reason(gradring: Gradring) -> None:
+def test_env_prints_the_cluster_and_the_reason() -> None:
     done = gradring(
         "env",
         GRADRING_RANK="1",
@@ -40,7 +40,7 @@ def test_env_prints_the_cluster_and_the_reason(gradring: Gradring) -> None:
     assert rows["token"] == "set" and "do-not-print" not in done.stdout
 
 
-def test_env_explains_a_wrong_configuration_and_exits_with_2(gradring: Gradring) -> None:
+def test_env_explains_a_wrong_configuration_and_exits_with_2() -> None:
     done = gradring("env", GRADRING_RANK="1")
     assert done.returncode == 2
     assert done.stderr.startswith("gradring env: GRADRING_RANK is set but GRADRING_WORLD_SIZE is")

@@ -2,9 +2,10 @@
 
 import json
 import socket
+from pathlib import Path
 
 import pytest
-from launching import Gradring, Script
+from launching import gradring, script
 
 from gradring.clusters import detect
 from gradring.launch.ports import free_ports
@@ -28,19 +29,20 @@ def test_the_token_is_random_and_shared() -> None:
     assert len(first["GRADRING_TOKEN"]) == 64
 
 
-def test_the_token_is_not_on_any_command_line(gradring: Gradring, script: Script) -> None:
+def test_the_token_is_not_on_any_command_line(tmp_path: Path) -> None:
     program = script(
+        tmp_path,
         "token = os.environ['GRADRING_TOKEN'].encode()\n"
         "for pid in (os.getpid(), os.getppid()):\n"
-        "    print(token in open(f'/proc/{pid}/cmdline', 'rb').read())\n"
+        "    print(token in open(f'/proc/{pid}/cmdline', 'rb').read())\n",
     )
     assert gradring("run", "-np", 1, *program).stdout == "[0] False\n" * 2
 
 
-def test_variables_of_other_launchers_are_not_inherited(gradring: Gradring, script: Script) -> None:
+def test_variables_of_other_launchers_are_not_inherited(tmp_path: Path) -> None:
     done = gradring(
         *("run", "-np", 2),
-        *script("from gradring.clusters import detect; print(detect().source)"),
+        *script(tmp_path, "from gradring.clusters import detect; print(detect().source)"),
         RANK="5",
         WORLD_SIZE="6",
         PMI_RANK="1",

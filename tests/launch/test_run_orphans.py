@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, Gradring, command_line, is_running, pids_noted, wait_until_gone
+from launching import DEADLINE_S, command_line, gradring, is_running, pids_noted, wait_until_gone
 
 HERE = str(Path(__file__).parent)
 
@@ -60,9 +60,7 @@ def test_children_of_a_killed_rank_are_ended(tmp_path: Path) -> None:
     wait_until_gone(pids)
 
 
-def test_children_that_outlive_a_successful_rank_are_ended(
-    gradring: Gradring, tmp_path: Path
-) -> None:
+def test_children_that_outlive_a_successful_rank_are_ended(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {HERE!r}); import ranks_to_run as r; "
         f"r.note_pids({str(tmp_path)!r})"

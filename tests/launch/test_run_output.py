@@ -6,21 +6,20 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-from launching import DEADLINE_S, Gradring, Script, command_line
+from launching import DEADLINE_S, command_line, gradring, script
 
 from gradring.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
 from gradring.launch.report import last_words
 
 
-def test_lines_of_concurrent_writers_stay_whole(
-    gradring: Gradring, script: Script, tmp_path: Path
-) -> None:
+def test_lines_of_concurrent_writers_stay_whole(tmp_path: Path) -> None:
     program = script(
+        tmp_path,
         "for line in range(200):\n"
         "    stream = (sys.stdout, sys.stderr)[line % 2]\n"
         "    for piece in (f'<{rank} ', 'x' * (line * 37 % 5000), f' {line}>\\n'):\n"
         "        stream.write(piece)\n"
-        "        stream.flush()\n"
+        "        stream.flush()\n",
     )
     both = tmp_path / "both"
     with open(both, "wb") as target:
@@ -38,29 +37,33 @@ def test_lines_of_concurrent_writers_stay_whole(
     assert Counter(match[1] for match in matches if match) == dict.fromkeys("0123", 200)
 
 
-def test_a_last_line_without_an_end_is_printed(gradring: Gradring, script: Script) -> None:
-    done = gradring("run", "-np", 2, *script("sys.stdout.write('half'); sys.stderr.write('more')"))
+def test_a_last_line_without_an_end_is_printed(tmp_path: Path) -> None:
+    done = gradring(
+        "run", "-np", 2, *script(tmp_path, "sys.stdout.write('half'); sys.stderr.write('more')")
+    )
     assert sorted(done.stdout.splitlines()) == ["[0] half", "[1] half"]
     assert sorted(done.stderr.splitlines()) == ["[0] more", "[1] more"]
 
 
-def test_the_two_streams_stay_apart(gradring: Gradring, script: Script) -> None:
-    done = gradring("run", "-np", 1, *script("print('out'); print('err', file=sys.stderr)"))
+def test_the_two_streams_stay_apart(tmp_path: Path) -> None:
+    done = gradring(
+        "run", "-np", 1, *script(tmp_path, "print('out'); print('err', file=sys.stderr)")
+    )
     assert (done.stdout, done.stderr) == ("[0] out\n", "[0] err\n")
 
 
-def test_output_that_is_not_text_is_passed_on(script: Script) -> None:
-    program = script("sys.stdout.buffer.write(b'\\xff\\x00\\n')")
+def test_output_that_is_not_text_is_passed_on(tmp_path: Path) -> None:
+    program = script(tmp_path, "sys.stdout.buffer.write(b'\\xff\\x00\\n')")
     command = command_line("run", "-np", 1, *program)
     done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=True)
     assert done.stdout == b"[0] \xff\x00\n"
 
 
-def test_logs_hold_each_ranks_lines_without_prefix(
-    gradring: Gradring, script: Script, tmp_path: Path
-) -> None:
+def test_logs_hold_each_ranks_lines_without_prefix(tmp_path: Path) -> None:
     logs = tmp_path / "new" / "logs"
-    program = script("print('out', rank); print('err', rank, file=sys.stderr); sys.exit(rank)")
+    program = script(
+        tmp_path, "print('out', rank); print('err', rank, file=sys.stderr); sys.exit(rank)"
+    )
     done = gradring("run", "-np", 2, "--log-dir", logs, *program)
     for rank in range(2):
         lines = (logs / f"rank-{rank}.log").read_text().splitlines()
@@ -68,8 +71,8 @@ def test_logs_hold_each_ranks_lines_without_prefix(
     assert str(logs / "rank-1.log") in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_the_ranks(script: Script) -> None:
-    program = script("while True: print('again')")
+def test_a_reader_that_goes_away_ends_the_ranks(tmp_path: Path) -> None:
+    program = script(tmp_path, "while True: print('again')")
     command = command_line("run", "-np", 2, "--grace", 5, *program)
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert launcher.stdout is not None and launcher.stderr is not None
@@ -91,11 +94,10 @@ def test_a_progress_bar_shows_its_newest_state_now_and_then() -> None:
     assert buffer.flush() == []
 
 
-def test_a_progress_bar_between_two_ranks_breaks_no_line(
-    gradring: Gradring, script: Script
-) -> None:
+def test_a_progress_bar_between_two_ranks_breaks_no_line(tmp_path: Path) -> None:
     program = script(
-        "for step in range(100): sys.stderr.write(f'\\rstep {step}')\nprint(file=sys.stderr)\n"
+        tmp_path,
+        "for step in range(100): sys.stderr.write(f'\\rstep {step}')\nprint(file=sys.stderr)\n",
     )
     done = gradring("run", "-np", 2, *program)
     lines = done.stderr.split("\n")[:-1]
