@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import warnings
 from collections.abc import Mapping
@@ -146,6 +145,8 @@ def check_authentication(cluster: Cluster, settings: Settings) -> None:
 
 
 def _is_loopback(address: str) -> bool:
+    import ipaddress  # costs 10 ms, and most groups have a token
+
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -22,6 +22,7 @@ from typing import BinaryIO
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.output import RankOutput
 from gradring.launch.processes import (
+    REAP_S,
     RankProcess,
     RankProcesses,
     describe_exit,
@@ -96,6 +97,7 @@ class _Launch:
         self._stopped_by: int | None = None
         self._terminate_at = float("inf")
         self._kill_at = float("inf")
+        self._give_up_at = float("inf")
 
     def start(
         self, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO | None
@@ -115,7 +117,7 @@ class _Launch:
 
     def run(self) -> int:
         """Copies output until every process has ended; returns the exit code of the whole."""
-        while self._processes.alive():
+        while self._processes.alive() and time.monotonic() < self._give_up_at:
             self._copy(TICK_S if self._processes.running() else CLOSING_TICK_S)
             self._collect()
             self._shut_down()
@@ -125,8 +127,7 @@ class _Launch:
         for output in self._open:
             output.finish()
         self._selector.close()
-        if self._failed is not None:
-            assert self._failed.exit_code is not None
+        if self._failed is not None and self._failed.exit_code is not None:
             return shell_exit_code(self._failed.exit_code)
         return 0 if self._stopped_by is None else 128 + self._stopped_by
 
@@ -207,6 +208,7 @@ class _Launch:
             self._kill_at = now + self._grace_s
         if now >= self._kill_at:
             self._kill_at = now + CLOSING_TICK_S
+            self._give_up_at = min(self._give_up_at, now + REAP_S)
             self._processes.signal(signal.SIGKILL)
         elif now >= self._terminate_at:
             self._terminate_at = float("inf")

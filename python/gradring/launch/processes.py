@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
@@ -101,7 +102,8 @@ class RankProcess:
             return False
         except PermissionError:
             return True
-        return True
+        # In a container whose first process collects nobody, ended children stay for ever.
+        return any(group == self.pid and state not in "ZX" for group, state in _all_processes())
 
 
 class RankProcesses:
@@ -169,6 +171,14 @@ class RankProcesses:
     ) -> None:
         """Closes; also on Ctrl-C."""
         self.close()
+
+
+def _all_processes() -> Iterator[tuple[int, str]]:
+    """Process group and state letter of every process that can be seen."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _parent, group = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            yield int(group), state
 
 
 def describe_exit(exit_code: int) -> str:

@@ -170,9 +170,13 @@ class _World:
     def _outcome(self, process: RankProcess) -> Outcome:
         rank, report = process.rank, self._report(process.rank)
         exit_code = process.exit_code if process.exit_code is not None else -signal.SIGKILL
-        value, exception = None, None
+        value: Any = None
+        exception: BaseException | None = None
         if report is not None and report.value is not None:
-            value = load_from_rank(report.value)
+            try:
+                value = load_from_rank(report.value)
+            except Exception as error:
+                exception = RemoteError(f"the result of rank {rank} cannot be read: {error!r}")
         elif report is not None:
             exception = _exception(report)
         if report is None and exit_code == 0:

@@ -1,0 +1,62 @@
+"""Helpers of these tests: the command line, and looking for processes that it left behind."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+DEADLINE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Waits with a wide deadline; ``what`` is the fact that never became true."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def pids_noted(directory: Path, ranks: int) -> list[int]:
+    """The process ids that ``note_pids`` of so many ranks wrote, once all are there."""
+    files = [directory / f"pids-{rank}" for rank in range(ranks)]
+    wait_until(lambda: all(file.exists() for file in files), "all ranks have started")
+    return [int(pid) for file in files for pid in file.read_text().split()]
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_running, pids)), f"{pids} have ended")
+
+
+def command_line(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "gradring", *map(str, arguments)]
+
+
+def gradring(*arguments: object, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the command line to its end; keyword arguments are variables."""
+    return subprocess.run(
+        command_line(*arguments),
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def script(directory: Path, text: str) -> list[str]:
+    """Writes a Python program for the ranks and returns the command that runs it."""
+    path = directory / "train.py"
+    head = "import os, signal, sys, time\nrank = int(os.environ['GRADRING_RANK'])\n"
+    path.write_text(head + text)
+    return [sys.executable, str(path)]

@@ -1,0 +1,73 @@
+"""The variables that each rank is given."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from launching import gradring, script
+
+from gradring.clusters import detect
+from gradring.launch.ports import free_ports
+from gradring.launch.ranks import rank_environments
+
+
+def test_our_variables_and_tf_config_agree() -> None:
+    environments = rank_environments({"HOME": "/root"}, 3)
+    for rank, environ in enumerate(environments):
+        assert (detect(environ).rank, detect(environ).world_size) == (rank, 3)
+        config = json.loads(environ["TF_CONFIG"])
+        assert config["task"] == {"type": "worker", "index": rank}
+        assert config["cluster"]["worker"][0] == environ["GRADRING_RENDEZVOUS"]
+        assert len(set(config["cluster"]["worker"])) == 3
+    assert len({environ["GRADRING_RENDEZVOUS"] for environ in environments}) == 1
+
+
+def test_the_token_is_random_and_shared() -> None:
+    (first, second), (other,) = rank_environments({}, 2), rank_environments({}, 1)
+    assert first["GRADRING_TOKEN"] == second["GRADRING_TOKEN"] != other["GRADRING_TOKEN"]
+    assert len(first["GRADRING_TOKEN"]) == 64
+
+
+def test_the_token_is_not_on_any_command_line(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "token = os.environ['GRADRING_TOKEN'].encode()\n"
+        "for pid in (os.getpid(), os.getppid()):\n"
+        "    print(token in open(f'/proc/{pid}/cmdline', 'rb').read())\n",
+    )
+    assert gradring("run", "-np", 1, *program).stdout == "[0] False\n" * 2
+
+
+def test_variables_of_other_launchers_are_not_inherited(tmp_path: Path) -> None:
+    done = gradring(
+        *("run", "-np", 2),
+        *script(tmp_path, "from gradring.clusters import detect; print(detect().source)"),
+        RANK="5",
+        WORLD_SIZE="6",
+        PMI_RANK="1",
+        SLURM_STEP_ID="0",
+        SLURM_NTASKS="9",
+        TF_CONFIG="{",
+    )
+    assert sorted(done.stdout.splitlines()) == [f"[{r}] GRADRING_* variables" for r in (0, 1)]
+
+
+def test_other_variables_are_inherited() -> None:
+    (environ,) = rank_environments({"GRADRING_TRANSPORT": "tcp", "SLURM_JOB_ID": "7"}, 1)
+    assert (environ["GRADRING_TRANSPORT"], environ["SLURM_JOB_ID"]) == ("tcp", "7")
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"])
+def test_cores_are_divided_among_the_ranks_unless_set(name: str) -> None:
+    assert int(rank_environments({}, 1)[0][name]) >= int(rank_environments({}, 2)[0][name])
+    assert rank_environments({}, 10_000 // 50)[0][name] == "1"
+    assert rank_environments({name: "17"}, 2)[1][name] == "17"
+
+
+def test_free_ports_differ_and_can_be_bound() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))

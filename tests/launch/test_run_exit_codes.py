@@ -1,0 +1,108 @@
+"""What ``gradring run`` returns, and what it says last."""
+
+from pathlib import Path
+
+import pytest
+from launching import gradring, script
+
+SLEEP = "time.sleep(300)\n"
+
+
+def test_success_of_all_ranks_is_success(tmp_path: Path) -> None:
+    done = gradring("run", "-np", 3, *script(tmp_path, "print('fine')"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[0] fine", "[1] fine", "[2] fine"]
+
+
+def test_the_separator_before_the_command_may_be_left_out(tmp_path: Path) -> None:
+    program = script(tmp_path, "print(sys.argv[1:])")
+    for separator in ([], ["--"]):
+        done = gradring("run", "-np", 1, *separator, *program, "--lr", "1", "--", "-np")
+        assert done.stdout == "[0] ['--lr', '1', '--', '-np']\n"
+
+
+def test_the_first_failing_ranks_exit_code_is_returned(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        f"gone = {str(tmp_path / 'gone')!r}\n"
+        "if rank == 1:\n    open(gone, 'w').close()\n    sys.exit(7)\n"
+        "while not os.path.exists(gone): time.sleep(0.01)\n"
+        "time.sleep(0.5)\nsys.exit(9)\n",
+    )
+    done = gradring("run", "-np", 3, "--grace", 30, *program)
+    assert done.returncode == 7
+    assert "rank 1 on " in done.stderr and "failed first (exit code 7)" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGKILL", 137), ("SIGSEGV", 139)])
+def test_a_rank_killed_by_a_signal_gives_128_plus_its_number(
+    tmp_path: Path, name: str, code: int
+) -> None:
+    program = script(tmp_path, f"if rank == 0: os.kill(os.getpid(), signal.{name})\n{SLEEP}")
+    done = gradring("run", "-np", 2, "--grace", 1, *program)
+    assert done.returncode == code
+    assert f"failed first (killed by {name})" in done.stderr
+
+
+def test_survivors_have_time_to_report_their_own_errors(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "if rank == 0: sys.exit(3)\n"
+        "time.sleep(0.7)\nprint('I lost rank 0', flush=True)\nsys.exit(4)\n",
+    )
+    done = gradring("run", "-np", 2, "--grace", 30, *program)
+    assert (done.returncode, done.stdout) == (3, "[1] I lost rank 0\n")
+
+
+def test_survivors_get_sigterm_and_then_sigkill(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "signal.signal(signal.SIGTERM, lambda *_: print('told to end', flush=True))\n"
+        "if rank == 0:\n    time.sleep(0.5)\n    sys.exit(3)\n"
+        "while True: time.sleep(1)\n",
+    )
+    done = gradring("run", "-np", 2, "--grace", 2, *program)
+    assert done.returncode == 3
+    assert "[1] told to end\n" in done.stdout
+
+
+def test_the_first_failing_ranks_traceback_comes_last(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "def layer():\n    raise ValueError('no such layer')\n"
+        "def model():\n"
+        "    try: layer()\n"
+        "    except ValueError as error: raise KeyError('model') from error\n"
+        "if rank == 1: model()\n"
+        "time.sleep(0.7)\nprint('noise', file=sys.stderr)\n",
+    )
+    done = gradring("run", "-np", 2, "--grace", 30, *program)
+    before, _, last = done.stderr.rpartition("gradring run: ")
+    header, *lines = last.splitlines()
+    assert "[0] noise" in before
+    assert header.startswith("rank 1 on ") and "failed first (exit code 1)" in header
+    assert lines[0] == "[1] Traceback (most recent call last):"
+    assert "[1] ValueError: no such layer" in lines
+    assert lines[-1] == "[1] KeyError: 'model'"
+
+
+def test_a_missing_program_is_named() -> None:
+    done = gradring("run", "-np", 2, "no-such-program-anywhere")
+    assert done.returncode == 127
+    assert "there is no program 'no-such-program-anywhere'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-np", "0", "true"], "'0' is not a number of ranks"),
+        (["-np", "2", "--grace", "-1", "true"], "'-1' is not a number of seconds"),
+        (["-np", "2"], "there is no command"),
+        (["true"], "-np"),
+        (["-np", "2", "--hosts", "a:1", "true"], "unrecognized arguments: --hosts"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: list[str], named: str) -> None:
+    done = gradring("run", *arguments)
+    assert done.returncode == 2
+    assert named in done.stderr

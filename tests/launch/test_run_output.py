@@ -1,0 +1,136 @@
+"""Lines of many ranks: whole, prefixed, complete."""
+
+import io
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+from launching import DEADLINE_S, command_line, gradring, script
+
+from gradring.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
+from gradring.launch.report import last_words
+
+
+def test_lines_of_concurrent_writers_stay_whole(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "for line in range(200):\n"
+        "    stream = (sys.stdout, sys.stderr)[line % 2]\n"
+        "    for piece in (f'<{rank} ', 'x' * (line * 37 % 5000), f' {line}>\\n'):\n"
+        "        stream.write(piece)\n"
+        "        stream.flush()\n",
+    )
+    both = tmp_path / "both"
+    with open(both, "wb") as target:
+        subprocess.run(
+            command_line("run", "-np", 4, *program),
+            stdout=target,
+            stderr=subprocess.STDOUT,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+    lines = both.read_text().splitlines()
+    assert len(lines) == 800
+    pattern = re.compile(r"\[(\d)\] <\1 x* (\d+)>")
+    matches = [pattern.fullmatch(line) for line in lines]
+    assert Counter(match[1] for match in matches if match) == dict.fromkeys("0123", 200)
+
+
+def test_a_last_line_without_an_end_is_printed(tmp_path: Path) -> None:
+    done = gradring(
+        "run", "-np", 2, *script(tmp_path, "sys.stdout.write('half'); sys.stderr.write('more')")
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] half", "[1] half"]
+    assert sorted(done.stderr.splitlines()) == ["[0] more", "[1] more"]
+
+
+def test_the_two_streams_stay_apart(tmp_path: Path) -> None:
+    done = gradring(
+        "run", "-np", 1, *script(tmp_path, "print('out'); print('err', file=sys.stderr)")
+    )
+    assert (done.stdout, done.stderr) == ("[0] out\n", "[0] err\n")
+
+
+def test_output_that_is_not_text_is_passed_on(tmp_path: Path) -> None:
+    program = script(tmp_path, "sys.stdout.buffer.write(b'\\xff\\x00\\n')")
+    command = command_line("run", "-np", 1, *program)
+    done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout == b"[0] \xff\x00\n"
+
+
+def test_logs_hold_each_ranks_lines_without_prefix(tmp_path: Path) -> None:
+    logs = tmp_path / "new" / "logs"
+    program = script(
+        tmp_path, "print('out', rank); print('err', rank, file=sys.stderr); sys.exit(rank)"
+    )
+    done = gradring("run", "-np", 2, "--log-dir", logs, *program)
+    for rank in range(2):
+        lines = (logs / f"rank-{rank}.log").read_text().splitlines()
+        assert sorted(lines) == [f"err {rank}", f"out {rank}"]
+    assert str(logs / "rank-1.log") in done.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_ranks(tmp_path: Path) -> None:
+    program = script(tmp_path, "while True: print('again')")
+    command = command_line("run", "-np", 2, "--grace", 5, *program)
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert launcher.stdout is not None and launcher.stderr is not None
+    launcher.stdout.readline()
+    launcher.stdout.close()
+    assert launcher.wait(DEADLINE_S) == 128 + 13
+    assert b"Exception" not in launcher.stderr.read()
+    launcher.stderr.close()
+
+
+def test_a_progress_bar_shows_its_newest_state_now_and_then() -> None:
+    buffer = LineBuffer()
+    assert buffer.feed(b"10%\r20%\r30%", 0.0) == [b"30%"]
+    assert buffer.feed(b"\r40%", PROGRESS_S / 2) == []
+    assert buffer.feed(b"\r50%\r", PROGRESS_S) == [b"50%"]
+    assert buffer.feed(b"\r100%\r\n", PROGRESS_S * 1.5) == [b"100%"]
+    assert buffer.feed(b"done\r", PROGRESS_S * 4) == [b"done"]
+    assert buffer.feed(b"\nnext\n", PROGRESS_S * 4) == [b"next"]
+    assert buffer.flush() == []
+
+
+def test_a_progress_bar_between_two_ranks_breaks_no_line(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "for step in range(100): sys.stderr.write(f'\\rstep {step}')\nprint(file=sys.stderr)\n",
+    )
+    done = gradring("run", "-np", 2, *program)
+    lines = done.stderr.split("\n")[:-1]
+    assert all(re.fullmatch(r"\[[01]\] step \d+", line) for line in lines)
+    assert {"[0] step 99", "[1] step 99"} <= set(lines)
+
+
+def test_lines_cut_anywhere_are_put_together() -> None:
+    text = b"one\ntwo\r\n\nthree \xc3\xa9\nfour"
+    for cut in range(len(text)):
+        buffer = LineBuffer()
+        # Progress lines are timed; at one instant an unfinished "two\r" may be shown once.
+        lines = buffer.feed(text[:cut], 0.0) + buffer.feed(text[cut:], 0.0) + buffer.flush()
+        assert lines == [b"one", b"two", b"", b"three \xc3\xa9", b"four"]
+
+
+def test_an_endless_line_is_passed_on_in_pieces() -> None:
+    buffer = LineBuffer()
+    lines = [line for _ in range(10) for line in buffer.feed(b"x" * MAX_LINE_BYTES, 0.0)]
+    assert sum(map(len, lines)) + len(buffer.flush()[0]) == 10 * MAX_LINE_BYTES
+    assert max(map(len, lines)) == MAX_LINE_BYTES
+
+
+def test_last_words_without_a_traceback_are_the_last_lines() -> None:
+    lines = [b"line %d" % number for number in range(50)]
+    assert last_words(lines, [b"out"]) == lines[-20:]
+    assert last_words([], [b"out"]) == [b"out"]
+
+
+def test_an_older_traceback_is_not_repeated() -> None:
+    stream = io.BytesIO(
+        b"Traceback (most recent call last):\nOldError\nfine again\n"
+        b"Traceback (most recent call last):\nNewError\n"
+    )
+    lines = stream.read().splitlines()
+    assert last_words(lines, []) == [b"Traceback (most recent call last):", b"NewError"]
