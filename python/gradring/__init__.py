@@ -6,6 +6,9 @@ Needs numpy only; TensorFlow is imported by ``gradring.tensorflow`` alone.
         comm.all_reduce(x, op="mean")
 """
 
+import importlib
+from types import ModuleType
+
 from gradring import errors
 from gradring._native import build_info
 from gradring.communicator import Communicator, Work
@@ -15,3 +18,12 @@ from gradring.initialize import init
 __version__: str = build_info()["version"]
 
 __all__ = ["Communicator", "GradringError", "Work", "__version__", "build_info", "errors", "init"]
+
+_LAZY = ("tensorflow", "testing")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Imports a submodule when it is first used: ``gradring.testing`` needs no import line."""
+    if name in _LAZY:
+        return importlib.import_module(f"gradring.{name}")
+    raise AttributeError(f"module 'gradring' has no attribute {name!r}")

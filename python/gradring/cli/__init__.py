@@ -11,9 +11,9 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Protocol, cast
 
+import gradring
 from gradring.errors import GradringError
 
 COMMANDS = ("run", "env", "bench", "demo")
@@ -59,7 +59,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         description="Ring all-reduce for TensorFlow: start ranks, look at the cluster, measure.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"gradring {_version()}")
+    parser.add_argument("--version", action="version", version=f"gradring {gradring.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in names:
         command = _load(name)
@@ -82,10 +82,3 @@ def _load(name: str) -> Command | None:
         if error.name != path:
             raise
         return None
-
-
-def _version() -> str:
-    try:
-        return metadata.version("gradring")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
