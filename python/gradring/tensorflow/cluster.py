@@ -32,15 +32,16 @@ def communicator_of(resolver: Any) -> Any:
     """Joins the group that the user's resolver describes.
 
     Rank 0 is the chief, or else the first worker; its address in the resolver is the rendezvous.
+    Without a resolver, or with an empty one, the environment describes the group.
 
     Raises:
       gradring.errors.ConfigError: the resolver names no task for this process.
     """
     if resolver is None or not resolver.cluster_spec().as_dict():
         return gradring.init()
-    addresses = _addresses(resolver)
-    return gradring.Communicator(
-        rank=_rank_in(resolver), world_size=len(addresses), rendezvous=addresses[0]
+    addresses, rank = _addresses(resolver), _rank_in(resolver)
+    return gradring.init(
+        rank=rank, world_size=len(addresses), rendezvous=addresses[0], listen=addresses[rank]
     )
 
 

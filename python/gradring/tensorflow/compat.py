@@ -35,6 +35,7 @@ CollectiveKeys = cross_device_utils.CollectiveKeys
 CheckpointInitialValue = trackable_base.CheckpointInitialValue
 DistributedValues = distribute_values.DistributedValues
 
+select_replica = distribute_utils.select_replica
 canonical_device = device_util.canonicalize
 host_input_device = numpy_dataset.SingleDevice
 id_in_cluster = multi_worker_util.id_in_cluster

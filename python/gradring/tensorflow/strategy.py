@@ -169,6 +169,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         context = compat.ReplicaContext(
             self._container_strategy(), replica_id_in_sync_group=self._id_in_cluster
         )
+        args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
         with tf.device(self.worker_devices[0]), context:
             return fn(*args, **kwargs)
 

@@ -1,0 +1,106 @@
+"""What TensorFlow users see when a collective fails."""
+
+import functools
+import json
+import os
+import signal
+import time
+
+import pytest
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+pytest.importorskip("tensorflow")
+
+
+def mismatched():
+    """Rank 1 has another shape; the graph, the eager op and `strategy.run` must all say so."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import all_reduce
+
+    comm = join()
+    x = tf.ones([98 if comm.rank == 0 else 102])
+    reduce = tf.function(lambda t: all_reduce(t, "sum", "dense/kernel", comm))
+    return caught(lambda: reduce(x)), caught(lambda: all_reduce(x, "sum", "later", comm))
+
+
+def closed():
+    """One group is closed, and its traced function called again."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import all_reduce
+
+    comm = join()
+    reduce = tf.function(lambda t: all_reduce(t, "sum", "x", comm))
+    reduce(tf.ones([2]))
+    comm.close()
+    return caught(lambda: reduce(tf.ones([2])))
+
+
+def killed(directory):
+    """Rank 1 dies after two steps; the others write down what they saw."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    comm = join()
+    strategy = CustomCollectiveStrategy(communicator=comm)
+
+    def replica_step(x):
+        return tf.distribute.get_replica_context().all_reduce("SUM", x)
+
+    step = tf.function(lambda x: strategy.run(replica_step, args=(x,)))
+    for _ in range(2):
+        step(tf.ones([1000]))
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    since = time.monotonic()
+    in_graph = caught(lambda: step(tf.ones([1000])))
+    eager = caught(lambda: strategy.run(replica_step, args=(tf.ones([3]),)))
+    report = {"graph": in_graph, "eager": eager, "seconds": time.monotonic() - since}
+    (directory / f"{comm.rank}.json").write_text(json.dumps(report))
+
+
+def caught(call):
+    """Class names, message and blamed rank of what `call` raises."""
+    try:
+        call()
+    except Exception as error:
+        names = [cls.__name__ for cls in type(error).__mro__]
+        return names, str(error), getattr(error, "rank", None)
+    return [], "nothing was raised", None
+
+
+def test_a_different_shape_names_the_rank_and_both_shapes():
+    for in_graph, eager in run_ranks(mismatched, world_size=2):
+        names, message, _ = in_graph
+        assert "AbortedError" in names
+        assert "MismatchError" in message
+        assert "dense/kernel" in message
+        assert "[98]" in message and "[102]" in message
+        assert "rank " in message
+        names, _, rank = eager
+        assert {"MismatchError", "AbortedError", "ValueError"} <= set(names)
+        assert rank in (0, 1)
+
+
+def test_a_function_traced_with_a_closed_communicator_says_so():
+    for names, message, _ in run_ranks(closed, world_size=2):
+        assert "AbortedError" in names
+        assert "traced with a communicator that is closed" in message
+
+
+def test_a_killed_rank_is_named_on_every_survivor(tmp_path):
+    with pytest.raises(Exception, match="1"):
+        run_ranks(functools.partial(killed, tmp_path), world_size=3)
+    for rank in (0, 2):
+        report = json.loads((tmp_path / f"{rank}.json").read_text())
+        names, message, _ = report["graph"]
+        assert "AbortedError" in names
+        assert "PeerLostError" in message and "rank 1 on " in message
+        names, message, blamed = report["eager"]
+        assert {"PeerLostError", "ConnectionError", "AbortedError"} <= set(names), message
+        assert blamed == 1
+        assert report["seconds"] < 30
