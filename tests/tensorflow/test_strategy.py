@@ -141,7 +141,9 @@ def semantics():
             "local": strategy.experimental_local_results(strategy.run(lambda: rank)),
             "on write": on_write,
             "on read": on_read,
-            "from function": [int(x) for x in from_function],
+            "from function": [
+                int(strategy.experimental_local_results(x)[0]) for x in from_function
+            ],
             "communicator": found_communicator,
             "chief checkpoints": strategy.extended.should_checkpoint,
             "task": (strategy.cluster_resolver.task_type, strategy.cluster_resolver.task_id),
