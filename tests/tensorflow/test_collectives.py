@@ -1,16 +1,19 @@
 """Collectives on tensors, eagerly and in graphs, with two ranks."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from tf_worker import join
 
 from gradring.testing import run_ranks
 
-pytest.importorskip("tensorflow")
+Ranks = list[dict[Any, Any]]
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int32", "int64", "uint8", "int8", "int16", "uint16", "uint32")
-OPS = {
+OPS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a + b,
     "mean": lambda a, b: (a + b) / 2,
     "min": np.minimum,
@@ -20,12 +23,12 @@ OPS = {
 COUNTS = (0, 1, 7, 1000)
 
 
-def contribution(rank, count):
+def contribution(rank: int, count: int) -> Any:
     """Small whole numbers, exact in every dtype also when multiplied; every element differs."""
     return 1 + (np.arange(count) * 2 + rank) % 10
 
 
-def worker():
+def worker() -> Any:
     import tensorflow as tf
 
     with join() as comm:
@@ -40,7 +43,7 @@ def worker():
         return results
 
 
-def reductions(tf, comm):
+def reductions(tf: Any, comm: Any) -> Any:
     from gradring.tensorflow import all_reduce
 
     found = {}
@@ -51,7 +54,7 @@ def reductions(tf, comm):
             for count in COUNTS
         }
 
-        def reduce(tensors, op=op):
+        def reduce(tensors: Any, op: str = op) -> Any:
             return all_reduce(tensors, op, f"grid/{op}", comm)
 
         found[op, "eager"] = as_float64(reduce(inputs))
@@ -59,11 +62,11 @@ def reductions(tf, comm):
     return found
 
 
-def as_float64(tensors):
+def as_float64(tensors: Any) -> Any:
     return {key: tensor.numpy().astype(np.float64) for key, tensor in tensors.items()}
 
 
-def structures(tf, comm):
+def structures(tf: Any, comm: Any) -> Any:
     from gradring.tensorflow import all_reduce, broadcast_variables
 
     nest = all_reduce(
@@ -83,7 +86,7 @@ def structures(tf, comm):
     }
 
 
-def gathers(tf, comm):
+def gathers(tf: Any, comm: Any) -> Any:
     from gradring.tensorflow.ops import all_gather, all_reduce
 
     rows = tf.fill([comm.rank + 1, 2], float(comm.rank))
@@ -103,19 +106,19 @@ def gathers(tf, comm):
     }
 
 
-def control_flow(tf, comm):
+def control_flow(tf: Any, comm: Any) -> Any:
     """Reductions inside a conditional and a loop, between others outside."""
     from gradring.tensorflow import all_reduce
 
-    def reduce(x, name):
+    def reduce(x: Any, name: str) -> Any:
         return all_reduce(x, "sum", name, comm)
 
-    @tf.function
-    def inner(x):
+    @tf.function  # type: ignore[untyped-decorator]
+    def inner(x: Any) -> Any:
         return reduce(x, "inner")
 
-    @tf.function
-    def mixed(x, steps):
+    @tf.function  # type: ignore[untyped-decorator]
+    def mixed(x: Any, steps: Any) -> Any:
         x = reduce(x, "before")
         x = tf.cond(x[0] > 0, lambda: reduce(x + 1, "then"), lambda: x)
         _, x = tf.while_loop(
@@ -128,10 +131,10 @@ def control_flow(tf, comm):
     return {"control flow": x.numpy().tolist(), "independent": independent.numpy().tolist()}
 
 
-def gradients(tf, comm):
+def gradients(tf: Any, comm: Any) -> Any:
     from gradring.tensorflow import all_reduce
 
-    def gradient(x, op):
+    def gradient(x: Any, op: str) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = tf.reduce_sum(all_reduce(x * x, op, "loss", comm)) * (comm.rank + 1.0)
@@ -145,13 +148,13 @@ def gradients(tf, comm):
     }
 
 
-def memory(tf, comm):
+def memory(tf: Any, comm: Any) -> Any:
     """How often tensors are copied when only the reduction reads them."""
     from gradring import _native
     from gradring.tensorflow import all_reduce
 
-    @tf.function
-    def step(x):
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
         made_here = [x * float(i) for i in range(2, 7)]
         return all_reduce(made_here, "sum", "made", comm, bucket_bytes=4096)
 
@@ -172,7 +175,7 @@ def memory(tf, comm):
     }
 
 
-def waits_without_all_starts(graph):
+def waits_without_all_starts(graph: Any) -> Any:
     """Names of Wait ops that some Start of the graph does not have to precede."""
     starts = {op.name for op in graph.get_operations() if op.type == "GradringStart"}
     assert len(starts) == 5
@@ -192,7 +195,7 @@ def waits_without_all_starts(graph):
     return late
 
 
-def reducer(tf, comm):
+def reducer(tf: Any, comm: Any) -> Any:
     """Data-parallel training without a strategy."""
     from gradring.tensorflow import GradientReducer, broadcast_variables
 
@@ -201,8 +204,8 @@ def reducer(tf, comm):
     unused = tf.Variable(1.0)
     reduce_gradients = GradientReducer(communicator=comm)
 
-    @tf.function
-    def step(x, y):
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((x @ weights[0] + weights[1] - y) ** 2)
         grads = reduce_gradients(tape.gradient(loss, [*weights, unused]))
@@ -217,19 +220,19 @@ def reducer(tf, comm):
     return {"reducer": [w.numpy() for w in weights], "none stays none": bool(kept_none)}
 
 
-def batch():
+def batch() -> Any:
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
     return x, (x.sum(axis=1, keepdims=True) * 3 + 1).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return run_ranks(worker, world_size=2)
+def ranks() -> Any:
+    return run_ranks(worker, 2)
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("op", OPS)
-def test_every_dtype_and_count_is_reduced_exactly(ranks, op, mode):
+def test_every_dtype_and_count_is_reduced_exactly(ranks: Ranks, op: str, mode: str) -> None:
     for result in ranks:
         for (dtype, count), reduced in result[op, mode].items():
             expected = OPS[op](contribution(0, count).astype(float), contribution(1, count))
@@ -238,49 +241,51 @@ def test_every_dtype_and_count_is_reduced_exactly(ranks, op, mode):
             np.testing.assert_array_equal(reduced, expected, err_msg=f"{dtype}[{count}]")
 
 
-def test_a_nest_keeps_its_structure(ranks):
+def test_a_nest_keeps_its_structure(ranks: Ranks) -> None:
     for result in ranks:
         ones = [[[2.0]] * 3] * 2
         assert result["nest"] == {"a": 2.0, "b": [[2, 4], (ones,)]}
 
 
-def test_every_rank_gets_the_roots_variables(ranks):
+def test_every_rank_gets_the_roots_variables(ranks: Ranks) -> None:
     assert [result["broadcast"] for result in ranks] == [[[1, 7], True, 1.5]] * 2
 
 
-def test_input_that_cannot_be_reduced_is_refused_by_name(ranks):
+def test_input_that_cannot_be_reduced_is_refused_by_name(ranks: Ranks) -> None:
     for result in ranks:
         assert "words: string cannot be reduced" in result["unsupported"]
         assert "median" in result["unknown op"]
 
 
-def test_rows_are_gathered_in_rank_order(ranks):
+def test_rows_are_gathered_in_rank_order(ranks: Ranks) -> None:
     for result in ranks:
         assert result["gather"] == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
         assert result["gather in a graph"] == [[1.0, 1.0]]
 
 
-def test_sparse_gradients_equal_the_dense_reduction(ranks):
+def test_sparse_gradients_equal_the_dense_reduction(ranks: Ranks) -> None:
     for result in ranks:
         assert result["sparse"] == [[2.0], [5.0], [0.0]]
         assert result["sparse rows sent"] == 3, "rows of one index are summed before they travel"
         assert result["dense"] == 1.0
 
 
-def test_reductions_keep_their_order_across_conditionals_and_loops(ranks):
+def test_reductions_keep_their_order_across_conditionals_and_loops(
+    ranks: Ranks,
+) -> None:
     for result in ranks:
         assert result["control flow"] == [96.0] * 3
         assert result["independent"] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_gradients_flow_through_sum_and_mean(ranks, mode):
+def test_gradients_flow_through_sum_and_mean(ranks: Ranks, mode: str) -> None:
     for result in ranks:
         assert result["gradient", "sum", mode] == [6.0, 12.0]
         assert result["gradient", "mean", mode] == [3.0, 6.0]
 
 
-def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks):
+def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks: Ranks) -> None:
     for result in ranks:
         counted = result["counted"]
         assert counted["forwarded_tensors"] == 5
@@ -289,13 +294,15 @@ def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks):
         assert counted["blocked_ns"] > 0
 
 
-def test_all_starts_of_a_call_precede_all_its_waits(ranks):
+def test_all_starts_of_a_call_precede_all_its_waits(ranks: Ranks) -> None:
     for result in ranks:
         assert result["waits without all starts"] == []
         assert result["start order"] == [f"made/{i}" for i in range(5)]
 
 
-def test_a_reducer_without_strategy_trains_as_one_process_on_the_combined_batch(ranks):
+def test_a_reducer_without_strategy_trains_as_one_process_on_the_combined_batch(
+    ranks: Ranks,
+) -> None:
     x, y = batch()
     weight, bias = np.ones((2, 1), np.float32), np.float32(0.5)
     for _ in range(5):

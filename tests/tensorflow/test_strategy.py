@@ -1,20 +1,21 @@
 """CustomCollectiveStrategy: two workers against one process on the combined batch."""
 
-import functools
+from typing import Any
 
 import numpy as np
 import pytest
 from tf_worker import join
 
+from gradring.launch.ports import free_ports
 from gradring.testing import run_ranks
 
-pytest.importorskip("tensorflow")
+Ranks = list[dict[Any, Any]]
 
 STEPS, BATCH = 24, 16
 CASES = [(name, mode) for name in ("sgd", "adam") for mode in ("graph", "eager")]
 
 
-def train_all():
+def train_all() -> Any:
     import keras
 
     with join() as comm:
@@ -23,11 +24,11 @@ def train_all():
         return {(name, mode): train(comm, name, mode) for name, mode in CASES}
 
 
-def train(comm, optimizer_name, mode):
+def train(comm: Any, optimizer_name: str, mode: str) -> Any:
     """The usual custom training loop; only the strategy's class is ours."""
     import keras
-    import tensorflow as tf
 
+    import tensorflow as tf
     from gradring.tensorflow import CustomCollectiveStrategy
 
     keras.backend.clear_session()
@@ -49,7 +50,7 @@ def train(comm, optimizer_name, mode):
     initial = [v.numpy().copy() for v in model.variables]
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
-    def replica_step(batch):
+    def replica_step(batch: Any) -> Any:
         x, y = batch
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True)) / BATCH
@@ -57,7 +58,7 @@ def train(comm, optimizer_name, mode):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    def step(batch):
+    def step(batch: Any) -> Any:
         return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
 
     step = tf.function(step) if mode == "graph" else step
@@ -72,15 +73,14 @@ def train(comm, optimizer_name, mode):
     }
 
 
-def samples():
+def samples() -> Any:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(STEPS * BATCH, 8)).astype(np.float32)
     return x, draw.integers(0, 3, size=STEPS * BATCH)
 
 
-def semantics():
+def semantics() -> Any:
     import tensorflow as tf
-
     from gradring.tensorflow import CustomCollectiveStrategy
     from gradring.tensorflow.ops import current_communicator
 
@@ -88,26 +88,26 @@ def semantics():
         strategy = CustomCollectiveStrategy(communicator=comm)
         rank = float(comm.rank)
 
-        def uneven():
+        def uneven() -> Any:
             return tf.range(comm.rank + 1, dtype=tf.float32)
 
-        def in_replica():
+        def in_replica() -> Any:
             context = tf.distribute.get_replica_context()
             total = context.all_reduce("SUM", [tf.constant(rank), tf.constant(1)])
             mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, {"x": tf.constant(rank)})
             merged = context.merge_call(add_up, (tf.constant(rank),))
             return total, mean, merged, context.replica_id_in_sync_group
 
-        def add_up(strategy, value):
+        def add_up(strategy: Any, value: Any) -> Any:
             return strategy.extended.reduce_to("SUM", value, value)
 
-        def conditional(flag):
-            def reduced():
+        def conditional(flag: Any) -> Any:
+            def reduced() -> Any:
                 return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(rank))
 
             return tf.cond(flag, reduced, lambda: tf.constant(-1.0))
 
-        def reduce(op, axis):
+        def reduce(op: str, axis: int) -> Any:
             return strategy.reduce(op, strategy.run(uneven), axis=axis)
 
         with strategy.scope():
@@ -118,7 +118,7 @@ def semantics():
                 aggregation=tf.VariableAggregation.SUM,
             )
             found_communicator = current_communicator() is comm
-        strategy.run(lambda: on_write.assign(rank + 3))
+        strategy.run(lambda: on_write.assign(tf.constant(rank + 3)))
         strategy.run(lambda: on_read.assign(rank + 1))
         from_function = strategy.distribute_datasets_from_function(
             lambda context: tf.data.Dataset.range(2).map(
@@ -156,19 +156,21 @@ def semantics():
 
 
 @pytest.fixture(scope="module")
-def trained():
-    workers = run_ranks(train_all, world_size=2)
-    (alone,) = run_ranks(train_all, world_size=1)
+def trained() -> Any:
+    workers = run_ranks(train_all, 2)
+    (alone,) = run_ranks(train_all, 1)
     return workers, alone
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return run_ranks(semantics, world_size=2)
+def ranks() -> Any:
+    return run_ranks(semantics, 2)
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_two_workers_of_different_seeds_train_as_one_process(trained, case):
+def test_two_workers_of_different_seeds_train_as_one_process(
+    trained: Any, case: tuple[str, str]
+) -> None:
     (first, second), alone = trained
     first, second, alone = first[case], second[case], alone[case]
     assert (first["replicas"], alone["replicas"]) == (2, 1)
@@ -181,7 +183,7 @@ def test_two_workers_of_different_seeds_train_as_one_process(trained, case):
     np.testing.assert_allclose(first["losses"], alone["losses"], atol=1e-5)
 
 
-def test_training_moves_the_weights(trained):
+def test_training_moves_the_weights(trained: Any) -> None:
     (first, _), _ = trained
     for result in first.values():
         assert (
@@ -193,7 +195,7 @@ def test_training_moves_the_weights(trained):
         )
 
 
-def test_reduce_over_a_dimension_is_exact_for_uneven_batches(ranks):
+def test_reduce_over_a_dimension_is_exact_for_uneven_batches(ranks: Ranks) -> None:
     for result in ranks:
         assert result["sum over a dimension"] == 1.0
         # Of 0 on rank 0, and 0 and 1 on rank 1.
@@ -201,7 +203,7 @@ def test_reduce_over_a_dimension_is_exact_for_uneven_batches(ranks):
         assert result["mean over a dimension in a graph"] == pytest.approx(1 / 3)
 
 
-def test_reduce_takes_scalars_nests_and_integers(ranks):
+def test_reduce_takes_scalars_nests_and_integers(ranks: Ranks) -> None:
     for result in ranks:
         assert result["scalar"] == 0.5
         assert result["nest"] == {"a": 1.0, "b": (2, [2.0, 2.0])}
@@ -209,7 +211,7 @@ def test_reduce_takes_scalars_nests_and_integers(ranks):
 
 
 @pytest.mark.parametrize("where", ["replica", "replica in a graph"])
-def test_a_replica_reduces_and_merges(ranks, where):
+def test_a_replica_reduces_and_merges(ranks: Ranks, where: str) -> None:
     for rank, result in enumerate(ranks):
         total, mean, merged, replica = result[where]
         assert total == [1.0, 2]
@@ -218,25 +220,27 @@ def test_a_replica_reduces_and_merges(ranks, where):
         assert replica == rank
 
 
-def test_a_replica_reduces_inside_a_conditional(ranks):
+def test_a_replica_reduces_inside_a_conditional(ranks: Ranks) -> None:
     assert [result["conditional"] for result in ranks] == [1.0, 1.0]
 
 
-def test_gather_concatenates_uneven_replicas_along_any_dimension(ranks):
+def test_gather_concatenates_uneven_replicas_along_any_dimension(
+    ranks: Ranks,
+) -> None:
     assert [result["gather"] for result in ranks] == [[[0.0, 1.0, 1.0]]] * 2
 
 
-def test_variables_aggregate_as_they_say(ranks):
+def test_variables_aggregate_as_they_say(ranks: Ranks) -> None:
     for result in ranks:
         assert result["on write"] == 3.5
         assert result["on read"] == 3.0
 
 
-def test_each_worker_has_its_own_input_pipeline(ranks):
+def test_each_worker_has_its_own_input_pipeline(ranks: Ranks) -> None:
     assert [result["from function"] for result in ranks] == [[0, 1], [10, 11]]
 
 
-def test_the_strategy_presents_itself_as_multi_worker(ranks):
+def test_the_strategy_presents_itself_as_multi_worker(ranks: Ranks) -> None:
     for rank, result in enumerate(ranks):
         assert result["local"] == (float(rank),)
         assert result["task"] == ("worker", rank)
@@ -244,11 +248,10 @@ def test_the_strategy_presents_itself_as_multi_worker(ranks):
         assert result["chief checkpoints"] == (rank == 0)
 
 
-def from_resolver(addresses):
+def from_resolver(addresses: list[str]) -> Any:
     import os
 
     import tensorflow as tf
-
     from gradring.tensorflow import CustomCollectiveStrategy
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -261,6 +264,7 @@ def from_resolver(addresses):
     return strategy.communicator.rank, total, strategy.cluster_resolver is resolver
 
 
-def test_a_cluster_resolver_describes_the_group(free_addresses):
-    found = run_ranks(functools.partial(from_resolver, free_addresses(2)), world_size=2)
+def test_a_cluster_resolver_describes_the_group() -> None:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    found = run_ranks(from_resolver, 2, addresses)
     assert found == [(0, 2.0, True), (1, 2.0, True)]

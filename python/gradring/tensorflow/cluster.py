@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import tensorflow as tf
-
 import gradring
+import tensorflow as tf
 from gradring import errors
+from gradring.communicator import Communicator
 from gradring.tensorflow import compat
 
 
-def resolver_of(communicator: Any) -> Any:
+def resolver_of(communicator: Communicator) -> Any:
     """The resolver in TF_CONFIG, or one that lists the communicator's ranks as workers."""
     if os.environ.get("TF_CONFIG"):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -28,7 +28,7 @@ def resolver_of(communicator: Any) -> Any:
     )
 
 
-def communicator_of(resolver: Any) -> Any:
+def communicator_of(resolver: Any) -> Communicator:
     """Joins the group that the user's resolver describes.
 
     Rank 0 is the chief, or else the first worker; its address in the resolver is the rendezvous.
@@ -45,7 +45,7 @@ def communicator_of(resolver: Any) -> Any:
     )
 
 
-def check(resolver: Any, communicator: Any) -> None:
+def check(resolver: Any, communicator: Communicator) -> None:
     """Refuses a resolver that contradicts the communicator.
 
     Raises:

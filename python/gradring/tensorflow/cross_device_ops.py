@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-
+from gradring.communicator import Communicator
 from gradring.tensorflow import compat
 from gradring.tensorflow.ops import all_gather, all_reduce
 
@@ -19,7 +19,9 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
     its part of the work: choosing destinations, and skipping a world of one.
     """
 
-    def __init__(self, communicator: Any, devices: Sequence[str], bucket_bytes: int) -> None:
+    def __init__(
+        self, communicator: Communicator, devices: Sequence[str], bucket_bytes: int
+    ) -> None:
         """Makes the operations; nothing is sent yet.
 
         Args:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-
 from gradring import errors
 
 _EXCEPTION = re.compile(r"gradring (\w+Error): ")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-
+from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing
 from gradring.tensorflow.ops import all_reduce
 
@@ -31,7 +31,7 @@ class GradientReducer:
         self,
         op: str = "mean",
         bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
-        communicator: Any = None,
+        communicator: Communicator | None = None,
     ) -> None:
         """Makes a reducer; nothing is sent yet.
 

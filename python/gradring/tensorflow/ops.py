@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 import gradring
+import tensorflow as tf
+from gradring.communicator import Communicator, open_communicators
+from gradring.errors import ConfigError
 from gradring.tensorflow import bucketing
 from gradring.tensorflow.dtypes import as_native, as_native_bits
 from gradring.tensorflow.failures import typed_errors
@@ -19,7 +20,8 @@ from gradring.tensorflow.start_wait import start, start_all_gather, wait
 
 _REDUCE_OPS = ("sum", "mean", "min", "max", "product")
 
-_default_communicator: Any = None
+#: Keeps a communicator alive that nobody else knows of.
+_made_here: Communicator | None = None
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -27,7 +29,7 @@ def all_reduce(
     tensors: Any,
     op: str = "sum",
     name: str | None = None,
-    communicator: Any = None,
+    communicator: Communicator | None = None,
     *,
     bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
 ) -> Any:
@@ -44,8 +46,8 @@ def all_reduce(
       op: "sum" (default), "mean", "min", "max" or "product". The integer mean is an integer,
         rounded towards zero.
       name: shown in messages and compared between ranks; default "all_reduce".
-      communicator: a `gradring.Communicator`; default that of the current strategy, or else the
-        one that `gradring.init()` gives.
+      communicator: what to reduce over; default that of the current strategy, or else the only
+        one that is open, or else a new one from `gradring.init()`.
       bucket_bytes: bound on the tensors that travel together, in bytes; default 16 MiB.
 
     Returns:
@@ -76,7 +78,9 @@ def all_reduce(
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def broadcast(value: Any, root: int = 0, name: str | None = None, communicator: Any = None) -> Any:
+def broadcast(
+    value: Any, root: int = 0, name: str | None = None, communicator: Communicator | None = None
+) -> Any:
     """Gives every rank the root's tensor.
 
     Args:
@@ -102,7 +106,9 @@ def broadcast(value: Any, root: int = 0, name: str | None = None, communicator: 
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def broadcast_variables(variables: Sequence[Any], root: int = 0, communicator: Any = None) -> None:
+def broadcast_variables(
+    variables: Sequence[Any], root: int = 0, communicator: Communicator | None = None
+) -> None:
     """Assigns the root's values to the variables of every rank.
 
     Args:
@@ -120,7 +126,9 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, communicator: A
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def all_gather(value: Any, name: str | None = None, communicator: Any = None) -> Any:
+def all_gather(
+    value: Any, name: str | None = None, communicator: Communicator | None = None
+) -> Any:
     """Concatenates every rank's tensor along the first dimension, in rank order.
 
     Args:
@@ -151,23 +159,34 @@ def all_gather(value: Any, name: str | None = None, communicator: Any = None) ->
     return gathered
 
 
-def current_communicator() -> Any:
-    """The communicator of the current strategy, or else the one `gradring.init()` gives."""
+def current_communicator() -> Communicator:
+    """The communicator of the current strategy, or the only one that is open, or a new one.
+
+    Raises:
+      gradring.errors.ConfigError: several are open.
+      gradring.errors.RendezvousError: none is open, and the group could not be formed.
+    """
     strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-    communicator = getattr(strategy, "communicator", None)
-    if communicator is not None:
-        return communicator
-    global _default_communicator
-    if _default_communicator is None:
-        _default_communicator = gradring.init()
-    return _default_communicator
+    if strategy is not None and isinstance(getattr(strategy, "communicator", None), Communicator):
+        return strategy.communicator  # type: ignore[no-any-return]
+    candidates = open_communicators()
+    if len(candidates) > 1:
+        raise ConfigError(
+            f"{len(candidates)} communicators are open in this process of rank "
+            f"{candidates[0].rank} on {candidates[0].host}; pass one as communicator="
+        )
+    global _made_here
+    if not candidates:
+        _made_here = gradring.init()
+        return _made_here
+    return candidates[0]
 
 
 def _all_reduce_dense(
     values: Sequence[Any],
     op: str,
     label: str,
-    communicator: Any,
+    communicator: Communicator,
     bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
 ) -> list[Any]:
     encoded = [as_native(tf.convert_to_tensor(value), label) for value in values]
@@ -191,7 +210,7 @@ def _all_reduce_dense(
     return [decode(result) for result, (_, decode) in zip(reversed(results), encoded, strict=True)]
 
 
-def _all_reduce_sparse(value: Any, op: str, label: str, communicator: Any) -> Any:
+def _all_reduce_sparse(value: Any, op: str, label: str, communicator: Communicator) -> Any:
     """Every rank's rows, one after another; rows of one index add up where they are applied."""
     if op not in ("sum", "mean"):
         raise ValueError(

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-
 from gradring import _native
+from gradring.communicator import Communicator
 from gradring.tensorflow import compat
 
-_tokens: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
 
 def start(
     tensors: list[Any],
-    communicator: Any,
+    communicator: Communicator,
     label: str,
     *,
     collective: str,
@@ -69,7 +69,7 @@ def wait(started: Sequence[list[Any]]) -> list[list[Any]]:
         ]
 
 
-def start_all_gather(tensor: Any, counts: Any, communicator: Any, label: str) -> list[Any]:
+def start_all_gather(tensor: Any, counts: Any, communicator: Communicator, label: str) -> list[Any]:
     """The gathered tensor in flight, and the handle last.
 
     Args:
@@ -88,7 +88,7 @@ def start_all_gather(tensor: Any, counts: Any, communicator: Any, label: str) ->
         )
 
 
-def _token(communicator: Any) -> Any:
+def _token(communicator: Communicator) -> Any:
     """The handle of the communicator's ordering token."""
     if communicator not in _tokens:
         _native.tensorflow_register()
@@ -129,7 +129,7 @@ def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
     return [None, *wait([started])[0]]
 
 
-def _communicator(number: int) -> Any:
+def _communicator(number: int) -> Communicator:
     """The communicator of this number; one that has started something has a token."""
     for communicator in list(_tokens):
         if communicator._native.id == number:

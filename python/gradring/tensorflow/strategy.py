@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-
+from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing, cluster, compat
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.failures import typed_errors
@@ -42,7 +42,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         cluster_resolver: Any = None,
         communication_options: Any = None,
         *,
-        communicator: Any = None,
+        communicator: Communicator | None = None,
         bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
     ) -> None:
         """Joins the group, unless `communicator` has done so.
@@ -118,7 +118,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     def __init__(
         self,
         strategy: CustomCollectiveStrategy,
-        communicator: Any,
+        communicator: Communicator,
         cluster_resolver: Any,
         communication_options: Any,
         bucket_bytes: int,
