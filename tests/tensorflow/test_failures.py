@@ -56,6 +56,38 @@ def killed() -> Any:
     return {"graph": in_graph, "eager": eager, "seconds": time.monotonic() - since}
 
 
+def failing_between() -> Any:
+    """Every other step fails on every rank after its reductions have started."""
+    import tensorflow as tf
+    from gradring.tensorflow import all_reduce
+
+    with join() as comm:
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(x: Any, bad: Any) -> Any:
+            total = all_reduce([x * 2.0, x * 3.0], "sum", "step", comm)
+            tf.debugging.assert_equal(bad, False)
+            return total[0] + total[1]
+
+        x = tf.ones([1 << 18])
+
+        def attempt(bad: bool) -> Any:
+            return caught(lambda: step(x, tf.constant(bad)))[0][:1]
+
+        raised = [attempt(bad=i % 2 == 1) for i in range(6)]
+        return raised, float(step(x, tf.constant(False))[0])
+
+
+def compiled() -> Any:
+    """The reduction inside code that XLA compiles."""
+    import tensorflow as tf
+    from gradring.tensorflow import all_reduce
+
+    with join() as comm:
+        reduce = tf.function(lambda t: all_reduce(t, "sum", "x", comm), jit_compile=True)
+        return caught(lambda: reduce(tf.ones([2])))
+
+
 def caught(call: Callable[[], Any]) -> Any:
     """Class names, message and blamed rank of what `call` raises."""
     try:
@@ -98,3 +130,18 @@ def test_a_killed_rank_is_named_on_every_survivor() -> None:
         assert {"PeerLostError", "ConnectionError", "AbortedError"} <= set(names), message
         assert blamed == 1
         assert report["seconds"] < 30
+
+
+def test_a_step_that_fails_by_itself_leaves_the_next_one_sound() -> None:
+    for raised, total in run_ranks(failing_between, 2):
+        assert raised == [[], ["InvalidArgumentError"]] * 3
+        assert total == 10.0
+
+
+def test_xla_refuses_the_reduction_with_the_words_that_the_documentation_explains() -> None:
+    import gradring.tensorflow
+
+    ((_, message, _),) = run_ranks(compiled, 1)
+    words = "OpKernel for XLA_CPU_JIT"
+    assert words in message
+    assert words in " ".join((gradring.tensorflow.__doc__ or "").split())
