@@ -267,6 +267,11 @@ class Work(Generic[T]):
         return self._x
 
 
+def open_communicators() -> list[Communicator]:
+    """The communicators of this process that have not been closed, in no particular order."""
+    return list(_open)
+
+
 def _arrays(x: Any) -> list[NDArray[Any]]:
     return [_array(item) for item in x] if isinstance(x, list | tuple) else [_array(x)]
 

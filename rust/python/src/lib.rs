@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 mod arrays;
 mod communicator;
 mod errors;
+mod tensorflow;
 mod work;
 
 /// How this module was built, so that a benchmark can refuse a debug build.
@@ -24,5 +25,5 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<work::Work>()?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
-    Ok(())
+    tensorflow::add_to(module)
 }

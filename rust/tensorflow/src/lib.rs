@@ -1,1 +1,45 @@
-//! TensorFlow ops.
+//! gradring's TensorFlow ops, registered through TensorFlow's C API at run time.
+//!
+//! Neither TensorFlow's headers nor its libraries are needed to build this crate: the symbols are
+//! looked up in the framework library that `import tensorflow` has already loaded, so that one
+//! build serves many versions. All code that is unsafe because of TensorFlow is in this crate.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `api` | the table of C functions |
+//! | `status`, `tensor`, `context` | safe owners and views of TensorFlow's objects |
+//! | `ops` | names, attributes and shapes of the ops |
+//! | `kernels` | what the ops do |
+//! | `inflight` | the works between a Start and its Wait |
+//! | `counters` | what has happened so far in this process |
+
+mod api;
+mod context;
+pub mod counters;
+mod inflight;
+mod kernels;
+mod ops;
+mod status;
+mod tensor;
+
+use std::sync::{Mutex, PoisonError};
+
+pub use api::RegisterError;
+
+/// Registers the ops and their kernels with the TensorFlow that this process has imported.
+///
+/// Does nothing when they are registered already.
+///
+/// # Errors
+/// [`RegisterError`] when TensorFlow is not loaded, is too old, or refuses an op.
+pub fn register() -> Result<(), RegisterError> {
+    static REGISTERED: Mutex<bool> = Mutex::new(false);
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*registered {
+        let api = api::Api::get()?;
+        ops::register(api)?;
+        kernels::register(api)?;
+        *registered = true;
+    }
+    Ok(())
+}

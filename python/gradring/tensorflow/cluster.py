@@ -1,0 +1,75 @@
+"""tf.distribute's description of a cluster, from a communicator and the other way round."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gradring
+import tensorflow as tf
+from gradring import errors
+from gradring.communicator import Communicator
+from gradring.tensorflow import compat
+
+
+def resolver_of(communicator: Communicator) -> Any:
+    """The resolver in TF_CONFIG, or one that lists the communicator's ranks as workers."""
+    if os.environ.get("TF_CONFIG"):
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if resolver.cluster_spec().as_dict() and _rank_in(resolver) == communicator.rank:
+            return resolver
+    # Nobody connects to these addresses: the communicator has connected already.
+    workers = [f"rank-{rank}:0" for rank in range(communicator.world_size)]
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": workers}),
+        task_type="worker",
+        task_id=communicator.rank,
+        rpc_layer="grpc",
+    )
+
+
+def communicator_of(resolver: Any) -> Communicator:
+    """Joins the group that the user's resolver describes.
+
+    Rank 0 is the chief, or else the first worker; its address in the resolver is the rendezvous.
+    Without a resolver, or with an empty one, the environment describes the group.
+
+    Raises:
+      gradring.errors.ConfigError: the resolver names no task for this process.
+    """
+    if resolver is None or not resolver.cluster_spec().as_dict():
+        return gradring.init()
+    addresses, rank = _addresses(resolver), _rank_in(resolver)
+    return gradring.init(
+        rank=rank, world_size=len(addresses), rendezvous=addresses[0], listen=addresses[rank]
+    )
+
+
+def check(resolver: Any, communicator: Communicator) -> None:
+    """Refuses a resolver that contradicts the communicator.
+
+    Raises:
+      gradring.errors.ConfigError: they differ in the rank or in the number of ranks.
+    """
+    rank, world_size = _rank_in(resolver), len(_addresses(resolver))
+    if (rank, world_size) != (communicator.rank, communicator.world_size):
+        raise errors.ConfigError(
+            f"cluster_resolver makes this process rank {rank} of {world_size}, but the "
+            f"communicator on {communicator.host} is rank {communicator.rank} of "
+            f"{communicator.world_size}; pass only one of them"
+        )
+
+
+def _rank_in(resolver: Any) -> int:
+    spec = compat.normalize_cluster_spec(resolver.cluster_spec())
+    if resolver.task_type not in ("chief", "worker") or resolver.task_id is None:
+        raise errors.ConfigError(
+            f"cluster_resolver says task_type={resolver.task_type!r}, "
+            f"task_id={resolver.task_id!r}; only 'chief' and 'worker' tasks join the group"
+        )
+    return int(compat.id_in_cluster(spec, resolver.task_type, resolver.task_id))
+
+
+def _addresses(resolver: Any) -> list[str]:
+    cluster = compat.normalize_cluster_spec(resolver.cluster_spec()).as_dict()
+    return [*cluster.get("chief", []), *cluster.get("worker", [])]

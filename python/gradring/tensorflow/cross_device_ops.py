@@ -1,0 +1,134 @@
+"""tf.distribute's cross-device operations, carried out by gradring."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from gradring.communicator import Communicator
+from gradring.tensorflow import compat
+from gradring.tensorflow.ops import all_gather, all_reduce
+
+
+class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
+    """Reduces and gathers over the local devices first, then over the ranks.
+
+    Everything that one call reduces travels in as few buckets as possible. The base class keeps
+    its part of the work: choosing destinations, and skipping a world of one.
+    """
+
+    def __init__(
+        self, communicator: Communicator, devices: Sequence[str], bucket_bytes: int
+    ) -> None:
+        """Makes the operations; nothing is sent yet.
+
+        Args:
+          communicator: a `gradring.Communicator`.
+          devices: the local devices that hold one replica each.
+          bucket_bytes: bound on the tensors that travel together, in bytes.
+        """
+        # The base class's own constructor would make TensorFlow's launchers of collectives.
+        compat.CrossDeviceOps.__init__(self)
+        self._communicator = communicator
+        self._bucket_bytes = bucket_bytes
+        self._devices = tuple(compat.canonical_device(device) for device in devices)
+        self._group_size = communicator.world_size * len(self._devices)
+        self._options = tf.distribute.experimental.CommunicationOptions()
+        self._canonicalize_devices = True
+        self._lock = threading.Lock()
+        self._launchers: list[Any] = []
+
+    def reduce_local(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
+        """Reduces one tensor or `tf.IndexedSlices` per entry over the ranks.
+
+        Args:
+          reduce_op: `tf.distribute.ReduceOp`.
+          values: this rank's sums over its local devices.
+
+        Returns:
+          The results, in order. MEAN divides by the number of replicas; for integers it is
+          float64, as TensorFlow's own strategies have it.
+        """
+        is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
+        reduced = all_reduce(
+            list(values),
+            "mean" if fused else "sum",
+            reduce_op.name.lower(),
+            self._communicator,
+            bucket_bytes=self._bucket_bytes,
+        )
+        if is_mean and not fused:
+            reduced = [_divided(value, self._group_size) for value in reduced]
+        return list(reduced)
+
+    def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
+        """For a replica context with one local device."""
+        del replica_id, options
+        leaves = [_tensor(leaf) for leaf in tf.nest.flatten(value)]
+        return tf.nest.pack_sequence_as(value, self.reduce_local(reduce_op, leaves))
+
+    def _all_reduce_per_replica_values(
+        self, reduce_op: Any, per_replica_values: Sequence[Any], options: Any
+    ) -> list[Any]:
+        del options
+        local = [_sum([_tensor(v) for v in value.values]) for value in per_replica_values]
+        return [self._mirrored(value) for value in self.reduce_local(reduce_op, local)]
+
+    def _batch_all_gather(
+        self, per_replica_values: Sequence[Any], axis: Any, options: Any
+    ) -> list[Any]:
+        del options
+        return [
+            self._mirrored(self._gathered([_tensor(v) for v in value.values], axis))
+            for value in per_replica_values
+        ]
+
+    def _gathered(self, values: Sequence[Any], axis: Any) -> Any:
+        local = tf.concat(values, axis)
+        if tf.get_static_value(axis) == 0:
+            return all_gather(local, "gather", self._communicator)
+        # The engine gathers along the first dimension.
+        rank = tf.rank(local)
+        others = tf.boolean_mask(tf.range(rank), tf.range(rank) != axis)
+        to_front = tf.concat([[axis], others], 0)
+        gathered = all_gather(tf.transpose(local, to_front), "gather", self._communicator)
+        return tf.transpose(gathered, tf.math.invert_permutation(to_front))
+
+    def _mirrored(self, value: Any) -> Any:
+        copies = []
+        for device in self._devices:
+            with tf.device(device):
+                copies.append(value if len(self._devices) == 1 else _identity(value))
+        return compat.mirrored(copies)
+
+    def __deepcopy__(self, memo: Any) -> RingCrossDeviceOps:
+        return self
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
+
+
+def _identity(value: Any) -> Any:
+    return tf.nest.map_structure(tf.identity, value, expand_composites=True)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    if len(values) == 1:
+        return values[0]
+    if any(isinstance(value, tf.IndexedSlices) for value in values):
+        return tf.IndexedSlices(
+            tf.concat([value.values for value in values], 0),
+            tf.concat([value.indices for value in values], 0),
+            values[0].dense_shape,
+        )
+    return tf.add_n(values)
+
+
+def _divided(value: Any, count: int) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(value.values / count, value.indices, value.dense_shape)
+    return value / count

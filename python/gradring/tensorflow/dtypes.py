@@ -1,0 +1,50 @@
+"""Which element types the engine takes, and how the others are carried in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+#: Element types that the engine reduces.
+NATIVE_DTYPES = (
+    tf.float32,
+    tf.float64,
+    tf.float16,
+    tf.bfloat16,
+    tf.int32,
+    tf.int64,
+    tf.uint8,
+)
+
+#: Element types that are reduced in a wider one; the result is cast back.
+WIDENED_DTYPES = {
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+}
+
+
+def as_native(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
+    """The tensor in a dtype that the engine reduces, and the way back."""
+    dtype = tensor.dtype
+    if dtype in NATIVE_DTYPES:
+        return tensor, lambda result: result
+    if dtype in WIDENED_DTYPES:
+        return tf.cast(tensor, WIDENED_DTYPES[dtype]), lambda result: tf.cast(result, dtype)
+    known = ", ".join(t.name for t in (*NATIVE_DTYPES, *WIDENED_DTYPES))
+    raise TypeError(f"{label}: {dtype.name} cannot be reduced; cast it to one of {known}")
+
+
+def as_native_bits(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
+    """The tensor's bits in a dtype that the engine moves, and the way back."""
+    dtype = tensor.dtype
+    if dtype in NATIVE_DTYPES:
+        return tensor, lambda result: result
+    if dtype == tf.bool:
+        return tf.cast(tensor, tf.uint8), lambda result: tf.cast(result, tf.bool)
+    if dtype in (tf.string, tf.variant, tf.resource):
+        raise TypeError(f"{label}: {dtype.name} has no fixed width and cannot be broadcast")
+    return tf.bitcast(tensor, tf.uint8), lambda result: tf.bitcast(result, dtype)

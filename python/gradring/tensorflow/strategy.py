@@ -1,0 +1,228 @@
+"""The tf.distribute strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from gradring.communicator import Communicator
+from gradring.tensorflow import bucketing, cluster, compat
+from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
+from gradring.tensorflow.failures import typed_errors
+from gradring.tensorflow.ops import broadcast
+
+
+class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    """Synchronous training on several processes, reduced by gradring.
+
+    Replaces `tf.distribute.MultiWorkerMirroredStrategy` in one line:
+
+    ```python
+    strategy = gradring.tensorflow.CustomCollectiveStrategy()
+    with strategy.scope():
+        model, optimizer = make_model(), keras.optimizers.Adam()
+    dataset = strategy.experimental_distribute_dataset(dataset)
+
+    @tf.function
+    def train_step(batch):
+        per_replica = strategy.run(replica_step, args=(batch,))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
+    ```
+
+    Variables start with the chief's values; all ranks must create the same variables in the same
+    order. It starts no TensorFlow server and may be made at any time.
+
+    A failed collective raises `tf.errors.AbortedError`, which names the rank to blame; from `run`
+    and `reduce` executing eagerly it is an exception of `gradring.errors` as well.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        communication_options: Any = None,
+        *,
+        communicator: Communicator | None = None,
+        bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
+    ) -> None:
+        """Joins the group, unless `communicator` has done so.
+
+        Args:
+          cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; default: what
+            `gradring.init()` finds, such as TF_CONFIG.
+          communication_options: accepted for compatibility; gradring has its own choices.
+          communicator: a `gradring.Communicator` to use; default: a new one.
+          bucket_bytes: bound on the gradients that travel together, in bytes; default 16 MiB.
+
+        Raises:
+          gradring.errors.ConfigError: `cluster_resolver` and `communicator` contradict each other.
+          gradring.errors.RendezvousError: the group could not be formed; says who is missing.
+        """
+        if communicator is None:
+            communicator = cluster.communicator_of(cluster_resolver)
+        elif cluster_resolver is not None:
+            cluster.check(cluster_resolver, communicator)
+        self.communicator = communicator
+        # Not the parent's constructor, which starts a gRPC server and a coordination service.
+        compat.Strategy.__init__(
+            self,
+            _Extended(
+                self,
+                communicator,
+                cluster_resolver or cluster.resolver_of(communicator),
+                communication_options or tf.distribute.experimental.CommunicationOptions(),
+                bucket_bytes,
+            ),
+        )
+
+    def run(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
+        """Runs `fn` once per local replica; see `tf.distribute.Strategy.run`."""
+        with typed_errors():
+            return super().run(fn, args, kwargs, options)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """Reduces `value` over all replicas; see `tf.distribute.Strategy.reduce`.
+
+        Args:
+          reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
+          value: what `run` has returned, or a nest of tensors. Every element is reduced, in as few
+            messages as possible.
+          axis: None to combine the replicas' values; a dimension to reduce over it too. MEAN over
+            a dimension is exact for batches of different sizes. Scalars have no dimension and are
+            combined as they are.
+
+        Returns:
+          The same structure of tensors.
+        """
+        if isinstance(reduce_op, str):
+            reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
+        with typed_errors():
+            if axis is None:
+                return super().reduce(reduce_op, value, None)
+            return tf.nest.map_structure(
+                lambda leaf: super(CustomCollectiveStrategy, self).reduce(
+                    reduce_op, leaf, None if _is_scalar(leaf) else axis
+                ),
+                value,
+            )
+
+
+class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
+    """What the strategy does; method names are tf.distribute's."""
+
+    # TensorFlow's own failure detector; the communicator has a better one.
+    _enable_check_health = False
+
+    def __init__(
+        self,
+        strategy: CustomCollectiveStrategy,
+        communicator: Communicator,
+        cluster_resolver: Any,
+        communication_options: Any,
+        bucket_bytes: int,
+    ) -> None:
+        self._communicator = communicator
+        self._bucket_bytes = bucket_bytes
+        super().__init__(strategy, cluster_resolver, communication_options)
+
+    def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
+        communicator = self._communicator
+        self._cluster_spec = compat.normalize_cluster_spec(cluster_resolver.cluster_spec())
+        self._task_type = cluster_resolver.task_type
+        self._task_id = cluster_resolver.task_id
+        self._num_workers = communicator.world_size
+        self._id_in_cluster = communicator.rank
+        self._is_chief = communicator.rank == 0
+        self._rpc_layer = cluster_resolver.rpc_layer
+
+        local_devices, self._local_device_type = self._initialize_local_devices(
+            cluster_resolver, worker_device=""
+        )
+        local_devices = tuple(devices or local_devices)
+        self._num_devices_per_worker = len(local_devices)
+        self._worker_device = compat.canonical_device("/device:CPU:0")
+        self._host_input_device = compat.host_input_device(self._worker_device)
+        self._collective_keys = compat.CollectiveKeys()
+        self._cross_device_ops = self._ring(local_devices)
+        self._host_cross_device_ops = self._ring([self._worker_device])
+        self._initialize_single_worker(local_devices)
+        # Variables and ops go where TensorFlow puts them by default.
+        self._default_device = None
+
+    def _ring(self, devices: Any) -> RingCrossDeviceOps:
+        return RingCrossDeviceOps(self._communicator, devices, self._bucket_bytes)
+
+    @property
+    def _has_one_replica(self) -> bool:
+        return len(self.worker_devices) == 1
+
+    def _use_merge_call(self) -> bool:
+        # One local replica needs no meeting point, which makes collectives legal inside
+        # conditionals and loops.
+        return not self._has_one_replica
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        if not self._has_one_replica:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        context = compat.ReplicaContext(
+            self._container_strategy(), replica_id_in_sync_group=self._id_in_cluster
+        )
+        args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
+        with tf.device(self.worker_devices[0]), context:
+            return fn(*args, **kwargs)
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
+    ) -> Any:
+        if replica_id != 0:
+            return super()._get_variable_creator_initial_value(
+                replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
+            )
+
+        def initial_value() -> Any:
+            value = kwargs["initial_value"]
+            with tf.device(device):
+                value = value() if callable(value) else value
+                if isinstance(value, compat.CheckpointInitialValue):
+                    value = value.wrapped_value
+                value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+                if self._num_workers == 1:
+                    return value
+                name = f"initial value of {kwargs.get('name') or 'a variable'}"
+                return broadcast(value, 0, name, self._communicator)
+
+        return initial_value
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        if not tf.nest.is_nested(value) or isinstance(value, tf.IndexedSlices):
+            return super()._reduce_to(reduce_op, value, destinations, options)
+        flat = tf.nest.flatten(value)
+        if not flat:
+            return value
+        results = self._batch_reduce_to(reduce_op, [(leaf, destinations) for leaf in flat], options)
+        return tf.nest.pack_sequence_as(value, results)
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if not self._has_one_replica:
+            # The replicas of this process meet, and one of them talks to the other ranks.
+            return compat.StrategyExtended._replica_ctx_all_reduce(self, reduce_op, value, options)
+        if self._num_workers == 1:
+            return value
+        return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
+
+    def _update_config_proto(self, config_proto: Any) -> Any:
+        return config_proto
+
+    def _stop_check_health_thread(self) -> None:
+        pass
+
+    def __deepcopy__(self, memo: Any) -> _Extended:
+        return self
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, compat.DistributedValues):
+        return all(_is_scalar(component) for component in value.values)
+    return bool(tf.convert_to_tensor(value).shape.rank == 0)

@@ -1,0 +1,38 @@
+//! TensorFlow's ops: registration, and what they have done so far.
+
+use gradring_tensorflow::{RegisterError, counters};
+use pyo3::exceptions::{PyImportError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Adds this file's functions to the extension module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(tensorflow_register, module)?)?;
+    module.add_function(wrap_pyfunction!(tensorflow_counters, module)?)
+}
+
+/// Registers gradring's ops with the TensorFlow that this process has imported; once.
+#[pyfunction]
+fn tensorflow_register(py: Python<'_>) -> PyResult<()> {
+    py.detach(gradring_tensorflow::register)
+        .map_err(|error| match error {
+            RegisterError::NotLoaded { .. } | RegisterError::MissingSymbol { .. } => {
+                PyImportError::new_err(error.to_string())
+            }
+            RegisterError::Refused { .. } => PyRuntimeError::new_err(error.to_string()),
+        })
+}
+
+/// Sums over the ops that have run in this process, as a dict of ints.
+#[pyfunction]
+fn tensorflow_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let counters = counters::read();
+    let dict = PyDict::new(py);
+    dict.set_item("starts", counters.starts)?;
+    dict.set_item("waits", counters.waits)?;
+    dict.set_item("forwarded_tensors", counters.forwarded_tensors)?;
+    dict.set_item("copied_tensors", counters.copied_tensors)?;
+    dict.set_item("copied_bytes", counters.copied_bytes)?;
+    dict.set_item("blocked_ns", counters.blocked_ns)?;
+    Ok(dict)
+}

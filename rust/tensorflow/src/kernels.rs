@@ -1,0 +1,397 @@
+//! What the ops do.
+//!
+//! All kernels are synchronous: completing an asynchronous kernel of the C API from another thread
+//! crashes, because TensorFlow frees its callback as soon as the compute function returns. A Start
+//! never blocks; a Wait blocks one thread of TensorFlow's pool, for as long as the engine's own
+//! deadlines allow. No pool size can deadlock: whatever a Wait waits for was started before it.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use gradring_core::buffer::Buffer;
+use gradring_core::collective::{Collective, Request};
+use gradring_core::communicator::Communicator;
+use gradring_core::dtype::{DType, ReduceOp};
+
+use crate::api::{Api, RawConstruction, RawContext, RegisterError};
+use crate::context::{Construction, Context};
+use crate::counters;
+use crate::inflight;
+use crate::ops::{ALL_GATHER_START, START, WAIT, accepted, attr};
+use crate::status::{Code, Failure, Status};
+use crate::tensor::{INT64, Tensor, dtype, shapes_text};
+
+/// Registers the kernels, for the CPU.
+pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
+    register_kernel::<Start>(api, START, "the kernel of GradringStart")?;
+    register_kernel::<AllGatherStart>(
+        api,
+        ALL_GATHER_START,
+        "the kernel of GradringAllGatherStart",
+    )?;
+    register_kernel::<Wait>(api, WAIT, "the kernel of GradringWait")
+}
+
+/// A node of a graph, or a cached eager op.
+trait Kernel: Sized {
+    /// Reads the attributes.
+    fn create(node: &Construction) -> Result<Self, Failure>;
+    /// Runs the node once; several threads may be doing so.
+    fn compute(&self, context: &Context) -> Result<(), Failure>;
+}
+
+/// Starts an all-reduce or a broadcast of a bucket.
+struct Start {
+    collective: Collective,
+    dtype: DType,
+    label: String,
+    communicator: CommunicatorId,
+}
+
+impl Kernel for Start {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        Ok(Self {
+            collective: collective(node)?,
+            dtype: dtype(node.data_type(attr::T)?)?,
+            label: node.string(attr::LABEL)?,
+            communicator: CommunicatorId::of(node)?,
+        })
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let communicator = self.communicator.open()?;
+        // Input 0 is the token.
+        let tensors = (0..context.num_inputs() - 1)
+            .map(|index| context.take_over(index + 1, index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let handle_output = context.num_inputs() - 1;
+        let dims: Vec<_> = tensors.iter().map(Tensor::dims).collect();
+        launch(
+            context,
+            &communicator,
+            Launch {
+                collective: self.collective.clone(),
+                dtype: self.dtype,
+                label: &self.label,
+                shapes: shapes_text(dims.iter().map(Vec::as_slice)),
+                tensors,
+                handle_output,
+            },
+        )
+    }
+}
+
+/// Starts an all-gather along the first dimension.
+struct AllGatherStart {
+    dtype: DType,
+    label: String,
+    communicator: CommunicatorId,
+}
+
+impl Kernel for AllGatherStart {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        Ok(Self {
+            dtype: dtype(node.data_type(attr::T)?)?,
+            label: node.string(attr::LABEL)?,
+            communicator: CommunicatorId::of(node)?,
+        })
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let communicator = self.communicator.open()?;
+        let rows = context.input(1)?.read_i64()?;
+        let own = context.input(2)?;
+        let plan = GatherPlan::new(
+            &rows,
+            &own.dims(),
+            communicator.rank(),
+            communicator.world_size(),
+        )
+        .map_err(|problem| {
+            let text = format!("all_gather '{}': {problem}", self.label);
+            Failure::new(Code::InvalidArgument, text)
+        })?;
+        let element_bytes = self.dtype.size_bytes();
+        let gathered = context.allocate(
+            0,
+            own.data_type(),
+            &plan.dims,
+            plan.counts.iter().sum::<usize>() * element_bytes,
+        )?;
+        // SAFETY: the output was allocated by this call.
+        unsafe { gathered.copy_from(&own, plan.offset * element_bytes) };
+        counters::count_copied(own.size_bytes());
+        launch(
+            context,
+            &communicator,
+            Launch {
+                collective: Collective::AllGather {
+                    counts: plan.counts,
+                },
+                dtype: self.dtype,
+                label: &self.label,
+                shapes: shapes_text([plan.dims.as_slice()]),
+                tensors: vec![gathered],
+                handle_output: 1,
+            },
+        )
+    }
+}
+
+/// Where each rank's rows go in the gathered tensor.
+#[derive(Debug, PartialEq)]
+struct GatherPlan {
+    /// Shape of the gathered tensor.
+    dims: Vec<i64>,
+    /// Elements of each rank.
+    counts: Vec<usize>,
+    /// Element at which this rank's own begin.
+    offset: usize,
+}
+
+impl GatherPlan {
+    fn new(rows: &[i64], dims: &[i64], rank: usize, world_size: usize) -> Result<Self, String> {
+        let Some((own_rows, rest)) = dims.split_first() else {
+            return Err("a scalar has no dimension to gather along; reshape it to [1]".into());
+        };
+        if rows.len() != world_size || rows.get(rank) != Some(own_rows) {
+            return Err(format!(
+                "counts {rows:?} do not fit rank {rank} of {world_size} with {own_rows} rows; \
+                 pass every rank's number of rows"
+            ));
+        }
+        let too_large =
+            || format!("counts {rows:?} of rows of shape {rest:?} are negative or too large");
+        let row = rest
+            .iter()
+            .try_fold(1_usize, |row, dim| {
+                row.checked_mul(usize::try_from(*dim).ok()?)
+            })
+            .ok_or_else(too_large)?;
+        let counts = rows
+            .iter()
+            .map(|rows| usize::try_from(*rows).ok()?.checked_mul(row))
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(too_large)?;
+        let total_rows = rows
+            .iter()
+            .try_fold(0_i64, |total, rows| total.checked_add(*rows))
+            .ok_or_else(too_large)?;
+        let dims = std::iter::once(total_rows)
+            .chain(rest.iter().copied())
+            .collect();
+        let offset = counts.iter().take(rank).sum();
+        Ok(Self {
+            dims,
+            counts,
+            offset,
+        })
+    }
+}
+
+/// Waits for what a Start has started.
+struct Wait;
+
+impl Kernel for Wait {
+    fn create(_node: &Construction) -> Result<Self, Failure> {
+        Ok(Self)
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let handle_input = context.num_inputs() - 1;
+        let handles = context.input(handle_input)?.read_i64()?;
+        let work = inflight::take(handles.first().copied().unwrap_or_default())?;
+        let since = Instant::now();
+        let outcome = work.wait_forever();
+        counters::count_wait(since.elapsed());
+        outcome?;
+        // The engine has let go of the memory, so it is passed on as it is.
+        (0..handle_input).try_for_each(|index| context.set_output(index, &context.input(index)?))
+    }
+}
+
+/// A communicator by the number that the graph holds.
+struct CommunicatorId(u64);
+
+impl CommunicatorId {
+    fn of(node: &Construction) -> Result<Self, Failure> {
+        let id = node.int(attr::COMMUNICATOR)?;
+        u64::try_from(id)
+            .map(Self)
+            .map_err(|_| Failure::new(Code::InvalidArgument, format!("{id} is no communicator")))
+    }
+
+    fn open(&self) -> Result<Arc<Communicator>, Failure> {
+        Communicator::by_id(self.0).ok_or_else(|| {
+            Failure::new(
+                Code::Aborted,
+                "this tf.function was traced with a communicator that is closed; make a new \
+                 communicator or strategy, and trace the function again under it",
+            )
+        })
+    }
+}
+
+/// What a Start hands to the engine.
+struct Launch<'a> {
+    collective: Collective,
+    dtype: DType,
+    label: &'a str,
+    shapes: String,
+    tensors: Vec<Tensor>,
+    handle_output: c_int,
+}
+
+fn launch(
+    context: &Context,
+    communicator: &Communicator,
+    launch: Launch<'_>,
+) -> Result<(), Failure> {
+    let handle = context.allocate(launch.handle_output, INT64, &[], size_of::<i64>())?;
+    let slices = launch
+        .tensors
+        .iter()
+        .filter_map(|tensor| tensor.slice(launch.dtype))
+        .collect();
+    // SAFETY: each tensor is an output that this op took over or allocated, so no two overlap
+    // and only Wait reads them, after the engine has dropped the buffer; the buffer holds its own
+    // references, so the memory outlives a step that fails in between.
+    let buffer = unsafe { Buffer::new(launch.dtype, slices, Box::new(launch.tensors)) };
+    let work = communicator.start(Request {
+        collective: launch.collective,
+        buffer,
+        name: launch.label.to_owned(),
+        shapes: launch.shapes,
+    })?;
+    counters::count_start();
+    let number = inflight::put(work)?;
+    // SAFETY: the handle is a freshly allocated scalar int64.
+    unsafe { handle.data().cast::<i64>().write_unaligned(number) };
+    Ok(())
+}
+
+fn collective(node: &Construction) -> Result<Collective, Failure> {
+    match node.string(attr::COLLECTIVE)?.as_str() {
+        "all_reduce" => {
+            let name = node.string(attr::REDUCE_OP)?;
+            let op = ReduceOp::from_name(&name).ok_or_else(|| {
+                let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
+                let text = format!("'{name}' is no reduce op; use one of {known}");
+                Failure::new(Code::InvalidArgument, text)
+            })?;
+            Ok(Collective::AllReduce { op })
+        }
+        "broadcast" => {
+            let root = node.int(attr::ROOT)?;
+            let root = usize::try_from(root).map_err(|_| {
+                Failure::new(
+                    Code::InvalidArgument,
+                    format!("{root} is no rank; pass a root >= 0"),
+                )
+            })?;
+            Ok(Collective::Broadcast { root })
+        }
+        other => Err(Failure::new(
+            Code::InvalidArgument,
+            format!("'{other}' is no collective of GradringStart"),
+        )),
+    }
+}
+
+fn register_kernel<K: Kernel>(
+    api: &'static Api,
+    op: &CStr,
+    what: &'static str,
+) -> Result<(), RegisterError> {
+    let status = Status::new(api);
+    // SAFETY: the strings are copied, the functions are statics of this library, which Python
+    // never unloads, and registering consumes the builder.
+    unsafe {
+        let builder = (api.new_kernel)(
+            op.as_ptr(),
+            c"CPU".as_ptr(),
+            Some(create::<K>),
+            compute::<K>,
+            Some(delete::<K>),
+        );
+        (api.register_kernel)(op.as_ptr(), builder, status.as_ptr());
+    }
+    accepted(&status, what)
+}
+
+unsafe extern "C" fn create<K: Kernel>(raw: *mut RawConstruction) -> *mut c_void {
+    // The table exists: nobody else could have registered this function.
+    let Ok(api) = Api::get() else {
+        return std::ptr::null_mut();
+    };
+    // SAFETY: TensorFlow keeps the construction alive during this call.
+    let node = unsafe { Construction::new(api, raw) };
+    match guarded(|| K::create(&node)) {
+        Ok(kernel) => Box::into_raw(Box::new(kernel)).cast(),
+        Err(failure) => {
+            node.fail(&failure);
+            std::ptr::null_mut()
+        }
+    }
+}
+
+unsafe extern "C" fn compute<K: Kernel>(kernel: *mut c_void, raw: *mut RawContext) {
+    let Ok(api) = Api::get() else { return };
+    // SAFETY: TensorFlow keeps the context alive during this call.
+    let context = unsafe { Context::new(api, raw) };
+    // SAFETY: null, or what `create` returned; only shared references are made of it.
+    let kernel = unsafe { kernel.cast::<K>().as_ref() };
+    let outcome = kernel.map_or_else(
+        || Err(Failure::new(Code::Internal, "this node was never created")),
+        |kernel| guarded(|| kernel.compute(&context)),
+    );
+    if let Err(failure) = outcome {
+        context.fail(&failure);
+    }
+}
+
+unsafe extern "C" fn delete<K: Kernel>(kernel: *mut c_void) {
+    if !kernel.is_null() {
+        // SAFETY: `create` made the box, and TensorFlow deletes a kernel once, after its last use.
+        drop(unsafe { Box::from_raw(kernel.cast::<K>()) });
+    }
+}
+
+/// Turns a panic into a failure: it must not unwind into TensorFlow.
+fn guarded<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        Err(Failure::new(
+            Code::Internal,
+            "gradring's op panicked; report this with the message printed above",
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gather_plan_places_the_ranks_one_after_another() {
+        let plan = GatherPlan::new(&[2, 0, 3], &[3, 5], 2, 3);
+        assert_eq!(
+            plan,
+            Ok(GatherPlan {
+                dims: vec![5, 5],
+                counts: vec![10, 0, 15],
+                offset: 10,
+            })
+        );
+    }
+
+    #[test]
+    fn a_gather_plan_refuses_counts_that_do_not_fit() {
+        assert!(GatherPlan::new(&[2, 1], &[1, 5], 0, 2).is_err());
+        assert!(GatherPlan::new(&[2], &[2, 5], 0, 2).is_err());
+        assert!(GatherPlan::new(&[1, 1], &[], 0, 2).is_err());
+        assert!(GatherPlan::new(&[1, -1], &[1], 0, 2).is_err());
+        assert!(GatherPlan::new(&[i64::MAX, i64::MAX], &[i64::MAX], 0, 2).is_err());
+    }
+}

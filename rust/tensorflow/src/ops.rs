@@ -1,0 +1,233 @@
+//! Names, attributes and shapes of the ops.
+//!
+//! `GradringStart` and `GradringAllGatherStart` hand tensors to the engine and return at once;
+//! `GradringWait` blocks until the engine has finished with them. The `token` is a scalar resource
+//! variable: every Start writes to it as far as TensorFlow knows, which keeps Starts in program
+//! order even across `tf.cond` and `tf.while_loop`. The tensors named `inflight` belong to the
+//! engine; only their Wait may read them.
+
+use std::ffi::{CStr, c_int};
+
+use crate::api::{Api, OpBuilder, RawStatus, RegisterError, ShapeContext, ShapeHandle};
+use crate::status::{Code, Failure, Status, set};
+
+pub(crate) const START: &CStr = c"GradringStart";
+pub(crate) const ALL_GATHER_START: &CStr = c"GradringAllGatherStart";
+pub(crate) const WAIT: &CStr = c"GradringWait";
+
+/// Attributes, by the names used in graphs.
+pub(crate) mod attr {
+    use std::ffi::CStr;
+
+    /// `all_reduce` or `broadcast`.
+    pub(crate) const COLLECTIVE: &CStr = c"collective";
+    /// Name of the reduce op; empty for a broadcast.
+    pub(crate) const REDUCE_OP: &CStr = c"reduce_op";
+    /// The rank whose contents win in a broadcast.
+    pub(crate) const ROOT: &CStr = c"root";
+    /// Name of the bucket in the contract check. (A node has a `name` of its own.)
+    pub(crate) const LABEL: &CStr = c"label";
+    /// `Communicator::id`.
+    pub(crate) const COMMUNICATOR: &CStr = c"communicator";
+    /// Element type of all tensors.
+    pub(crate) const T: &CStr = c"T";
+}
+
+const ELEMENT_TYPES: &CStr = c"T: {float, double, half, bfloat16, int32, int64, uint8}";
+const LENGTH: &CStr = c"N: int >= 1";
+
+/// Registers all ops.
+pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
+    Op::new(api, START)
+        .input(c"token: resource")
+        .input(c"tensors: N * T")
+        .output(c"inflight: N * T")
+        .output(c"handle: int64")
+        .attr(LENGTH)
+        .attr(ELEMENT_TYPES)
+        .attr(c"collective: {'all_reduce', 'broadcast'}")
+        .attr(c"reduce_op: string")
+        .attr(c"root: int")
+        .attr(c"label: string")
+        .attr(c"communicator: int")
+        .register("the op GradringStart", start_shapes)?;
+    Op::new(api, ALL_GATHER_START)
+        .input(c"token: resource")
+        .input(c"counts: int64")
+        .input(c"tensor: T")
+        .output(c"inflight: T")
+        .output(c"handle: int64")
+        .attr(ELEMENT_TYPES)
+        .attr(c"label: string")
+        .attr(c"communicator: int")
+        .register("the op GradringAllGatherStart", unknown_shapes)?;
+    Op::new(api, WAIT)
+        .input(c"inflight: N * T")
+        .input(c"handle: int64")
+        .output(c"reduced: N * T")
+        .attr(LENGTH)
+        .attr(ELEMENT_TYPES)
+        .register("the op GradringWait", wait_shapes)
+}
+
+/// An op definition being written.
+struct Op {
+    api: &'static Api,
+    builder: *mut OpBuilder,
+}
+
+impl Op {
+    fn new(api: &'static Api, name: &CStr) -> Self {
+        // SAFETY: the name is a C string, which is copied.
+        let builder = unsafe { (api.new_op)(name.as_ptr()) };
+        Self { api, builder }
+    }
+
+    fn input(self, spec: &CStr) -> Self {
+        // SAFETY: the builder is alive until `register`; the string is copied.
+        unsafe { (self.api.op_add_input)(self.builder, spec.as_ptr()) };
+        self
+    }
+
+    fn output(self, spec: &CStr) -> Self {
+        // SAFETY: as for `input`.
+        unsafe { (self.api.op_add_output)(self.builder, spec.as_ptr()) };
+        self
+    }
+
+    fn attr(self, spec: &CStr) -> Self {
+        // SAFETY: as for `input`.
+        unsafe { (self.api.op_add_attr)(self.builder, spec.as_ptr()) };
+        self
+    }
+
+    /// A stateful op is neither merged with an equal one, nor folded, nor pruned.
+    fn register(
+        self,
+        what: &'static str,
+        shapes: unsafe extern "C" fn(*mut ShapeContext, *mut RawStatus),
+    ) -> Result<(), RegisterError> {
+        let status = Status::new(self.api);
+        // SAFETY: the builder is alive and is consumed by the last call; the shape function is
+        // a static of this library, which Python never unloads.
+        unsafe {
+            (self.api.op_set_stateful)(self.builder, true);
+            (self.api.op_set_shapes)(self.builder, shapes);
+            (self.api.register_op)(self.builder, status.as_ptr());
+        }
+        accepted(&status, what)
+    }
+}
+
+/// What registering `what` has reported.
+pub(crate) fn accepted(status: &Status, what: &'static str) -> Result<(), RegisterError> {
+    status.check().map_err(|failure| RegisterError::Refused {
+        what,
+        message: failure.message().to_owned(),
+    })
+}
+
+/// Outputs have the shapes of the inputs after the token; the handle is a scalar.
+unsafe extern "C" fn start_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
+    // SAFETY: TensorFlow passes live objects.
+    unsafe {
+        infer(context, status, |shapes| {
+            let tensors = shapes.num_inputs() - 1;
+            for index in 0..tensors {
+                shapes.copy(index + 1, index)?;
+            }
+            shapes.set_scalar(tensors)
+        });
+    }
+}
+
+/// Outputs have the shapes of the inputs; the last input is the handle.
+unsafe extern "C" fn wait_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
+    // SAFETY: TensorFlow passes live objects.
+    unsafe {
+        infer(context, status, |shapes| {
+            for index in 0..shapes.num_inputs() - 1 {
+                shapes.copy(index, index)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The size of the gathered dimension is known when the counts are, which is not in the graph.
+unsafe extern "C" fn unknown_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
+    // SAFETY: TensorFlow passes live objects.
+    unsafe {
+        infer(context, status, |shapes| {
+            (shapes.api.shape_set_unknown)(shapes.raw, shapes.status.as_ptr());
+            shapes.status.check()?;
+            shapes.set_scalar(1)
+        });
+    }
+}
+
+/// Runs a shape function and reports its failure.
+///
+/// # Safety
+/// Both pointers must be alive.
+unsafe fn infer(
+    raw: *mut ShapeContext,
+    status: *mut RawStatus,
+    body: impl FnOnce(&Shapes) -> Result<(), Failure>,
+) {
+    // The table exists: nobody else could have registered this function.
+    let Ok(api) = Api::get() else { return };
+    let shapes = Shapes {
+        api,
+        raw,
+        status: Status::new(api),
+    };
+    if let Err(failure) = body(&shapes) {
+        set(api, status, &failure);
+    }
+}
+
+/// A node whose shapes are being inferred.
+struct Shapes {
+    api: &'static Api,
+    raw: *mut ShapeContext,
+    status: Status,
+}
+
+impl Shapes {
+    fn num_inputs(&self) -> c_int {
+        // SAFETY: the context is alive during `infer`.
+        let count = unsafe { (self.api.shape_num_inputs)(self.raw) };
+        c_int::try_from(count).unwrap_or(c_int::MAX)
+    }
+
+    /// Output `output` has the shape of input `input`.
+    fn copy(&self, input: c_int, output: c_int) -> Result<(), Failure> {
+        // SAFETY: takes nothing; the shape is deleted by `set`.
+        let shape = unsafe { (self.api.new_shape)() };
+        // SAFETY: all pointers are alive; an index out of range is reported.
+        unsafe { (self.api.shape_input)(self.raw, input, shape, self.status.as_ptr()) };
+        self.set(output, shape)
+    }
+
+    fn set_scalar(&self, output: c_int) -> Result<(), Failure> {
+        // SAFETY: the context is alive; the shape is deleted by `set`.
+        let shape = unsafe { (self.api.shape_scalar)(self.raw) };
+        self.set(output, shape)
+    }
+
+    fn set(&self, output: c_int, shape: *mut ShapeHandle) -> Result<(), Failure> {
+        let mut outcome = self.status.check();
+        if outcome.is_ok() {
+            // SAFETY: all pointers are alive; an index out of range is reported.
+            unsafe { (self.api.shape_set_output)(self.raw, output, shape, self.status.as_ptr()) };
+            outcome = self.status.check();
+        }
+        // SAFETY: the shape was made for this call and is not used again.
+        unsafe { (self.api.delete_shape)(shape) };
+        outcome.map_err(|failure| {
+            let text = format!("shape inference of a gradring op: {}", failure.message());
+            Failure::new(Code::Internal, text)
+        })
+    }
+}

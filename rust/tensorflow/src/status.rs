@@ -1,0 +1,113 @@
+//! TensorFlow's status object, and failures on their way into one.
+
+use std::ffi::{CStr, CString, c_int};
+
+use gradring_core::error::{Error, ErrorKind};
+
+use crate::api::{Api, RawStatus};
+
+/// The status codes that gradring uses, with TensorFlow's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Code {
+    /// An attribute or a shape cannot be used.
+    InvalidArgument = 3,
+    /// The collective failed. Other codes for lost peers, such as UNAVAILABLE, would reach the
+    /// user of a `tf.function` as an internal error.
+    Aborted = 10,
+    /// A defect in gradring.
+    Internal = 13,
+}
+
+/// Why a kernel cannot go on; becomes the op's status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    code: c_int,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code: code as c_int,
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl From<Error> for Failure {
+    /// The message starts with the name of the Python exception that the same failure raises
+    /// outside TensorFlow, so that Python can find its way back to it.
+    fn from(error: Error) -> Self {
+        let exception = match error.kind {
+            ErrorKind::Config { .. } => "ConfigError",
+            ErrorKind::Rendezvous { .. } => "RendezvousError",
+            ErrorKind::Authentication { .. } => "AuthenticationError",
+            ErrorKind::Mismatch { .. } => "MismatchError",
+            ErrorKind::PeerLost { .. } => "PeerLostError",
+            ErrorKind::CollectiveTimeout { .. } => "CollectiveTimeoutError",
+            ErrorKind::Aborted { .. } => "AbortedError",
+            ErrorKind::Protocol { .. } => "ProtocolError",
+        };
+        Self::new(Code::Aborted, format!("gradring {exception}: {error}"))
+    }
+}
+
+/// Owner of a `TF_Status`.
+pub(crate) struct Status {
+    api: &'static Api,
+    raw: *mut RawStatus,
+}
+
+impl Status {
+    pub(crate) fn new(api: &'static Api) -> Self {
+        // SAFETY: takes nothing; returns a status that this object owns.
+        let raw = unsafe { (api.new_status)() };
+        Self { api, raw }
+    }
+
+    /// A status that carries `failure`.
+    pub(crate) fn of(api: &'static Api, failure: &Failure) -> Self {
+        let status = Self::new(api);
+        set(api, status.raw, failure);
+        status
+    }
+
+    /// For functions that report into a status.
+    pub(crate) fn as_ptr(&self) -> *mut RawStatus {
+        self.raw
+    }
+
+    /// What the last function reported.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        // SAFETY: the status is alive.
+        let code = unsafe { (self.api.get_code)(self.raw) };
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: the message is a C string that lives until the status changes.
+        let message = unsafe { CStr::from_ptr((self.api.message)(self.raw)) };
+        Err(Failure {
+            code,
+            message: message.to_string_lossy().into_owned(),
+        })
+    }
+}
+
+impl Drop for Status {
+    fn drop(&mut self) {
+        // SAFETY: this object owns the status.
+        unsafe { (self.api.delete_status)(self.raw) }
+    }
+}
+
+/// Writes `failure` into a status that TensorFlow owns and keeps alive during this call.
+pub(crate) fn set(api: &Api, raw: *mut RawStatus, failure: &Failure) {
+    let message = CString::new(failure.message.replace('\0', " ")).unwrap_or_default();
+    // SAFETY: the caller's status is alive; the message is copied.
+    unsafe { (api.set_status)(raw, failure.code, message.as_ptr()) }
+}

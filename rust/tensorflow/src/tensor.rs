@@ -1,0 +1,180 @@
+//! Owner of a reference to a TensorFlow tensor in host memory.
+
+use std::fmt::Write as _;
+use std::ptr::NonNull;
+
+use gradring_core::buffer::Slice;
+use gradring_core::dtype::DType;
+
+use crate::api::{Api, DataType, RawTensor};
+use crate::status::{Code, Failure};
+
+/// TensorFlow's number and gradring's type for every element type of the ops.
+const TYPES: [(DataType, DType); 7] = [
+    (1, DType::F32),
+    (2, DType::F64),
+    (3, DType::I32),
+    (4, DType::U8),
+    (9, DType::I64),
+    (14, DType::Bf16),
+    (19, DType::F16),
+];
+
+/// TensorFlow's number for int64.
+pub(crate) const INT64: DataType = 9;
+
+/// gradring's type for TensorFlow's number.
+pub(crate) fn dtype(number: DataType) -> Result<DType, Failure> {
+    TYPES
+        .iter()
+        .find(|(theirs, _)| *theirs == number)
+        .map(|(_, ours)| *ours)
+        .ok_or_else(|| {
+            Failure::new(
+                Code::InvalidArgument,
+                format!("gradring cannot reduce TensorFlow's data type number {number}"),
+            )
+        })
+}
+
+/// One reference to a tensor's memory.
+///
+/// The memory outlives TensorFlow's own references, which is what an engine needs that works on
+/// it while a failing step throws its tensors away.
+pub(crate) struct Tensor {
+    api: &'static Api,
+    raw: NonNull<RawTensor>,
+}
+
+// SAFETY: TensorFlow counts references to tensor memory atomically, and a `TF_Tensor` has no ties
+// to the thread that made it.
+unsafe impl Send for Tensor {}
+
+impl Tensor {
+    /// Takes over the reference `raw`.
+    ///
+    /// # Safety
+    /// `raw` must be a live `TF_Tensor` in host memory that nobody else deletes.
+    pub(crate) unsafe fn from_raw(api: &'static Api, raw: NonNull<RawTensor>) -> Self {
+        Self { api, raw }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut RawTensor {
+        self.raw.as_ptr()
+    }
+
+    /// TensorFlow's number of the element type.
+    pub(crate) fn data_type(&self) -> DataType {
+        // SAFETY: the tensor is alive.
+        unsafe { (self.api.tensor_type)(self.raw.as_ptr()) }
+    }
+
+    /// Sizes of the dimensions.
+    pub(crate) fn dims(&self) -> Vec<i64> {
+        // SAFETY: the tensor is alive.
+        let rank = unsafe { (self.api.tensor_num_dims)(self.raw.as_ptr()) };
+        (0..rank)
+            // SAFETY: the tensor is alive and has more than `axis` dimensions.
+            .map(|axis| unsafe { (self.api.tensor_dim)(self.raw.as_ptr(), axis) })
+            .collect()
+    }
+
+    /// Length in bytes.
+    pub(crate) fn size_bytes(&self) -> usize {
+        // SAFETY: the tensor is alive.
+        unsafe { (self.api.tensor_size_bytes)(self.raw.as_ptr()) }
+    }
+
+    /// First byte; null or dangling for an empty tensor.
+    pub(crate) fn data(&self) -> *mut u8 {
+        // SAFETY: the tensor is alive.
+        unsafe { (self.api.tensor_data)(self.raw.as_ptr()) }.cast()
+    }
+
+    /// The elements as one slice of a bucket; nothing for an empty tensor.
+    pub(crate) fn slice(&self, dtype: DType) -> Option<Slice> {
+        let count = self.size_bytes() / dtype.size_bytes();
+        (count > 0).then(|| Slice {
+            start: self.data(),
+            count,
+        })
+    }
+
+    /// The values of an int64 tensor.
+    pub(crate) fn read_i64(&self) -> Result<Vec<i64>, Failure> {
+        if self.data_type() != INT64 {
+            return Err(Failure::new(Code::Internal, "expected an int64 tensor"));
+        }
+        let count = self.size_bytes() / size_of::<i64>();
+        let start = self.data().cast::<i64>();
+        Ok((0..count)
+            // SAFETY: the memory holds `count` values; their alignment is not relied on.
+            .map(|index| unsafe { start.add(index).read_unaligned() })
+            .collect())
+    }
+
+    /// Copies `source`'s bytes into this tensor, from byte `offset` on.
+    ///
+    /// # Safety
+    /// The memory of this tensor must be this op's alone: a freshly allocated output.
+    pub(crate) unsafe fn copy_from(&self, source: &Self, offset: usize) {
+        let length = source.size_bytes();
+        assert!(
+            offset
+                .checked_add(length)
+                .is_some_and(|end| end <= self.size_bytes())
+        );
+        if length > 0 {
+            // SAFETY: both ranges are in bounds, checked above; a fresh output overlaps nothing.
+            unsafe {
+                std::ptr::copy_nonoverlapping(source.data(), self.data().add(offset), length);
+            }
+        }
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // SAFETY: this object owns the reference.
+        unsafe { (self.api.delete_tensor)(self.raw.as_ptr()) }
+    }
+}
+
+/// Shapes as people write them, such as `[98]` or `[3,4] [7]`.
+pub(crate) fn shapes_text<'a>(shapes: impl IntoIterator<Item = &'a [i64]>) -> String {
+    let mut text = String::new();
+    for dims in shapes {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        text.push('[');
+        for (axis, dim) in dims.iter().enumerate() {
+            let comma = if axis == 0 { "" } else { "," };
+            let _ = write!(text, "{comma}{dim}");
+        }
+        text.push(']');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_written_as_people_write_them() {
+        let shapes: [&[i64]; 3] = [&[3, 4], &[], &[7]];
+        assert_eq!(shapes_text(shapes), "[3,4] [] [7]");
+    }
+
+    #[test]
+    fn every_element_type_has_a_tensorflow_number() {
+        for wanted in DType::ALL {
+            assert_eq!(
+                TYPES.iter().filter(|(_, dtype)| *dtype == wanted).count(),
+                1
+            );
+        }
+        assert!(dtype(7).is_err());
+    }
+}

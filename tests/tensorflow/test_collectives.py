@@ -1,0 +1,316 @@
+"""Collectives on tensors, eagerly and in graphs, with two ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+Ranks = list[dict[Any, Any]]
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+DTYPES = (*FLOATS, "int32", "int64", "uint8", "int8", "int16", "uint16", "uint32")
+OPS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda a, b: a + b,
+    "mean": lambda a, b: (a + b) / 2,
+    "min": np.minimum,
+    "max": np.maximum,
+    "product": lambda a, b: a * b,
+}
+COUNTS = (0, 1, 7, 1000)
+
+
+def contribution(rank: int, count: int) -> Any:
+    """Small whole numbers, exact in every dtype also when multiplied; every element differs."""
+    return 1 + (np.arange(count) * 2 + rank) % 10
+
+
+def worker() -> Any:
+    import tensorflow as tf
+
+    with join() as comm:
+        results = {"rank": comm.rank}
+        results |= reductions(tf, comm)
+        results |= structures(tf, comm)
+        results |= gathers(tf, comm)
+        results |= control_flow(tf, comm)
+        results |= gradients(tf, comm)
+        results |= memory(tf, comm)
+        results |= reducer(tf, comm)
+        return results
+
+
+def reductions(tf: Any, comm: Any) -> Any:
+    from gradring.tensorflow import all_reduce
+
+    found = {}
+    for op in OPS:
+        inputs = {
+            (dtype, count): tf.cast(tf.constant(contribution(comm.rank, count)), dtype)
+            for dtype in DTYPES
+            for count in COUNTS
+        }
+
+        def reduce(tensors: Any, op: str = op) -> Any:
+            return all_reduce(tensors, op, f"grid/{op}", comm)
+
+        found[op, "eager"] = as_float64(reduce(inputs))
+        found[op, "graph"] = as_float64(tf.function(reduce)(inputs))
+    return found
+
+
+def as_float64(tensors: Any) -> Any:
+    return {key: tensor.numpy().astype(np.float64) for key, tensor in tensors.items()}
+
+
+def structures(tf: Any, comm: Any) -> Any:
+    from gradring.tensorflow import all_reduce, broadcast_variables
+
+    nest = all_reduce(
+        {"a": 1.0, "b": [tf.constant([1, 2]), (tf.ones([2, 3, 1]),)]}, "sum", "n", comm
+    )
+    variables = [tf.Variable([comm.rank, 7]), tf.Variable(comm.rank == 1), tf.Variable(1.5)]
+    broadcast_variables(variables, root=1, communicator=comm)
+    with pytest.raises(TypeError) as unsupported:
+        all_reduce(tf.constant("text"), "sum", "words", comm)
+    with pytest.raises(ValueError) as unknown:
+        all_reduce(tf.constant(1.0), "median", "x", comm)
+    return {
+        "nest": tf.nest.map_structure(lambda t: t.numpy().tolist(), nest),
+        "broadcast": [v.numpy().tolist() for v in variables],
+        "unsupported": str(unsupported.value),
+        "unknown op": str(unknown.value),
+    }
+
+
+def gathers(tf: Any, comm: Any) -> Any:
+    from gradring.tensorflow.ops import all_gather, all_reduce
+
+    rows = tf.fill([comm.rank + 1, 2], float(comm.rank))
+    slices = tf.IndexedSlices(
+        tf.constant([[1.0], [2.0], [4.0]]), tf.constant([1, 1, comm.rank]), tf.constant([3, 1])
+    )
+    reduce = tf.function(lambda s: all_reduce([s, tf.ones([])], "mean", "slices", comm))
+    sparse, dense = reduce(slices)
+    return {
+        "gather": all_gather(rows, "rows", comm).numpy().tolist(),
+        "gather in a graph": tf.function(lambda t: all_gather(t, "rows", comm))(rows[1:])
+        .numpy()
+        .tolist(),
+        "sparse": tf.convert_to_tensor(sparse).numpy().tolist(),
+        "sparse rows sent": int(sparse.indices.shape[0]),
+        "dense": float(dense),
+    }
+
+
+def control_flow(tf: Any, comm: Any) -> Any:
+    """Reductions inside a conditional and a loop, between others outside."""
+    from gradring.tensorflow import all_reduce
+
+    def reduce(x: Any, name: str) -> Any:
+        return all_reduce(x, "sum", name, comm)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def inner(x: Any) -> Any:
+        return reduce(x, "inner")
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def mixed(x: Any, steps: Any) -> Any:
+        x = reduce(x, "before")
+        x = tf.cond(x[0] > 0, lambda: reduce(x + 1, "then"), lambda: x)
+        _, x = tf.while_loop(
+            lambda i, _: i < steps, lambda i, x: (i + 1, reduce(x, "body")), [0, x]
+        )
+        independent = reduce(tf.ones([2]), "independent")
+        return inner(x), independent
+
+    x, independent = mixed(tf.ones([3]), tf.constant(3))
+    return {"control flow": x.numpy().tolist(), "independent": independent.numpy().tolist()}
+
+
+def gradients(tf: Any, comm: Any) -> Any:
+    from gradring.tensorflow import all_reduce
+
+    def gradient(x: Any, op: str) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(all_reduce(x * x, op, "loss", comm)) * (comm.rank + 1.0)
+        return tape.gradient(loss, x)
+
+    x = tf.constant([1.0, 2.0])
+    return {
+        ("gradient", op, mode): call(x, op).numpy().tolist()
+        for op in ("sum", "mean")
+        for mode, call in (("eager", gradient), ("graph", tf.function(gradient)))
+    }
+
+
+def memory(tf: Any, comm: Any) -> Any:
+    """How often tensors are copied when only the reduction reads them."""
+    from gradring import _native
+    from gradring.tensorflow import all_reduce
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
+        made_here = [x * float(i) for i in range(2, 7)]
+        return all_reduce(made_here, "sum", "made", comm, bucket_bytes=4096)
+
+    x = tf.ones([1024])
+    graph = step.get_concrete_function(x).graph
+    step(x)
+    before = _native.tensorflow_counters()
+    step(x)
+    after = _native.tensorflow_counters()
+    return {
+        "counted": {key: after[key] - before[key] for key in after},
+        "waits without all starts": waits_without_all_starts(graph),
+        "start order": [
+            op.get_attr("label").decode()
+            for op in graph.get_operations()
+            if op.type == "GradringStart"
+        ],
+    }
+
+
+def waits_without_all_starts(graph: Any) -> Any:
+    """Names of Wait ops that some Start of the graph does not have to precede."""
+    starts = {op.name for op in graph.get_operations() if op.type == "GradringStart"}
+    assert len(starts) == 5
+    late = []
+    for wait in graph.get_operations():
+        if wait.type != "GradringWait":
+            continue
+        seen, stack = set(), [wait]
+        while stack:
+            op = stack.pop()
+            for earlier in (*op.control_inputs, *(tensor.op for tensor in op.inputs)):
+                if earlier.name not in seen:
+                    seen.add(earlier.name)
+                    stack.append(earlier)
+        if not starts <= seen:
+            late.append(wait.name)
+    return late
+
+
+def reducer(tf: Any, comm: Any) -> Any:
+    """Data-parallel training without a strategy."""
+    from gradring.tensorflow import GradientReducer, broadcast_variables
+
+    weights = [tf.Variable(tf.fill([2, 1], comm.rank + 1.0)), tf.Variable([0.5])]
+    broadcast_variables(weights, communicator=comm)
+    unused = tf.Variable(1.0)
+    reduce_gradients = GradientReducer(communicator=comm)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ weights[0] + weights[1] - y) ** 2)
+        grads = reduce_gradients(tape.gradient(loss, [*weights, unused]))
+        for weight, grad in zip(weights, grads, strict=False):
+            weight.assign_sub(0.1 * grad)
+        return grads[2] is None
+
+    x, y = batch()
+    half = slice(comm.rank * 4, comm.rank * 4 + 4)
+    for _ in range(5):
+        kept_none = step(tf.constant(x[half]), tf.constant(y[half]))
+    return {"reducer": [w.numpy() for w in weights], "none stays none": bool(kept_none)}
+
+
+def batch() -> Any:
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
+    return x, (x.sum(axis=1, keepdims=True) * 3 + 1).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Any:
+    return run_ranks(worker, 2)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("op", OPS)
+def test_every_dtype_and_count_is_reduced_exactly(ranks: Ranks, op: str, mode: str) -> None:
+    for result in ranks:
+        for (dtype, count), reduced in result[op, mode].items():
+            expected = OPS[op](contribution(0, count).astype(float), contribution(1, count))
+            if op == "mean" and dtype not in FLOATS:
+                expected = np.trunc(expected)
+            np.testing.assert_array_equal(reduced, expected, err_msg=f"{dtype}[{count}]")
+
+
+def test_a_nest_keeps_its_structure(ranks: Ranks) -> None:
+    for result in ranks:
+        ones = [[[2.0]] * 3] * 2
+        assert result["nest"] == {"a": 2.0, "b": [[2, 4], (ones,)]}
+
+
+def test_every_rank_gets_the_roots_variables(ranks: Ranks) -> None:
+    assert [result["broadcast"] for result in ranks] == [[[1, 7], True, 1.5]] * 2
+
+
+def test_input_that_cannot_be_reduced_is_refused_by_name(ranks: Ranks) -> None:
+    for result in ranks:
+        assert "words: string cannot be reduced" in result["unsupported"]
+        assert "median" in result["unknown op"]
+
+
+def test_rows_are_gathered_in_rank_order(ranks: Ranks) -> None:
+    for result in ranks:
+        assert result["gather"] == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+        assert result["gather in a graph"] == [[1.0, 1.0]]
+
+
+def test_sparse_gradients_equal_the_dense_reduction(ranks: Ranks) -> None:
+    for result in ranks:
+        assert result["sparse"] == [[2.0], [5.0], [0.0]]
+        assert result["sparse rows sent"] == 3, "rows of one index are summed before they travel"
+        assert result["dense"] == 1.0
+
+
+def test_reductions_keep_their_order_across_conditionals_and_loops(
+    ranks: Ranks,
+) -> None:
+    for result in ranks:
+        assert result["control flow"] == [96.0] * 3
+        assert result["independent"] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_gradients_flow_through_sum_and_mean(ranks: Ranks, mode: str) -> None:
+    for result in ranks:
+        assert result["gradient", "sum", mode] == [6.0, 12.0]
+        assert result["gradient", "mean", mode] == [3.0, 6.0]
+
+
+def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks: Ranks) -> None:
+    for result in ranks:
+        counted = result["counted"]
+        assert counted["forwarded_tensors"] == 5
+        assert counted["copied_tensors"] == 0
+        assert counted["starts"] == counted["waits"] == 5
+        assert counted["blocked_ns"] > 0
+
+
+def test_all_starts_of_a_call_precede_all_its_waits(ranks: Ranks) -> None:
+    for result in ranks:
+        assert result["waits without all starts"] == []
+        assert result["start order"] == [f"made/{i}" for i in range(5)]
+
+
+def test_a_reducer_without_strategy_trains_as_one_process_on_the_combined_batch(
+    ranks: Ranks,
+) -> None:
+    x, y = batch()
+    weight, bias = np.ones((2, 1), np.float32), np.float32(0.5)
+    for _ in range(5):
+        error = x @ weight + bias - y
+        weight, bias = weight - 0.1 * 2 * x.T @ error / 8, bias - 0.1 * 2 * error.mean()
+    for result in ranks:
+        np.testing.assert_allclose(result["reducer"][0], weight, rtol=1e-5)
+        np.testing.assert_allclose(result["reducer"][1], [bias], rtol=1e-5)
+        assert result["none stays none"]
+    for mine, theirs in zip(ranks[0]["reducer"], ranks[1]["reducer"], strict=True):
+        assert mine.tobytes() == theirs.tobytes()

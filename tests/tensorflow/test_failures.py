@@ -1,0 +1,147 @@
+"""What TensorFlow users see when a collective fails."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+
+def mismatched() -> Any:
+    """Rank 1 has another shape; the graph, the eager op and `strategy.run` must all say so."""
+    import tensorflow as tf
+    from gradring.tensorflow import all_reduce
+
+    comm = join()
+    x = tf.ones([98 if comm.rank == 0 else 102])
+    reduce = tf.function(lambda t: all_reduce(t, "sum", "dense/kernel", comm))
+    return caught(lambda: reduce(x)), caught(lambda: all_reduce(x, "sum", "later", comm))
+
+
+def closed() -> Any:
+    """One group is closed, and its traced function called again."""
+    import tensorflow as tf
+    from gradring.tensorflow import all_reduce
+
+    comm = join()
+    reduce = tf.function(lambda t: all_reduce(t, "sum", "x", comm))
+    reduce(tf.ones([2]))
+    comm.close()
+    return caught(lambda: reduce(tf.ones([2])))
+
+
+def killed() -> Any:
+    """Rank 1 dies after two steps; the others return what they saw."""
+    import tensorflow as tf
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    comm = join()
+    strategy = CustomCollectiveStrategy(communicator=comm)
+
+    def replica_step(x: Any) -> Any:
+        return tf.distribute.get_replica_context().all_reduce("SUM", x)
+
+    step = tf.function(lambda x: strategy.run(replica_step, args=(x,)))
+    for _ in range(2):
+        step(tf.ones([1000]))
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    since = time.monotonic()
+    in_graph = caught(lambda: step(tf.ones([1000])))
+    eager = caught(lambda: strategy.run(replica_step, args=(tf.ones([3]),)))
+    return {"graph": in_graph, "eager": eager, "seconds": time.monotonic() - since}
+
+
+def failing_between() -> Any:
+    """Every other step fails on every rank after its reductions have started."""
+    import tensorflow as tf
+    from gradring.tensorflow import all_reduce
+
+    with join() as comm:
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(x: Any, bad: Any) -> Any:
+            total = all_reduce([x * 2.0, x * 3.0], "sum", "step", comm)
+            tf.debugging.assert_equal(bad, False)
+            return total[0] + total[1]
+
+        x = tf.ones([1 << 18])
+
+        def attempt(bad: bool) -> Any:
+            return caught(lambda: step(x, tf.constant(bad)))[0][:1]
+
+        raised = [attempt(bad=i % 2 == 1) for i in range(6)]
+        return raised, float(step(x, tf.constant(False))[0])
+
+
+def compiled() -> Any:
+    """The reduction inside code that XLA compiles."""
+    import tensorflow as tf
+    from gradring.tensorflow import all_reduce
+
+    with join() as comm:
+        reduce = tf.function(lambda t: all_reduce(t, "sum", "x", comm), jit_compile=True)
+        return caught(lambda: reduce(tf.ones([2])))
+
+
+def caught(call: Callable[[], Any]) -> Any:
+    """Class names, message and blamed rank of what `call` raises."""
+    try:
+        call()
+    except Exception as error:
+        names = [cls.__name__ for cls in type(error).__mro__]
+        return names, str(error), getattr(error, "rank", None)
+    return [], "nothing was raised", None
+
+
+def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
+    for in_graph, eager in run_ranks(mismatched, 2):
+        names, message, _ = in_graph
+        assert "AbortedError" in names
+        assert "MismatchError" in message
+        assert "dense/kernel" in message
+        assert "[98]" in message and "[102]" in message
+        assert "rank " in message
+        names, _, rank = eager
+        assert {"MismatchError", "AbortedError", "ValueError"} <= set(names)
+        assert rank in (0, 1)
+
+
+def test_a_function_traced_with_a_closed_communicator_says_so() -> None:
+    for names, message, _ in run_ranks(closed, 2):
+        assert "AbortedError" in names
+        assert "traced with a communicator that is closed" in message
+
+
+def test_a_killed_rank_is_named_on_every_survivor() -> None:
+    outcomes = run_ranks(killed, 3, check=False)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.ok, outcome.details()
+        report = outcome.value
+        names, message, _ = report["graph"]
+        assert "AbortedError" in names
+        assert "PeerLostError" in message and "rank 1 on " in message
+        names, message, blamed = report["eager"]
+        assert {"PeerLostError", "ConnectionError", "AbortedError"} <= set(names), message
+        assert blamed == 1
+        assert report["seconds"] < 30
+
+
+def test_a_step_that_fails_by_itself_leaves_the_next_one_sound() -> None:
+    for raised, total in run_ranks(failing_between, 2):
+        assert raised == [[], ["InvalidArgumentError"]] * 3
+        assert total == 10.0
+
+
+def test_xla_refuses_the_reduction_with_the_words_that_the_documentation_explains() -> None:
+    import gradring.tensorflow
+
+    ((_, message, _),) = run_ranks(compiled, 1)
+    words = "OpKernel for XLA_CPU_JIT"
+    assert words in message
+    assert words in " ".join((gradring.tensorflow.__doc__ or "").split())

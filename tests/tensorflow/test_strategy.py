@@ -1,0 +1,270 @@
+"""CustomCollectiveStrategy: two workers against one process on the combined batch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tf_worker import join
+
+from gradring.launch.ports import free_ports
+from gradring.testing import run_ranks
+
+Ranks = list[dict[Any, Any]]
+
+STEPS, BATCH = 24, 16
+CASES = [(name, mode) for name in ("sgd", "adam") for mode in ("graph", "eager")]
+
+
+def train_all() -> Any:
+    import keras
+
+    with join() as comm:
+        # Different seeds: only the chief's initial values may count.
+        keras.utils.set_random_seed(comm.rank + 1)
+        return {(name, mode): train(comm, name, mode) for name, mode in CASES}
+
+
+def train(comm: Any, optimizer_name: str, mode: str) -> Any:
+    """The usual custom training loop; only the strategy's class is ours."""
+    import keras
+
+    import tensorflow as tf
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(comm.rank + 1)
+    strategy = CustomCollectiveStrategy(communicator=comm)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Input((8,)),
+                keras.layers.Dense(16, activation="relu"),
+                keras.layers.Dense(16, activation="tanh"),
+                keras.layers.Dense(3),
+            ]
+        )
+        if optimizer_name == "sgd":
+            optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        else:
+            optimizer = keras.optimizers.Adam(0.01)
+    initial = [v.numpy().copy() for v in model.variables]
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+    def replica_step(batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True)) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    def step(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
+
+    step = tf.function(step) if mode == "graph" else step
+    dataset = tf.data.Dataset.from_tensor_slices(samples()).batch(BATCH)
+    losses = [float(step(batch)) for batch in strategy.experimental_distribute_dataset(dataset)]
+    return {
+        "initial": initial,
+        "weights": [v.numpy() for v in model.variables],
+        "optimizer": [np.asarray(v) for v in optimizer.variables],
+        "losses": losses,
+        "replicas": strategy.num_replicas_in_sync,
+    }
+
+
+def samples() -> Any:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(STEPS * BATCH, 8)).astype(np.float32)
+    return x, draw.integers(0, 3, size=STEPS * BATCH)
+
+
+def semantics() -> Any:
+    import tensorflow as tf
+    from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow.ops import current_communicator
+
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        rank = float(comm.rank)
+
+        def uneven() -> Any:
+            return tf.range(comm.rank + 1, dtype=tf.float32)
+
+        def in_replica() -> Any:
+            context = tf.distribute.get_replica_context()
+            total = context.all_reduce("SUM", [tf.constant(rank), tf.constant(1)])
+            mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, {"x": tf.constant(rank)})
+            merged = context.merge_call(add_up, (tf.constant(rank),))
+            return total, mean, merged, context.replica_id_in_sync_group
+
+        def add_up(strategy: Any, value: Any) -> Any:
+            return strategy.extended.reduce_to("SUM", value, value)
+
+        def conditional(flag: Any) -> Any:
+            def reduced() -> Any:
+                return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(rank))
+
+            return tf.cond(flag, reduced, lambda: tf.constant(-1.0))
+
+        def reduce(op: str, axis: int) -> Any:
+            return strategy.reduce(op, strategy.run(uneven), axis=axis)
+
+        with strategy.scope():
+            on_write = tf.Variable(rank, aggregation=tf.VariableAggregation.MEAN)
+            on_read = tf.Variable(
+                rank + 1,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            )
+            found_communicator = current_communicator() is comm
+        strategy.run(lambda: on_write.assign(tf.constant(rank + 3)))
+        strategy.run(lambda: on_read.assign(rank + 1))
+        from_function = strategy.distribute_datasets_from_function(
+            lambda context: tf.data.Dataset.range(2).map(
+                lambda i: i + 10 * context.input_pipeline_id
+            )
+        )
+        results = {
+            "sum over a dimension": float(reduce("SUM", 0)),
+            "mean over a dimension": float(reduce("MEAN", 0)),
+            "mean over a dimension in a graph": float(tf.function(reduce)("MEAN", 0)),
+            "scalar": float(strategy.reduce("MEAN", strategy.run(lambda: rank), axis=0)),
+            "nest": strategy.reduce("SUM", {"a": rank, "b": (1, tf.ones([2]))}, axis=None),
+            "integer mean": float(strategy.reduce("MEAN", tf.constant(comm.rank), axis=None)),
+            "replica": strategy.run(in_replica),
+            "replica in a graph": tf.function(lambda: strategy.run(in_replica))(),
+            "conditional": tf.function(lambda f: strategy.run(conditional, (f,)))(
+                tf.constant(True)
+            ),
+            "gather": strategy.gather(tf.fill([1, comm.rank + 1], rank), axis=1),
+            "local": strategy.experimental_local_results(strategy.run(lambda: rank)),
+            "on write": on_write,
+            "on read": on_read,
+            "from function": [
+                int(strategy.experimental_local_results(x)[0]) for x in from_function
+            ],
+            "communicator": found_communicator,
+            "chief checkpoints": strategy.extended.should_checkpoint,
+            "task": (strategy.cluster_resolver.task_type, strategy.cluster_resolver.task_id),
+            "is a": isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy),
+            "in multi-worker mode": strategy.extended._in_multi_worker_mode(),
+        }
+        return tf.nest.map_structure(
+            lambda v: v.numpy().tolist() if hasattr(v, "numpy") else v, results
+        )
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    workers = run_ranks(train_all, 2)
+    (alone,) = run_ranks(train_all, 1)
+    return workers, alone
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Any:
+    return run_ranks(semantics, 2)
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_two_workers_of_different_seeds_train_as_one_process(
+    trained: Any, case: tuple[str, str]
+) -> None:
+    (first, second), alone = trained
+    first, second, alone = first[case], second[case], alone[case]
+    assert (first["replicas"], alone["replicas"]) == (2, 1)
+    for part in ("initial", "weights", "optimizer"):
+        for mine, theirs in zip(first[part], second[part], strict=True):
+            assert mine.tobytes() == theirs.tobytes(), f"{part} differ between the workers"
+        for ours, expected in zip(first[part], alone[part], strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5, err_msg=part)
+    assert len(first["losses"]) == STEPS
+    np.testing.assert_allclose(first["losses"], alone["losses"], atol=1e-5)
+
+
+def test_training_moves_the_weights(trained: Any) -> None:
+    (first, _), _ = trained
+    for result in first.values():
+        assert (
+            max(
+                abs(after - before).max()
+                for before, after in zip(result["initial"], result["weights"], strict=True)
+            )
+            > 0.05
+        )
+
+
+def test_reduce_over_a_dimension_is_exact_for_uneven_batches(ranks: Ranks) -> None:
+    for result in ranks:
+        assert result["sum over a dimension"] == 1.0
+        # Of 0 on rank 0, and 0 and 1 on rank 1.
+        assert result["mean over a dimension"] == pytest.approx(1 / 3)
+        assert result["mean over a dimension in a graph"] == pytest.approx(1 / 3)
+
+
+def test_reduce_takes_scalars_nests_and_integers(ranks: Ranks) -> None:
+    for result in ranks:
+        assert result["scalar"] == 0.5
+        assert result["nest"] == {"a": 1.0, "b": (2, [2.0, 2.0])}
+        assert result["integer mean"] == 0.5
+
+
+@pytest.mark.parametrize("where", ["replica", "replica in a graph"])
+def test_a_replica_reduces_and_merges(ranks: Ranks, where: str) -> None:
+    for rank, result in enumerate(ranks):
+        total, mean, merged, replica = result[where]
+        assert total == [1.0, 2]
+        assert mean == {"x": 0.5}
+        assert merged == 1.0
+        assert replica == rank
+
+
+def test_a_replica_reduces_inside_a_conditional(ranks: Ranks) -> None:
+    assert [result["conditional"] for result in ranks] == [1.0, 1.0]
+
+
+def test_gather_concatenates_uneven_replicas_along_any_dimension(
+    ranks: Ranks,
+) -> None:
+    assert [result["gather"] for result in ranks] == [[[0.0, 1.0, 1.0]]] * 2
+
+
+def test_variables_aggregate_as_they_say(ranks: Ranks) -> None:
+    for result in ranks:
+        assert result["on write"] == 3.5
+        assert result["on read"] == 3.0
+
+
+def test_each_worker_has_its_own_input_pipeline(ranks: Ranks) -> None:
+    assert [result["from function"] for result in ranks] == [[0, 1], [10, 11]]
+
+
+def test_the_strategy_presents_itself_as_multi_worker(ranks: Ranks) -> None:
+    for rank, result in enumerate(ranks):
+        assert result["local"] == (float(rank),)
+        assert result["task"] == ("worker", rank)
+        assert result["is a"] and result["in multi-worker mode"] and result["communicator"]
+        assert result["chief checkpoints"] == (rank == 0)
+
+
+def from_resolver(addresses: list[str]) -> Any:
+    import os
+
+    import tensorflow as tf
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"chief": addresses[:1], "worker": addresses[1:]}),
+        task_type="chief" if os.environ["GRADRING_RANK"] == "0" else "worker",
+        task_id=0,
+    )
+    strategy = CustomCollectiveStrategy(resolver)
+    total = float(strategy.reduce("SUM", 1.0, axis=None))
+    return strategy.communicator.rank, total, strategy.cluster_resolver is resolver
+
+
+def test_a_cluster_resolver_describes_the_group() -> None:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    found = run_ranks(from_resolver, 2, addresses)
+    assert found == [(0, 2.0, True), (1, 2.0, True)]

@@ -1,0 +1,17 @@
+"""What every worker process of these tests does first."""
+
+import os
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+
+def join() -> Any:
+    """A communicator, and TensorFlow with one thread of each kind: several ranks share a core."""
+    import gradring
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    return gradring.init()
