@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,14 +109,14 @@ class Communicator:
             ValueError: An array is read-only or not contiguous, or ``op`` is unknown.
             GradringError: The group failed; see `gradring.errors`.
         """
-        if type(x) is np.ndarray:
+        if isinstance(x, np.ndarray):
             self._native.all_reduce([x], op, name)
             return x
         if isinstance(x, int | float | np.generic):
             number = np.array(x)
             self._native.all_reduce([number], op, name)
             # item() is a Python number, [()] a numpy one: the caller gets the kind it gave.
-            return number[()] if isinstance(x, np.generic) else number.item()  # type: ignore[no-any-return]
+            return cast(T, number[()] if isinstance(x, np.generic) else number.item())
         self._native.all_reduce(_arrays(x), op, name)
         return x
 
@@ -126,8 +126,7 @@ class Communicator:
         Returns:
             The work. Its ``wait()`` returns ``x``, which must be left alone until then.
         """
-        arrays = [x] if type(x) is np.ndarray else _arrays(x)
-        return Work(self._native.all_reduce_async(arrays, op, name), x)
+        return Work(self._native.all_reduce_async(_arrays(x), op, name), x)
 
     def reduce_scatter(self, x: Any, op: str = "sum", *, name: str = "") -> NDArray[Any]:
         """Reduces ``x`` over all ranks and gives each rank its part.
@@ -149,7 +148,8 @@ class Communicator:
         counts = [length * _row_size(array) for length in lengths]
         self._native.reduce_scatter([array], op, counts, name)
         start = sum(lengths[: self.rank])
-        return array[start : start + lengths[self.rank]].copy()
+        own = array[start : start + lengths[self.rank]]
+        return np.array(own)
 
     def all_gather(self, x: Any, *, name: str = "") -> NDArray[Any]:
         """Joins the arrays of all ranks along the first axis.
@@ -190,7 +190,7 @@ class Communicator:
         Raises:
             As `all_reduce`.
         """
-        self._native.broadcast([x] if type(x) is np.ndarray else _arrays(x), root, name)
+        self._native.broadcast(_arrays(x), root, name)
         return x
 
     def barrier(self) -> None:

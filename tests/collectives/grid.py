@@ -41,15 +41,16 @@ def expectation(world_size: int, count: int, op: str, dtype: str) -> NDArray[Any
         [contribution(r, count, op, dtype).astype(np.float64) for r in range(world_size)]
     )
     if op == "mean":
-        exact = wide.sum(axis=0)
+        exact: NDArray[Any] = wide.sum(axis=0)
         if dtype in ("int32", "int64", "uint8"):
             return np.trunc(exact / world_size).astype(dtype_of(dtype))
         # The sum times 1/N in the accumulator's type, rounded once to the result's.
         accumulator = np.float64 if dtype == "float64" else np.float32
-        scaled = exact.astype(accumulator) * accumulator(1 / accumulator(world_size))
-        return scaled.astype(dtype_of(dtype))  # type: ignore[no-any-return]
-    reduce = {"sum": np.sum, "min": np.min, "max": np.max, "product": np.prod}[op]
-    return reduce(wide, axis=0).astype(dtype_of(dtype))  # type: ignore[no-any-return, operator]
+        scaled: NDArray[Any] = exact.astype(accumulator) * accumulator(1 / accumulator(world_size))
+        return scaled.astype(dtype_of(dtype))
+    reduce = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}[op]
+    exact = reduce.reduce(wide, axis=0)
+    return exact.astype(dtype_of(dtype))
 
 
 def every_dtype_op_and_count() -> list[str]:
