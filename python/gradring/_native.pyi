@@ -1,7 +1,16 @@
-from typing import Any, TypedDict, final
+from typing import Any, TypedDict, final, type_check_only
 
 from numpy.typing import NDArray
 
+__all__ = [
+    "Communicator",
+    "Work",
+    "build_info",
+    "tensorflow_counters",
+    "tensorflow_register",
+]
+
+@type_check_only
 class BuildInfo(TypedDict):
     version: str
     debug: bool
