@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report",
         type=Path,
-        default=Path("gradring-demo"),
+        default=Path("demo-report"),
         metavar="DIR",
         help="directory for the picture and the logs (default %(default)s)",
     )
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:
-        print(f"gradring demo: the report cannot be written: {error}", file=sys.stderr)
+        print(f"gradring demo: {error}", file=sys.stderr)
         return 1
 
 

@@ -16,9 +16,9 @@ COMPUTE, COMMUNICATION, WAITING = "#3b6ea5", "#e08a3c", "#d9d3c7"
 MIXED = "#eab17f"
 CURVES = (
     # Drawn on top of each other, so each must leave room for the next.
-    {"color": "#c9c4ba", "linewidth": 6.0, "linestyle": "-"},
-    {"color": "#3b6ea5", "linewidth": 2.4, "linestyle": "-"},
-    {"color": "#e08a3c", "linewidth": 1.4, "linestyle": (0, (3, 3))},
+    {"color": "#cfcac0", "linewidth": 5.0, "linestyle": "-"},
+    {"color": "#3b6ea5", "linewidth": 1.8, "linestyle": "-"},
+    {"color": "#e08a3c", "linewidth": 1.2, "linestyle": (0, (3, 3))},
 )
 
 
@@ -40,7 +40,6 @@ def draw(results: Results, directory: Path) -> Path:
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
         "axes.titlesize": 11,
-        "svg.hashsalt": "gradring",
     }
     with pyplot.rc_context(style):
         figure, panels = pyplot.subplot_mosaic(
@@ -72,31 +71,36 @@ def _bars(axes: Any, results: Results) -> None:
             axes.barh(position, part, 0.66, left, color=colour, hatch=hatch, edgecolor="white")
             left += part
         axes.text(left + longest * 0.008, position, f"{left:.2f} ms", va="center")
+        if kind != "single":
+            axes.vlines(rank.local_ms, position - 0.42, position + 0.42, color="black", lw=1.6)
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1.09)
     axes.set_xlabel("milliseconds per step")
+    cores = f"{results.cores} core{'s' if results.cores > 1 else ''}"
     axes.set_title(
         f"One step of {results.single.samples_per_step} images: "
-        f"{len(results.gradring)} workers with one thread each, on {results.cores} core(s)"
+        f"{len(results.gradring)} workers with one thread each, on a machine with {cores}"
     )
     axes.tick_params(axis="y", length=0)
     _legend_of_parts(axes, bool(results.mirrored))
 
 
 def _legend_of_parts(axes: Any, with_mirrored: bool) -> None:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles = [
         Patch(facecolor=COMPUTE, label="compute"),
         Patch(facecolor=COMMUNICATION, label="communication"),
         Patch(facecolor=WAITING, label="waiting for the other rank"),
+        Line2D([], [], color="black", lw=1.6, label="the same step without a strategy"),
     ]
     if with_mirrored:
-        label = "added by the strategy (cannot be told apart)"
+        label = "added by the strategy"
         handles.append(Patch(facecolor=MIXED, hatch="////", edgecolor="white", label=label))
     axes.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=4, frameon=False
+        handles=handles, loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=5, frameon=False
     )
 
 
@@ -113,7 +117,14 @@ def _accuracies(axes: Any, results: Results) -> None:
     for label, rank, look in _curves(results):
         axes.plot(range(1, len(rank.accuracies) + 1), rank.accuracies, label=label, **look)
     axes.axhline(REQUIRED_ACCURACY, color="#777777", linewidth=0.8)
-    axes.text(1, REQUIRED_ACCURACY + 0.004, f"required: {REQUIRED_ACCURACY}", color="#555555")
+    axes.text(
+        *(0.02, REQUIRED_ACCURACY),
+        f"required: {REQUIRED_ACCURACY}",
+        transform=axes.get_yaxis_transform(),
+        va="bottom",
+        color="#555555",
+    )
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epoch")
     axes.set_title(f"Test accuracy: {results.gradring[0].accuracies[-1]:.3f} at the end")
     axes.legend(frameon=False, loc="lower right")

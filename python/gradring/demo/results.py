@@ -101,7 +101,8 @@ def read_ranks(directory: Path, world_size: int) -> tuple[RankResult, ...]:
 def largest_difference(a: Sequence[NDArray[Any]], b: Sequence[NDArray[Any]]) -> float:
     """The largest absolute difference between two lists of weights of the same shapes."""
     pairs = zip(a, b, strict=True)
-    return max(float(np.abs(x.astype(np.float64) - y).max(initial=0)) for x, y in pairs)
+    # Unlike Python's max, numpy's lets a NaN win.
+    return float(np.max([np.max(np.abs(x.astype(np.float64) - y), initial=0) for x, y in pairs]))
 
 
 def mean_step_ms(ranks: Sequence[RankResult]) -> float:

@@ -50,7 +50,7 @@ def demo(report: Path, *, epochs: int = EPOCHS, stream: TextIO = sys.stdout) -> 
         try:
             mirrored = trainings.run(MIRRORED)
         except TrainingError as error:
-            mirrored, why_no_mirrored = (), str(error)
+            mirrored, why_no_mirrored = (), str(error).partition(" The end of it:")[0]
         (single,) = trainings.run(SINGLE)
     results = Results(gradring, mirrored, single, cores=len(os.sched_getaffinity(0)))
     checked = verdict.checks(results)
@@ -99,9 +99,7 @@ class _Trainings:
         start_s = time.monotonic()
         output = self._outputs / variant.strategy
         try:
-            train(
-                variant, output, self._report / f"{variant.strategy}.log", self._epochs, progress
-            )
+            train(variant, output, self._report / f"{variant.strategy}.log", self._epochs, progress)
             ranks = read_ranks(output, variant.world_size)
         except BaseException:
             progress.finish("failed")

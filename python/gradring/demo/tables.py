@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 
 from gradring.demo.results import HASH_DIGITS, RankResult, Results, mean_step_ms
 from gradring.demo.variants import GRADRING, MIRRORED, SINGLE
@@ -86,8 +87,9 @@ def bars(results: Results, unicode: bool) -> str:
         lines.append(f"  {name:<27} {sum(parts):>6.2f} ms  {bar}")
     if results.mirrored:
         lines += _wrapped(
-            f"{MIRRORED.title}: {characters[1]} is the difference to the same step without a "
-            "strategy, in the same processes: communication and waiting cannot be told apart."
+            f"{MIRRORED.title} measures nothing itself. Its {characters[0]} is the same step "
+            f"without a strategy, in the same processes, and {characters[1]} is the rest: "
+            "communication, waiting, and the strategy's own work."
         )
     return "\n".join(lines)
 
@@ -120,9 +122,10 @@ def _against_mirrored(results: Results) -> str:
     ours, theirs = _added_share(results.gradring), _added_share(results.mirrored)
     return (
         f"{MIRRORED.title}Strategy takes {theirs_ms:.2f} ms per step of the same script, gradring "
-        f"{ours_ms:.2f} ms: {theirs_ms / ours_ms:.1f} times as long. Without any strategy the same "
-        f"step takes {_local_ms(results.mirrored):.2f} and {_local_ms(results.gradring):.2f} ms in "
-        f"these processes, so the strategies add {theirs:.0%} and {ours:.0%} of their steps."
+        f"{ours_ms:.2f} ms: a ratio of {theirs_ms / ours_ms:.1f}. In the same processes, the same "
+        f"step takes {_local_ms(results.mirrored):.2f} and {_local_ms(results.gradring):.2f} ms "
+        f"without a strategy, so the strategies add {theirs:.0%} and {ours:.0%} of their steps: "
+        "communication, waiting, and their own work."
     )
 
 
@@ -165,7 +168,7 @@ def _lengths(parts: Sequence[float], longest: float) -> list[int]:
     for part in parts:
         total += part
         ends.append(max(round(BAR_WIDTH * total / longest), ends[-1] + (part > 0)))
-    return [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def _wrapped(text: str, indent: int = 2) -> list[str]:

@@ -22,10 +22,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import gradring.tensorflow
+import tensorflow as tf
 from gradring.demo.recorder import Recorder
 
 GLOBAL_BATCH = 72
@@ -42,27 +42,23 @@ def main() -> None:
     keras.utils.set_random_seed(SEED)
     strategy = choose_strategy(arguments.strategy)
     training, test = load_data()
-    batches = iter(
-        strategy.experimental_distribute_dataset(training_batches(*training, arguments.epochs))
-    )
     with strategy.scope():
         model, optimizer = build_model(), build_optimizer()
+    batches = training_batches(*training, GLOBAL_BATCH, arguments.epochs)
+    batches = iter(strategy.experimental_distribute_dataset(batches))
     step = make_step(strategy, model, optimizer)
     predict = tf.function(model)
-    # The same step on a copy that no strategy knows: what it costs without the other ranks.
-    local_step = make_step(tf.distribute.get_strategy(), build_model(), build_optimizer())
+    local_step, local_batches = without_strategy(training, strategy.num_replicas_in_sync)
 
     recorder = Recorder(strategy, model, GLOBAL_BATCH, arguments.epochs)
     for _ in range(arguments.epochs):
         for _ in range(STEPS_PER_EPOCH):
             with recorder.step() as record:
-                batch = next(batches)
-                record.loss = float(step(*batch))
+                record.loss = float(step(batches))
         recorder.end_epoch(accuracy(predict, *test))
-        local_batch = [strategy.experimental_local_results(tensor)[0] for tensor in batch]
         for _ in range(LOCAL_STEPS):
             with recorder.local_step():
-                float(local_step(*local_batch))
+                float(local_step(local_batches))
     if arguments.output is not None:
         recorder.save(arguments.output)
 
@@ -86,11 +82,11 @@ def load_data() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     return (images[training], labels[training]), (images[test], labels[test])
 
 
-def training_batches(images: Any, labels: Any, epochs: int) -> Any:
-    """Global batches in the same shuffled order on every rank; tf.distribute splits each."""
+def training_batches(images: Any, labels: Any, size: int, epochs: int) -> Any:
+    """Batches in the same shuffled order on every rank; tf.distribute splits each."""
     draw = np.random.default_rng(SEED)
     order = np.concatenate([draw.permutation(len(images)) for _ in range(epochs)])
-    dataset = tf.data.Dataset.from_tensor_slices(order).batch(GLOBAL_BATCH)
+    dataset = tf.data.Dataset.from_tensor_slices(order).batch(size, drop_remainder=True)
     dataset = dataset.map(lambda batch: (tf.gather(images, batch), tf.gather(labels, batch)))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -124,7 +120,7 @@ def build_optimizer() -> Any:
 
 
 def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
-    """A function that trains on one batch and returns the loss of the global batch."""
+    """A function that trains on the next batch and returns the loss of the whole of it."""
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
     def replica_step(images: Any, labels: Any) -> Any:
@@ -135,11 +131,21 @@ def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
         return loss
 
     @tf.function  # type: ignore[untyped-decorator]
-    def step(images: Any, labels: Any) -> Any:
-        losses = strategy.run(replica_step, args=(images, labels))
+    def step(batches: Any) -> Any:
+        losses = strategy.run(replica_step, args=next(batches))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
     return step
+
+
+def without_strategy(training: tuple[Any, Any], replicas: int) -> tuple[Any, Any]:
+    """The same step on a rank's share of a batch, and such batches; it trains another model.
+
+    Only for comparison: it shows what a step costs without the other ranks.
+    """
+    batches = training_batches(*training, GLOBAL_BATCH // replicas, epochs=1).repeat()
+    step = make_step(tf.distribute.get_strategy(), build_model(), build_optimizer())
+    return step, iter(batches)
 
 
 def accuracy(predict: Any, images: Any, labels: Any) -> float:

@@ -77,8 +77,8 @@ def train(variant: Variant, output: Path, log: Path, epochs: int, progress: Prog
         reader.join(timeout=CLOSING_S)
     if exit_code != 0:
         raise TrainingError(
-            f"the training with {variant.title} failed ({reason}); all that it printed is in "
-            f"{log}, which ends with:\n{''.join(lines[-LAST_LINES:])}"
+            f"the training with {variant.title} failed ({reason}); {log} holds all that it "
+            f"printed. The end of it:\n{''.join(lines[-LAST_LINES:])}"
         )
 
 
