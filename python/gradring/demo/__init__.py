@@ -1,0 +1,20 @@
+"""``gradring demo``: two workers train on real data, and what came of it.
+
+====================  ===================================================================
+``train``             the training script, as a user would write it
+``recorder``          what one process of it measures and leaves behind
+``variants``          the three ways in which the demo runs it, and how
+``progress``          the live line while it runs
+``results``           what the processes left behind, as numbers
+``verdict``           what must be true of the results; the exit code
+``tables``            the results as text
+``picture``           the results as a picture
+``story``             the whole demo, from the first run to the last line
+====================  ===================================================================
+
+Only ``train`` imports TensorFlow; only ``picture`` imports matplotlib.
+"""
+
+from gradring.demo.story import demo
+
+__all__ = ["demo"]

@@ -1,0 +1,136 @@
+"""The results as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gradring.demo.results import RankResult, Results
+from gradring.demo.tables import parts_of
+from gradring.demo.variants import GRADRING, MIRRORED, SINGLE
+from gradring.demo.verdict import REQUIRED_ACCURACY
+
+NAME = "comparison.png"
+COMPUTE, COMMUNICATION, WAITING = "#3b6ea5", "#e08a3c", "#d9d3c7"
+MIXED = "#eab17f"
+CURVES = (
+    # Drawn on top of each other, so each must leave room for the next.
+    {"color": "#cfcac0", "linewidth": 5.0, "linestyle": "-"},
+    {"color": "#3b6ea5", "linewidth": 1.8, "linestyle": "-"},
+    {"color": "#e08a3c", "linewidth": 1.2, "linestyle": (0, (3, 3))},
+)
+
+
+def draw(results: Results, directory: Path) -> Path:
+    """Writes the picture into the directory and returns its path.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style = {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlesize": 11,
+    }
+    with pyplot.rc_context(style):
+        figure, panels = pyplot.subplot_mosaic(
+            [["bars", "bars"], ["loss", "accuracy"]],
+            figsize=(11, 7.6),
+            height_ratios=(1.0, 1.15),
+            layout="constrained",
+        )
+        _bars(panels["bars"], results)
+        _losses(panels["loss"], results)
+        _accuracies(panels["accuracy"], results)
+        path = directory / NAME
+        figure.savefig(path, dpi=130)
+        pyplot.close(figure)
+    return path
+
+
+def _bars(axes: Any, results: Results) -> None:
+    rows = [(f"{GRADRING.title}, rank {rank.rank}", rank, "gradring") for rank in results.gradring]
+    rows += [(f"{MIRRORED.title}, rank {rank.rank}", rank, "mirrored") for rank in results.mirrored]
+    rows.append((f"{SINGLE.title}, {len(results.gradring)} threads", results.single, "single"))
+    longest = max(rank.split.step_ms for _, rank, _ in rows)
+    for position, (_, rank, kind) in enumerate(rows):
+        mixed = kind == "mirrored"
+        colours = (COMPUTE, MIXED if mixed else COMMUNICATION, WAITING)
+        left = 0.0
+        for part, colour in zip(parts_of(rank, kind), colours, strict=True):
+            hatch = "////" if colour == MIXED else None
+            axes.barh(position, part, 0.66, left, color=colour, hatch=hatch, edgecolor="white")
+            left += part
+        axes.text(left + longest * 0.008, position, f"{left:.2f} ms", va="center")
+        if kind != "single":
+            axes.vlines(rank.local_ms, position - 0.42, position + 0.42, color="black", lw=1.6)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, longest * 1.09)
+    axes.set_xlabel("milliseconds per step")
+    cores = f"{results.cores} core{'s' if results.cores > 1 else ''}"
+    axes.set_title(
+        f"One step of {results.single.samples_per_step} images: "
+        f"{len(results.gradring)} workers with one thread each, on a machine with {cores}"
+    )
+    axes.tick_params(axis="y", length=0)
+    _legend_of_parts(axes, bool(results.mirrored))
+
+
+def _legend_of_parts(axes: Any, with_mirrored: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor=COMPUTE, label="compute"),
+        Patch(facecolor=COMMUNICATION, label="communication"),
+        Patch(facecolor=WAITING, label="waiting for the other rank"),
+        Line2D([], [], color="black", lw=1.6, label="the same step without a strategy"),
+    ]
+    if with_mirrored:
+        label = "added by the strategy"
+        handles.append(Patch(facecolor=MIXED, hatch="////", edgecolor="white", label=label))
+    axes.legend(
+        handles=handles, loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=5, frameon=False
+    )
+
+
+def _losses(axes: Any, results: Results) -> None:
+    for label, rank, look in _curves(results):
+        axes.plot(range(1, rank.steps + 1), rank.losses, label=label, **look)
+    axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_title("Training loss of the global batch")
+    axes.legend(frameon=False)
+
+
+def _accuracies(axes: Any, results: Results) -> None:
+    for label, rank, look in _curves(results):
+        axes.plot(range(1, len(rank.accuracies) + 1), rank.accuracies, label=label, **look)
+    axes.axhline(REQUIRED_ACCURACY, color="#777777", linewidth=0.8)
+    axes.text(
+        *(0.02, REQUIRED_ACCURACY),
+        f"required: {REQUIRED_ACCURACY}",
+        transform=axes.get_yaxis_transform(),
+        va="bottom",
+        color="#555555",
+    )
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("epoch")
+    axes.set_title(f"Test accuracy: {results.gradring[0].accuracies[-1]:.3f} at the end")
+    axes.legend(frameon=False, loc="lower right")
+
+
+def _curves(results: Results) -> Sequence[tuple[str, RankResult, dict[str, Any]]]:
+    ranks = [(f"{GRADRING.title}, rank {rank.rank}", rank) for rank in results.gradring]
+    named = [(SINGLE.title, results.single), *ranks]
+    return [(label, rank, look) for (label, rank), look in zip(named, CURVES, strict=True)]

@@ -1,0 +1,92 @@
+"""``gradring demo`` as a user types it, from start to end."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+for package in ("tensorflow", "sklearn", "matplotlib"):
+    pytest.importorskip(package)
+
+DEADLINE_S = 240.0
+ROW = re.compile(r" +(?P<rank>\d)  \S+ +(?P<steps>\d+)  .*  (?P<hash>[0-9a-f]{16})$", re.MULTILINE)
+
+
+class Run(NamedTuple):
+    """What a run of the demo left behind."""
+
+    exit_code: int
+    output: str
+    report: Path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The demo, run once for all tests, in a directory outside of the source tree."""
+    directory = tmp_path_factory.mktemp("demo")
+    completed = subprocess.run(
+        [sys.executable, "-m", "gradring", "demo", "--report", "report"],
+        cwd=directory,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    return Run(completed.returncode, completed.stdout, directory / "report")
+
+
+def test_every_check_passes(finished: Run) -> None:
+    assert finished.exit_code == 0, finished.output
+    assert finished.output.count("\npassed  ") == 3
+    assert "FAILED" not in finished.output
+
+
+def test_the_table_has_both_ranks_with_one_hash(finished: Run) -> None:
+    rows = list(ROW.finditer(finished.output))
+    assert [row["rank"] for row in rows] == ["0", "1"]
+    assert [row["steps"] for row in rows] == ["400", "400"]
+    assert rows[0]["hash"] == rows[1]["hash"]
+
+
+def test_the_accuracy_is_high_enough(finished: Run) -> None:
+    match = re.search(r"The test accuracy is (0\.\d+);", finished.output)
+    assert match is not None
+    assert float(match[1]) >= 0.97
+
+
+def test_the_weights_are_those_of_a_single_process(finished: Run) -> None:
+    match = re.search(r"no weight differs by\s+more than\s+(\S+)", finished.output)
+    assert match is not None
+    assert float(match[1]) <= 1e-5
+
+
+def test_it_compares_with_the_native_strategy_and_claims_no_speed_up(finished: Run) -> None:
+    said = " ".join(finished.output.split())
+    assert re.search(r"MultiWorkerMirroredStrategy takes [\d.]+ ms per step", said)
+    assert re.search(r"Its weights have the (same )?hash,? [0-9a-f]{16}", said)
+    assert "shows overhead, not scaling" in said
+
+
+def test_progress_off_a_terminal_is_plain_lines(finished: Run) -> None:
+    assert re.search(r"^gradring .* epoch \d+/20 step \d+ loss ", finished.output, re.MULTILINE)
+    assert "\r" not in finished.output
+    assert "\x1b" not in finished.output
+
+
+def test_the_report_has_a_picture_and_the_logs(finished: Run) -> None:
+    from matplotlib import image
+
+    pixels = image.imread(finished.report / "comparison.png")
+    height, width, _ = pixels.shape
+    assert width > 1000
+    assert height > 700
+    colours = {tuple(pixel) for row in pixels[::5, ::5] for pixel in row.round(2)}
+    assert len(colours) > 20
+    logs = {path.stem for path in finished.report.glob("*.log")}
+    assert logs == {"gradring", "multi-worker-mirrored", "single"}

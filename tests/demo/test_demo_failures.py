@@ -1,0 +1,64 @@
+"""What a user of the demo is told when it cannot work."""
+
+import importlib.util
+import io
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from gradring import cli
+from gradring.demo import story, variants
+from gradring.demo.progress import Progress
+from gradring.demo.variants import TrainingError, Variant
+
+
+def test_missing_packages_are_named_with_the_command_that_installs_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def found(name: str) -> ModuleSpec | None:
+        return ModuleSpec(name, None) if name == "sklearn" else None
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    assert cli.main(["demo", "--report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "TensorFlow and matplotlib are missing" in said
+    assert "pip install gradring[demo]" in said
+    assert "scikit-learn" not in said
+
+
+def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("sklearn")
+    log = tmp_path / "log"
+    progress = Progress("nonsense", 1, io.StringIO(), unicode=False)
+    with pytest.raises(TrainingError, match="invalid choice: 'nonsense'") as caught:
+        variants.train(Variant("nonsense", "nonsense", 1), tmp_path, log, 2, progress)
+    assert str(log) in str(caught.value)
+    assert "invalid choice" in log.read_text()
+
+
+def test_a_training_that_never_ends_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(variants, "DEADLINE_S", 0.5)
+    progress = Progress("gradring", 2, io.StringIO(), unicode=False)
+    with pytest.raises(TrainingError, match=r"no end within 0\.5 s"):
+        variants.train(variants.GRADRING, tmp_path, tmp_path / "log", 2, progress)
+
+
+def test_only_the_comparison_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(story, "require_packages", lambda: None)
+
+    def fail(variant: Variant, *_: object) -> None:
+        raise TrainingError(f"{variant.title} failed")
+
+    monkeypatch.setattr(story, "train", fail)
+    with pytest.raises(TrainingError, match="gradring failed"):
+        story.demo(tmp_path, stream=io.StringIO())
+
+
+def test_flags_of_later_versions_are_refused() -> None:
+    for flag in ("--slow-rank", "--kill"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["demo", flag, "1"])
