@@ -151,7 +151,7 @@ def gradients(tf: Any, comm: Any) -> Any:
 def memory(tf: Any, comm: Any) -> Any:
     """How often tensors are copied when only the reduction reads them."""
     from gradring import _native
-    from gradring.tensorflow import all_reduce
+    from gradring.tensorflow import all_reduce, measure_overlap
 
     @tf.function  # type: ignore[untyped-decorator]
     def step(x: Any) -> Any:
@@ -162,9 +162,11 @@ def memory(tf: Any, comm: Any) -> Any:
     graph = step.get_concrete_function(x).graph
     step(x)
     before = _native.tensorflow_counters()
-    step(x)
+    with measure_overlap(comm) as overlap:
+        [tensor.numpy() for tensor in step(x)]
     after = _native.tensorflow_counters()
     return {
+        "overlap": overlap,
         "counted": {key: after[key] - before[key] for key in after},
         "waits without all starts": waits_without_all_starts(graph),
         "start order": [
@@ -292,6 +294,15 @@ def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks: Ranks) -> No
         assert counted["copied_tensors"] == 0
         assert counted["starts"] == counted["waits"] == 5
         assert counted["blocked_ns"] > 0
+
+
+def test_the_overlap_of_a_block_is_measured(ranks: Ranks) -> None:
+    for result in ranks:
+        overlap = result["overlap"]
+        assert overlap.communication_s > 0
+        assert overlap.communication_s >= overlap.waiting_s
+        assert overlap.exposed_s == pytest.approx(result["counted"]["blocked_ns"] / 1e9)
+        assert 0 <= overlap.hidden_share <= 1
 
 
 def test_all_starts_of_a_call_precede_all_its_waits(ranks: Ranks) -> None:

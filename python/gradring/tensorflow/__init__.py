@@ -7,6 +7,7 @@ name                                  what it does
 `GradientReducer`                     reduces a list of gradients, without any strategy
 `all_reduce`                          reduces a tensor or a nest of tensors
 `broadcast_variables`                 gives every rank the root's variables
+`measure_overlap`                     how much communication was hidden behind computation
 ====================================  ==========================================================
 
 All of them work eagerly and inside a `tf.function`. None works in code compiled with
@@ -19,6 +20,14 @@ is also the one of `gradring.errors`, such as `PeerLostError`. The message names
 
 from gradring.tensorflow.gradient_reducer import GradientReducer
 from gradring.tensorflow.ops import all_reduce, broadcast_variables
+from gradring.tensorflow.overlap import Overlap, measure_overlap
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 
-__all__ = ["CustomCollectiveStrategy", "GradientReducer", "all_reduce", "broadcast_variables"]
+__all__ = [
+    "CustomCollectiveStrategy",
+    "GradientReducer",
+    "Overlap",
+    "all_reduce",
+    "broadcast_variables",
+    "measure_overlap",
+]

@@ -1,0 +1,152 @@
+"""How much of the communication the backward pass hides: `python -m benches.overlap`.
+
+Two workers train an MLP of 25 million parameters (100 MB of gradients) in four ways, interleaved:
+
+* *forward*: the forward pass alone;
+* *compute*: forward and backward pass, no communication;
+* *after*: the reduction starts when the backward pass has ended;
+* *during*: as gradring does it.
+
+`communication = after - compute` is what an unhidden reduction costs, `backward = compute -
+forward` what could hide it, and `saved = after - during` what was hidden, all by the clock on the
+wall, so that computation slowed down by communication counts against it. The share is
+`saved / min(communication, backward)`. The counters of `measure_overlap` are printed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gradring import _native
+from gradring.testing import run_ranks
+
+SIZES = (1024, 2048, 2048, 2048, 2048, 2048, 2048, 1000)
+MODES = ("forward", "compute", "after", "during")
+
+
+def rank_main(batch: int, rounds: int, threads: int, bucket_mib: float) -> dict[str, Any]:
+    """Runs all modes in turn; returns this rank's times in milliseconds."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import gradring
+    import tensorflow as tf
+    from gradring.tensorflow import GradientReducer, broadcast_variables, measure_overlap
+
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    with gradring.init() as comm:
+        weights = [
+            tf.Variable(tf.random.normal([rows, columns], stddev=rows**-0.5), name=f"kernel_{i}")
+            for i, (rows, columns) in enumerate(itertools.pairwise(SIZES))
+        ]
+        broadcast_variables(weights, communicator=comm)
+        reduce_gradients = GradientReducer(bucket_bytes=int(bucket_mib * 2**20), communicator=comm)
+        x = tf.random.stateless_normal([batch, SIZES[0]], [1, comm.rank])
+        steps = {mode: _step(tf, mode, weights, reduce_gradients) for mode in MODES}
+        times: dict[str, list[float]] = {mode: [] for mode in MODES}
+        overlaps: dict[str, list[Any]] = {"after": [], "during": []}
+        values = {}
+        for number in range(rounds + 2):
+            for mode, step in steps.items():
+                comm.barrier()
+                with measure_overlap(comm) as overlap:
+                    since = time.perf_counter()
+                    values[mode] = step(x).numpy().tobytes()
+                    elapsed = time.perf_counter() - since
+                if number >= 2:
+                    times[mode].append(elapsed * 1e3)
+                    if mode in overlaps:
+                        overlaps[mode].append(overlap)
+        assert values["after"] == values["during"] != values["compute"], "wrong gradients"
+        return {
+            "values": values["during"].hex(),
+            "times": times,
+            "exposed": {m: [o.exposed_s * 1e3 for o in found] for m, found in overlaps.items()},
+            "hidden_share": statistics.median(o.hidden_share for o in overlaps["during"]),
+        }
+
+
+def _step(tf: Any, mode: str, weights: list[Any], reduce: Any) -> Callable[[Any], Any]:
+    """A compiled step that returns one element of each gradient."""
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for weight in weights[:-1]:
+                x = tf.nn.relu(x @ weight)
+            loss = tf.reduce_mean((x @ weights[-1]) ** 2)
+        if mode == "forward":
+            return loss
+        gradients = tape.gradient(loss, weights)
+        if mode == "after":
+            with tf.control_dependencies(gradients):
+                # Not an identity, which would be optimised away with its dependencies.
+                gradients = [gradient * 1.0 for gradient in gradients]
+        if mode in ("after", "during"):
+            gradients = reduce(gradients, weights)
+        return tf.stack([gradient[0, 0] for gradient in gradients])
+
+    return step  # type: ignore[no-any-return]
+
+
+def summary(ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians over rounds of the slower rank, in milliseconds, and the shares."""
+    slowest = {
+        mode: [max(found) for found in zip(*(r["times"][mode] for r in ranks), strict=True)]
+        for mode in MODES
+    }
+    medians = {mode: statistics.median(times) for mode, times in slowest.items()}
+    exposed = {
+        mode: statistics.median(
+            max(found) for found in zip(*(r["exposed"][mode] for r in ranks), strict=True)
+        )
+        for mode in ("after", "during")
+    }
+    communication = medians["after"] - medians["compute"]
+    backward = medians["compute"] - medians["forward"]
+    possible = min(communication, backward)
+    saved = medians["after"] - medians["during"]
+    return {
+        **{f"{mode}_ms": time for mode, time in medians.items()},
+        "backward_ms": backward,
+        "communication_ms": communication,
+        "saved_ms": saved,
+        "saved_share_of_possible": saved / possible,
+        "exposed_after_ms": exposed["after"],
+        "exposed_during_ms": exposed["during"],
+        "hidden_share_by_counters": 1 - exposed["during"] / exposed["after"],
+    }
+
+
+def main() -> None:
+    """Runs the benchmark and prints the summary."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--batch", type=int, default=256, help="samples of each worker")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2, help="inter-op threads of each worker")
+    parser.add_argument("--bucket-mib", type=float, default=16)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if _native.build_info()["debug"]:
+        raise SystemExit("this is a debug build; build with --release to measure")
+    ranks = run_ranks(
+        rank_main, 2, options.batch, options.rounds, options.threads, options.bucket_mib
+    )
+    assert ranks[0]["values"] == ranks[1]["values"], "the ranks' gradients differ"
+    result = summary(ranks)
+    if options.json:
+        print(json.dumps(vars(options) | result))
+        return
+    for name, value in result.items():
+        unit = "" if not name.endswith("_ms") else " ms"
+        print(f"{name:28} {value:9.2f}{unit}")
+
+
+if __name__ == "__main__":
+    main()
