@@ -17,9 +17,7 @@ setup: $(VENV)/installed ## make the environment and build the extension into it
 demo: setup ## two workers train on real data; table, comparison and picture
 	$(BIN)/gradring demo --report demo-report
 
-test: setup lint test-rust test-python ## lints and all tests
-
-test-all: test test-wheel ## as test, and the built wheel in an empty environment
+test: setup lint test-rust test-python test-wheel ## lints and all tests, also of the built wheel
 
 test-rust: prerequisites ## the tests of the Rust crates
 	cargo test --workspace --quiet
@@ -47,7 +45,7 @@ bench: setup ## all-reduce against TensorFlow's own collectives, with pytest-ben
 wheel: setup ## builds the wheel into dist/
 	$(BIN)/maturin build --release --out dist
 
-test-wheel: wheel ## installs the wheel into an empty environment and uses it
+test-wheel: wheel ## installs the wheel into empty environments and uses it
 	$(BIN)/python -m pytest -q tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
 
 clean: ## removes what was built

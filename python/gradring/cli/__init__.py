@@ -63,8 +63,6 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in names:
         command = _load(name)
-        if command is None:
-            continue
         sub = commands.add_parser(
             command.NAME, help=command.HELP, description=command.HELP, allow_abbrev=False
         )
@@ -73,12 +71,5 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _load(name: str) -> Command | None:
-    """The module of a command; None for one that this build does not have."""
-    path = f"{__name__}.{name}"
-    try:
-        return cast(Command, importlib.import_module(path))
-    except ModuleNotFoundError as error:
-        if error.name != path:
-            raise
-        return None
+def _load(name: str) -> Command:
+    return cast(Command, importlib.import_module(f"{__name__}.{name}"))

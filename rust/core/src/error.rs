@@ -230,6 +230,21 @@ impl fmt::Display for Error {
 }
 
 impl ErrorKind {
+    /// Name of the exception class in `gradring.errors` that stands for this kind.
+    #[must_use]
+    pub const fn exception(&self) -> &'static str {
+        match self {
+            Self::Config { .. } => "ConfigError",
+            Self::Rendezvous { .. } => "RendezvousError",
+            Self::Authentication { .. } => "AuthenticationError",
+            Self::Mismatch { .. } => "MismatchError",
+            Self::PeerLost { .. } => "PeerLostError",
+            Self::CollectiveTimeout { .. } => "CollectiveTimeoutError",
+            Self::Aborted { .. } => "AbortedError",
+            Self::Protocol { .. } => "ProtocolError",
+        }
+    }
+
     fn problem(&self) -> &str {
         match self {
             Self::Config { problem }

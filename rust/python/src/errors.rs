@@ -1,6 +1,6 @@
 //! The one table from the core's errors to Python's exceptions.
 
-use gradring_core::error::{Error, ErrorKind};
+use gradring_core::error::Error;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -13,16 +13,7 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
 }
 
 fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
-    let class = match error.kind {
-        ErrorKind::Config { .. } => "ConfigError",
-        ErrorKind::Rendezvous { .. } => "RendezvousError",
-        ErrorKind::Authentication { .. } => "AuthenticationError",
-        ErrorKind::Mismatch { .. } => "MismatchError",
-        ErrorKind::PeerLost { .. } => "PeerLostError",
-        ErrorKind::CollectiveTimeout { .. } => "CollectiveTimeoutError",
-        ErrorKind::Aborted { .. } => "AbortedError",
-        ErrorKind::Protocol { .. } => "ProtocolError",
-    };
+    let class = error.kind.exception();
     let facts = PyDict::new(py);
     let blamed = error.blamed.as_ref();
     facts.set_item("rank", blamed.map(|blamed| blamed.rank))?;

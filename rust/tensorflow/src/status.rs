@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_int};
 
-use gradring_core::error::{Error, ErrorKind};
+use gradring_core::error::Error;
 
 use crate::api::{Api, RawStatus};
 
@@ -43,16 +43,7 @@ impl From<Error> for Failure {
     /// The message starts with the name of the Python exception that the same failure raises
     /// outside TensorFlow, so that Python can find its way back to it.
     fn from(error: Error) -> Self {
-        let exception = match error.kind {
-            ErrorKind::Config { .. } => "ConfigError",
-            ErrorKind::Rendezvous { .. } => "RendezvousError",
-            ErrorKind::Authentication { .. } => "AuthenticationError",
-            ErrorKind::Mismatch { .. } => "MismatchError",
-            ErrorKind::PeerLost { .. } => "PeerLostError",
-            ErrorKind::CollectiveTimeout { .. } => "CollectiveTimeoutError",
-            ErrorKind::Aborted { .. } => "AbortedError",
-            ErrorKind::Protocol { .. } => "ProtocolError",
-        };
+        let exception = error.kind.exception();
         Self::new(Code::Aborted, format!("gradring {exception}: {error}"))
     }
 }

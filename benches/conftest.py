@@ -1,0 +1,95 @@
+"""The two ranks, the ratio table at the end, and the record of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gradring
+from benches import peer_rank
+from gradring.bench import machine, table
+from gradring.bench.measurement import Measurement
+from gradring.bench.plan import Plan
+from gradring.launch.processes import RankProcesses
+from gradring.launch.ranks import rank_environments
+
+WORLD_SIZE = 2
+PEER_END_S = 30
+"""Time for rank 1 to end by itself."""
+RESULTS = Path(__file__).parent / "results"
+
+
+@pytest.fixture(scope="session")
+def bench() -> Iterator[peer_rank.Bench]:
+    """This process as rank 0; rank 1 is a process of its own that follows."""
+    pytest.importorskip("tensorflow", reason="pip install 'gradring[bench]'")
+    Plan(WORLD_SIZE, (4,), peers=("tensorflow",)).check()
+    own, other = rank_environments(os.environ, WORLD_SIZE, tf_config=False)
+    with RankProcesses() as processes:
+        peer = processes.start([sys.executable, peer_rank.__file__], other)
+        with gradring.init(
+            rank=0,
+            world_size=WORLD_SIZE,
+            rendezvous=own["GRADRING_RENDEZVOUS"],
+            token=own["GRADRING_TOKEN"],
+        ) as comm:
+            opened = peer_rank.open_bench(comm)
+            yield opened
+            opened.announce(peer_rank.Command.STOP)
+        peer.popen.wait(PEER_END_S)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Prints times as ratios; records them if everything was measured and right."""
+    benchmarks = config._benchmarksession.benchmarks  # type: ignore[attr-defined]
+    measured = [_measurement(b) for b in benchmarks if "system" in b.extra_info]
+    if not measured:
+        return
+    terminalreporter.section("ratios of medians")
+    for line in table.ratios(measured):
+        terminalreporter.write_line(line)
+    if any(terminalreporter.stats.get(kind) for kind in ("failed", "error", "deselected")):
+        terminalreporter.write_line("not recorded: not everything was measured, or right")
+        return
+    path = _record(measured)
+    terminalreporter.write_line(f"recorded in {path.relative_to(config.rootpath)}")
+
+
+def _measurement(benchmark: Any) -> Measurement:
+    info = benchmark.extra_info
+    return Measurement.of(
+        benchmark.stats.data,
+        system=info["system"],
+        transport=info["transport"],
+        algorithm=info["algorithm"],
+        world_size=WORLD_SIZE,
+        dtype=peer_rank.DTYPE,
+        size_bytes=info["bytes"],
+        wrong=info["wrong"],
+    )
+
+
+def _record(measured: list[Measurement]) -> Path:
+    now = datetime.now().astimezone()
+    place = re.sub(r"[^a-z0-9]+", "-", machine.machine().lower()).strip("-")
+    path = RESULTS / f"{now:%Y-%m-%d}-{place}.json"
+    record = {
+        "date": f"{now:%Y-%m-%d %H:%M %Z}",
+        "machine": machine.machine(),
+        "versions": machine.versions(["tensorflow"]),
+        "command": "make bench",
+        "measurements": [asdict(measurement) for measurement in measured],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path

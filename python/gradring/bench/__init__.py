@@ -1,0 +1,13 @@
+"""Measuring collectives, with every result checked; behind ``gradring bench``.
+
+====================  ===================================================================
+``plan``              what is measured: sizes, dtype, op, systems; parsed and checked once
+``values``            test values, the exact expectation, and the count of wrong elements
+``systems/``          one file per system that can be measured: gradring itself and its peers
+``rank``              what every rank runs: rounds over the systems, size by size
+``all_reduce``        starts the ranks and prints what they measure
+``measurement``       one system at one size: median, spread, algbw and busbw
+``table``             measurements and ratios as text
+``machine``           where and with what it was measured
+====================  ===================================================================
+"""

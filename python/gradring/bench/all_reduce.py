@@ -1,0 +1,92 @@
+"""Starts the ranks of a benchmark and prints what they measure, as they measure it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from gradring.bench import machine, rank, table
+from gradring.bench.measurement import Measurement
+from gradring.bench.plan import Plan
+from gradring.testing import run_ranks
+
+START_UP_S = 120.0
+"""Time for the ranks to start, and a slow peer's library with them."""
+SIZE_S = 120.0
+"""Time for one size, of which all systems together normally take a few seconds."""
+ITERATION_S = 2.0
+"""Time for one iteration of all systems at the largest sizes."""
+POLL_S = 0.2
+
+
+def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> list[Measurement]:
+    """Measures everything in the plan, with one fresh interpreter per rank on this machine.
+
+    Args:
+        plan: What to measure; checked.
+        say: Called with each line of the report.
+
+    Returns:
+        One measurement per system and size.
+
+    Raises:
+        RankFailure: A rank failed, or had not finished in time.
+    """
+    say(f"# {plan.command()}")
+    say(f"# {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}, {machine.machine()}")
+    say(f"# {machine.versions(plan.peers)}")
+    say(f"# {plan.world_size} ranks on this machine; time of rank 0 after a barrier; every result")
+    say("# of every rank compared with the exact expectation, element by element: column wrong")
+    say(table.header())
+
+    def show(measurement: Measurement) -> None:
+        say(table.row(measurement, plan.op))
+
+    with _following(show) as progress:
+        rows: list[Measurement] = run_ranks(
+            rank.measure, plan.world_size, plan, str(progress), timeout=_timeout_s(plan)
+        )[0]
+    if plan.peers:
+        say("")
+        for line in table.ratios(rows):
+            say(line)
+    return rows
+
+
+def _timeout_s(plan: Plan) -> float:
+    iterations = (plan.iterations or 0) * ITERATION_S
+    return START_UP_S + len(plan.sizes) * (SIZE_S + iterations)
+
+
+@contextlib.contextmanager
+def _following(show: Callable[[Measurement], None]) -> Iterator[Path]:
+    """A file for rank 0; whatever measurements are appended to it are shown soon after."""
+    with tempfile.TemporaryDirectory(prefix="gradring-bench-") as directory:
+        path = Path(directory) / "measured.jsonl"
+        path.touch()
+        ended = threading.Event()
+        follower = threading.Thread(target=_follow, args=(path, ended, show), daemon=True)
+        follower.start()
+        try:
+            yield path
+        finally:
+            ended.set()
+            follower.join()
+
+
+def _follow(path: Path, ended: threading.Event, show: Callable[[Measurement], None]) -> None:
+    with path.open() as file:
+        unfinished = ""
+        while True:
+            last = ended.wait(POLL_S)
+            *lines, unfinished = (unfinished + file.read()).split("\n")
+            for line in lines:
+                for measured in json.loads(line):
+                    show(Measurement(**measured))
+            if last:
+                return

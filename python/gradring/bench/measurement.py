@@ -1,0 +1,93 @@
+"""One system at one size: the time it took, and the bandwidths that follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A row of the table; the fields are the keys of the JSON.
+
+    Attributes:
+        system: ``gradring``, or the name that a peer gives itself.
+        transport: What carried the bytes, such as ``tcp``.
+        algorithm: How they were reduced, such as ``ring``.
+        world_size: Number of ranks.
+        dtype: Element type by numpy's name.
+        bytes: Size of the buffer on each rank.
+        iterations: How many were timed.
+        median_us: Time of an iteration in microseconds: the median,
+        min_us: the shortest,
+        p90_us: and what nine in ten stay below.
+        algbw_gbps: ``bytes`` over the median time, in 1e9 bytes/s.
+        busbw_gbps: ``algbw_gbps`` times 2(N-1)/N: what each link carried in each direction.
+        wrong: Elements that were not as expected, over all iterations and ranks.
+    """
+
+    system: str
+    transport: str
+    algorithm: str
+    world_size: int
+    dtype: str
+    bytes: int
+    iterations: int
+    median_us: float
+    min_us: float
+    p90_us: float
+    algbw_gbps: float
+    busbw_gbps: float
+    wrong: int
+
+    @classmethod
+    def of(
+        cls,
+        durations_s: Sequence[float],
+        *,
+        system: str,
+        transport: str,
+        algorithm: str,
+        world_size: int,
+        dtype: str,
+        size_bytes: int,
+        wrong: int,
+    ) -> Measurement:
+        """Summarises the durations of all iterations, in seconds; there must be at least one."""
+        durations_us = np.array(durations_s) * 1e6
+        median_us = float(np.median(durations_us))
+        algbw_gbps = size_bytes / median_us / 1e3
+        return cls(
+            system=system,
+            transport=transport,
+            algorithm=algorithm,
+            world_size=world_size,
+            dtype=dtype,
+            bytes=size_bytes,
+            iterations=len(durations_s),
+            median_us=round(median_us, 3),
+            min_us=round(float(durations_us.min()), 3),
+            p90_us=round(float(np.quantile(durations_us, 0.9)), 3),
+            algbw_gbps=round(algbw_gbps, 9),
+            busbw_gbps=round(algbw_gbps * 2 * (world_size - 1) / world_size, 9),
+            wrong=wrong,
+        )
+
+
+def to_json(measurements: Iterable[Measurement]) -> str:
+    """A JSON list of objects, one to a line."""
+    rows = ",\n".join(json.dumps(asdict(measurement)) for measurement in measurements)
+    return f"[\n{rows}\n]\n"
+
+
+def write_json(path: Path, measurements: Iterable[Measurement]) -> None:
+    """Writes `to_json` to a file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.write_text(to_json(measurements))

@@ -1,0 +1,133 @@
+"""What is to be measured, parsed and checked before any rank starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from dataclasses import dataclass
+
+from gradring import build_info
+from gradring.bench import systems, values
+from gradring.errors import ConfigError
+
+DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
+TRANSPORTS = ("auto", "tcp")
+ALGORITHMS = ("auto", "ring")
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE = re.compile(r"(\d+) ?(?:([kmg])i?)?b?", re.IGNORECASE)
+_DECIMAL = re.compile(r"\d+ ?[kmg]b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of ``gradring bench all-reduce``.
+
+    Attributes:
+        world_size: Number of ranks, all on this machine.
+        sizes: Of the buffer on each rank, in bytes.
+        dtype: Element type by numpy's name.
+        op: The reduce op.
+        transport: ``auto`` or ``tcp``.
+        algorithm: ``auto`` or ``ring``.
+        iterations: Timed iterations of each system at each size; None adapts them to the time
+            that one takes.
+        peers: Names from `gradring.bench.systems.PEERS` to compare with.
+    """
+
+    world_size: int
+    sizes: tuple[int, ...]
+    dtype: str = "float32"
+    op: str = "sum"
+    transport: str = "auto"
+    algorithm: str = "auto"
+    iterations: int | None = None
+    peers: tuple[str, ...] = ()
+
+    def check(self, *, allow_debug: bool = False) -> None:
+        """Finds whatever would make the ranks fail, or their numbers worthless.
+
+        Args:
+            allow_debug: Whether to measure an unoptimised build all the same.
+
+        Raises:
+            ConfigError: A size does not hold whole elements, the dtype cannot tell so many ranks
+                apart, a peer is not installed or cannot do this, or the build is not optimised.
+        """
+        if build_info()["debug"] and not allow_debug:
+            raise ConfigError(
+                "this is a debug build, whose times mean nothing; build it with `maturin develop "
+                "--release` (or `make setup`), or pass --allow-debug"
+            )
+        element_bytes = values.dtype_of(self.dtype).itemsize
+        for size in self.sizes:
+            if size % element_bytes:
+                raise ConfigError(
+                    f"{format_size(size)} is no whole number of {self.dtype} elements of "
+                    f"{element_bytes} bytes; choose sizes that are multiples of {element_bytes}"
+                )
+        values.period(self.dtype, self.world_size)
+        for name in self.peers:
+            peer = systems.load_peer(name)
+            if importlib.util.find_spec(peer.MODULE) is None:
+                raise ConfigError(f"{name} is not installed here; run: {peer.INSTALL}")
+            refusal = peer.refusal(self.dtype, self.op, self.world_size)
+            if refusal is not None:
+                raise ConfigError(refusal)
+
+    def command(self) -> str:
+        """The command that repeats this run, with its defaults spelled out."""
+        words = ["gradring", "bench", "all-reduce", "--world-size", str(self.world_size)]
+        words += ["--sizes", ",".join(format_size(size).replace(" ", "") for size in self.sizes)]
+        words += ["--transport", self.transport, "--algorithm", self.algorithm]
+        words += ["--dtype", self.dtype, "--op", self.op]
+        if self.iterations is not None:
+            words += ["--iterations", str(self.iterations)]
+        if self.peers:
+            words += ["--compare", ",".join(self.peers)]
+        return shlex.join(words)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Reads ``4,64KiB,1M``: a number of bytes, or one with K, M or G (KiB, MiB, GiB), each 1024.
+
+    Returns:
+        The sizes in bytes, in the order given.
+
+    Raises:
+        ValueError: Something else, such as KB, which is 1000 to some and 1024 to others.
+    """
+    return tuple(_parse_size(word.strip()) for word in text.split(","))
+
+
+def parse_peers(text: str) -> tuple[str, ...]:
+    """Reads ``tensorflow`` or a list of such names.
+
+    Raises:
+        ValueError: An unknown name; the message has the known ones.
+    """
+    names = [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in systems.PEERS:
+            known = ", ".join(systems.PEERS)
+            raise ValueError(f"there is no peer {name!r} to compare with; known: {known}")
+    return tuple(dict.fromkeys(names))
+
+
+def format_size(size: int) -> str:
+    """``100 MiB`` for 104857600: the largest unit that divides the bytes evenly."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size} B"
+
+
+def _parse_size(word: str) -> int:
+    found = _SIZE.fullmatch(word)
+    if found is None or _DECIMAL.fullmatch(word):
+        raise ValueError(f"{word!r} is no size; write bytes as 4, or 64KiB, 1MiB, 2GiB")
+    size = int(found[1]) * _UNITS[(found[2] or "").lower()]
+    if size == 0:
+        raise ValueError("a size of 0 bytes takes no time worth measuring; start at one element")
+    return size

@@ -1,0 +1,80 @@
+"""Measurements as text: aligned columns in the manner of nccl-tests, and ratios between systems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gradring.bench.measurement import Measurement
+from gradring.bench.plan import format_size
+from gradring.bench.values import dtype_of
+
+_COLUMNS = (
+    ("size", 8),
+    ("count", 10),
+    ("dtype", 9),
+    ("op", 8),
+    ("system", 20),
+    ("median us", 11),
+    ("min us", 11),
+    ("p90 us", 11),
+    ("algbw GB/s", 11),
+    ("busbw GB/s", 11),
+    ("iterations", 11),
+    ("wrong", 6),
+)
+
+
+def header() -> str:
+    """The line above the rows."""
+    return _line([name for name, _ in _COLUMNS])
+
+
+def row(measurement: Measurement, op: str) -> str:
+    """One line."""
+    m = measurement
+    return _line(
+        [
+            format_size(m.bytes),
+            str(m.bytes // dtype_of(m.dtype).itemsize),
+            m.dtype,
+            op,
+            m.system,
+            f"{m.median_us:.1f}",
+            f"{m.min_us:.1f}",
+            f"{m.p90_us:.1f}",
+            f"{m.algbw_gbps:.3f}",
+            f"{m.busbw_gbps:.3f}",
+            str(m.iterations),
+            str(m.wrong),
+        ]
+    )
+
+
+def ratios(measurements: Iterable[Measurement]) -> list[str]:
+    """One line per size: the medians, and how many times the first system's the others' are."""
+    by_size: dict[int, list[Measurement]] = {}
+    for measurement in measurements:
+        by_size.setdefault(measurement.bytes, []).append(measurement)
+    return [f"{format_size(size)}: " + ", ".join(_compared(rows)) for size, rows in by_size.items()]
+
+
+def format_time(microseconds: float) -> str:
+    """``41 ms`` or ``8.6 us``: two digits, or all of those before the point."""
+    value, unit = (microseconds, "us") if microseconds < 1000 else (microseconds / 1000, "ms")
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+
+
+def _compared(rows: Sequence[Measurement]) -> list[str]:
+    first, *others = rows
+    return [
+        f"{first.system} {format_time(first.median_us)}",
+        *(
+            f"{other.system} {format_time(other.median_us)} "
+            f"({other.median_us / first.median_us:.1f}x)"
+            for other in others
+        ),
+    ]
+
+
+def _line(texts: Sequence[str]) -> str:
+    return " ".join(text.rjust(width) for text, (_, width) in zip(texts, _COLUMNS, strict=True))

@@ -1,0 +1,109 @@
+"""Test values, the exact expectation, and the count of wrong elements.
+
+Element ``i`` of rank ``r`` in a world of ``N`` is ``p * N + (p + r) % N`` with ``p = i % period``:
+ranks differ in every element, and elements differ from all others within a period. The period is
+odd, so that data displaced by a chunk shows, and so short that every partial sum is an integer
+that the dtype holds exactly: the expectation does not depend on the order of additions.
+
+Factors of a product are 1 and 2 in turn, so that it stays a small power of two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradring.errors import ConfigError
+
+OPS = ("sum", "mean", "min", "max", "product")
+LARGEST_INTEGERS = {
+    "float32": 1 << 24,
+    "float64": 1 << 24,
+    "float16": 1 << 11,
+    "bfloat16": 1 << 8,
+    "int32": 1 << 24,
+    "int64": 1 << 24,
+    "uint8": 1 << 8,
+}
+"""By dtype: up to where it holds every integer, or as much of that as a test needs."""
+
+SHORTEST_PERIOD = 3
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a name in `LARGEST_INTEGERS`.
+
+    Raises:
+        ConfigError: bfloat16 without the package that brings it.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ConfigError("numpy has no bfloat16 of its own; run: pip install ml_dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def period(dtype: str, world_size: int) -> int:
+    """After how many elements the values repeat.
+
+    Raises:
+        ConfigError: The dtype is too narrow to tell the elements of so many ranks apart.
+    """
+    longest = LARGEST_INTEGERS[dtype] // world_size**2
+    if longest < SHORTEST_PERIOD:
+        raise ConfigError(
+            f"the sum of {world_size} ranks' test values is not exact in {dtype}; "
+            "use a wider dtype or fewer ranks"
+        )
+    return longest - 1 + longest % 2
+
+
+def contribution(rank: int, world_size: int, count: int, op: str, dtype: str) -> NDArray[Any]:
+    """What ``rank`` brings: an array of ``count`` elements."""
+    one_period = min(count, period(dtype, world_size))
+    return _repeat(_wide(rank, world_size, one_period, op).astype(dtype_of(dtype)), count)
+
+
+def expectation(world_size: int, count: int, op: str, dtype: str) -> NDArray[Any]:
+    """What every rank must hold afterwards, computed in 64-bit integers.
+
+    The mean is the sum times 1/N in the dtype's accumulator, and in integers the quotient rounded
+    towards zero.
+    """
+    one_period = min(count, period(dtype, world_size))
+    merge = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(op, np.add)
+    wide = _wide(0, world_size, one_period, op)
+    for rank in range(1, world_size):
+        wide = merge(wide, _wide(rank, world_size, one_period, op))
+    target = dtype_of(dtype)
+    if op == "mean" and target.kind in "iu":
+        wide = wide // world_size
+    elif op == "mean":
+        accumulator = np.float64 if dtype == "float64" else np.float32
+        scaled = wide.astype(accumulator) * accumulator(1 / accumulator(world_size))
+        return _repeat(scaled.astype(target), count)
+    return _repeat(wide.astype(target), count)
+
+
+def count_wrong(result: NDArray[Any], expected: NDArray[Any]) -> int:
+    """Number of elements that differ in any bit; all of them when there are too few or many."""
+    if result.size != expected.size or result.dtype != expected.dtype:
+        return expected.size
+    bits = np.dtype(f"u{expected.dtype.itemsize}")
+    return int(np.count_nonzero(result.reshape(-1).view(bits) != expected.view(bits)))
+
+
+def _wide(rank: int, world_size: int, count: int, op: str) -> NDArray[np.int64]:
+    index = np.arange(count, dtype=np.int64)
+    if op == "product":
+        return 1 + (index + rank) % 2
+    return index * world_size + (index + rank) % world_size
+
+
+def _repeat(pattern: NDArray[Any], count: int) -> NDArray[Any]:
+    return np.resize(pattern, count)

@@ -1,0 +1,111 @@
+"""``gradring bench all-reduce``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+NAME = "bench"
+HELP = "measure collectives, check every result, compare with other systems"
+
+WRONG_RESULT = 1
+
+T = TypeVar("T")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what can be measured, and how."""
+    from gradring.bench import plan, systems, values
+
+    kinds = parser.add_subparsers(dest="collective", metavar="COLLECTIVE", required=True)
+    sub = kinds.add_parser(
+        "all-reduce",
+        help="time, algbw and busbw over size",
+        description="Measures all-reduce between ranks of this machine. algbw is bytes over the "
+        "median time in 1e9 bytes/s; busbw is algbw x 2(N-1)/N, what each link carried.",
+        allow_abbrev=False,
+    )
+    sub.add_argument(
+        "--world-size", type=_count, default=2, metavar="N", help="number of ranks (default 2)"
+    )
+    sub.add_argument(
+        "--sizes",
+        type=_usage(plan.parse_sizes),
+        default=plan.DEFAULT_SIZES,
+        help="bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 "
+        "(default %(default)s)",
+    )
+    sub.add_argument("--transport", choices=plan.TRANSPORTS, default="auto")
+    sub.add_argument("--algorithm", choices=plan.ALGORITHMS, default="auto")
+    sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
+    sub.add_argument("--op", choices=values.OPS, default="sum")
+    sub.add_argument(
+        "--iterations",
+        type=_count,
+        metavar="K",
+        help="timed iterations of each system at each size (default: adapted to their time)",
+    )
+    sub.add_argument(
+        "--compare",
+        type=_usage(plan.parse_peers),
+        default=(),
+        metavar="PEERS",
+        help=f"also measure, in turns: {', '.join(systems.PEERS)}",
+    )
+    sub.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to FILE too")
+    sub.add_argument(
+        "--allow-debug", action="store_true", help="measure a build that is not optimised"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures and prints; 1 if a result was wrong or a rank failed."""
+    from gradring.bench.all_reduce import bench_all_reduce
+    from gradring.bench.measurement import write_json
+    from gradring.bench.plan import Plan
+    from gradring.testing import RankFailure
+
+    plan = Plan(
+        world_size=arguments.world_size,
+        sizes=arguments.sizes,
+        dtype=arguments.dtype,
+        op=arguments.op,
+        transport=arguments.transport,
+        algorithm=arguments.algorithm,
+        iterations=arguments.iterations,
+        peers=arguments.compare,
+    )
+    plan.check(allow_debug=arguments.allow_debug)
+    try:
+        measured = bench_all_reduce(plan, lambda line: print(line, flush=True))
+        if arguments.json is not None:
+            write_json(arguments.json, measured)
+    except (RankFailure, OSError) as error:
+        print(f"gradring bench: {error}", file=sys.stderr)
+        return 1
+    wrong = sum(measurement.wrong for measurement in measured)
+    if wrong:
+        print(f"gradring bench: {wrong} elements were wrong; see the last column", file=sys.stderr)
+        return WRONG_RESULT
+    return 0
+
+
+def _usage(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Lets argparse show the message of a ValueError."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)

@@ -1,0 +1,189 @@
+"""``gradring bench all-reduce``: what it accepts and writes, and that it finds wrong results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gradring
+from gradring.bench import all_reduce, plan, rank, values
+from gradring.bench.plan import Plan, format_size, parse_sizes
+from gradring.cli import main
+from gradring.errors import ConfigError
+
+KEYS = [
+    "system",
+    "transport",
+    "algorithm",
+    "world_size",
+    "dtype",
+    "bytes",
+    "iterations",
+    "median_us",
+    "min_us",
+    "p90_us",
+    "algbw_gbps",
+    "busbw_gbps",
+    "wrong",
+]
+BENCH = ("bench", "all-reduce", "--allow-debug")
+
+
+def test_two_ranks_write_one_row_per_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "measured.json"
+    arguments = ("--sizes", "4,4KiB,1MiB", "--iterations", "7", "--json", str(path))
+    assert main([*BENCH, *arguments]) == 0
+    rows = json.loads(path.read_text())
+    assert [list(row) for row in rows] == [KEYS] * 3
+    assert [row["bytes"] for row in rows] == [4, 4096, 1 << 20]
+    for row in rows:
+        assert (row["system"], row["transport"], row["algorithm"]) == ("gradring", "tcp", "ring")
+        assert (row["world_size"], row["dtype"]) == (2, "float32")
+        assert (row["iterations"], row["wrong"]) == (7, 0)
+        assert 0 < row["min_us"] <= row["median_us"] <= row["p90_us"]
+        assert row["algbw_gbps"] == pytest.approx(row["bytes"] / row["median_us"] / 1e3, rel=1e-3)
+        assert row["busbw_gbps"] == row["algbw_gbps"]  # 2(N-1)/N is 1 for two ranks
+    output = capsys.readouterr().out
+    assert "gradring bench all-reduce --world-size 2 --sizes 4B,4KiB,1MiB" in output
+    assert sum("gradring  " in line for line in output.splitlines()) == 3
+
+
+@pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
+def test_three_ranks_find_every_dtype_and_op_right(dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    op = dict(zip(values.LARGEST_INTEGERS, [*values.OPS, "sum", "mean"], strict=True))[dtype]
+    arguments = ("--world-size", "3", "--sizes", "8,24K", "--iterations", "2")
+    code = main([*BENCH, *arguments, "--dtype", dtype, "--op", op, "--json", str(path)])
+    assert code == 0
+    rows = json.loads(path.read_text())
+    assert [(row["dtype"], row["wrong"]) for row in rows] == [(dtype, 0)] * 2
+    for row in rows:
+        assert row["busbw_gbps"] == pytest.approx(row["algbw_gbps"] * 4 / 3, rel=1e-3)
+
+
+def test_a_wrong_result_is_counted_and_ends_with_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def in_this_process(
+        fn: Callable[..., Any], world_size: int, *args: Any, timeout: float
+    ) -> list[Any]:
+        return [fn(*args)]
+
+    def two_wrong(result: Any, expected: Any) -> int:
+        assert result.size == expected.size == 1024
+        return 2
+
+    monkeypatch.setattr(all_reduce, "run_ranks", in_this_process)
+    monkeypatch.setattr(values, "count_wrong", two_wrong)
+    path = tmp_path / "measured.json"
+    arguments = ("--world-size", "1", "--sizes", "4K", "--iterations", "5", "--json", str(path))
+    assert main([*BENCH, *arguments]) == 1
+    (row,) = json.loads(path.read_text())
+    assert row["wrong"] == 2 * (5 + rank.WARM_UP_ITERATIONS)
+    assert "16 elements were wrong" in capsys.readouterr().err
+
+
+def test_one_flipped_bit_is_one_wrong_element() -> None:
+    expected = values.expectation(2, 1000, "sum", "float32")
+    result = expected.copy()
+    assert values.count_wrong(result, expected) == 0
+    result.view("u4")[17] ^= 1
+    assert values.count_wrong(result, expected) == 1
+    assert values.count_wrong(result[:-1], expected) == 1000
+
+
+@pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
+def test_every_element_of_every_rank_can_be_told_apart(dtype: str) -> None:
+    count = values.period(dtype, 3)
+    ranks = [values.contribution(r, 3, count, "sum", dtype).tolist() for r in range(3)]
+    assert len({value for values_of_rank in ranks for value in values_of_rank}) == 3 * count
+    assert max(map(sum, zip(*ranks, strict=True))) <= values.LARGEST_INTEGERS[dtype]
+    assert count % 2 == 1
+
+
+def test_values_and_expectations_are_what_arithmetic_says() -> None:
+    assert values.contribution(0, 2, 3, "sum", "int32").tolist() == [0, 3, 4]
+    assert values.contribution(1, 2, 3, "sum", "int32").tolist() == [1, 2, 5]
+    assert values.expectation(2, 3, "sum", "float32").tolist() == [1, 5, 9]
+    assert values.expectation(2, 3, "mean", "float16").tolist() == [0.5, 2.5, 4.5]
+    assert values.expectation(2, 3, "mean", "int64").tolist() == [0, 2, 4]
+    assert values.expectation(2, 3, "max", "uint8").tolist() == [1, 3, 5]
+    assert values.expectation(3, 3, "product", "bfloat16").tolist() == [2, 4, 2]
+
+
+def test_sizes_are_bytes_or_powers_of_1024() -> None:
+    assert parse_sizes("4, 4B,64K,64KiB,1 MiB,2g") == (4, 4, 65536, 65536, 1 << 20, 2 << 30)
+    assert [format_size(size) for size in (4, 1536, 65536, 100 << 20, 1 << 30)] == [
+        "4 B",
+        "1536 B",
+        "64 KiB",
+        "100 MiB",
+        "1 GiB",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "4KB", "1.5MiB", "-4", "64Ki B", "4,,8", "0", "many"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_sizes(text)
+
+
+def test_an_unknown_peer_is_answered_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*BENCH, "--compare", "tensorflow,horses"])
+    assert ended.value.code == 2
+    assert "no peer 'horses' to compare with; known: tensorflow" in capsys.readouterr().err
+
+
+def test_a_peer_that_is_not_installed_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main([*BENCH, "--compare", "tensorflow"]) == 2
+    error = capsys.readouterr().err
+    assert "tensorflow is not installed here; run: pip install 'gradring[tensorflow]'" in error
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Plan(2, (4,), "float64"), "4 B is no whole number of float64 elements of 8 bytes"),
+        (Plan(10, (4,), "uint8"), "not exact in uint8; use a wider dtype or fewer ranks"),
+    ],
+)
+def test_plans_that_cannot_be_measured_are_refused(wrong: Plan, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wrong.check(allow_debug=True)
+
+
+def test_a_debug_build_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    debug = {**gradring.build_info(), "debug": True}
+    monkeypatch.setattr(plan, "build_info", lambda: debug)
+    with pytest.raises(ConfigError, match="debug build"):
+        Plan(2, (4,)).check()
+    Plan(2, (4,)).check(allow_debug=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_tensorflow_is_measured_in_the_same_run_and_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "measured.json"
+    arguments = ("--sizes", "4,64KiB", "--iterations", "3", "--compare", "tensorflow")
+    assert main([*BENCH, *arguments, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())
+    systems = ["gradring", "tensorflow-strategy", "tensorflow-raw", "gradring-op"]
+    assert [row["system"] for row in rows] == systems * 2
+    assert [row["wrong"] for row in rows] == [0] * 8
+    last_lines = capsys.readouterr().out.splitlines()[-2:]
+    assert [line.split(": gradring ")[0] for line in last_lines] == ["4 B", "64 KiB"]
+    assert all(line.count("x)") == 3 for line in last_lines)
