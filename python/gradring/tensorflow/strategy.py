@@ -11,6 +11,8 @@ from gradring.tensorflow import bucketing, cluster, compat
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.failures import typed_errors
+from gradring.tensorflow.keras_gradients import name_keras_gradients
+from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast
 
 
@@ -205,6 +207,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return not self._has_one_replica
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        name_keras_gradients()
         if not self._has_one_replica:
             return super()._call_for_each_replica(fn, args, kwargs)
         context = compat.ReplicaContext(
@@ -231,8 +234,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
                 if self._num_workers == 1:
                     return value
-                name = f"initial value of {kwargs.get('name') or 'a variable'}"
-                return broadcast(value, 0, name, self._communicator)
+                label = initial_value_of(kwargs.get("name"))
+                return broadcast(value, 0, label, self._communicator)
 
         return initial_value
 
