@@ -211,20 +211,29 @@ def _all_reduce_dense(
 
 
 def _all_reduce_sparse(value: Any, op: str, label: str, communicator: Communicator) -> Any:
-    """Every rank's rows, one after another; rows of one index add up where they are applied."""
+    """The sum of every rank's rows; no index occurs twice.
+
+    Optimizers rely on that: Keras' Adam squares row by row, so it would square the summands.
+    """
     if op not in ("sum", "mean"):
         raise ValueError(
             f"{label}: op={op!r} does not exist for tf.IndexedSlices; "
             "use tf.convert_to_tensor to make it dense"
         )
-    # Sum the rows of one index before they travel.
-    indices, segments = tf.unique(tf.convert_to_tensor(value.indices))
-    values = tf.math.unsorted_segment_sum(value.values, segments, tf.size(indices))
+    # Fewer rows travel when those of one index have been added up.
+    values, indices = _without_duplicates(value.values, tf.convert_to_tensor(value.indices))
     values = all_gather(values, f"{label}/values", communicator)
+    indices = all_gather(indices, f"{label}/indices", communicator)
+    values, indices = _without_duplicates(values, indices)
     if op == "mean":
         values /= tf.cast(communicator.world_size, values.dtype)
-    indices = all_gather(indices, f"{label}/indices", communicator)
     return tf.IndexedSlices(values, indices, value.dense_shape)
+
+
+def _without_duplicates(values: Any, indices: Any) -> tuple[Any, Any]:
+    """The rows of one index added up; an index keeps its first place."""
+    unique, segments = tf.unique(indices)
+    return tf.math.unsorted_segment_sum(values, segments, tf.size(unique)), unique
 
 
 def _entry(tensor: Any) -> bucketing.Entry:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from gradring.communicator import Communicator
-from gradring.tensorflow import bucketing, cluster, compat
+from gradring.tensorflow import bucketing, cluster, compat, compat_keras
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.ops import broadcast
@@ -75,10 +75,16 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             ),
         )
 
+    def scope(self) -> Any:
+        """Variables made inside belong to the strategy; see `tf.distribute.Strategy.scope`."""
+        compat_keras.repair()
+        return super().scope()
+
     def run(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
         """Runs `fn` once per local replica; see `tf.distribute.Strategy.run`."""
+        compat_keras.repair()
         with typed_errors():
             return super().run(fn, args, kwargs, options)
 
