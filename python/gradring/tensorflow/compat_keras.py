@@ -7,11 +7,8 @@ original as its first argument. It is used only under our strategy; elsewhere th
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +35,7 @@ _repaired = False
 def repair() -> None:
     """Repairs Keras 3 if it has been imported and has not been repaired."""
     global _repaired
-    keras = sys.modules.get("keras")
+    keras: Any = sys.modules.get("keras")
     # Without this attribute it is still being imported.
     if _repaired or not hasattr(keras, "callbacks"):
         return
@@ -50,12 +47,11 @@ def repair() -> None:
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
     _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
-    checkpoint, backup = callbacks.ModelCheckpoint, callbacks.BackupAndRestore
-    _replace(checkpoint, "_should_save_model", _should_save_checkpoint, _trains_under_ours)
-    _replace(checkpoint, "_save_model", _save_checkpoint, _trains_under_ours)
-    _replace(backup, "on_train_begin", _restore_backup, _trains_under_ours)
-    _replace(backup, "_save_model", _save_backup, _trains_under_ours)
-    _replace(backup, "on_train_end", _remove_backup, _trains_under_ours)
+    backup = callbacks.BackupAndRestore
+    _replace(callbacks.ModelCheckpoint, "_save_model", _on_chief, _trains_under_ours)
+    _replace(backup, "on_train_begin", _restore, _trains_under_ours)
+    _replace(backup, "_save_model", _on_chief, _trains_under_ours)
+    _replace(backup, "on_train_end", _on_chief, _trains_under_ours)
 
 
 def _replace(
@@ -152,78 +148,39 @@ def _normalise(
     return outputs
 
 
-# Callbacks: all ranks take part, because a model's metrics are summed when they are read; the chief
-# alone touches the files that the user has named.
+# Callbacks: workers have the same state, so the chief alone saves it, as under `tf_keras`
 
 
-def _should_save_checkpoint(original: Callable[..., Any], callback: Any, *args: Any) -> bool:
-    """The chief's decision: it may depend on files that only the chief sees."""
-    return bool(_from_chief(callback, int(bool(original(callback, *args)))))
+def _on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Touches files on the chief only; nobody goes on until it is done.
 
-
-def _save_checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kw: Any) -> None:
-    path = callback.filepath
-    with _scratch_directory(callback) as directory:
-        if directory is not None:
-            callback.filepath = os.path.join(directory, os.path.basename(path))
-        try:
-            original(callback, *args, **kw)
-        finally:
-            callback.filepath = path
-    _barrier(callback)
-
-
-def _save_backup(original: Callable[..., Any], callback: Any) -> None:
-    with _scratch_directory(callback) as directory:
-        if directory is None:
-            original(callback)
-        else:
-            callback.model.save_weights(os.path.join(directory, "unused.weights.h5"))
-    _barrier(callback)
-
-
-def _restore_backup(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
-    """The chief loads the backup, and the others receive what it has loaded."""
-    model = callback.model
-    paths = (callback._weights_path, callback._prev_weights_path)
-    if not _from_chief(callback, int(any(tf.io.gfile.exists(path) for path in paths))):
-        return
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    communicator = _communicator(model.distribute_strategy)
+    Several workers that write one file, or remove one directory, get in each other's way.
+    """
+    communicator = _communicator(callback.model.distribute_strategy)
     assert communicator is not None
     if communicator.rank == 0:
-        original(callback, logs)
-    state = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-    broadcast_variables(state, 0, communicator)
-    model._initial_epoch = _from_chief(callback, model._initial_epoch or 0)
-
-
-def _remove_backup(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
-    communicator = _communicator(callback.model.distribute_strategy)
-    if communicator is not None and communicator.rank == 0:
-        original(callback, logs)
-    _barrier(callback)
-
-
-def _scratch_directory(callback: Any) -> contextlib.AbstractContextManager[str | None]:
-    """None on the chief; elsewhere a directory that is removed with what was saved in it."""
-    communicator = _communicator(callback.model.distribute_strategy)
-    if communicator is None or communicator.rank == 0:
-        return contextlib.nullcontext()
-    return tempfile.TemporaryDirectory(prefix="gradring-unused-checkpoint-")
-
-
-def _from_chief(callback: Any, value: int) -> int:
-    communicator = _communicator(callback.model.distribute_strategy)
-    assert communicator is not None
-    array = np.array([value], np.int64)
-    communicator.broadcast(array)
-    return int(array[0])
-
-
-def _barrier(callback: Any) -> None:
-    communicator = _communicator(callback.model.distribute_strategy)
-    assert communicator is not None
+        original(callback, *args, **kwargs)
     communicator.barrier()
+
+
+def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
+    """The chief loads its backup, and the others receive what it has loaded."""
+    model, optimizer = callback.model, callback.model.optimizer
+    communicator = _communicator(model.distribute_strategy)
+    assert communicator is not None
+
+    def from_chief(value: int) -> int:
+        array = np.array([value], np.int64)
+        communicator.broadcast(array, name="BackupAndRestore")
+        return int(array[0])
+
+    paths = (callback._weights_path, callback._prev_weights_path)
+    if not from_chief(any(tf.io.gfile.exists(path) for path in paths)):
+        return
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    if communicator.rank == 0:
+        original(callback, logs)
+    variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
+    broadcast_variables(variables, 0, communicator)
+    model._initial_epoch = from_chief(model._initial_epoch or 0)
