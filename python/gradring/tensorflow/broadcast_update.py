@@ -15,6 +15,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.tensorflow.dtypes import as_native_bits
 from gradring.tensorflow.failures import typed_errors
+from gradring.tensorflow.naming import Label
 from gradring.tensorflow.start_wait import start, wait
 
 CHIEF = 0
@@ -127,7 +128,7 @@ def _broadcast(values: list[Any], label: str, communicator: Communicator) -> lis
         start(
             [encoded[i][0] for i in positions],
             communicator,
-            f"{label}/{dtype.name}",
+            Label.of(f"{label}/{dtype.name}"),
             collective="broadcast",
             root=CHIEF,
         )

@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 from gradring.communicator import Communicator
-from gradring.tensorflow import bucketing, cluster, compat
+from gradring.tensorflow import bucketing, cluster, compat, compat_keras
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.failures import typed_errors
-from gradring.tensorflow.keras_gradients import name_keras_gradients
 from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast
 
@@ -78,10 +77,16 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             ),
         )
 
+    def scope(self) -> Any:
+        """Variables made inside belong to the strategy; see `tf.distribute.Strategy.scope`."""
+        compat_keras.repair()
+        return super().scope()
+
     def run(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
         """Runs `fn` once per local replica; see `tf.distribute.Strategy.run`."""
+        compat_keras.repair()
         with typed_errors():
             return super().run(fn, args, kwargs, options)
 
@@ -207,7 +212,6 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return not self._has_one_replica
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        name_keras_gradients()
         if not self._has_one_replica:
             return super()._call_for_each_replica(fn, args, kwargs)
         context = compat.ReplicaContext(
