@@ -1,52 +1,147 @@
-"""`model.fit` of Keras 3 under the strategy."""
+"""`model.fit` of Keras 3 with validation, metrics and callbacks; MWMS cannot run it."""
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from keras_models import BATCH, compiled, dataset, samples, state_of, strategy_of
 from tf_worker import join
 
-from gradring.testing import run_ranks
+from gradring.testing import RankFailure, run_ranks
+
+EPOCHS = 4
+DIES_IN_EPOCH = 2
 
 
-def fit() -> Any:
+def fit(directory: str) -> Any:
     import keras
 
-    import tensorflow as tf
-    from gradring.tensorflow import CustomCollectiveStrategy
+    with join() as comm:
+        keras.utils.set_random_seed(comm.rank + 1)
+        strategy = strategy_of(comm)
+        model = compiled(strategy, "mlp", "Adam")
+        best = os.path.join(directory, f"rank-{comm.rank}.keras")
+        x, _ = samples()
+        history = model.fit(
+            dataset(),
+            epochs=EPOCHS,
+            verbose=0,
+            validation_data=dataset(count=2 * BATCH),
+            callbacks=[
+                keras.callbacks.ModelCheckpoint(best, monitor="val_loss", save_best_only=True),
+                # No accuracy is above two, so patience ends the training early.
+                keras.callbacks.EarlyStopping("val_accuracy", baseline=2.0, patience=EPOCHS - 1),
+            ],
+        ).history
+        scores = model.evaluate(dataset(), verbose=0, return_dict=True)
+        predicted = model.predict(dataset(), verbose=0)
+        loaded = keras.models.load_model(os.path.join(directory, "rank-0.keras"), compile=False)
+        return {
+            "history": history,
+            "weights": state_of(model, model.optimizer)["weights"],
+            "scores": scores,
+            # Replicas' parts of a batch come in another order; the set is the same.
+            "predicted": np.sort(predicted, axis=0),
+            "direct": np.sort(np.asarray(model(x)), axis=0),
+            "loaded": [np.asarray(weight) for weight in loaded.get_weights()],
+            "files": sorted(os.listdir(directory)),
+        }
+
+
+def resumed(directory: str, dies: bool) -> Any:
+    """Trains with a backup; the last rank may kill itself in an epoch."""
+    import keras
+
+    class Death(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if dies and epoch == DIES_IN_EPOCH and comm.rank == comm.world_size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     with join() as comm:
-        strategy = CustomCollectiveStrategy(communicator=comm)
         keras.utils.set_random_seed(comm.rank + 1)
-        with strategy.scope():
-            model = keras.Sequential(
-                [
-                    keras.layers.Input((8,)),
-                    keras.layers.Dense(16, activation="relu"),
-                    keras.layers.Dense(3),
-                ]
-            )
-            model.compile(
-                "adam",
-                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                metrics=["accuracy"],
-            )
-        draw = np.random.default_rng(0)
-        x = draw.normal(size=(256, 8)).astype(np.float32)
-        y = draw.integers(0, 3, 256)
-        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
-        history = model.fit(dataset, epochs=3, verbose=0, validation_data=dataset).history
-        predicted = model.predict(dataset, verbose=0)
-        return history, [np.asarray(weight) for weight in model.get_weights()], predicted.shape
+        model = compiled(strategy_of(comm), "mlp", "Adam")
+        # Only the chief's directory counts: hosts need not share a file system.
+        backup = os.path.join(directory, f"rank-{comm.rank}")
+        callbacks = [keras.callbacks.BackupAndRestore(backup), Death()]
+        history = model.fit(dataset(), epochs=EPOCHS, verbose=0, callbacks=callbacks)
+        return {**state_of(model, model.optimizer), "epochs": history.epoch}
 
 
-def test_fit_trains_two_workers_as_one_process() -> None:
-    first, second = run_ranks(fit, 2)
-    (alone,) = run_ranks(fit, 1)
-    for mine, theirs, expected in zip(first[1], second[1], alone[1], strict=True):
-        assert mine.tobytes() == theirs.tobytes()
-        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-5)
-    assert first[0] == second[0]
-    for name, values in alone[0].items():
-        assert first[0][name] == pytest.approx(values, abs=1e-5), name
-    assert first[2] == alone[2] == (256, 3)
+def under_mwms(addresses: list[str]) -> str:
+    """The same training with TensorFlow's own strategy; returns what it raises."""
+    import json
+
+    os.environ["TF_CONFIG"] = json.dumps(
+        {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": int(os.environ["GRADRING_RANK"])},
+        }
+    )
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    model = compiled(strategy, "mlp", "Adam")
+    try:
+        model.fit(dataset(), verbose=0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_ranks(fit, 1, str(tmp_path_factory.mktemp("alone")))[0]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_fit_trains_workers_as_one_process(alone: Any, world_size: int, tmp_path: Path) -> None:
+    workers = run_ranks(fit, world_size, str(tmp_path))
+    first = workers[0]
+    for worker in workers:
+        for part in ("weights", "loaded"):
+            for mine, theirs in zip(first[part], worker[part], strict=True):
+                assert mine.tobytes() == theirs.tobytes(), part
+        assert worker["history"] == first["history"]
+        assert worker["scores"] == first["scores"]
+        # The chief alone writes checkpoints.
+        assert worker["files"] == ["rank-0.keras"]
+    for part in ("weights", "loaded"):
+        for ours, expected in zip(first[part], alone[part], strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5, err_msg=part)
+    assert len(first["history"]["loss"]) == EPOCHS - 1
+    assert first["history"].keys() == alone["history"].keys()
+    for name, values in alone["history"].items():
+        assert first["history"][name] == pytest.approx(values, abs=1e-5), name
+    for name, value in alone["scores"].items():
+        assert first["scores"][name] == pytest.approx(value, abs=1e-5), name
+    np.testing.assert_allclose(first["predicted"], first["direct"], atol=1e-6)
+
+
+def test_a_killed_training_resumes_from_the_chiefs_backup(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure):
+        run_ranks(resumed, 2, str(tmp_path), True)
+    assert (tmp_path / "rank-0").is_dir()
+    assert not (tmp_path / "rank-1").exists()
+    (tmp_path / "rank-1").mkdir()
+    resumed_workers = run_ranks(resumed, 2, str(tmp_path), False)
+    assert [worker["epochs"] for worker in resumed_workers] == [list(range(2, EPOCHS))] * 2
+    # The chief removes its backup, and nobody touches what another rank has at its path.
+    assert not (tmp_path / "rank-0").exists()
+    assert (tmp_path / "rank-1").is_dir()
+    uninterrupted = run_ranks(resumed, 2, str(tmp_path), False)[0]
+    for worker in resumed_workers:
+        for part in ("weights", "optimizer"):
+            for mine, theirs in zip(worker[part], uninterrupted[part], strict=True):
+                assert mine.tobytes() == theirs.tobytes(), part
+
+
+def test_the_same_fit_fails_under_mwms() -> None:
+    from gradring.launch.ports import free_ports
+
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    raised = run_ranks(under_mwms, 2, addresses)
+    for message in raised:
+        assert "PerReplica" in message

@@ -1,0 +1,197 @@
+"""Repairs of Keras 3 under `CustomCollectiveStrategy`; the only file that replaces Keras' code.
+
+Keras decides and computes some things from one replica's gradients or batch that depend on those of
+all replicas. Each function that `repair` names stands in for one method of Keras and gets the
+original as its first argument. It is used only under our strategy; elsewhere the original runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tensorflow as tf
+from gradring.communicator import Communicator
+from gradring.tensorflow.naming import gradients_of
+from gradring.tensorflow.ops import broadcast_variables
+
+#: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
+_STATISTICS = (
+    "moving_mean",
+    "moving_variance",
+    "moving_stddev",
+    "renorm_mean",
+    "renorm_stddev",
+)
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+_repaired = False
+
+
+def repair() -> None:
+    """Repairs Keras 3 if it has been imported and has not been repaired."""
+    global _repaired
+    keras: Any = sys.modules.get("keras")
+    # Without this attribute it is still being imported.
+    if _repaired or not hasattr(keras, "callbacks"):
+        return
+    _repaired = True
+    if keras.backend.backend() != "tensorflow":
+        return
+    optimizers, callbacks = keras.optimizers, keras.callbacks
+    _replace(optimizers.Optimizer, "_clip_gradients", _clip_gradients, _in_our_replica)
+    _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
+    _replace(optimizers.Optimizer, "_backend_update_step", _name_gradients, _in_our_replica)
+    _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
+    _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
+    backup = callbacks.BackupAndRestore
+    _replace(callbacks.ModelCheckpoint, "_save_model", _on_chief, _trains_under_ours)
+    _replace(backup, "on_train_begin", _restore, _trains_under_ours)
+    _replace(backup, "_save_model", _on_chief, _trains_under_ours)
+    _replace(backup, "on_train_end", _on_chief, _trains_under_ours)
+
+
+def _replace(
+    owner: Any, name: str, stand_in: Callable[..., Any], applies: Callable[[Any], bool]
+) -> None:
+    original = getattr(owner, name)
+
+    # Keras reads the signature of layers' `call`.
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if applies(self):
+            return stand_in(original, self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, tf.autograph.experimental.do_not_convert(method))
+
+
+def _in_our_replica(_: Any) -> bool:
+    """Whether the code runs inside `CustomCollectiveStrategy.run`."""
+    context = tf.distribute.get_replica_context()
+    return context is not None and _communicator(context.strategy) is not None
+
+
+def _trains_under_ours(callback: Any) -> bool:
+    return _communicator(callback.model.distribute_strategy) is not None
+
+
+def _communicator(strategy: Any) -> Communicator | None:
+    found = getattr(strategy, "communicator", None)
+    return found if isinstance(found, Communicator) else None
+
+
+# Optimizers
+
+
+class _Reduced(list[Any]):
+    """Gradients that are the sum over all replicas already."""
+
+
+def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+    """Clips the sum of all replicas' gradients, as one process would; Keras clips each summand."""
+    if not (optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue):
+        return original(optimizer, gradients)
+    present = [gradient for gradient in gradients if gradient is not None]
+    reduced = iter(tf.distribute.get_replica_context().all_reduce(_SUM, present))
+    complete = [None if gradient is None else next(reduced) for gradient in gradients]
+    return _Reduced(original(optimizer, complete))
+
+
+def _update_step(
+    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
+) -> Any:
+    """Does not reduce again what was reduced to be clipped."""
+    if not isinstance(gradients, _Reduced):
+        return original(optimizer, gradients, variables, rate)
+    native = [getattr(variable, "value", variable) for variable in variables]
+    return tf.__internal__.distribute.interim.maybe_merge_call(
+        optimizer._distributed_tf_update_step,
+        tf.distribute.get_strategy(),
+        list(zip(gradients, native, strict=True)),
+        rate,
+    )
+
+
+def _name_gradients(
+    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
+) -> Any:
+    """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
+    pairs = zip(gradients, variables, strict=True)
+    with gradients_of([variable for gradient, variable in pairs if gradient is not None]):
+        return original(optimizer, gradients, variables, rate)
+
+
+def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+    """Whether all replicas' gradients are finite, so that all of them skip the same steps."""
+    overflowed = tf.cast(tf.logical_not(original(optimizer, gradients)), tf.int32)
+    return tf.equal(tf.distribute.get_replica_context().all_reduce(_SUM, overflowed), 0)
+
+
+# Batch normalisation
+
+
+def _normalise(
+    original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Keeps the moving statistics of unsynchronised layers equal: the mean over the replicas.
+
+    The batch is still normalised with its replica's own mean and variance. Empty batches, which a
+    replica gets when its data has ended early, do not count.
+    """
+    outputs = original(layer, inputs, *args, **kwargs)
+    training = args[0] if args else kwargs.get("training")
+    if not training or not layer.trainable or layer.synchronized:
+        return outputs
+    variables = [v for v in (getattr(layer, name, None) for name in _STATISTICS) if v is not None]
+    is_empty = tf.equal(tf.size(inputs), 0)
+    own = [tf.convert_to_tensor(variable) for variable in variables]
+    counted = [tf.where(is_empty, tf.zeros_like(value), value) for value in own]
+    weight = tf.where(is_empty, 0.0, 1.0)
+    *sums, count = tf.distribute.get_replica_context().all_reduce(_SUM, [*counted, weight])
+    for variable, total in zip(variables, sums, strict=True):
+        variable.assign(total / tf.cast(count, total.dtype))
+    return outputs
+
+
+# Callbacks: workers have the same state, so the chief alone saves it, as under `tf_keras`
+
+
+def _on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Touches files on the chief only; nobody goes on until it is done.
+
+    Several workers that write one file, or remove one directory, get in each other's way.
+    """
+    communicator = _communicator(callback.model.distribute_strategy)
+    assert communicator is not None
+    if communicator.rank == 0:
+        original(callback, *args, **kwargs)
+    communicator.barrier()
+
+
+def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
+    """The chief loads its backup, and the others receive what it has loaded."""
+    model, optimizer = callback.model, callback.model.optimizer
+    communicator = _communicator(model.distribute_strategy)
+    assert communicator is not None
+
+    def from_chief(value: int) -> int:
+        array = np.array([value], np.int64)
+        communicator.broadcast(array, name="BackupAndRestore")
+        return int(array[0])
+
+    paths = (callback._weights_path, callback._prev_weights_path)
+    if not from_chief(any(tf.io.gfile.exists(path) for path in paths)):
+        return
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    if communicator.rank == 0:
+        original(callback, logs)
+    variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
+    broadcast_variables(variables, 0, communicator)
+    model._initial_epoch = from_chief(model._initial_epoch or 0)

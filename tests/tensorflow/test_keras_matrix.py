@@ -1,0 +1,54 @@
+"""Every way of training x optimizer x model: two workers against one process without a strategy."""
+
+import itertools
+from typing import Any
+
+import pytest
+from keras_models import (
+    MODELS,
+    OPTIMIZERS,
+    assert_trained_alike,
+    strategy_of,
+    train_by_fit,
+    train_by_loop,
+)
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+CASES = list(itertools.product(("fit", "loop"), OPTIMIZERS, MODELS))
+
+#: Of float32 weights, after twelve steps.
+TOLERANCE = 1e-5
+#: A float16 layer rounds the sum over a batch; the sum over two halves rounds elsewhere.
+FLOAT16_TOLERANCE = 1e-3
+
+
+def train_all() -> Any:
+    import keras
+
+    results = {}
+    with join() as comm:
+        for way, optimizer, kind in CASES:
+            keras.backend.clear_session()
+            # Different seeds: only the chief's initial values may count.
+            keras.utils.set_random_seed(comm.rank + 1)
+            train = train_by_fit if way == "fit" else train_by_loop
+            results[way, optimizer, kind] = train(strategy_of(comm), kind, optimizer)
+    return results
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    workers = run_ranks(train_all, 2, timeout=240)
+    (alone,) = run_ranks(train_all, 1, timeout=240)
+    return workers, alone
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_two_workers_of_different_seeds_train_as_one_process(
+    trained: Any, case: tuple[str, str, str]
+) -> None:
+    workers, alone = trained
+    tolerance = FLOAT16_TOLERANCE if "mixed precision" in case else TOLERANCE
+    assert_trained_alike([worker[case] for worker in workers], alone[case], tolerance)

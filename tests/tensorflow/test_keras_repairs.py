@@ -1,0 +1,169 @@
+"""What Keras 3 does from one replica's gradients or batch is done from those of all.
+
+Each test fails when its repair in `compat_keras.py` is removed.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_models import (
+    BATCH,
+    assert_trained_alike,
+    compiled,
+    samples,
+    state_of,
+    strategy_of,
+    train_by_fit,
+)
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+TOLERANCE = 1e-5
+
+#: Arguments of `train_by_fit`. The clips are well below the gradients, so that they matter.
+CASES: dict[str, dict[str, Any]] = {
+    "clipnorm": {"kind": "mlp", "optimizer": "SGD", "clipnorm": 0.05},
+    "global_clipnorm": {"kind": "mlp", "optimizer": "SGD", "global_clipnorm": 0.05},
+    "clipvalue": {"kind": "mlp", "optimizer": "SGD", "clipvalue": 0.01},
+    "clipnorm of an embedding": {"kind": "embedding", "optimizer": "SGD", "clipnorm": 0.05},
+    "accumulation": {"kind": "mlp", "optimizer": "Adam", "gradient_accumulation_steps": 3},
+    "accumulation, clipped": {
+        "kind": "mlp",
+        "optimizer": "SGD",
+        "gradient_accumulation_steps": 3,
+        "global_clipnorm": 0.05,
+    },
+    "EMA": {
+        "kind": "mlp",
+        "optimizer": "SGD",
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 5,
+    },
+    "steps_per_execution": {
+        "kind": "mlp",
+        "optimizer": "Adam",
+        "run": {"steps_per_execution": 5},
+    },
+    "run_eagerly": {"kind": "mlp", "optimizer": "Adam", "run": {"run_eagerly": True}},
+}
+
+
+def train_all() -> Any:
+    import keras
+
+    results = {}
+    with join() as comm:
+        for name, arguments in CASES.items():
+            keras.backend.clear_session()
+            keras.utils.set_random_seed(comm.rank + 1)
+            results[name] = train_by_fit(strategy_of(comm), **arguments)
+        for train in (overflow, on_batches, plain_normalisation):
+            keras.backend.clear_session()
+            keras.utils.set_random_seed(comm.rank + 1)
+            results[train.__name__] = train(comm)
+        if comm.world_size > 1:
+            results["empty batch"] = empty_batch(comm)
+    return results
+
+
+def overflow(comm: Any) -> Any:
+    """One sample of the second of four steps, in the last worker's part, overflows."""
+    import tensorflow as tf
+
+    x, y = samples(count=4 * BATCH)
+    x[2 * BATCH - 1] = 3e38
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    model = compiled(strategy_of(comm), "mixed precision", "SGD momentum")
+    model.fit(data, verbose=0)
+    return {
+        **state_of(model, model.optimizer),
+        "logs": {},
+        "scale": float(model.optimizer.dynamic_scale.numpy()),
+        "steps": int(model.optimizer.iterations.numpy()),
+    }
+
+
+def on_batches(comm: Any) -> Any:
+    """`train_on_batch` with each rank's own part, and what the model predicts and scores then."""
+    model = compiled(strategy_of(comm), "mlp", "Adam")
+    x, y = samples()
+    share = BATCH // comm.world_size
+    logs = []
+    for step in range(4):
+        start = step * BATCH + comm.rank * share
+        mine = slice(start, start + share)
+        logs.append(model.train_on_batch(x[mine], y[mine], return_dict=True)["loss"])
+    return {**state_of(model, model.optimizer), "logs": {"loss": [float(v) for v in logs]}}
+
+
+def plain_normalisation(comm: Any) -> Any:
+    """One step and then three more of a layer that is not synchronised."""
+    import tensorflow as tf
+
+    model = compiled(strategy_of(comm), "plain BN", "SGD")
+    statistics = model.layers[1]
+    x, y = samples(count=4 * BATCH)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    model.fit(data.take(1), verbose=0)
+    after_one = np.asarray(statistics.moving_mean)
+    model.fit(data.skip(1), verbose=0)
+    return {"after one": after_one, **state_of(model, model.optimizer)}
+
+
+def empty_batch(comm: Any) -> Any:
+    """Rank 1 has run out of data."""
+    import keras
+
+    import tensorflow as tf
+
+    strategy = strategy_of(comm)
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.0)
+        layer.build((None, 2))
+    batch = tf.constant([[1.0, 2.0], [3.0, 6.0]])[: 2 if comm.rank == 0 else 0]
+    strategy.run(tf.function(lambda: layer(batch, training=True)))
+    return np.asarray(layer.moving_mean).tolist(), np.asarray(layer.moving_variance).tolist()
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    workers = run_ranks(train_all, 2, timeout=240)
+    (alone,) = run_ranks(train_all, 1, timeout=240)
+    return workers, alone
+
+
+@pytest.mark.parametrize("case", [*CASES, "on_batches"])
+def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
+    workers, alone = trained
+    assert_trained_alike([worker[case] for worker in workers], alone[case], TOLERANCE)
+
+
+def test_all_workers_skip_a_step_in_which_one_overflows(trained: Any) -> None:
+    workers, alone = trained
+    results = [worker["overflow"] for worker in workers]
+    for result in [*results, alone["overflow"]]:
+        assert (result["steps"], result["scale"]) == (3, 2.0**14)
+    assert_trained_alike(results, alone["overflow"], 1e-3)
+    assert all(np.isfinite(weight).all() for weight in results[0]["weights"])
+
+
+def test_statistics_of_plain_batch_normalisation_are_the_mean_over_the_workers(
+    trained: Any,
+) -> None:
+    (first, second), alone = trained
+    first, second = first["plain_normalisation"], second["plain_normalisation"]
+    for part in ("weights", "optimizer"):
+        for mine, theirs in zip(first[part], second[part], strict=True):
+            assert mine.tobytes() == theirs.tobytes()
+    # Afterwards the weights differ: each worker normalises its own half of the batch.
+    expected = alone["plain_normalisation"]["after one"]
+    np.testing.assert_allclose(first["after one"], expected, rtol=0, atol=1e-6)
+
+
+def test_an_empty_batch_does_not_count_in_the_statistics(trained: Any) -> None:
+    workers, _ = trained
+    for worker in workers:
+        assert worker["empty batch"] == ([2.0, 4.0], [1.0, 4.0])
