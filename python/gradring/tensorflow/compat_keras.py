@@ -39,7 +39,6 @@ def repair() -> None:
     # Without this attribute it is still being imported.
     if _repaired or not hasattr(keras, "callbacks"):
         return
-    _repaired = True
     if keras.backend.backend() != "tensorflow":
         return
     optimizers, callbacks = keras.optimizers, keras.callbacks
@@ -52,6 +51,7 @@ def repair() -> None:
     _replace(backup, "on_train_begin", _restore, _trains_under_ours)
     _replace(backup, "_save_model", _on_chief, _trains_under_ours)
     _replace(backup, "on_train_end", _on_chief, _trains_under_ours)
+    _repaired = True
 
 
 def _replace(
