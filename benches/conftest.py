@@ -28,6 +28,10 @@ PEER_END_S = 30
 RESULTS = Path(__file__).parent / "results"
 
 
+LOAD_AT_START = machine.load()
+"""Of the machine before anything is measured; tells whether others were using it."""
+
+
 @pytest.fixture(scope="session")
 def bench() -> Iterator[peer_rank.Bench]:
     """This process as rank 0; rank 1 is a process of its own that follows."""
@@ -86,6 +90,7 @@ def _record(measured: list[Measurement]) -> Path:
     record = {
         "date": f"{now:%Y-%m-%d %H:%M %Z}",
         "machine": machine.machine(),
+        "load_at_start": LOAD_AT_START,
         "versions": machine.versions(["tensorflow"]),
         "command": "make bench",
         "measurements": [asdict(measurement) for measurement in measured],

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Signals mean what they mean in a terminal, also when the tests run in the background.
+
+    Shells start background commands, and nohup starts all, with some signals ignored, and every
+    process that a test starts would inherit that.
+    """
+    for signum, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGQUIT, signal.SIG_DFL),
+    ):
+        if signal.getsignal(signum) == signal.SIG_IGN:
+            signal.signal(signum, usual)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,11 +2,14 @@ from typing import Any, TypedDict, final, type_check_only
 
 from numpy.typing import NDArray
 
+from gradring.errors import GradringError
+
 __all__ = [
     "Communicator",
     "Work",
     "build_info",
     "tensorflow_counters",
+    "tensorflow_failure",
     "tensorflow_register",
 ]
 
@@ -19,6 +22,7 @@ class BuildInfo(TypedDict):
 def build_info() -> BuildInfo: ...
 def tensorflow_register() -> None: ...
 def tensorflow_counters() -> dict[str, int]: ...
+def tensorflow_failure(message: str) -> GradringError | None: ...
 
 @final
 class Work:

@@ -21,6 +21,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "RendezvousError",
+    "SaveError",
 ]
 
 
@@ -85,3 +86,7 @@ class AbortedError(GradringError, RuntimeError):
 
 class ProtocolError(GradringError, RuntimeError):
     """Bytes arrived that no correct peer sends, or the engine itself failed."""
+
+
+class SaveError(GradringError, OSError):
+    """A rank could not save a model or a checkpoint; raised on all of them."""

@@ -23,7 +23,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
     assert cli.main(["demo", "--report", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "TensorFlow and matplotlib are missing" in said
-    assert "pip install gradring[demo]" in said
+    assert "pip install 'gradring[demo]'" in said
     assert "scikit-learn" not in said
 
 

@@ -63,6 +63,14 @@ def test_the_comparison_states_the_ratio_and_no_speed_up() -> None:
     assert "ratio of 0.89 shows overhead, not scaling" in said
 
 
+def test_a_busy_machine_is_mentioned_and_an_idle_one_is_not() -> None:
+    assert "with care" not in tables.comparison(results(), None)
+    busy = {"gradring": 0.4, "single process": 0.0}
+    said = " ".join(tables.comparison(results(others=busy), None).split())
+    assert "with care" in said
+    assert "gradring 40%, single process 0%" in said
+
+
 def test_a_missing_comparison_is_explained() -> None:
     said = tables.comparison(results(mirrored=()), "it never ended")
     assert "no comparison with MultiWorkerMirroredStrategy: it never ended" in said

@@ -1,9 +1,11 @@
 """However a run ends, none of its processes is left."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,17 @@ def sleepers(directory: Path) -> list[str]:
     return [sys.executable, "-c", f"{code} r.all_sleep_with_a_child({str(directory)!r})"]
 
 
-def start(directory: Path, *options: object) -> "subprocess.Popen[bytes]":
+@contextlib.contextmanager
+def start(directory: Path, *options: object) -> "Iterator[subprocess.Popen[bytes]]":
+    """A launcher, which a test that fails does not leave behind."""
     command = command_line("run", "-np", 2, *options, *sleepers(directory))
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -89,13 +89,14 @@ def compiled() -> Any:
 
 
 def caught(call: Callable[[], Any]) -> Any:
-    """Class names, message and blamed rank of what `call` raises."""
+    """Class names, message and facts of what `call` raises."""
     try:
         call()
     except Exception as error:
         names = [cls.__name__ for cls in type(error).__mro__]
-        return names, str(error), getattr(error, "rank", None)
-    return [], "nothing was raised", None
+        facts = ("rank", "host", "collective", "sequence", "elapsed_s")
+        return names, str(error), {fact: getattr(error, fact, None) for fact in facts}
+    return [], "nothing was raised", {}
 
 
 def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
@@ -106,9 +107,11 @@ def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
         assert "dense/kernel" in message
         assert "[98]" in message and "[102]" in message
         assert "rank " in message
-        names, _, rank = eager
+        names, _, facts = eager
         assert {"MismatchError", "AbortedError", "ValueError"} <= set(names)
-        assert rank in (0, 1)
+        assert facts["rank"] == 1
+        assert "dense/kernel" in facts["collective"]
+        assert facts["sequence"] == 1
 
 
 def test_a_function_traced_with_a_closed_communicator_says_so() -> None:
@@ -126,9 +129,11 @@ def test_a_killed_rank_is_named_on_every_survivor() -> None:
         names, message, _ = report["graph"]
         assert "AbortedError" in names
         assert "PeerLostError" in message and "rank 1 on " in message
-        names, message, blamed = report["eager"]
+        names, message, facts = report["eager"]
         assert {"PeerLostError", "ConnectionError", "AbortedError"} <= set(names), message
-        assert blamed == 1
+        assert facts["rank"] == 1 and f"rank 1 on {facts['host']}: " in message
+        assert facts["collective"] in message
+        assert f"(collective #{facts['sequence']})" in message
         assert report["seconds"] < 30
 
 

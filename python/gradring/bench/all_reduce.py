@@ -38,7 +38,8 @@ def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> list[Measurement
         RankFailure: A rank failed, or had not finished in time.
     """
     say(f"# {plan.command()}")
-    say(f"# {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}, {machine.machine()}")
+    now = datetime.now().astimezone()
+    say(f"# {now:%Y-%m-%d %H:%M %Z}, {machine.machine()}, load {machine.load()} at the start")
     say(f"# {machine.versions(plan.peers)}")
     say(f"# {plan.world_size} ranks on this machine; time of rank 0 after a barrier; every result")
     say("# of every rank compared with the exact expectation, element by element: column wrong")

@@ -21,6 +21,11 @@ def machine() -> str:
     return f"{cpu_model()}, {cores} cores, {platform.system()} {platform.machine()}"
 
 
+def load() -> float:
+    """Processes that wanted a core in the last minute; well below one on a quiet machine."""
+    return round(os.getloadavg()[0], 1)
+
+
 def cpu_model() -> str:
     """The processor's own name, or else its architecture."""
     try:

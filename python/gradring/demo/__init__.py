@@ -5,6 +5,7 @@
 ``recorder``          what one process of it measures and leaves behind
 ``variants``          the three ways in which the demo runs it, and how
 ``progress``          the live line while it runs
+``machine``           how busy other programs keep the processors
 ``results``           what the processes left behind, as numbers
 ``verdict``           what must be true of the results; the exit code
 ``tables``            the results as text

@@ -82,6 +82,8 @@ class Results:
     mirrored: tuple[RankResult, ...]
     single: RankResult
     cores: int
+    others: Mapping[str, float]
+    """By title of the training: the fraction of the processors' time that other programs used."""
 
     @property
     def largest_difference(self) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gradring.demo import tables, verdict
+from gradring.demo.machine import Usage, share_of_others
 from gradring.demo.progress import Progress
 from gradring.demo.results import RankResult, Results, read_ranks
 from gradring.demo.variants import GRADRING, MIRRORED, SINGLE, TrainingError, Variant, train
@@ -18,7 +19,7 @@ from gradring.errors import ConfigError
 
 EPOCHS = 20
 NEEDED = {"tensorflow": "TensorFlow", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
-"""By the name that is imported: what ``pip install gradring[demo]`` brings."""
+"""By the name that is imported: what the extra ``demo`` brings."""
 
 
 def demo(report: Path, *, epochs: int = EPOCHS, stream: TextIO = sys.stdout) -> int:
@@ -52,7 +53,8 @@ def demo(report: Path, *, epochs: int = EPOCHS, stream: TextIO = sys.stdout) -> 
         except TrainingError as error:
             mirrored, why_no_mirrored = (), str(error).partition(" The end of it:")[0]
         (single,) = trainings.run(SINGLE)
-    results = Results(gradring, mirrored, single, cores=len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    results = Results(gradring, mirrored, single, cores, trainings.others)
     checked = verdict.checks(results)
     _say(stream, f"\n{tables.rank_table(gradring)}")
     _say(stream, f"\n{tables.bars(results, unicode)}")
@@ -78,7 +80,7 @@ def require_packages() -> None:
         verb = "is" if len(missing) == 1 else "are"
         raise ConfigError(
             f"{' and '.join(missing)} {verb} missing; install what the demo needs with: "
-            "pip install gradring[demo]"
+            "pip install 'gradring[demo]'"
         )
 
 
@@ -93,10 +95,11 @@ class _Trainings:
         self._epochs = epochs
         self._stream = stream
         self._unicode = unicode
+        self.others: dict[str, float] = {}
 
     def run(self, variant: Variant) -> tuple[RankResult, ...]:
         progress = Progress(variant.title, variant.world_size, self._stream, self._unicode)
-        start_s = time.monotonic()
+        before = Usage.now()
         output = self._outputs / variant.strategy
         try:
             train(variant, output, self._report / f"{variant.strategy}.log", self._epochs, progress)
@@ -104,7 +107,9 @@ class _Trainings:
         except BaseException:
             progress.finish("failed")
             raise
-        elapsed_s = time.monotonic() - start_s
+        after = Usage.now()
+        self.others[variant.title] = share_of_others(before, after, os.cpu_count() or 1)
+        elapsed_s = after.moment_s - before.moment_s
         progress.finish(
             f"{ranks[0].steps} steps, loss {ranks[0].losses[-1]:.4f}, "
             f"test accuracy {ranks[0].accuracies[-1]:.3f}, {elapsed_s:.1f} s with start-up"

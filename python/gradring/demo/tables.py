@@ -23,6 +23,8 @@ COLUMNS = (
     ("samples/s", "this rank's images per step, divided by the duration of a step"),
     ("SHA-256", f"first {HASH_DIGITS} hex digits of the hash of all weights' bytes"),
 )
+BUSY_SHARE = 0.1
+"""Other programs that use more than this of the processors make times hard to compare."""
 HOW_AVERAGED = (
     "Times are averages over the middle half of the steps by duration, without the first epoch, "
     "which builds the graphs."
@@ -114,6 +116,8 @@ def comparison(results: Results, why_no_mirrored: str | None) -> str:
     elif why_no_mirrored is not None:
         sentences.append(f"There is no comparison with {MIRRORED.title}Strategy: {why_no_mirrored}")
     sentences.append(_against_single(results))
+    if max(results.others.values()) > BUSY_SHARE:
+        sentences.append(_disturbed(results))
     return "\n".join(line for sentence in sentences for line in _wrapped(sentence, indent=0))
 
 
@@ -151,6 +155,14 @@ def _against_single(results: Results) -> str:
         f"The single process, with {workers} threads, trains {single:,.0f} samples/s; the "
         f"{workers} workers, with one each, {total:,.0f} together. {share}, so this ratio of "
         f"{total / single:.2f} shows overhead, not scaling."
+    )
+
+
+def _disturbed(results: Results) -> str:
+    listed = ", ".join(f"{title} {share:.0%}" for title, share in results.others.items())
+    return (
+        "Compare these times with care: other programs used this machine at the same time. Their "
+        f"share of its processors during each training: {listed}."
     )
 
 

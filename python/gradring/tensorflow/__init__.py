@@ -7,9 +7,10 @@ name                                  what it does
 `GradientReducer`                     reduces a list of gradients, without any strategy
 `all_reduce`                          reduces a tensor or a nest of tensors
 `broadcast_variables`                 gives every rank the root's variables
+`save`                                saves a model or a checkpoint once, called on every rank
 ====================================  ==========================================================
 
-All of them work eagerly and inside a `tf.function`. None works in code compiled with
+All but `save` work eagerly and inside a `tf.function`. None works in code compiled with
 `jit_compile=True`: XLA has no kernel for gradring's ops and says so ("No registered ... OpKernel
 for XLA_CPU_JIT"). Compile the forward and backward pass, and reduce outside of it.
 
@@ -19,6 +20,13 @@ is also the one of `gradring.errors`, such as `PeerLostError`. The message names
 
 from gradring.tensorflow.gradient_reducer import GradientReducer
 from gradring.tensorflow.ops import all_reduce, broadcast_variables
+from gradring.tensorflow.save import save
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 
-__all__ = ["CustomCollectiveStrategy", "GradientReducer", "all_reduce", "broadcast_variables"]
+__all__ = [
+    "CustomCollectiveStrategy",
+    "GradientReducer",
+    "all_reduce",
+    "broadcast_variables",
+    "save",
+]

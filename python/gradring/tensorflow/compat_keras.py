@@ -16,6 +16,7 @@ import numpy as np
 
 import tensorflow as tf
 from gradring.communicator import Communicator
+from gradring.tensorflow.naming import gradients_of
 from gradring.tensorflow.ops import broadcast_variables
 
 #: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
@@ -44,6 +45,7 @@ def repair() -> None:
     optimizers, callbacks = keras.optimizers, keras.callbacks
     _replace(optimizers.Optimizer, "_clip_gradients", _clip_gradients, _in_our_replica)
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
+    _replace(optimizers.Optimizer, "_backend_update_step", _name_gradients, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
     _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
     backup = callbacks.BackupAndRestore
@@ -114,6 +116,15 @@ def _update_step(
         list(zip(gradients, native, strict=True)),
         rate,
     )
+
+
+def _name_gradients(
+    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
+) -> Any:
+    """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
+    pairs = zip(gradients, variables, strict=True)
+    with gradients_of([variable for gradient, variable in pairs if gradient is not None]):
+        return original(optimizer, gradients, variables, rate)
 
 
 def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:

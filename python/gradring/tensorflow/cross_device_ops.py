@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat
-from gradring.tensorflow.ops import all_gather, all_reduce
+from gradring.tensorflow.naming import Names, current_variables, gradients_of
+from gradring.tensorflow.ops import all_gather
+from gradring.tensorflow.reduction import reduce_leaves
 
 
 class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
@@ -53,12 +56,15 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         """
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
-        reduced = all_reduce(
-            list(values),
-            "mean" if fused else "sum",
-            reduce_op.name.lower(),
-            self._communicator,
-            bucket_bytes=self._bucket_bytes,
+        variables = current_variables(len(values))
+        label = reduce_op.name.lower()
+        names = (
+            Names.of_ops(label, values)
+            if variables is None
+            else Names.of_variables(label, values, variables)
+        )
+        reduced = reduce_leaves(
+            values, "mean" if fused else "sum", names, self._communicator, self._bucket_bytes
         )
         if is_mean and not fused:
             reduced = [_divided(value, self._group_size) for value in reduced]
@@ -69,6 +75,15 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         del replica_id, options
         leaves = [_tensor(leaf) for leaf in tf.nest.flatten(value)]
         return tf.nest.pack_sequence_as(value, self.reduce_local(reduce_op, leaves))
+
+    def batch_reduce_implementation(
+        self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any
+    ) -> Any:
+        """See `tf.distribute.CrossDeviceOps`; gradients come with their variables."""
+        destinations = [destination for _, destination in value_destination_pairs]
+        are_variables = all(hasattr(destination, "assign") for destination in destinations)
+        with gradients_of(destinations) if are_variables else contextlib.nullcontext():
+            return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
 
     def _all_reduce_per_replica_values(
         self, reduce_op: Any, per_replica_values: Sequence[Any], options: Any

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from gradring import errors
-
-_EXCEPTION = re.compile(r"gradring (\w+Error): ")
-_BLAMED = re.compile(r"\brank (\d+) on ([^\s:]+)")
+from gradring import _native, errors
 
 
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """Inside, a failed collective raises gradring's exception.
+    """Inside, a failed collective raises gradring's exception, with all its facts.
 
     The exception is a `tf.errors.AbortedError` too, so that code written for either works. Errors
     that do not come from gradring pass unchanged.
@@ -25,32 +21,24 @@ def typed_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.AbortedError as error:
-        typed = _typed(error)
-        if typed is None:
+        if isinstance(error, errors.GradringError):
             raise
-        raise typed from error
-
-
-def _typed(error: Any) -> BaseException | None:
-    if isinstance(error, errors.GradringError):
-        return None
-    found = _EXCEPTION.search(error.message)
-    exception = getattr(errors, found[1], None) if found else None
-    if exception is None:
-        return None
-    typed: Any = _combined(exception)(error)
-    blamed = _BLAMED.search(error.message)
-    if blamed:
-        typed.rank, typed.host = int(blamed[1]), blamed[2]
-    return typed  # type: ignore[no-any-return]
+        failure = _native.tensorflow_failure(error.message)
+        if failure is None:
+            raise
+        kind: Any = type(failure)
+        raise _combined(kind)(error, failure) from error
 
 
 @functools.cache
-def _combined(exception: type[BaseException]) -> type[BaseException]:
+def _combined(exception: type[errors.GradringError]) -> Any:
     """A class that is both `exception` and `tf.errors.AbortedError`."""
 
-    def initialise(self: Any, error: Any) -> None:
+    def initialise(self: Any, error: Any, failure: errors.GradringError) -> None:
         tf.errors.AbortedError.__init__(self, error.node_def, error.op, error.message)
+        self.rank, self.host = failure.rank, failure.host
+        self.collective, self.sequence = failure.collective, failure.sequence
+        self.elapsed_s = failure.elapsed_s
 
     def text(self: Any) -> str:
         return str(self.message)

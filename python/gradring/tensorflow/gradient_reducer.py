@@ -22,8 +22,9 @@ class GradientReducer:
     def train_step(images, labels):
         with tf.GradientTape() as tape:
             loss = loss_of(model(images, training=True), labels)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(reduce_gradients(gradients), model.trainable_variables))
+        weights = model.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(reduce_gradients(gradients, weights), weights))
     ```
     """
 
@@ -46,13 +47,16 @@ class GradientReducer:
         self._communicator = communicator
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
+    def __call__(
+        self, gradients: Sequence[Any], variables: Sequence[Any] | None = None
+    ) -> list[Any]:
         """Reduces the gradients of one step.
 
         Args:
           gradients: in the order of their variables, the same on every rank. None stays None and
-            must be None on every rank. Of `tf.IndexedSlices`, the rows of all ranks are gathered;
-            they are never made dense.
+            must be None on every rank. `tf.IndexedSlices` as in `all_reduce`.
+          variables: what these are the gradients of, or names, as many as gradients: shown in
+            messages and compared between ranks.
 
         Returns:
           The reduced gradients, in the same order.
@@ -61,12 +65,15 @@ class GradientReducer:
           As `all_reduce`.
         """
         gradients = list(gradients)
+        if variables is not None and len(variables) != len(gradients):
+            raise ValueError(f"{len(variables)} variables cannot have {len(gradients)} gradients")
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         reduced = all_reduce(
             [gradients[i] for i in present],
             self._op,
             "gradients",
             self._communicator,
+            variables=None if variables is None else [variables[i] for i in present],
             bucket_bytes=self._bucket_bytes,
         )
         for index, gradient in zip(present, reduced, strict=True):

@@ -14,9 +14,12 @@ import tensorflow as tf
 from gradring.communicator import Communicator, open_communicators
 from gradring.errors import ConfigError
 from gradring.tensorflow import bucketing
-from gradring.tensorflow.dtypes import as_native, as_native_bits
+from gradring.tensorflow.dtypes import as_native_bits
 from gradring.tensorflow.failures import typed_errors
-from gradring.tensorflow.start_wait import start, start_all_gather, wait
+from gradring.tensorflow.naming import Label, Names, name_of, without_counters
+from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.rows import gather_rows, row_counts
+from gradring.tensorflow.start_wait import start, wait
 
 _REDUCE_OPS = ("sum", "mean", "min", "max", "product")
 
@@ -31,6 +34,7 @@ def all_reduce(
     name: str | None = None,
     communicator: Communicator | None = None,
     *,
+    variables: Sequence[Any] | None = None,
     bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
 ) -> Any:
     """Reduces tensors over all ranks; every rank gets the same bits.
@@ -41,13 +45,16 @@ def all_reduce(
     Args:
       tensors: a tensor, or a nest of tensors, of any shapes; float32, float64, float16, bfloat16,
         int8, int16, int32, int64, uint8, uint16 or uint32. `tf.IndexedSlices` are allowed for
-        "sum" and "mean". Pass gradients in the order of their variables: they are started last
-        first, as a backward pass produces them.
+        "sum" and "mean": the rows of all ranks are gathered, or the whole table is reduced where
+        that moves fewer bytes. Pass gradients in the order of their variables: they are started
+        last first, as a backward pass produces them.
       op: "sum" (default), "mean", "min", "max" or "product". The integer mean is an integer,
         rounded towards zero.
       name: shown in messages and compared between ranks; default "all_reduce".
       communicator: what to reduce over; default that of the current strategy, or else the only
         one that is open, or else a new one from `gradring.init()`.
+      variables: the variables whose gradients these are, or names, in the order of the flattened
+        `tensors`: shown in messages and compared between ranks, up to counters that Keras adds.
       bucket_bytes: bound on the tensors that travel together, in bytes; default 16 MiB.
 
     Returns:
@@ -55,31 +62,25 @@ def all_reduce(
 
     Raises:
       TypeError: a dtype cannot be reduced.
-      ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`.
+      ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or `variables` are not
+        as many as the tensors.
       tf.errors.AbortedError: the collective failed; names the rank to blame. Executing eagerly, it
         is an exception of `gradring.errors` as well.
     """
     if op not in _REDUCE_OPS:
         raise ValueError(f"op={op!r} is no reduce op; use one of {', '.join(_REDUCE_OPS)}")
-    label = name or "all_reduce"
-    comm = communicator or current_communicator()
     leaves = tf.nest.flatten(tensors)
-    dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, tf.IndexedSlices)]
-    with typed_errors():
-        reduced = _all_reduce_dense([leaves[i] for i in dense], op, label, comm, bucket_bytes)
-        results: list[Any] = list(leaves)
-        for position, value in zip(dense, reduced, strict=True):
-            results[position] = value
-        for position in sorted(set(range(len(leaves))) - set(dense)):
-            results[position] = _all_reduce_sparse(
-                leaves[position], op, f"{label}/{position}", comm
-            )
-    return tf.nest.pack_sequence_as(tensors, results)
+    names = Names.of_variables(name or "all_reduce", leaves, variables)
+    comm = communicator or current_communicator()
+    return tf.nest.pack_sequence_as(tensors, reduce_leaves(leaves, op, names, comm, bucket_bytes))
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def broadcast(
-    value: Any, root: int = 0, name: str | None = None, communicator: Communicator | None = None
+    value: Any,
+    root: int = 0,
+    name: str | Label | None = None,
+    communicator: Communicator | None = None,
 ) -> Any:
     """Gives every rank the root's tensor.
 
@@ -96,10 +97,10 @@ def broadcast(
       TypeError: the dtype has no fixed width, such as string.
       tf.errors.AbortedError: as for `all_reduce`.
     """
-    label = name or "broadcast"
+    label = name if isinstance(name, Label) else Label.of(name or "broadcast")
     comm = communicator or current_communicator()
     value = tf.convert_to_tensor(value)
-    encoded, decode = as_native_bits(value, label)
+    encoded, decode = as_native_bits(value, label.shown)
     with typed_errors():
         started = start([encoded], comm, label, collective="broadcast", root=root)
         return decode(wait([started])[0][0])
@@ -119,10 +120,11 @@ def broadcast_variables(
     Raises:
       As `broadcast`.
     """
+    compared = without_counters([name_of(variable) for variable in variables])
     for index, variable in enumerate(variables):
-        name = f"{index}/{getattr(variable, 'name', 'variable')}"
         value = tf.convert_to_tensor(variable)
-        variable.assign(broadcast(value, root, name, communicator))
+        label = Label(f"{index}/{name_of(variable)}", f"{index}/{compared[index]}")
+        variable.assign(broadcast(value, root, label, communicator))
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -143,19 +145,16 @@ def all_gather(
     Raises:
       As `all_reduce`; ValueError for a scalar.
     """
-    label = name or "all_gather"
+    label = Label.of(name or "all_gather")
     comm = communicator or current_communicator()
     value = tf.convert_to_tensor(value)
     if value.shape.rank == 0:
-        raise ValueError(f"{label}: a scalar has no dimension to gather along; reshape it to [1]")
-    native, decode = as_native(value, label)
-    own = tf.one_hot(comm.rank, comm.world_size, tf.shape(native, tf.int64)[0], dtype=tf.int64)
+        raise ValueError(
+            f"{label.shown}: a scalar has no dimension to gather along; reshape it to [1]"
+        )
     with typed_errors():
-        counts = _all_reduce_dense([own], "sum", f"{label}/rows", comm)[0]
-        started = start_all_gather(native, counts, comm, label)
-        gathered = decode(wait([started])[0][0])
-    if not tf.executing_eagerly():
-        gathered.set_shape([None, *value.shape[1:]])
+        (counts,) = row_counts([value], comm, label)
+        (gathered,) = gather_rows([value], counts, comm, [label])
     return gathered
 
 
@@ -180,63 +179,3 @@ def current_communicator() -> Communicator:
         _made_here = gradring.init()
         return _made_here
     return candidates[0]
-
-
-def _all_reduce_dense(
-    values: Sequence[Any],
-    op: str,
-    label: str,
-    communicator: Communicator,
-    bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
-) -> list[Any]:
-    encoded = [as_native(tf.convert_to_tensor(value), label) for value in values]
-    # Last first: the order in which a backward pass produces gradients.
-    backwards = [native for native, _ in reversed(encoded)]
-    buckets = bucketing.plan([_entry(tensor) for tensor in backwards], bucket_bytes)
-    started = [
-        start(
-            [backwards[i] for i in bucket.indices],
-            communicator,
-            label if len(buckets) == 1 else f"{label}/{number}",
-            collective="all_reduce",
-            reduce_op=op,
-        )
-        for number, bucket in enumerate(buckets)
-    ]
-    results: list[Any] = [None] * len(backwards)
-    for bucket, reduced in zip(buckets, wait(started), strict=True):
-        for position, tensor in zip(bucket.indices, reduced, strict=True):
-            results[position] = tensor
-    return [decode(result) for result, (_, decode) in zip(reversed(results), encoded, strict=True)]
-
-
-def _all_reduce_sparse(value: Any, op: str, label: str, communicator: Communicator) -> Any:
-    """The sum of every rank's rows; no index occurs twice.
-
-    Optimizers rely on that: Keras' Adam squares row by row, so it would square the summands.
-    """
-    if op not in ("sum", "mean"):
-        raise ValueError(
-            f"{label}: op={op!r} does not exist for tf.IndexedSlices; "
-            "use tf.convert_to_tensor to make it dense"
-        )
-    # Fewer rows travel when those of one index have been added up.
-    values, indices = _without_duplicates(value.values, tf.convert_to_tensor(value.indices))
-    values = all_gather(values, f"{label}/values", communicator)
-    indices = all_gather(indices, f"{label}/indices", communicator)
-    values, indices = _without_duplicates(values, indices)
-    if op == "mean":
-        values /= tf.cast(communicator.world_size, values.dtype)
-    return tf.IndexedSlices(values, indices, value.dense_shape)
-
-
-def _without_duplicates(values: Any, indices: Any) -> tuple[Any, Any]:
-    """The rows of one index added up; an index keeps its first place."""
-    unique, segments = tf.unique(indices)
-    return tf.math.unsorted_segment_sum(values, segments, tf.size(unique)), unique
-
-
-def _entry(tensor: Any) -> bucketing.Entry:
-    count = tensor.shape.num_elements()
-    size_bytes = None if count is None else count * tensor.dtype.size
-    return bucketing.Entry(tensor.dtype.name, size_bytes)

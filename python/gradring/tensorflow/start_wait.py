@@ -14,6 +14,7 @@ import tensorflow as tf
 from gradring import _native
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat
+from gradring.tensorflow.naming import Label
 
 _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
@@ -21,7 +22,7 @@ _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionar
 def start(
     tensors: list[Any],
     communicator: Communicator,
-    label: str,
+    label: Label,
     *,
     collective: str,
     reduce_op: str = "",
@@ -32,7 +33,7 @@ def start(
     Args:
       tensors: a bucket of tensors of one dtype.
       communicator: a `gradring.Communicator`.
-      label: name in the contract check.
+      label: what the collective is called.
       collective: "all_reduce" or "broadcast".
       reduce_op: name of the reduce op of an all-reduce.
       root: rank whose contents win in a broadcast.
@@ -46,7 +47,8 @@ def start(
                 "collective": collective,
                 "reduce_op": reduce_op,
                 "root": root,
-                "label": label,
+                "label": label.shown,
+                "identity": label.compared,
                 "communicator": communicator._native.id,
             },
             len(tensors) + 1,
@@ -69,21 +71,27 @@ def wait(started: Sequence[list[Any]]) -> list[list[Any]]:
         ]
 
 
-def start_all_gather(tensor: Any, counts: Any, communicator: Communicator, label: str) -> list[Any]:
+def start_all_gather(
+    tensor: Any, counts: Any, communicator: Communicator, label: Label
+) -> list[Any]:
     """The gathered tensor in flight, and the handle last.
 
     Args:
       tensor: this rank's rows.
       counts: int64 of shape `[world_size]`: every rank's number of rows.
       communicator: a `gradring.Communicator`.
-      label: name in the contract check.
+      label: what the collective is called.
     """
     with tf.device("/device:CPU:0"):
         return compat.run_op(
             "GradringAllGatherStart",
             {"token": _token(communicator), "counts": counts, "tensor": tensor},
             tensor.dtype,
-            {"label": label, "communicator": communicator._native.id},
+            {
+                "label": label.shown,
+                "identity": label.compared,
+                "communicator": communicator._native.id,
+            },
             2,
         )
 
@@ -105,14 +113,14 @@ def _wait_gradient(_op: Any, *gradients: Any) -> list[Any]:
 def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
     """Each rank's loss depends on every rank's input, so gradients are reduced as inputs were."""
     reduce_op = _text(op.get_attr("reduce_op"))
-    label = _text(op.get_attr("label"))
+    label = Label(_text(op.get_attr("label")), _text(op.get_attr("identity")))
     *upstream, _handle = gradients
     inputs = op.inputs[1:]
     if all(gradient is None for gradient in upstream) or not inputs[0].dtype.is_floating:
         return [None] * (1 + len(inputs))
     if reduce_op not in ("sum", "mean"):
         raise LookupError(
-            f"'{label}': no gradient is defined through {reduce_op or 'broadcast'}; "
+            f"'{label.shown}': no gradient is defined through {reduce_op or 'broadcast'}; "
             "use sum or mean, or tf.stop_gradient"
         )
     filled = [
@@ -122,7 +130,7 @@ def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
     started = start(
         filled,
         _communicator(op.get_attr("communicator")),
-        f"{label}/gradient",
+        label.part("gradient"),
         collective="all_reduce",
         reduce_op=reduce_op,
     )

@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing, cluster, compat, compat_keras
+from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.failures import typed_errors
+from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast
 
 
@@ -114,6 +116,46 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 value,
             )
 
+    def broadcast_update(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Runs `fn(*args)` on the chief, and gives every replica its result and its assignments.
+
+        ```python
+        target = strategy.broadcast_update(lambda: ema.assign(0.9 * ema + 0.1 * weight))
+        ```
+
+        Every rank must call it, eagerly or inside the same `tf.function`, but beside `run` and not
+        in it. Every rank *traces* `fn`, as `tf.function` does, to learn what it returns and which
+        variables it assigns; only the chief *executes* it. So what TensorFlow does in `fn` happens
+        once, while plain Python in it, such as reading a file, happens on every rank; for that
+        use `broadcast_variables`. A `fn` that is called often belongs into a `tf.function`,
+        which traces it once.
+
+        Args:
+          fn: takes `args` and returns a tensor, a nest of tensors and None, or nothing. It must
+            create no variables and call no collective. Variables that it assigns, also in
+            conditionals, loops and other functions, have the chief's values on every rank
+            afterwards; those that it only reads stay as they are.
+          *args: tensors, nests of them, or Python values. The chief's values count; the
+            tensors' shapes and dtypes must be the same on every rank.
+
+        Returns:
+          What `fn` has returned on the chief, as tensors: any shapes of known rank; any dtype of
+          fixed width. No gradient flows through it.
+
+        Raises:
+          RuntimeError: called inside `run`.
+          TypeError: `fn` returns something else than tensors, or a string, which has no fixed
+            width.
+          ValueError: `fn` calls a collective, uses a tensor of the `tf.function` around it that is
+            no argument, or returns a tensor whose number of dimensions is unknown.
+          gradring.errors.AbortedError: on the other ranks, when one rank raises; carries that
+            exception's text. When the chief fails while *executing* `fn` inside a `tf.function`,
+            its own error is raised from that function, and the others' is a `PeerLostError`,
+            `MismatchError` or `AbortedError` as soon as the chief leaves, goes on or aborts,
+            at the latest after the communicator's timeout.
+        """
+        return broadcast_update(fn, args, self.communicator)
+
 
 class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     """What the strategy does; method names are tf.distribute's."""
@@ -196,8 +238,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
                 if self._num_workers == 1:
                     return value
-                name = f"initial value of {kwargs.get('name') or 'a variable'}"
-                return broadcast(value, 0, name, self._communicator)
+                label = initial_value_of(kwargs.get("name"))
+                return broadcast(value, 0, label, self._communicator)
 
         return initial_value
 

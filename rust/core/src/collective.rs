@@ -59,14 +59,34 @@ impl Collective {
     }
 }
 
+/// What a caller calls a collective.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Name {
+    /// For people; may differ between ranks, and may be empty.
+    pub shown: String,
+    /// Compared across ranks.
+    pub compared: String,
+}
+
+impl<S: Into<String>> From<S> for Name {
+    /// A name that is compared as it is shown.
+    fn from(name: S) -> Self {
+        let shown = name.into();
+        Self {
+            compared: shown.clone(),
+            shown,
+        }
+    }
+}
+
 /// One collective to run.
 pub struct Request {
     /// Which collective.
     pub collective: Collective,
     /// What it reads and writes.
     pub buffer: Buffer,
-    /// The caller's name for it, compared across ranks; may be empty.
-    pub name: String,
+    /// The caller's name for it.
+    pub name: Name,
     /// Shapes of the tensors in the bucket, such as `[98]` or `[3,4] [7]`, for messages and
     /// compared across ranks.
     pub shapes: String,
@@ -79,7 +99,7 @@ impl Request {
         Self {
             collective: Collective::Barrier,
             buffer: Buffer::zeroed(DType::U8, 1),
-            name: String::new(),
+            name: Name::default(),
             shapes: String::new(),
         }
     }
@@ -107,7 +127,7 @@ pub struct Call {
     /// Number of elements.
     pub count: usize,
     /// The caller's name for it.
-    pub name: String,
+    pub name: Name,
     /// Shapes of the tensors in the bucket.
     pub shapes: String,
 }
@@ -148,8 +168,8 @@ impl fmt::Display for Call {
             Collective::AllGather { .. } => {}
             Collective::Barrier => return Ok(()),
         }
-        if !self.name.is_empty() {
-            write!(f, " '{}'", self.name)?;
+        if !self.name.shown.is_empty() {
+            write!(f, " '{}'", self.name.shown)?;
         }
         write!(f, " {}{}", self.dtype.name(), self.shapes)
     }

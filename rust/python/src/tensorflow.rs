@@ -1,14 +1,17 @@
 //! TensorFlow's ops: registration, and what they have done so far.
 
-use gradring_tensorflow::{RegisterError, counters};
+use gradring_tensorflow::{RegisterError, counters, failures};
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::errors::to_python;
+
 /// Adds this file's functions to the extension module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensorflow_register, module)?)?;
-    module.add_function(wrap_pyfunction!(tensorflow_counters, module)?)
+    module.add_function(wrap_pyfunction!(tensorflow_counters, module)?)?;
+    module.add_function(wrap_pyfunction!(tensorflow_failure, module)?)
 }
 
 /// Registers gradring's ops with the TensorFlow that this process has imported; once.
@@ -35,4 +38,11 @@ fn tensorflow_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("copied_bytes", counters.copied_bytes)?;
     dict.set_item("blocked_ns", counters.blocked_ns)?;
     Ok(dict)
+}
+
+/// The exception behind the message of a failed op, or None if it is none of gradring's.
+#[pyfunction]
+fn tensorflow_failure(py: Python<'_>, message: &str) -> Option<Py<PyAny>> {
+    let error = failures::find(message)?;
+    Some(to_python(py, &error).into_value(py).into_any())
 }

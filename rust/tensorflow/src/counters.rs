@@ -1,7 +1,8 @@
 //! What the ops have done in this process, for reports and for tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Sums since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub struct Counters {
     pub copied_tensors: u64,
     /// Bytes of those copies.
     pub copied_bytes: u64,
-    /// Nanoseconds that Wait ops were blocked: communication that nothing hid.
+    /// Nanoseconds in which at least one Wait op was blocked: communication that nothing hid.
     pub blocked_ns: u64,
 }
 
@@ -25,7 +26,7 @@ static WAITS: AtomicU64 = AtomicU64::new(0);
 static FORWARDED_TENSORS: AtomicU64 = AtomicU64::new(0);
 static COPIED_TENSORS: AtomicU64 = AtomicU64::new(0);
 static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
-static BLOCKED_NS: AtomicU64 = AtomicU64::new(0);
+static BLOCKED: Mutex<Blocked> = Mutex::new(Blocked::new());
 
 /// The sums so far.
 #[must_use]
@@ -36,7 +37,7 @@ pub fn read() -> Counters {
         forwarded_tensors: FORWARDED_TENSORS.load(Ordering::Relaxed),
         copied_tensors: COPIED_TENSORS.load(Ordering::Relaxed),
         copied_bytes: COPIED_BYTES.load(Ordering::Relaxed),
-        blocked_ns: BLOCKED_NS.load(Ordering::Relaxed),
+        blocked_ns: u64::try_from(lock().total.as_nanos()).unwrap_or(u64::MAX),
     }
 }
 
@@ -53,10 +54,65 @@ pub(crate) fn count_copied(bytes: usize) {
     COPIED_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-pub(crate) fn count_wait(blocked: Duration) {
+/// Runs `wait`, which blocks the calling thread.
+pub(crate) fn count_wait<T>(wait: impl FnOnce() -> T) -> T {
+    lock().enter(Instant::now());
+    let result = wait();
+    lock().leave(Instant::now());
     WAITS.fetch_add(1, Ordering::Relaxed);
-    BLOCKED_NS.fetch_add(
-        u64::try_from(blocked.as_nanos()).unwrap_or(u64::MAX),
-        Ordering::Relaxed,
-    );
+    result
+}
+
+fn lock() -> MutexGuard<'static, Blocked> {
+    BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The time in which somebody was blocked; several at once count once.
+struct Blocked {
+    threads: usize,
+    since: Option<Instant>,
+    total: Duration,
+}
+
+impl Blocked {
+    const fn new() -> Self {
+        Self {
+            threads: 0,
+            since: None,
+            total: Duration::ZERO,
+        }
+    }
+
+    fn enter(&mut self, now: Instant) {
+        self.threads += 1;
+        self.since.get_or_insert(now);
+    }
+
+    fn leave(&mut self, now: Instant) {
+        self.threads -= 1;
+        if self.threads == 0
+            && let Some(since) = self.since.take()
+        {
+            self.total += now - since;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_are_blocked_at_once_count_once() {
+        let mut blocked = Blocked::new();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        blocked.enter(at(0));
+        blocked.enter(at(1));
+        blocked.leave(at(2));
+        blocked.leave(at(5));
+        blocked.enter(at(8));
+        blocked.leave(at(9));
+        assert_eq!(blocked.total, Duration::from_secs(6));
+    }
 }

@@ -8,10 +8,9 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
 
 use gradring_core::buffer::Buffer;
-use gradring_core::collective::{Collective, Request};
+use gradring_core::collective::{Collective, Name, Request};
 use gradring_core::communicator::Communicator;
 use gradring_core::dtype::{DType, ReduceOp};
 
@@ -46,7 +45,7 @@ trait Kernel: Sized {
 struct Start {
     collective: Collective,
     dtype: DType,
-    label: String,
+    name: Name,
     communicator: CommunicatorId,
 }
 
@@ -55,7 +54,7 @@ impl Kernel for Start {
         Ok(Self {
             collective: collective(node)?,
             dtype: dtype(node.data_type(attr::T)?)?,
-            label: node.string(attr::LABEL)?,
+            name: name(node)?,
             communicator: CommunicatorId::of(node)?,
         })
     }
@@ -74,7 +73,7 @@ impl Kernel for Start {
             Launch {
                 collective: self.collective.clone(),
                 dtype: self.dtype,
-                label: &self.label,
+                name: &self.name,
                 shapes: shapes_text(dims.iter().map(Vec::as_slice)),
                 tensors,
                 handle_output,
@@ -86,7 +85,7 @@ impl Kernel for Start {
 /// Starts an all-gather along the first dimension.
 struct AllGatherStart {
     dtype: DType,
-    label: String,
+    name: Name,
     communicator: CommunicatorId,
 }
 
@@ -94,7 +93,7 @@ impl Kernel for AllGatherStart {
     fn create(node: &Construction) -> Result<Self, Failure> {
         Ok(Self {
             dtype: dtype(node.data_type(attr::T)?)?,
-            label: node.string(attr::LABEL)?,
+            name: name(node)?,
             communicator: CommunicatorId::of(node)?,
         })
     }
@@ -110,7 +109,7 @@ impl Kernel for AllGatherStart {
             communicator.world_size(),
         )
         .map_err(|problem| {
-            let text = format!("all_gather '{}': {problem}", self.label);
+            let text = format!("all_gather '{}': {problem}", self.name.shown);
             Failure::new(Code::InvalidArgument, text)
         })?;
         let element_bytes = self.dtype.size_bytes();
@@ -131,7 +130,7 @@ impl Kernel for AllGatherStart {
                     counts: plan.counts,
                 },
                 dtype: self.dtype,
-                label: &self.label,
+                name: &self.name,
                 shapes: shapes_text([plan.dims.as_slice()]),
                 tensors: vec![gathered],
                 handle_output: 1,
@@ -203,10 +202,7 @@ impl Kernel for Wait {
         let handle_input = context.num_inputs() - 1;
         let handles = context.input(handle_input)?.read_i64()?;
         let work = inflight::take(handles.first().copied().unwrap_or_default())?;
-        let since = Instant::now();
-        let outcome = work.wait_forever();
-        counters::count_wait(since.elapsed());
-        outcome?;
+        counters::count_wait(|| work.wait_forever())?;
         // The engine has let go of the memory, so it is passed on as it is.
         (0..handle_input).try_for_each(|index| context.set_output(index, &context.input(index)?))
     }
@@ -238,7 +234,7 @@ impl CommunicatorId {
 struct Launch<'a> {
     collective: Collective,
     dtype: DType,
-    label: &'a str,
+    name: &'a Name,
     shapes: String,
     tensors: Vec<Tensor>,
     handle_output: c_int,
@@ -262,7 +258,7 @@ fn launch(
     let work = communicator.start(Request {
         collective: launch.collective,
         buffer,
-        name: launch.label.to_owned(),
+        name: launch.name.clone(),
         shapes: launch.shapes,
     })?;
     counters::count_start();
@@ -270,6 +266,13 @@ fn launch(
     // SAFETY: the handle is a freshly allocated scalar int64.
     unsafe { handle.data().cast::<i64>().write_unaligned(number) };
     Ok(())
+}
+
+fn name(node: &Construction) -> Result<Name, Failure> {
+    Ok(Name {
+        shown: node.string(attr::LABEL)?,
+        compared: node.string(attr::IDENTITY)?,
+    })
 }
 
 fn collective(node: &Construction) -> Result<Collective, Failure> {

@@ -11,11 +11,13 @@
 //! | `ops` | names, attributes and shapes of the ops |
 //! | `kernels` | what the ops do |
 //! | `inflight` | the works between a Start and its Wait |
+//! | `failures` | from the message of a failed op back to the error |
 //! | `counters` | what has happened so far in this process |
 
 mod api;
 mod context;
 pub mod counters;
+pub mod failures;
 mod inflight;
 mod kernels;
 mod ops;

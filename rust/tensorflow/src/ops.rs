@@ -25,8 +25,10 @@ pub(crate) mod attr {
     pub(crate) const REDUCE_OP: &CStr = c"reduce_op";
     /// The rank whose contents win in a broadcast.
     pub(crate) const ROOT: &CStr = c"root";
-    /// Name of the bucket in the contract check. (A node has a `name` of its own.)
+    /// Name of the bucket in messages. (A node has a `name` of its own.)
     pub(crate) const LABEL: &CStr = c"label";
+    /// Name of the bucket in the contract check.
+    pub(crate) const IDENTITY: &CStr = c"identity";
     /// `Communicator::id`.
     pub(crate) const COMMUNICATOR: &CStr = c"communicator";
     /// Element type of all tensors.
@@ -49,6 +51,7 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         .attr(c"reduce_op: string")
         .attr(c"root: int")
         .attr(c"label: string")
+        .attr(c"identity: string")
         .attr(c"communicator: int")
         .register("the op GradringStart", start_shapes)?;
     Op::new(api, ALL_GATHER_START)
@@ -59,6 +62,7 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         .output(c"handle: int64")
         .attr(ELEMENT_TYPES)
         .attr(c"label: string")
+        .attr(c"identity: string")
         .attr(c"communicator: int")
         .register("the op GradringAllGatherStart", unknown_shapes)?;
     Op::new(api, WAIT)

@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_int};
 use gradring_core::error::Error;
 
 use crate::api::{Api, RawStatus};
+use crate::failures;
 
 /// The status codes that gradring uses, with TensorFlow's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +41,11 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// The message starts with the name of the Python exception that the same failure raises
-    /// outside TensorFlow, so that Python can find its way back to it.
+    /// By the message, Python finds its way back to the error: see [`failures::find`].
     fn from(error: Error) -> Self {
-        let exception = error.kind.exception();
-        Self::new(Code::Aborted, format!("gradring {exception}: {error}"))
+        let text = failures::text(&error);
+        failures::remember(error);
+        Self::new(Code::Aborted, text)
     }
 }
 

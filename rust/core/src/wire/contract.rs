@@ -37,7 +37,7 @@ pub fn header(call: &Call, generation: u64, sequence: u64) -> Header {
             .for_each(|count| plan.write(&count.to_le_bytes()));
     }
     let mut name = Fnv1a::new();
-    name.write(call.name.as_bytes());
+    name.write(call.name.compared.as_bytes());
 
     let mut bytes = [0; HEADER_BYTES];
     bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -108,6 +108,7 @@ mod tests {
             changed(|call| call.name = "v".into()),
             changed(|call| call.shapes = "[2,3]".into()),
         ];
+        assert_eq!(base, changed(|call| call.name.shown = "v".into()));
         for (index, other) in others.iter().enumerate() {
             assert_ne!(&base, other);
             assert!(others[..index].iter().all(|earlier| earlier != other));

@@ -1,0 +1,182 @@
+"""What collectives are called: in messages, and in the comparison between ranks.
+
+A bucket of gradients is called after its variables, so that a message can say which gradients two
+ranks have paired wrongly. The names that Keras makes up contain counters of the process: on a rank
+that has built one more layer before, `dense_1/kernel` is called `dense_2/kernel`. Both train
+correctly together, so counters are compared by their order and not by their value: of
+`dense_4/kernel` and `dense_7/kernel` in one call, the first is number 0 and the second number 1.
+Ranks that pass the same variables in another order still differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+#: Bound on the names shown for a bucket, in characters; messages contain two of them.
+SHOWN_CHARACTERS = 200
+
+_COUNTER = re.compile(r"^(.*\D)_(\d+)$")
+
+_reduced_now: ContextVar[Sequence[Any] | None] = ContextVar("reduced_now", default=None)
+
+
+@dataclass(frozen=True)
+class Label:
+    """What one collective is called."""
+
+    #: In messages; may differ between ranks.
+    shown: str
+    #: Compared between ranks.
+    compared: str
+
+    @classmethod
+    def of(cls, name: str) -> Label:
+        """A name that is compared as it is shown."""
+        return cls(name, name)
+
+    def part(self, name: str) -> Label:
+        """What a part or a companion of this collective is called."""
+        return Label(f"{self.shown}/{name}", f"{self.compared}/{name}")
+
+
+@contextlib.contextmanager
+def gradients_of(variables: Sequence[Any]) -> Iterator[None]:
+    """Inside, reductions of as many tensors are called after these variables.
+
+    For optimizers that hand gradients to `tf.distribute` without their variables.
+    """
+    token = _reduced_now.set(list(variables))
+    try:
+        yield
+    finally:
+        _reduced_now.reset(token)
+
+
+def current_variables(count: int) -> Sequence[Any] | None:
+    """The variables of `gradients_of`, if there are `count` of them."""
+    variables = _reduced_now.get()
+    return variables if variables is not None and len(variables) == count else None
+
+
+class Names:
+    """The names of all tensors of one call."""
+
+    def __init__(self, label: str, shown: Sequence[str], compared: Sequence[str]) -> None:
+        """Takes the name of the call, and one of each kind for each tensor, or empty ones."""
+        self._label = label
+        self._shown = shown
+        self._compared = compared
+
+    @classmethod
+    def of_variables(
+        cls, label: str, tensors: Sequence[Any], variables: Sequence[Any] | None
+    ) -> Names:
+        """Tensors are called after their variables, as far as those are known.
+
+        Args:
+          label: name of the call; compared between ranks.
+          tensors: what is reduced.
+          variables: one for each tensor: a variable, or a name.
+
+        Raises:
+          ValueError: there are more or fewer variables than tensors.
+        """
+        if variables is None:
+            return cls(label, [""] * len(tensors), [""] * len(tensors))
+        if len(variables) != len(tensors):
+            raise ValueError(
+                f"{label}: {len(variables)} variables cannot name {len(tensors)} tensors; "
+                "pass one variable for each tensor"
+            )
+        shown = [name_of(variable) for variable in variables]
+        return cls(label, shown, without_counters(shown))
+
+    @classmethod
+    def of_ops(cls, label: str, tensors: Sequence[Any]) -> Names:
+        """Tensors are called after the ops that make them, which are shown and not compared."""
+        return cls(label, [_op_name(tensor) for tensor in tensors], [""] * len(tensors))
+
+    def of(self, positions: Sequence[int], bucket: int | None = None) -> Label:
+        """What the bucket of the tensors at these positions is called.
+
+        Args:
+          positions: in the list of tensors.
+          bucket: the bucket's number, if the call has several.
+        """
+        label = self._label if bucket is None else f"{self._label}/{bucket}"
+        names = [self._shown[position] for position in positions if self._shown[position]]
+        compared = [self._compared[position] for position in positions]
+        digest = hashlib.blake2b("\n".join(compared).encode(), digest_size=16).hexdigest()
+        return Label(
+            f"{label}: {_joined(names)}" if names else label,
+            f"{label} {digest}" if any(compared) else label,
+        )
+
+
+def name_of(variable: Any) -> str:
+    """A variable's full name: Keras' path, or TensorFlow's name without the output number."""
+    if isinstance(variable, str):
+        return variable
+    name = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
+    return str(name).removesuffix(":0")
+
+
+def without_counters(names: Sequence[str]) -> list[str]:
+    """The names with each counter replaced by its place among those of the same base.
+
+    >>> without_counters(["dense_4/kernel", "dense_7/kernel"])
+    ['dense#0/kernel', 'dense#1/kernel']
+    """
+    split = [[_counted(part) for part in name.split("/")] for name in names]
+    counters: dict[str, set[int]] = {}
+    for parts in split:
+        for base, counter in parts:
+            counters.setdefault(base, set()).add(counter)
+    order = {base: sorted(found) for base, found in counters.items()}
+
+    def ordered(base: str, counter: int) -> str:
+        return f"{base}#{order[base].index(counter)}" if len(order[base]) > 1 else base
+
+    return ["/".join(ordered(*part) for part in parts) for parts in split]
+
+
+def initial_value_of(name: str | None) -> Label:
+    """What the broadcast of a variable's initial value is called.
+
+    Variables are made one by one, so there is nothing to order counters by: they are left out. The
+    optimizer's are called after the model's, with counters in the middle.
+    """
+    shown = f"initial value of {name or 'a variable'}"
+    return Label(shown, re.sub(r"_\d+(?=[/_:]|$)", "", shown))
+
+
+def _counted(part: str) -> tuple[str, int]:
+    """A part of a path as base and counter: Keras calls its first layer `dense`, then `dense_1`."""
+    found = _COUNTER.match(part)
+    return (found[1], int(found[2])) if found else (part, 0)
+
+
+def _op_name(tensor: Any) -> str:
+    """The op of a graph that makes the tensor; eager tensors have no names."""
+    values = getattr(tensor, "values", tensor)
+    try:
+        name = str(values.name)
+    except (AttributeError, NotImplementedError):
+        return ""
+    return name.removeprefix("gradient_tape/").removesuffix(":0")
+
+
+def _joined(names: Sequence[str]) -> str:
+    """As many names as fit; at least one."""
+    shown = list(names[:1])
+    for name in names[1:]:
+        if sum(map(len, shown)) + 2 * len(shown) + len(name) > SHOWN_CHARACTERS:
+            return f"{', '.join(shown)}, ... (+{len(names) - len(shown)} more)"
+        shown.append(name)
+    return ", ".join(shown)

@@ -1,0 +1,78 @@
+"""All-reduce of a list of tensors: dense ones in buckets, `tf.IndexedSlices` by their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from gradring.communicator import Communicator
+from gradring.tensorflow import bucketing
+from gradring.tensorflow.dtypes import as_native
+from gradring.tensorflow.failures import typed_errors
+from gradring.tensorflow.naming import Names
+from gradring.tensorflow.sparse import reduce_sparse
+from gradring.tensorflow.start_wait import start, wait
+
+
+def reduce_leaves(
+    leaves: Sequence[Any],
+    op: str,
+    names: Names,
+    communicator: Communicator,
+    bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
+) -> list[Any]:
+    """Reduces tensors and `tf.IndexedSlices`, listed in the order of their variables.
+
+    Args:
+      leaves: what to reduce.
+      op: name of the reduce op.
+      names: of the leaves.
+      communicator: a `gradring.Communicator`.
+      bucket_bytes: bound on the tensors that travel together, in bytes.
+
+    Returns:
+      The results, in order.
+    """
+    sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.IndexedSlices)]
+    dense = sorted(set(range(len(leaves))) - set(sparse))
+    results = list(leaves)
+    with typed_errors():
+        _reduce_dense(results, dense, op, names, communicator, bucket_bytes)
+        reduce_sparse(results, sparse, op, names, communicator)
+    return results
+
+
+def _reduce_dense(
+    results: list[Any],
+    positions: Sequence[int],
+    op: str,
+    names: Names,
+    communicator: Communicator,
+    bucket_bytes: int,
+) -> None:
+    """Replaces the tensors at `positions`."""
+    # Last first: the order in which a backward pass produces gradients.
+    backwards = list(reversed(positions))
+    encoded = [as_native(tf.convert_to_tensor(results[i]), names.of([i]).shown) for i in backwards]
+    buckets = bucketing.plan([_entry(tensor) for tensor, _ in encoded], bucket_bytes)
+    started = [
+        start(
+            [encoded[i][0] for i in bucket.indices],
+            communicator,
+            names.of([backwards[i] for i in bucket.indices], number if len(buckets) > 1 else None),
+            collective="all_reduce",
+            reduce_op=op,
+        )
+        for number, bucket in enumerate(buckets)
+    ]
+    for bucket, reduced in zip(buckets, wait(started), strict=True):
+        for index, tensor in zip(bucket.indices, reduced, strict=True):
+            decode = encoded[index][1]
+            results[backwards[index]] = decode(tensor)
+
+
+def _entry(tensor: Any) -> bucketing.Entry:
+    count = tensor.shape.num_elements()
+    size_bytes = None if count is None else count * tensor.dtype.size
+    return bucketing.Entry(tensor.dtype.name, size_bytes)

@@ -1,0 +1,133 @@
+"""Saving that every rank may call, and that leaves either the whole file or the one before.
+
+Every rank writes, because writing can itself need collectives: reading an ON_READ variable adds up
+the ranks' parts, and inside a strategy's scope Keras creates variables while it saves. The chief
+writes to a sibling of the destination and renames it when all of it is there; the other ranks
+write to a temporary directory of their own that is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tensorflow as tf
+from gradring.communicator import Communicator
+from gradring.errors import GradringError, SaveError
+from gradring.tensorflow.ops import current_communicator
+
+CHIEF = 0
+
+
+def save(
+    model: Any, path: str | os.PathLike[str], *, communicator: Communicator | None = None
+) -> None:
+    """Saves a model or a checkpoint once; every rank must call it, eagerly.
+
+    | `model` | `path` | what is written |
+    |---|---|---|
+    | Keras model | ends in `.keras` (or `.h5`) | the whole model, as `model.save` does |
+    | Keras model | ends in `.weights.h5` | its weights, as `model.save_weights` does |
+    | Keras model | anything else | a SavedModel directory for serving, as `model.export` does |
+    | `tf.Module` | any | a SavedModel directory, as `tf.saved_model.save` does |
+    | `tf.train.Checkpoint` | any | files with this prefix, as `checkpoint.write` does |
+
+    What stood at `path` is replaced, and only when its successor is complete: a file in one step, a
+    directory or a checkpoint, which are more than one file, in two. Load it with what fits:
+    `keras.saving.load_model`, `model.load_weights`, `tf.saved_model.load`, `checkpoint.read`.
+
+    Args:
+      model: a Keras model, a `tf.Module` or a `tf.train.Checkpoint`, the same on every rank.
+      path: the destination, on the chief's file system; its directory must exist there.
+      communicator: as for `all_reduce`.
+
+    Returns:
+      None, on every rank when the chief has put everything in its place.
+
+    Raises:
+      gradring.errors.SaveError: on every rank, when one of them could not save; it is an `OSError`
+        and says which rank and why. The communicator stays usable, unless the rank failed in the
+        middle of a collective of its own.
+    """
+    comm = communicator or current_communicator()
+    destination = Path(path).absolute()
+    with _workplace(destination, comm) as place:
+        written = place / destination.name
+        with _agreed(comm, f"save {destination}"):
+            _write(model, written)
+        with _agreed(comm, f"save {destination}"):
+            if comm.rank == CHIEF:
+                _put(place, destination)
+
+
+@contextlib.contextmanager
+def _workplace(destination: Path, communicator: Communicator) -> Iterator[Path]:
+    """An empty directory: the chief's is beside the destination, so that a rename moves it."""
+    directory = destination.parent if communicator.rank == CHIEF else None
+    place = None
+    try:
+        with _agreed(communicator, f"save {destination}"):
+            place = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=directory))
+        yield place
+    finally:
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _write(model: Any, path: Path) -> None:
+    if isinstance(model, tf.train.Checkpoint):
+        model.write(str(path))
+    elif path.name.endswith(".weights.h5"):
+        model.save_weights(str(path))
+    elif path.suffix in (".keras", ".h5"):
+        model.save(str(path))
+    elif hasattr(model, "export"):
+        # Otherwise it prints the temporary path; some versions always do.
+        quiet = "verbose" in inspect.signature(model.export).parameters
+        model.export(str(path), **({"verbose": False} if quiet else {}))
+    else:
+        tf.saved_model.save(model, str(path))
+
+
+def _put(place: Path, destination: Path) -> None:
+    """Moves everything from `place` to where `destination` is, an index of a checkpoint last."""
+    for written in sorted(place.iterdir(), key=lambda file: file.suffix == ".index"):
+        target = destination.with_name(written.name)
+        if target.is_dir():
+            # A directory cannot replace one that has contents.
+            target.rename(place / f"{target.name}.old")
+        os.replace(written, target)
+
+
+@contextlib.contextmanager
+def _agreed(communicator: Communicator, action: str) -> Iterator[None]:
+    """Leaves when every rank has left, and raises on all of them if one has raised."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    words = f"{type(failure).__name__}: {failure}".encode() if failure else b""
+    try:
+        lengths = communicator.all_gather(np.array([len(words)]), name="save/failed")
+        if not lengths.any():
+            return
+        texts = communicator.all_gather(np.frombuffer(words, np.uint8), name="save/failure")
+    except GradringError as error:
+        # One rank failed in the middle of a collective, and the group with it.
+        raise error from failure
+    rank = int(np.flatnonzero(lengths)[0])
+    text = texts[: int(lengths[rank])].tobytes().decode()
+    raise SaveError(
+        f"rank {rank} on {communicator.hosts[rank]} could not {action}: {text}",
+        rank=rank,
+        host=communicator.hosts[rank],
+    ) from failure

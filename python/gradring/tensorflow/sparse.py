@@ -1,0 +1,125 @@
+"""All-reduce of `tf.IndexedSlices`: the gradients of embeddings.
+
+Rows of one index are summed before they travel and once more after. What travels is chosen when
+the ranks know each other's numbers of rows, so all choose alike:
+
+* *the rows*: an all-gather moves `rows x (row + index)` bytes, where rows are those of all ranks;
+* *the whole table*, where that is less: an all-reduce moves `2 x table` bytes.
+
+So a table is made dense only where its rows would take more memory. Its size must be known when
+the graph is traced; a table of unknown size always travels as rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from gradring.communicator import Communicator
+from gradring.tensorflow.dtypes import as_native
+from gradring.tensorflow.naming import Label, Names
+from gradring.tensorflow.rows import gather_rows, row_counts
+from gradring.tensorflow.start_wait import start, wait
+
+#: Size from which on a table that becomes dense is announced, in bytes.
+ANNOUNCED_BYTES = 1 << 30
+
+_logger = logging.getLogger(__name__)
+_announced: set[str] = set()
+
+
+def reduce_sparse(
+    results: list[Any],
+    positions: Sequence[int],
+    op: str,
+    names: Names,
+    communicator: Communicator,
+) -> None:
+    """Replaces the `tf.IndexedSlices` at `positions` by their reductions.
+
+    The results have one row for each index that occurs on any rank, or all rows of the table.
+
+    Raises:
+      ValueError: `op` is neither "sum" nor "mean".
+    """
+    if not positions:
+        return
+    if op not in ("sum", "mean"):
+        raise ValueError(
+            f"{names.of(positions).shown}: op={op!r} does not exist for tf.IndexedSlices; "
+            "use tf.convert_to_tensor to make it dense"
+        )
+    # Last first, as for dense gradients.
+    positions = list(reversed(positions))
+    slices = [_summed(results[position]) for position in positions]
+    all_counts = row_counts([s.values for s in slices], communicator, names.of(positions))
+    for position, own, counts in zip(positions, slices, all_counts, strict=True):
+        results[position] = _reduced(own, counts, op, names.of([position]), communicator)
+
+
+def travels_dense(rows: Any, row_bytes: int, index_bytes: int, table_rows: int) -> Any:
+    """Whether the table moves fewer bytes than the rows of all ranks do."""
+    return rows * (row_bytes + index_bytes) > 2 * table_rows * row_bytes
+
+
+def _reduced(
+    own: Any, counts: Any, op: str, label: Label, communicator: Communicator
+) -> tf.IndexedSlices:
+    table = None if own.dense_shape is None else tf.get_static_value(own.dense_shape)
+    row_count = own.values.shape[1:].num_elements()
+
+    def by_rows() -> tuple[Any, Any]:
+        values, indices = gather_rows(
+            [own.values, own.indices],
+            counts,
+            communicator,
+            [label.part("values"), label.part("indices")],
+        )
+        total = _summed(tf.IndexedSlices(values, indices))
+        if op == "mean":
+            return total.values / tf.cast(communicator.world_size, values.dtype), total.indices
+        return total.values, total.indices
+
+    if table is None or row_count is None:
+        return tf.IndexedSlices(*by_rows(), own.dense_shape)
+    row_bytes = row_count * own.values.dtype.size
+
+    def as_table() -> tuple[Any, Any]:
+        if table[0] * row_bytes >= ANNOUNCED_BYTES:
+            _announce(label.shown, int(table[0]), row_bytes)
+        dense = tf.math.unsorted_segment_sum(own.values, own.indices, table[0])
+        native, decode = as_native(dense, label.shown)
+        started = start(
+            [native], communicator, label.part("table"), collective="all_reduce", reduce_op=op
+        )
+        return decode(wait([started])[0][0]), tf.range(table[0], dtype=own.indices.dtype)
+
+    dense = travels_dense(tf.reduce_sum(counts), row_bytes, own.indices.dtype.size, int(table[0]))
+    return tf.IndexedSlices(*tf.cond(dense, as_table, by_rows), own.dense_shape)
+
+
+def _summed(value: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same slices with one row for each index."""
+    indices, segments = tf.unique(tf.convert_to_tensor(value.indices))
+    values = tf.math.unsorted_segment_sum(value.values, segments, tf.size(indices))
+    return tf.IndexedSlices(values, indices, value.dense_shape)
+
+
+def _announce(name: str, rows: int, row_bytes: int) -> None:
+    """Says, once for each variable and when it happens, that a large table becomes dense."""
+
+    def say() -> Any:
+        if name not in _announced:
+            _announced.add(name)
+            _logger.warning(
+                "'%s': so many of its %d rows have gradients that the table is reduced as a dense "
+                "tensor of %.1f GB; smaller batches keep it sparse",
+                name,
+                rows,
+                rows * row_bytes / 1e9,
+            )
+        return rows
+
+    tf.numpy_function(say, [], tf.int64)

@@ -1,0 +1,56 @@
+//! From the message of a failed op back to the error.
+//!
+//! TensorFlow carries a failure as a code and a message, and adds words of its own before and
+//! after the message. So the errors behind the last messages are remembered here.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gradring_core::error::Error;
+
+/// Errors remembered: more than the buckets of a step that fail together.
+const CAPACITY: usize = 256;
+
+static REMEMBERED: Mutex<VecDeque<Error>> = Mutex::new(VecDeque::new());
+
+/// The newest error whose text is part of `message`.
+#[must_use]
+pub fn find(message: &str) -> Option<Error> {
+    let remembered = lock();
+    let mut newest_first = remembered.iter().rev();
+    newest_first
+        .find(|error| message.contains(&text(error)))
+        .cloned()
+}
+
+/// What TensorFlow's message says of `error`: first the name of its Python exception.
+pub(crate) fn text(error: &Error) -> String {
+    format!("gradring {}: {error}", error.kind.exception()).replace('\0', " ")
+}
+
+pub(crate) fn remember(error: Error) {
+    let mut remembered = lock();
+    if remembered.len() == CAPACITY {
+        remembered.pop_front();
+    }
+    remembered.push_back(error);
+}
+
+fn lock() -> MutexGuard<'static, VecDeque<Error>> {
+    REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_found_by_its_words_within_others() {
+        let error = Error::peer_lost("the connection was closed").during("all_reduce 'w'", 7);
+        remember(error.clone());
+        remember(Error::aborted("something else"));
+        let message = format!("Graph execution error: {} [Op:x]", text(&error));
+        assert_eq!(find(&message), Some(error));
+        assert_eq!(find("gradring PeerLostError: another"), None);
+    }
+}

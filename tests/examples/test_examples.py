@@ -1,0 +1,147 @@
+"""Every program of examples/ runs on two workers and does what it says."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradring.clusters import without_cluster_variables
+from gradring.launch.ports import free_ports
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+README = EXAMPLES.with_name("README.md")
+DEADLINE_S = 120
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+THE_LINE = (
+    "    # The only line to change: tf.distribute.MultiWorkerMirroredStrategy() before.\n"
+    "    strategy = CustomCollectiveStrategy()\n"
+)
+#: The one program about a method that MultiWorkerMirroredStrategy does not have.
+OURS_ALONE = "broadcast_update.py"
+FILES = sorted(file.name for file in EXAMPLES.glob("*.py"))
+
+
+def run_two(program: Path) -> list[str]:
+    """Runs two workers, and returns what both of them printed, which must be the same."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gradring", "run", "-np", "2", "--", sys.executable, str(program)],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (
+        [line[4:] for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+        for rank in (0, 1)
+    )
+    assert first == second, done.stdout
+    assert first, done.stderr
+    return first
+
+
+def numbers(line: str) -> list[float]:
+    return [float(word) for word in re.findall(r"-?\d+\.\d+", line)]
+
+
+def test_fit_finds_its_place_in_tf_config_alone() -> None:
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    started = []
+    for index in (0, 1):
+        place = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        environment = {**without_cluster_variables(os.environ), **QUIET}
+        environment["TF_CONFIG"] = json.dumps(place)
+        command = [sys.executable, str(EXAMPLES / "fit.py")]
+        pipe = subprocess.PIPE
+        started.append(
+            subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+        )
+    try:
+        outputs = [process.communicate(timeout=DEADLINE_S) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0]
+    loss, weights = outputs[0][0].splitlines()
+    first, last = numbers(loss)
+    assert last < first / 10
+    assert weights.startswith("weights ")
+
+
+def test_the_custom_loop_trains_as_under_multi_worker_mirrored_strategy(tmp_path: Path) -> None:
+    text = (EXAMPLES / "custom_loop.py").read_text()
+    theirs = tmp_path / "custom_loop.py"
+    theirs.write_text(
+        text.replace(
+            "= CustomCollectiveStrategy()", "= tf.distribute.MultiWorkerMirroredStrategy()"
+        )
+    )
+    *ours, weights = run_two(EXAMPLES / "custom_loop.py")
+    losses = [numbers(line)[0] for line in ours]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
+    assert weights.startswith("weights ")
+    *mirrored, _ = run_two(theirs)
+    for mine, other in zip(ours, mirrored, strict=True):
+        assert numbers(mine) == pytest.approx(numbers(other), abs=1e-4)
+
+
+def test_standard_training_learns_the_digits() -> None:
+    scores, weights = run_two(EXAMPLES / "standard_training.py")
+    first, last, accuracy = numbers(scores)
+    assert last < first / 2 and accuracy > 0.7
+    assert weights.startswith("weights ")
+
+
+def test_the_primarys_update_moves_every_replica() -> None:
+    *steps, position = run_two(EXAMPLES / "primary_update.py")
+    distances = [numbers(step)[0] for step in steps]
+    for before, after in itertools.pairwise(distances):
+        assert after == pytest.approx(before / 2, abs=1e-5)
+    # After five halvings, 31/32 of the way to the primary's target, and not to anybody else's.
+    assert numbers(position) == pytest.approx([31 / 32, 62 / 32, 93 / 32], abs=1e-5)
+
+
+def test_a_broadcast_update_gives_every_rank_the_same_random_numbers() -> None:
+    averages, weights = run_two(EXAMPLES / OURS_ALONE)
+    assert averages.startswith("averages ") and weights.startswith("weights ")
+
+
+def test_a_partial_restore_takes_one_layer_back_on_every_replica() -> None:
+    start, trained, restored = (line.split() for line in run_two(EXAMPLES / "partial_restore.py"))
+    assert start[2] != trained[2] and start[4] != trained[4]
+    assert restored[2] == start[2], "the body is the saved one"
+    assert restored[4] == trained[4], "the head keeps its training"
+
+
+def test_the_two_machine_fit_learns() -> None:
+    loss, weights = run_two(EXAMPLES / "mnist_two_machines.py")
+    first, last = numbers(loss)
+    assert last < first / 2
+    assert weights.startswith("weights ")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != OURS_ALONE])
+def test_one_line_changes_the_strategy(name: str) -> None:
+    """Nothing but that line uses gradring, apart from its import."""
+    text = (EXAMPLES / name).read_text()
+    assert text.count(THE_LINE) == 1
+    nodes = list(ast.walk(ast.parse(text)))
+    imported = [n for n in nodes if isinstance(n, ast.ImportFrom) and "gradring" in str(n.module)]
+    assert [[a.name for a in n.names] for n in imported] == [["CustomCollectiveStrategy"]]
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    assert names.count("CustomCollectiveStrategy") == 1 and "gradring" not in names
+
+
+def test_the_readme_lists_every_example() -> None:
+    assert sorted(set(re.findall(r"examples/(\w+\.py)", README.read_text()))) == FILES

@@ -1,0 +1,219 @@
+"""Saving and loading under the strategy: on every worker, on the chief only, and by `save`."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+KINDS = ("model.keras", "model.weights.h5", "saved_model", "checkpoint")
+WAYS = ("every worker", "chief only", "save", "save in scope")
+
+
+def saved_and_loaded(comm: Any, directory: Path) -> Any:
+    """For each way and kind: the largest difference that loading made, here on this rank."""
+    import keras
+
+    import tensorflow as tf
+    from gradring.tensorflow import CustomCollectiveStrategy, save
+
+    strategy = CustomCollectiveStrategy(communicator=comm)
+    with strategy.scope():
+        model = small_model(comm.rank)
+        model.compile("adam", "mse", metrics=["mae"])
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((x, x[:, :2])).batch(8)
+    model.fit(dataset, verbose=0)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+    def write(kind: str, path: Path) -> None:
+        if kind == "model.keras":
+            model.save(path)
+        elif kind == "model.weights.h5":
+            model.save_weights(path)
+        elif kind == "saved_model":
+            model.export(path, verbose=False)
+        else:
+            checkpoint.write(str(path))
+
+    def save_by(way: str, kind: str, path: Path) -> None:
+        if way == "every worker" or (way == "chief only" and comm.rank == 0):
+            write(kind, path)
+        elif way == "save":
+            save(checkpoint if kind == "checkpoint" else model, path)
+        elif way == "save in scope":
+            with strategy.scope():
+                save(checkpoint if kind == "checkpoint" else model, path)
+        comm.barrier()
+
+    def predict(kind: str, path: Path) -> Any:
+        if kind == "saved_model":
+            serving = tf.saved_model.load(str(path))
+            return serving.serve(x)
+        with strategy.scope():
+            if kind == "model.keras":
+                return keras.saving.load_model(path)(x)
+            fresh = small_model(comm.rank + 7)
+            if kind == "model.weights.h5":
+                fresh.load_weights(path)
+            else:
+                tf.train.Checkpoint(model=fresh).read(str(path)).expect_partial()
+            return fresh(x)
+
+    differences = {}
+    expected = model(x)
+    for way in WAYS:
+        owner = str(comm.rank) if way == "every worker" else "shared"
+        place = Path(directory, way, owner)
+        place.mkdir(parents=True, exist_ok=True)
+        for kind in KINDS:
+            save_by(way, kind, place / kind)
+            loaded = predict(kind, place / kind)
+            differences[way, kind] = float(tf.reduce_max(tf.abs(loaded - expected)))
+            comm.barrier()
+    return {"differences": differences, "weights": model.get_weights()}
+
+
+def small_model(seed: int) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    return keras.Sequential(
+        [layers.Input((4,)), layers.Dense(3, "tanh", name="body"), layers.Dense(2, name="head")]
+    )
+
+
+def saved_and_updated(directory: str) -> Any:
+    """Two things in one group, because starting TensorFlow takes longer than either."""
+    with join() as comm:
+        loaded = saved_and_loaded(comm, Path(directory, "loaded"))
+        place = Path(directory, "updated")
+        place.mkdir(exist_ok=True)
+        comm.barrier()
+        return {**loaded, **save_and_update(comm, place)}
+
+
+def save_and_update(comm: Any, directory: Path) -> Any:
+    """Failures of `save`, variables that are read by adding up, and partial updates."""
+    import tensorflow as tf
+    from gradring.errors import SaveError
+    from gradring.tensorflow import CustomCollectiveStrategy, broadcast_variables, save
+
+    def refused(model: Any, path: str) -> Any:
+        with pytest.raises(SaveError) as raised:
+            save(model, Path(directory, path))
+        return raised.value.rank, str(raised.value), isinstance(raised.value, OSError)
+
+    strategy = CustomCollectiveStrategy(communicator=comm)
+    with strategy.scope():
+        counter = tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        model, donor = small_model(comm.rank), small_model(comm.rank + 5)
+    strategy.run(lambda: counter.assign(comm.rank + 1.0))
+    found: dict[str, Any] = {
+        "no directory": refused(model, "missing/model.keras"),
+        "one rank": refused(OnlyOn(1 - comm.rank), "other.keras"),
+    }
+    # The group is still usable, and a successor replaces what was there.
+    save(donor, Path(directory, "twice"))
+    save(model, Path(directory, "twice"))
+    save(tf.train.Checkpoint(counter=counter), Path(directory, "counter"))
+    restored = tf.Variable(0.0)
+    tf.train.Checkpoint(counter=restored).read(str(Path(directory, "counter")))
+    found["counter"] = float(restored)
+    serving, one = tf.saved_model.load(str(Path(directory, "twice"))), tf.ones([1, 4])
+    found["replaced"] = bool(tf.reduce_all(serving.serve(one) == model(one)))
+
+    # A partial update: the chief restores one layer, every replica receives it.
+    save(tf.train.Checkpoint(layer=donor.get_layer("body")), Path(directory, "body"))
+    head = model.get_layer("head").get_weights()
+    body = model.get_layer("body")
+    if comm.rank == 0:
+        path = str(Path(directory, "body"))
+        tf.train.Checkpoint(layer=body).read(path).assert_consumed()
+    broadcast_variables(body.variables)
+    found["body"] = same(body.get_weights(), donor.get_layer("body").get_weights())
+    found["head"] = same(model.get_layer("head").get_weights(), head)
+    return found
+
+
+class OnlyOn:
+    """A model that only the rank with `here == 1` can save."""
+
+    def __init__(self, here: int) -> None:
+        self._here = here
+
+    def save(self, path: str) -> None:
+        if not self._here:
+            raise PermissionError("not here")
+        Path(path).touch()
+
+
+def same(these: Any, those: Any) -> bool:
+    pairs = zip(these, those, strict=True)
+    return all(np.array_equal(this, that) for this, that in pairs)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saving")
+
+
+@pytest.fixture(scope="module")
+def ranks(directory: Path) -> Any:
+    return run_ranks(saved_and_updated, 2, str(directory))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_saved_is_loaded_on_every_worker(ranks: Any, way: str, kind: str) -> None:
+    for found in ranks:
+        assert found["differences"][way, kind] <= 1e-6
+
+
+def test_saving_leaves_the_weights_equal(ranks: Any) -> None:
+    assert same(ranks[0]["weights"], ranks[1]["weights"])
+
+
+def test_a_directory_that_does_not_exist_is_an_error_on_every_rank(ranks: Any) -> None:
+    for found in ranks:
+        rank, message, is_os_error = found["no directory"]
+        assert rank == 0 and is_os_error
+        assert "rank 0 on " in message and "FileNotFoundError" in message
+
+
+def test_a_rank_that_cannot_write_is_named_on_every_rank(ranks: Any) -> None:
+    for found in ranks:
+        rank, message, _ = found["one rank"]
+        assert rank == 1
+        assert "rank 1 on " in message and "PermissionError: not here" in message
+
+
+def test_a_second_save_replaces_the_first(ranks: Any) -> None:
+    assert [found["replaced"] for found in ranks] == [True, True]
+
+
+def test_a_variable_that_is_read_by_adding_up_is_saved_as_the_sum(ranks: Any) -> None:
+    assert [found["counter"] for found in ranks] == [3.0, 3.0]
+
+
+def test_a_partial_restore_on_the_chief_reaches_every_replica(ranks: Any) -> None:
+    assert [(found["body"], found["head"]) for found in ranks] == [(True, True)] * 2
+
+
+def test_saving_leaves_nothing_else_behind(ranks: Any, directory: Path) -> None:
+    assert sorted(os.listdir(directory / "updated")) == [
+        "body.data-00000-of-00001",
+        "body.index",
+        "counter.data-00000-of-00001",
+        "counter.index",
+        "twice",
+    ]
