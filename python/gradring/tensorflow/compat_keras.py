@@ -40,13 +40,12 @@ def repair() -> None:
     # Without this attribute it is still being imported.
     if _repaired or not hasattr(keras, "callbacks"):
         return
-    _repaired = True
     if keras.backend.backend() != "tensorflow":
         return
     optimizers, callbacks = keras.optimizers, keras.callbacks
+    _replace(optimizers.Optimizer, "_backend_apply_gradients", _name_gradients, _in_our_replica)
     _replace(optimizers.Optimizer, "_clip_gradients", _clip_gradients, _in_our_replica)
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
-    _replace(optimizers.Optimizer, "_backend_update_step", _name_gradients, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
     _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
     backup = callbacks.BackupAndRestore
@@ -54,6 +53,7 @@ def repair() -> None:
     _replace(backup, "on_train_begin", _restore, _trains_under_ours)
     _replace(backup, "_save_model", _on_chief, _trains_under_ours)
     _replace(backup, "on_train_end", _on_chief, _trains_under_ours)
+    _repaired = True
 
 
 def _replace(
@@ -93,6 +93,15 @@ class _Reduced(list[Any]):
     """Gradients that are the sum over all replicas already."""
 
 
+def _name_gradients(
+    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any
+) -> Any:
+    """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
+    pairs = zip(gradients, variables, strict=True)
+    with gradients_of([variable for gradient, variable in pairs if gradient is not None]):
+        return original(optimizer, gradients, variables)
+
+
 def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
     """Clips the sum of all replicas' gradients, as one process would; Keras clips each summand."""
     if not (optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue):
@@ -116,15 +125,6 @@ def _update_step(
         list(zip(gradients, native, strict=True)),
         rate,
     )
-
-
-def _name_gradients(
-    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
-) -> Any:
-    """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
-    pairs = zip(gradients, variables, strict=True)
-    with gradients_of([variable for gradient, variable in pairs if gradient is not None]):
-        return original(optimizer, gradients, variables, rate)
 
 
 def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
