@@ -23,6 +23,7 @@ def updates() -> Any:
         executed = tf.Variable(0)  # outside the scope: each rank's own
         only_read = tf.Variable(float(rank))
         in_loop = tf.Variable(float(rank))
+        counter = tf.Variable(0.0)
         with strategy.scope():
             mirrored = tf.Variable([0.0, 0.0])
             kept = keras.Variable([1.0, 2.0])
@@ -58,6 +59,12 @@ def updates() -> Any:
                 "read after": mirrored.read_value() + 1.0,
             }
 
+        @tf.function  # type: ignore[untyped-decorator]
+        def repeated(count: Any) -> Any:
+            for _ in tf.range(count):
+                counter.assign_add(strategy.broadcast_update(lambda: counter * 2.0 + 1.0))
+            return counter.read_value()
+
         traced = tf.function(both)
         eager, graph, again = both(), traced(), traced()
         variables = {
@@ -69,7 +76,13 @@ def updates() -> Any:
         }
         found = tf.nest.map_structure(
             lambda v: v.numpy().tolist() if hasattr(v, "numpy") else v,
-            {"eager": eager, "graph": graph, "again": again, "variables": variables},
+            {
+                "eager": eager,
+                "graph": graph,
+                "again": again,
+                "variables": variables,
+                "repeated": repeated(tf.constant(3)),
+            },
         )
         return {**found, "refusals": refusals(strategy)}
 
@@ -157,6 +170,11 @@ def test_variables_that_the_chief_assigned_are_the_same_everywhere(ranks: Ranks)
         # Three updates of three additions of 1, to the chief's 0.
         assert result["variables"]["in loop"] == 9.0
         assert result["variables"]["executed"] == 3
+
+
+def test_an_update_works_inside_a_loop_of_the_graph(ranks: Ranks) -> None:
+    # 0, then 0 + 1, then 1 + 3, then 4 + 9.
+    assert [result["repeated"] for result in ranks] == [13.0, 13.0]
 
 
 def test_variables_that_are_only_read_stay_as_they_are(ranks: Ranks) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.tensorflow.dtypes import as_native_bits
 from gradring.tensorflow.failures import typed_errors
-from gradring.tensorflow.naming import Label
+from gradring.tensorflow.naming import Names
 from gradring.tensorflow.start_wait import start, wait
 
 CHIEF = 0
@@ -47,9 +47,10 @@ def broadcast_update(
         traced = _Traced(fn, args, tensors)
         results = traced.run(tensors) if communicator.rank == CHIEF else []
         if communicator.world_size > 1:
-            results = _broadcast_results(traced.specs, results, communicator)
+            results = _broadcast_results(traced, results, communicator)
             values = [tf.convert_to_tensor(variable) for variable in traced.assigned]
-            values = _broadcast(values, f"{LABEL}/variables", communicator)
+            names = Names.of_variables(f"{LABEL}/variables", values, traced.assigned)
+            values = _broadcast(values, names, communicator)
             for variable, value in zip(traced.assigned, values, strict=True):
                 variable.assign(value)
     return traced.pack(results)
@@ -76,6 +77,8 @@ class _Traced:
         self._present = [leaf is not None for leaf in tf.nest.flatten(outputs)]
         #: A `tf.TensorSpec` for each tensor of the result.
         self.specs = [_spec(leaf) for leaf in tf.nest.flatten(outputs) if leaf is not None]
+        #: The structure of the result as text, without its tensors.
+        self.pattern = repr(tf.nest.map_structure(lambda leaf: leaf is not None, outputs))
         #: The variables that `fn` assigns, in the order in which it uses them.
         self.assigned = _assigned(self._concrete)
 
@@ -92,9 +95,10 @@ class _Traced:
 
 
 def _broadcast_results(
-    specs: list[Any], results: list[Any], communicator: Communicator
+    traced: _Traced, results: list[Any], communicator: Communicator
 ) -> list[Any]:
     """The chief's results; on other ranks, `results` is not looked at."""
+    specs = traced.specs
     is_chief = communicator.rank == CHIEF
     dynamic = [i for i, spec in enumerate(specs) if not spec.shape.is_fully_defined()]
     shapes = _broadcast(
@@ -104,7 +108,7 @@ def _broadcast_results(
             else tf.zeros([specs[i].shape.rank], tf.int64)
             for i in dynamic
         ],
-        f"{LABEL}/shapes",
+        Names.of_variables(f"{LABEL}/shapes", dynamic, None),
         communicator,
     )
     if not is_chief:
@@ -112,15 +116,17 @@ def _broadcast_results(
         results = [
             tf.zeros(shape_of.get(i, spec.shape), spec.dtype) for i, spec in enumerate(specs)
         ]
-    received = _broadcast(results, LABEL, communicator)
+    # Not shown, but compared: two ranks may trace the same tensors in different structures.
+    names = Names(LABEL, [""] * len(specs), [traced.pattern] * len(specs))
+    received = _broadcast(results, names, communicator)
     for tensor, spec in zip(received, specs, strict=True):
         tensor.set_shape(spec.shape)
     return received
 
 
-def _broadcast(values: list[Any], label: str, communicator: Communicator) -> list[Any]:
+def _broadcast(values: list[Any], names: Names, communicator: Communicator) -> list[Any]:
     """The chief's tensors, all tensors of one dtype in one collective."""
-    encoded = [as_native_bits(value, label) for value in values]
+    encoded = [as_native_bits(value, LABEL) for value in values]
     groups: dict[Any, list[int]] = {}
     for position, (native, _) in enumerate(encoded):
         groups.setdefault(native.dtype, []).append(position)
@@ -128,7 +134,7 @@ def _broadcast(values: list[Any], label: str, communicator: Communicator) -> lis
         start(
             [encoded[i][0] for i in positions],
             communicator,
-            Label.of(f"{label}/{dtype.name}"),
+            names.of(positions).part(dtype.name),
             collective="broadcast",
             root=CHIEF,
         )

@@ -134,7 +134,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
           fn: takes `args` and returns a tensor, a nest of tensors and None, or nothing. It must
             create no variables and call no collective. Variables that it assigns, also in
             conditionals, loops and other functions, have the chief's values on every rank
-            afterwards; those that it only reads stay as they are.
+            afterwards; those that it only reads stay as they are. Iterators, tables and other
+            resources that it moves are moved on the chief alone.
           *args: tensors, nests of them, or Python values. The chief's values count; the
             tensors' shapes and dtypes must be the same on every rank.
 
