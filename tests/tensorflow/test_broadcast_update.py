@@ -118,16 +118,12 @@ def refusals(strategy: Any) -> Any:
 
 
 def failing() -> Any:
-    """The chief fails while it executes `fn`; what each rank saw, and when, in one group each."""
+    """What each rank sees when the chief fails while it executes, and when the ranks differ."""
     import gradring
     import tensorflow as tf
     from gradring.tensorflow import CustomCollectiveStrategy
 
-    def fn(x: Any) -> Any:
-        tf.debugging.assert_positive(x, "told by the chief")
-        return x
-
-    def attempt(comm: Any, in_graph: bool) -> Any:
+    def attempt(comm: Any, fn: Any, in_graph: bool) -> Any:
         strategy = CustomCollectiveStrategy(communicator=comm)
 
         def update() -> Any:
@@ -140,7 +136,19 @@ def failing() -> Any:
         names = [cls.__name__ for cls in type(raised.value).__mro__]
         return names, str(raised.value), time.monotonic() - since
 
-    return {"eager": attempt(join(), False), "graph": attempt(gradring.init(), True)}
+    def wrong(x: Any) -> Any:
+        tf.debugging.assert_positive(x, "told by the chief")
+        return x
+
+    first = join()
+    pair = (lambda x: (x, x)) if first.rank == 0 else (lambda x: {"a": x, "b": x})
+    # One group after another: each is of no use after its failure.
+    return {
+        "eager": attempt(first, wrong, False),
+        "structure": attempt(gradring.init(), pair, False),
+        # Last, because the others learn of it when the chief's process ends.
+        "graph": attempt(gradring.init(), wrong, True),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +200,19 @@ def test_wrong_uses_say_what_to_do_instead(ranks: Ranks) -> None:
         assert said["string"][0] == "TypeError" and "no fixed width" in said["string"][1]
 
 
-def test_a_failing_chief_fails_every_rank() -> None:
-    chief, other = run_ranks(failing, 2)
+@pytest.fixture(scope="module")
+def failed() -> Any:
+    return run_ranks(failing, 2)
+
+
+def test_results_of_different_structure_are_a_mismatch(failed: Ranks) -> None:
+    for seen in failed:
+        names, message, _ = seen["structure"]
+        assert "MismatchError" in names and "broadcast_update" in message
+
+
+def test_a_failing_chief_fails_every_rank(failed: Ranks) -> None:
+    chief, other = failed
     for where in ("eager", "graph"):
         assert "InvalidArgumentError" in chief[where][0]
         assert "told by the chief" in chief[where][1]

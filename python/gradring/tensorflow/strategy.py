@@ -152,8 +152,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
           gradring.errors.AbortedError: on the other ranks, when one rank raises; carries that
             exception's text. When the chief fails while *executing* `fn` inside a `tf.function`,
             its own error is raised from that function, and the others' is a `PeerLostError`,
-            `MismatchError` or `AbortedError` as soon as the chief leaves, goes on or aborts,
-            at the latest after the communicator's timeout.
+            `MismatchError` or `AbortedError` as soon as the chief's process ends, calls another
+            collective or aborts; at the latest after the communicator's timeout.
         """
         return broadcast_update(fn, args, self.communicator)
 
