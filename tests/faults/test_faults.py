@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,27 @@ def test_an_exception_on_one_rank_tells_the_others_its_reason() -> None:
         assert isinstance(error, errors.AbortedError)
         assert error.rank == 2
         assert "RuntimeError: the data set is gone" in str(error)
+
+
+def close_and_stay(faulty: int, directory: Path) -> None:
+    """The faulty rank's process ends only when all others have got their errors."""
+    comm = gradring.init()
+    if comm.rank == faulty:
+        comm.close()
+        while len(list(directory.iterdir())) < comm.world_size - 1:
+            time.sleep(0.05)
+        return
+    try:
+        comm.all_reduce(np.ones(3))
+    finally:
+        directory.joinpath(str(comm.rank)).touch()
+
+
+def test_a_rank_that_closes_is_named_though_its_process_lives_on(tmp_path: Path) -> None:
+    for error in survivors(close_and_stay, 1, 3, 1, tmp_path):
+        assert isinstance(error, errors.PeerLostError)
+        assert error.rank == 1
+        assert "closed its communicator" in str(error)
 
 
 def never_enter(faulty: int) -> None:

@@ -213,6 +213,8 @@ impl Engine {
             // The thread's panics were caught where they happened.
             let _ = progress.join();
         }
+        // Peers that still wait for this rank learn it from the end of its links.
+        lock(&self.shared.driver).transport.close();
     }
 }
 

@@ -132,13 +132,7 @@ impl Transport for MemoryTransport {
         })
     }
 
-    fn name(&self) -> &'static str {
-        "memory"
-    }
-}
-
-impl Drop for MemoryTransport {
-    fn drop(&mut self) {
+    fn close(&mut self) {
         let mut pipes = self
             .mesh
             .pipes
@@ -149,6 +143,16 @@ impl Drop for MemoryTransport {
             pipes[self.pipe(peer, Direction::Receive)].closed = true;
         }
         self.mesh.changed.notify_all();
+    }
+
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+}
+
+impl Drop for MemoryTransport {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -104,6 +104,11 @@ impl Transport for TcpTransport {
         Box::new(move || wake_up.wake())
     }
 
+    fn close(&mut self) {
+        self.outgoing.fill_with(|| None);
+        self.incoming.fill_with(|| None);
+    }
+
     fn name(&self) -> &'static str {
         "tcp"
     }
