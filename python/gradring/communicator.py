@@ -22,7 +22,7 @@ class Communicator:
     """A connected group of ranks with an order.
 
     All ranks must call the same collectives in the same order, with the same dtype, shapes, op
-    and name; a difference raises `MismatchError` on every rank before anything is written.
+    and name; a difference raises `MismatchError` on every rank before a wrong value is written.
 
     Arrays are C-contiguous, writable buffers of float32, float64, float16, bfloat16 (ml_dtypes),
     int32, int64 or uint8: numpy arrays, or anything with the buffer protocol. A list of arrays of
