@@ -59,6 +59,11 @@ def ordering_token() -> Any:
         )
 
 
+def add_control_input(op: Any, before: Any) -> None:
+    """Lets `op`, of a graph that is still being built, run only after the operation `before`."""
+    op._add_control_input(before)
+
+
 def run_op(
     op: str, inputs: dict[str, Any], dtype: Any, attrs: dict[str, Any], output_count: int
 ) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing
+from gradring.tensorflow.backward_order import start_as_soon_as_ready
 from gradring.tensorflow.dtypes import as_native
 from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.naming import Names
@@ -56,9 +57,10 @@ def _reduce_dense(
     backwards = list(reversed(positions))
     encoded = [as_native(tf.convert_to_tensor(results[i]), names.of([i]).shown) for i in backwards]
     buckets = bucketing.plan([_entry(tensor) for tensor, _ in encoded], bucket_bytes)
+    tensors = [[encoded[i][0] for i in bucket.indices] for bucket in buckets]
     started = [
         start(
-            [encoded[i][0] for i in bucket.indices],
+            tensors[number],
             communicator,
             names.of([backwards[i] for i in bucket.indices], number if len(buckets) > 1 else None),
             collective="all_reduce",
@@ -66,6 +68,7 @@ def _reduce_dense(
         )
         for number, bucket in enumerate(buckets)
     ]
+    start_as_soon_as_ready(tensors, [handle for *_, handle in started])
     for bucket, reduced in zip(buckets, wait(started), strict=True):
         for index, tensor in zip(bucket.indices, reduced, strict=True):
             decode = encoded[index][1]

@@ -13,10 +13,20 @@
 ``outcome``           what became of a rank, and the exceptions that report it
 ``function``          how a function is named so that another interpreter finds it
 ``worker``            what each interpreter runs
+``network``           hosts with their own network on this machine, for slow and broken links
 ====================  ===================================================================
 """
 
 from gradring.testing.harness import run_ranks
+from gradring.testing.network import Host, simulated_hosts
 from gradring.testing.outcome import Outcome, RankFailure, RankTimeout, RemoteError
 
-__all__ = ["Outcome", "RankFailure", "RankTimeout", "RemoteError", "run_ranks"]
+__all__ = [
+    "Host",
+    "Outcome",
+    "RankFailure",
+    "RankTimeout",
+    "RemoteError",
+    "run_ranks",
+    "simulated_hosts",
+]

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradring.launch.processes import RankProcess, RankProcesses
 from gradring.launch.ranks import rank_environments
 from gradring.testing.function import FunctionName, load_from_rank
+from gradring.testing.network import Host
 from gradring.testing.outcome import (
     Outcome,
     RankFailure,
@@ -36,6 +37,8 @@ GRACE_S = 10.0
 """How long the other ranks may go on when one has failed: time to report their own errors."""
 DUMP_S = 0.5
 """How long a rank that is out of time may take to print where its threads are."""
+HOSTS_PORT = 29500
+"""Of the rendezvous on simulated hosts, where nothing else listens."""
 MAX_OUTPUT_BYTES = 1 << 20
 
 _BOOTSTRAP = """\
@@ -53,11 +56,13 @@ def run_ranks(
     timeout: float = 120.0,
     env: Mapping[str, str] | None = None,
     check: bool = True,
+    hosts: Sequence[Host] = (),
 ) -> list[Any]:
     """Calls ``fn(*args)`` on every rank of a new world and returns the results in rank order.
 
-    Each rank has its place, the rendezvous on 127.0.0.1 and a token in its environment, so that
-    ``gradring.init()`` needs no arguments. Variables of other launchers are removed.
+    Each rank has its place, the rendezvous (on 127.0.0.1, or the first of ``hosts``) and a token
+    in its environment, so that ``gradring.init()`` needs no arguments. Variables of other launchers
+    are removed.
 
     Args:
         fn: A function at the top level of a module, a test file or the running script.
@@ -66,6 +71,7 @@ def run_ranks(
         timeout: Seconds for all of it.
         env: More variables for every rank.
         check: Raise when a rank fails. Otherwise failures are values, for tests that kill ranks.
+        hosts: Simulated hosts (see ``simulated_hosts``) for the ranks, in turn; default: this one.
 
     Returns:
         The results with ``check=True``, and one :class:`Outcome` per rank with ``check=False``.
@@ -84,7 +90,7 @@ def run_ranks(
         )
     call = Call(FunctionName.of(fn), pickle.dumps(args))
     with tempfile.TemporaryDirectory(prefix="gradring-ranks-") as directory:
-        world = _World(Path(directory), call, world_size, env or {})
+        world = _World(Path(directory), call, world_size, env or {}, hosts)
         world.run(timeout, stop_at_failure=check)
         outcomes = world.outcomes()
     if world.unfinished:
@@ -101,13 +107,21 @@ class _World:
     """The ranks of one call and the directory they write to."""
 
     def __init__(
-        self, directory: Path, call: Call, world_size: int, env: Mapping[str, str]
+        self,
+        directory: Path,
+        call: Call,
+        world_size: int,
+        env: Mapping[str, str],
+        hosts: Sequence[Host],
     ) -> None:
         self._directory = directory
         self._call = directory / "call.pickle"
         self._call.write_bytes(pickle.dumps(call))
         self._environments = rank_environments(os.environ, world_size, tf_config=False)
+        self._hosts = hosts
         for environment in self._environments:
+            if hosts:
+                environment["GRADRING_RENDEZVOUS"] = f"{hosts[0].address}:{HOSTS_PORT}"
             environment.update(env)
         self._processes: list[RankProcess] = []
         self._stopped: set[int] = set()
@@ -143,6 +157,8 @@ class _World:
             *(sys.executable, "-c", _BOOTSTRAP, search_path),
             *(str(self._call), str(self._report_path(rank))),
         ]
+        if self._hosts:
+            command = self._hosts[rank % len(self._hosts)].command(*command)
         with open(self._output_path(rank), "wb") as output:
             processes.start(command, environ, stdout=output, stderr=subprocess.STDOUT)
 
