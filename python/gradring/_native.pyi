@@ -40,6 +40,10 @@ class Communicator:
         listen: str | None,
         token: bytes,
         timeout: float,
+        transport: str,
+        algorithm: str,
+        reproducible: bool,
+        wire_dtype: str | None,
     ) -> Communicator: ...
     @property
     def id(self) -> int: ...

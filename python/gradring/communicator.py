@@ -42,9 +42,14 @@ class Communicator:
         transport: ``auto`` or ``tcp``.
         timeout: Seconds in which the group must form, and bound on every wait in which nothing
             moves.
-        algorithm: ``auto`` or ``ring``.
-        reproducible: Must be False in this version.
-        wire_dtype: Must be None in this version.
+        algorithm: ``auto``: by the size of the buffer, the number of ranks, and times measured when
+            the group forms; or ``ring``, ``direct`` or ``one_shot``; or a list such as
+            ``one_shot:64KiB,direct``: each up to its size, the last for everything else.
+        reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
+            the algorithm, the transport and the buckets; at most 64 ranks.
+        wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions are rounded to
+            it for travelling, which halves the traffic; the owner of each element sums them in
+            float32, and rounds the result once. None: elements travel as they are.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -67,9 +72,8 @@ class Communicator:
         listen: str | None = None,
     ) -> None:
         _check_choice("transport", transport, ("auto", "tcp"))
-        _check_choice("algorithm", algorithm, ("auto", "ring"))
-        _check_choice("reproducible", reproducible, (False,))
-        _check_choice("wire_dtype", wire_dtype, (None,))
+        _check_choice("reproducible", reproducible, (False, True))
+        _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
         if rank < 0 or world_size < 1:
             raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
         if world_size > 1 and not rendezvous:
@@ -81,6 +85,10 @@ class Communicator:
             listen=listen,
             token=token or b"",
             timeout=timeout,
+            transport=transport,
+            algorithm=algorithm,
+            reproducible=reproducible,
+            wire_dtype=wire_dtype,
         )
         self.rank: int = self._native.rank
         self.world_size: int = self._native.world_size

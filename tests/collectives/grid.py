@@ -53,10 +53,10 @@ def expectation(world_size: int, count: int, op: str, dtype: str) -> NDArray[Any
     return exact.astype(dtype_of(dtype))
 
 
-def every_dtype_op_and_count() -> list[str]:
+def every_dtype_op_and_count(algorithm: str = "auto") -> list[str]:
     """Runs the whole grid; returns the cells that went wrong on this rank."""
     wrong = []
-    with gradring.init() as comm:
+    with gradring.init(algorithm=algorithm) as comm:
         for dtype in DTYPES:
             for op in OPS:
                 for count in COUNTS:

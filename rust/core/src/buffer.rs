@@ -61,6 +61,15 @@ impl Buffer {
         }
     }
 
+    /// A buffer over one piece of memory that outlives it.
+    ///
+    /// # Safety
+    /// As for `new`, with nothing to keep the memory alive.
+    pub(crate) unsafe fn contiguous(dtype: DType, start: *mut u8, count: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::new(dtype, vec![Slice { start, count }], Box::new(())) }
+    }
+
     /// A buffer of `count` zeros that owns its memory.
     #[must_use]
     pub fn zeroed(dtype: DType, count: usize) -> Self {
@@ -120,6 +129,61 @@ impl Buffer {
         filled
     }
 
+    /// The memory of a range of elements, piece by piece.
+    pub(crate) fn elements(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        let size = self.dtype.size_bytes();
+        self.pieces(range.start * size..range.end * size)
+            // SAFETY: `pieces` yields memory inside the slices, exclusively ours (`Buffer::new`).
+            .map(|(start, length)| unsafe { std::slice::from_raw_parts(start, length) })
+    }
+
+    /// Overwrites the elements from `at` on with `source`, whole elements of `dtype`, converted.
+    pub(crate) fn widen_from(&mut self, at: usize, dtype: DType, source: &[u8]) {
+        let (size, wide_size) = (dtype.size_bytes(), self.dtype.size_bytes());
+        assert!(source.as_ptr().addr().is_multiple_of(size) && source.len().is_multiple_of(size));
+        let end = at + source.len() / size;
+        let mut consumed = 0;
+        for (start, length) in self.pieces(at * wide_size..end * wide_size) {
+            let count = length / wide_size;
+            let source = &source[consumed..consumed + count * size];
+            // SAFETY: `start` has room for `count` elements, `source` holds as many, aligned and
+            // disjoint.
+            unsafe { kernel::widen(dtype, self.dtype, start, source.as_ptr(), count) };
+            consumed += source.len();
+        }
+    }
+
+    /// A copy in a narrower float type, in `memory`, which grows as needed.
+    ///
+    /// # Safety
+    /// `memory` must outlive the copy and be left alone meanwhile.
+    pub(crate) unsafe fn narrowed(&self, dtype: DType, memory: &mut Vec<u64>) -> Self {
+        debug_assert_eq!(dtype.accumulator(ReduceOp::Sum), self.dtype);
+        let words = (self.count() * dtype.size_bytes()).div_ceil(size_of::<u64>());
+        if memory.len() < words {
+            *memory = vec![0; words];
+        }
+        // SAFETY: the memory has room for as many elements; the rest is the caller's promise.
+        let narrow = unsafe { Self::contiguous(dtype, memory.as_mut_ptr().cast(), self.count()) };
+        for (slice, &offset) in self.slices.iter().zip(&self.offsets) {
+            // SAFETY: `narrow` has as many elements as all slices together, in their order.
+            unsafe {
+                let target = narrow.slices[0].start.add(offset * dtype.size_bytes());
+                kernel::finish(dtype, ReduceOp::Sum, 1, target, slice.start, slice.count);
+            }
+        }
+        narrow
+    }
+
+    /// Overwrites everything with the elements of a `narrowed` copy.
+    pub(crate) fn widen_all_from(&mut self, narrow: &Self) {
+        let mut at = 0;
+        for elements in narrow.elements(0..narrow.count()) {
+            self.widen_from(at, narrow.dtype, elements);
+            at += elements.len() / narrow.dtype.size_bytes();
+        }
+    }
+
     /// Combines `source`, whole elements of this buffer's type, into the elements from `at` on.
     pub(crate) fn reduce_from(&mut self, op: ReduceOp, at: usize, source: &[u8]) {
         let size = self.dtype.size_bytes();
@@ -156,10 +220,11 @@ impl Buffer {
         Some(wide)
     }
 
-    /// Turns complete results in `range` into final values: from `accumulator`, or in place.
+    /// Turns complete results in `range` into final values: from an accumulator, whose elements
+    /// from the given one on correspond to the range, or in place.
     pub(crate) fn finish_from(
         &mut self,
-        accumulator: Option<&Self>,
+        accumulator: Option<(&Self, usize)>,
         op: ReduceOp,
         world_size: usize,
         range: Range<usize>,
@@ -168,13 +233,13 @@ impl Buffer {
         if accumulator.is_none() && op != ReduceOp::Mean {
             return;
         }
-        let mut at = range.start;
+        let mut done = 0;
         for (start, length) in self.pieces(range.start * size..range.end * size) {
             let count = length / size;
             let source = match accumulator {
-                Some(wide) => {
-                    let bytes = at * wide.dtype.size_bytes();
-                    assert!(at + count <= wide.count());
+                Some((wide, first)) => {
+                    assert!(first + done + count <= wide.count());
+                    let bytes = (first + done) * wide.dtype.size_bytes();
                     // SAFETY: in bounds of the accumulator's only slice.
                     unsafe { wide.slices[0].start.add(bytes) }
                 }
@@ -183,9 +248,9 @@ impl Buffer {
             // SAFETY: `count` elements are valid on both sides; they are disjoint, or the same
             // memory and type, which `finish` allows.
             unsafe { kernel::finish(self.dtype, op, world_size, start, source, count) };
-            at += count;
+            done += count;
         }
-        assert_eq!(at, range.end, "finished past the end of a buffer");
+        assert_eq!(done, range.len(), "finished past the end of a buffer");
     }
 
     /// The pieces of memory that make up a byte range, in order.

@@ -133,6 +133,12 @@ pub struct Call {
 }
 
 impl Call {
+    /// Size of the buffer.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.count * self.dtype.size_bytes()
+    }
+
     /// Whether the call makes sense in a group of `world_size` ranks.
     ///
     /// # Errors

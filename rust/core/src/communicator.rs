@@ -6,7 +6,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::abort::AbortSwitch;
+use crate::calibration;
 use crate::collective::Request;
+use crate::dtype::DType;
 use crate::engine::{Engine, Parts, Supervisor as _};
 use crate::error::{Error, Result};
 use crate::group::liveness::Liveness;
@@ -15,6 +17,7 @@ use crate::group::roster::{Roster, this_member};
 use crate::link::memory;
 use crate::link::tcp::TcpTransport;
 use crate::link::{Direction, Transport};
+use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
 use crate::trace::flight_recorder::FlightRecorder;
 use crate::trace::stats::Stats;
 use crate::work::{Interrupt, Work};
@@ -36,8 +39,27 @@ pub struct Config {
     pub listen: Option<String>,
     /// Shared secret of the job; empty for none.
     pub token: Vec<u8>,
+    /// What links are made of.
+    pub transport: TransportChoice,
+    /// Which algorithms to use; must be the same on all ranks.
+    pub algorithm: Rules,
+    /// Whether sums are folds in the order of ranks; must be the same on all ranks.
+    pub reproducible: bool,
+    /// Type to which float32 elements of reductions are rounded for travelling: a 16-bit float.
+    pub wire_dtype: Option<DType>,
     /// Bound on forming the group, and on every wait for a collective without progress.
     pub timeout: Duration,
+}
+
+/// What links may be made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// Shared memory inside a host, TCP between hosts.
+    Auto,
+    /// TCP everywhere.
+    Tcp,
+    /// Shared memory everywhere; fails where it cannot be had.
+    SharedMemory,
 }
 
 /// A connected group of ranks with an order.
@@ -64,7 +86,7 @@ impl Communicator {
         let cannot = |error: std::io::Error| Error::rendezvous(format!("a socket fails: {error}"));
         let (roster, transport, neighbours): (_, Box<dyn Transport>, _) = if config.world_size == 1
         {
-            let roster = Roster::new(vec![this_member(String::new())]);
+            let roster = Roster::new(vec![this_member(String::new(), config)]);
             let alone = memory::mesh(1, 1).remove(0);
             (roster, Box::new(alone), Vec::new())
         } else {
@@ -91,6 +113,12 @@ impl Communicator {
         let engine = Engine::new(Parts {
             rank: config.rank,
             world_size: config.world_size,
+            policy: Policy {
+                rules: config.algorithm.clone(),
+                reproducible: config.reproducible,
+                wire_dtype: config.wire_dtype,
+                ..Policy::new(config.world_size)
+            },
             transport,
             supervisor: Arc::clone(&liveness) as _,
             abort,
@@ -102,6 +130,9 @@ impl Communicator {
                 Duration::ZERO
             },
         });
+        if config.world_size > 1 && engine.policy().is_mesh() {
+            calibration::measure(&engine, interrupt)?;
+        }
         let communicator = Arc::new(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             rank: config.rank,
@@ -201,10 +232,34 @@ impl Config {
                 self.rank, self.world_size
             )));
         }
+        if let Some(dtype) = self
+            .wire_dtype
+            .filter(|d| !matches!(d, DType::F16 | DType::Bf16))
+        {
+            return Err(Error::config(format!(
+                "wire_dtype={} is not a 16-bit float; choose bfloat16 or float16",
+                dtype.name()
+            )));
+        }
         if self.timeout.is_zero() {
             return Err(Error::config("timeout must be more than 0 seconds"));
         }
+        if self.reproducible && self.world_size > MESH_RANKS_MAX {
+            return Err(Error::config(format!(
+                "reproducible=True works with at most {MESH_RANKS_MAX} ranks, not {}",
+                self.world_size
+            )));
+        }
         Ok(())
+    }
+
+    /// What must be equal on all ranks, as text.
+    pub(crate) fn plan(&self) -> String {
+        let wire_dtype = self.wire_dtype.map_or("None", DType::name);
+        format!(
+            "algorithm={}, reproducible={}, wire_dtype={wire_dtype}",
+            self.algorithm, self.reproducible
+        )
     }
 
     #[expect(
@@ -222,12 +277,12 @@ impl Config {
         let successor = (self.rank + 1) % self.world_size;
         let predecessor = (self.rank + self.world_size - 1) % self.world_size;
         let mut transport = TcpTransport::new(self.world_size)?;
-        transport.add(successor, Direction::Send, formed.data_to_successor)?;
-        transport.add(
-            predecessor,
-            Direction::Receive,
-            formed.data_from_predecessor,
-        )?;
+        for (peer, stream) in formed.data_to {
+            transport.add(peer, Direction::Send, stream)?;
+        }
+        for (peer, stream) in formed.data_from {
+            transport.add(peer, Direction::Receive, stream)?;
+        }
         let neighbours = vec![
             (successor, formed.control_to_successor),
             (predecessor, formed.control_from_predecessor),

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use crate::collective::{Call, Request};
 use crate::error::{Error, Result};
 use crate::executor::{Execution, Fault, Progress, Scratch};
 use crate::link::Transport;
-use crate::schedule;
+use crate::schedule::choice::Policy;
+use crate::schedule::{self, Algorithm};
 use crate::trace::flight_recorder::{Entry, FlightRecorder};
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{self, Header};
@@ -65,6 +66,8 @@ pub struct Parts {
     pub rank: usize,
     /// Number of processes.
     pub world_size: usize,
+    /// How collectives are performed.
+    pub policy: Policy,
     /// The links.
     pub transport: Box<dyn Transport>,
     /// Judge of suspicions.
@@ -88,6 +91,7 @@ pub struct Engine {
 struct Shared {
     rank: usize,
     world_size: usize,
+    policy: RwLock<Policy>,
     timeout: Duration,
     spin: Duration,
     supervisor: Arc<dyn Supervisor>,
@@ -103,6 +107,8 @@ struct Shared {
 struct Driver {
     transport: Box<dyn Transport>,
     scratch: Scratch,
+    /// Memory of elements that travel in another type than their own.
+    narrowed: Vec<u64>,
 }
 
 #[derive(Default)]
@@ -118,6 +124,7 @@ struct Queue {
 struct Launched {
     call: Arc<Call>,
     buffer: Buffer,
+    algorithm: Algorithm,
     header: Header,
     sequence: u64,
 }
@@ -130,6 +137,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             rank: parts.rank,
             world_size: parts.world_size,
+            policy: RwLock::new(parts.policy),
             timeout: parts.timeout,
             spin: parts.spin,
             supervisor: parts.supervisor,
@@ -140,6 +148,7 @@ impl Engine {
             driver: Mutex::new(Driver {
                 transport: parts.transport,
                 scratch: Scratch::new(),
+                narrowed: Vec::new(),
             }),
             stats: Mutex::default(),
         });
@@ -192,6 +201,29 @@ impl Engine {
         Ok(self.shared.enqueue(queue, launched))
     }
 
+    /// How collectives are performed.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        self.shared.policy().clone()
+    }
+
+    /// Changes how collectives launched from now on are performed; on all ranks alike, with
+    /// nothing under way.
+    pub fn set_policy(&self, policy: Policy) {
+        *self
+            .shared
+            .policy
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = policy;
+    }
+
+    /// Starts to count from one again; on all ranks alike, with nothing under way.
+    pub fn forget(&self) {
+        lock(&self.shared.queue).launched = 0;
+        *lock(&self.shared.stats) = Stats::default();
+        self.shared.recorder.forget();
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -225,6 +257,10 @@ impl Drop for Engine {
 }
 
 impl Shared {
+    fn policy(&self) -> RwLockReadGuard<'_, Policy> {
+        self.policy.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Gives a request its place in the order.
     fn launch(&self, queue: &mut Queue, request: Request) -> Result<Launched> {
         let (call, buffer) = request.into_parts();
@@ -240,7 +276,8 @@ impl Shared {
         }
         queue.launched = sequence;
         let call = Arc::new(call);
-        let header = contract::header(&call, 0, sequence);
+        let algorithm = self.policy().choose(&call);
+        let header = contract::header(&call, algorithm, 0, sequence);
         self.recorder.record(Entry {
             sequence,
             header,
@@ -249,6 +286,7 @@ impl Shared {
         Ok(Launched {
             call,
             buffer,
+            algorithm,
             header,
             sequence,
         })
@@ -339,17 +377,30 @@ impl Shared {
             return self.abort.cause().map_or(Ok(()), Err);
         }
         let mut driver = lock(&self.driver);
-        let Driver { transport, scratch } = &mut *driver;
+        let Driver {
+            transport,
+            scratch,
+            narrowed,
+        } = &mut *driver;
         let call = &launched.call;
-        let steps = schedule::build(&call.collective, self.rank, self.world_size, call.count);
-        let successor = (self.rank + 1) % self.world_size;
+        let mut narrow = self.policy().wire_dtype(call).map(|dtype| {
+            // SAFETY: the driver stays locked until the collective has ended.
+            unsafe { launched.buffer.narrowed(dtype, narrowed) }
+        });
+        let steps = schedule::build(
+            launched.algorithm,
+            &call.collective,
+            self.rank,
+            self.world_size,
+            call.count,
+        );
         let predecessor = (self.rank + self.world_size - 1) % self.world_size;
         let mut execution = Execution::new(
-            &mut launched.buffer,
+            narrow.as_mut().unwrap_or(&mut launched.buffer),
             call.collective.op(),
+            self.rank,
             self.world_size,
             steps,
-            (successor, predecessor),
             launched.header,
             scratch,
         );
@@ -397,11 +448,15 @@ impl Shared {
                 }
             }
         }
+        let (bytes_sent, everyone_entered) = (execution.bytes_sent, execution.everyone_entered);
+        if let Some(narrow) = narrow {
+            launched.buffer.widen_all_from(&narrow);
+        }
         let ended = Instant::now();
-        let everyone_entered = execution.everyone_entered.unwrap_or(ended);
+        let everyone_entered = everyone_entered.unwrap_or(ended);
         let measured = Measured {
-            algorithm: schedule::algorithm(&call.collective),
-            bytes_sent: execution.bytes_sent,
+            algorithm: launched.algorithm.name(),
+            bytes_sent,
             waiting: everyone_entered - started,
             moving: ended - everyone_entered,
             awaited: predecessor,

@@ -8,6 +8,7 @@
 
 pub mod abort;
 pub mod buffer;
+mod calibration;
 pub mod collective;
 pub mod communicator;
 pub mod dtype;

@@ -11,7 +11,8 @@ use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::engine::{Engine, Parts, Supervisor, Suspicion};
 use gradring_core::error::{Error, ErrorKind};
 use gradring_core::link::memory;
-use gradring_core::schedule;
+use gradring_core::schedule::choice::{Policy, Rules};
+use gradring_core::schedule::{self, Algorithm};
 use gradring_core::work::WaitOutcome;
 
 /// Turns every suspicion into an error and ends all ranks of one test with it.
@@ -50,6 +51,17 @@ fn group<T: Send + 'static>(
     timeout: Duration,
     body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
+    group_with("auto", world_size, capacity_bytes, timeout, body)
+}
+
+/// As `group`, with a user's choice of algorithms.
+fn group_with<T: Send + 'static>(
+    algorithm: &str,
+    world_size: usize,
+    capacity_bytes: usize,
+    timeout: Duration,
+    body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
+) -> Vec<T> {
     let switches: Vec<Arc<AbortSwitch>> = (0..world_size).map(|_| Arc::default()).collect();
     let judge = Arc::new(Judge {
         switches: switches.clone(),
@@ -62,6 +74,10 @@ fn group<T: Send + 'static>(
             let engine = Engine::new(Parts {
                 rank,
                 world_size,
+                policy: Policy {
+                    rules: Rules::parse(algorithm).unwrap(),
+                    ..Policy::new(world_size)
+                },
                 transport: Box::new(transport),
                 supervisor: Arc::clone(&judge) as _,
                 abort: Arc::clone(&switches[rank]),
@@ -108,24 +124,28 @@ fn contribution(rank: usize, count: usize) -> Vec<f32> {
 const SUM: Collective = Collective::AllReduce { op: ReduceOp::Sum };
 
 #[test]
-fn all_reduce_sums_for_every_world_size_count_and_pipe_capacity() {
-    for world_size in [1, 2, 3, 5, 8] {
-        for count in [0, 1, 2, 7, 1000] {
-            for capacity_bytes in [3, 100_000] {
-                let results = group(world_size, capacity_bytes, PATIENT, move |rank, engine| {
-                    let mut values = contribution(rank, count);
-                    engine
-                        .run(request(&mut values, SUM), &mut || false)
-                        .unwrap();
-                    values
-                });
-                let ranks = (0..world_size).map(|rank| contribution(rank, count));
-                let expected: Vec<f32> = (0..count)
-                    .map(|index| ranks.clone().map(|values| values[index]).sum())
-                    .collect();
-                for result in results {
-                    assert_eq!(result, expected, "N={world_size} count={count}");
-                }
+fn all_reduce_sums_for_every_algorithm_world_size_count_and_pipe_capacity() {
+    let sizes = [1, 2, 3, 5, 8].into_iter();
+    let cases = sizes.flat_map(|n| [0, 1, 2, 7, 1000].map(|count| (n, count)));
+    for (world_size, count) in cases {
+        let ranks = (0..world_size).map(|rank| contribution(rank, count));
+        let expected: Vec<f32> = (0..count)
+            .map(|index| ranks.clone().map(|values| values[index]).sum())
+            .collect();
+        for (algorithm, capacity_bytes) in Algorithm::ALL
+            .into_iter()
+            .flat_map(|a| [(a, 3), (a, 100_000)])
+        {
+            let name = algorithm.name();
+            let body = move |rank, engine: &Engine| {
+                let mut values = contribution(rank, count);
+                engine
+                    .run(request(&mut values, SUM), &mut || false)
+                    .unwrap();
+                values
+            };
+            for result in group_with(name, world_size, capacity_bytes, PATIENT, body) {
+                assert_eq!(result, expected, "{name} N={world_size} count={count}");
             }
         }
     }

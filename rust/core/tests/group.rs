@@ -8,12 +8,17 @@ use std::time::Duration;
 
 use gradring_core::buffer::{Buffer, Slice};
 use gradring_core::collective::{Collective, Request};
-use gradring_core::communicator::{Communicator, Config};
+use gradring_core::communicator::{Communicator, Config, TransportChoice};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::{Error, ErrorKind};
+use gradring_core::schedule::choice::Rules;
 
 fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
     Config {
+        transport: TransportChoice::Tcp,
+        algorithm: Rules::default(),
+        reproducible: false,
+        wire_dtype: None,
         rank,
         world_size,
         rendezvous: rendezvous.into(),

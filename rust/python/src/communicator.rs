@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradring_core::collective::{Collective, Request};
-use gradring_core::communicator::{self, Config};
-use gradring_core::dtype::ReduceOp;
+use gradring_core::communicator::{self, Config, TransportChoice};
+use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::Error;
+use gradring_core::schedule::choice::Rules;
 use gradring_core::trace::stats::Totals;
 use numpy::PyUntypedArray;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
@@ -29,7 +30,8 @@ type Arrays<'py> = Vec<Bound<'py, PyUntypedArray>>;
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout, transport, algorithm, reproducible, wire_dtype))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
         rank: usize,
@@ -38,12 +40,27 @@ impl Communicator {
         listen: Option<String>,
         token: Vec<u8>,
         timeout: f64,
+        transport: &str,
+        algorithm: &str,
+        reproducible: bool,
+        wire_dtype: Option<&str>,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
             let problem = format!("timeout={timeout} is not a number of seconds: {error}");
             to_python(py, &Error::config(problem))
         })?;
+        let algorithm = Rules::parse(algorithm).map_err(|error| to_python(py, &error))?;
+        let transport = match transport {
+            "tcp" => TransportChoice::Tcp,
+            "shm" => TransportChoice::SharedMemory,
+            _ => TransportChoice::Auto,
+        };
+        let wire_dtype = wire_dtype.map(dtype_named).transpose()?;
         let config = Config {
+            transport,
+            algorithm,
+            reproducible,
+            wire_dtype,
             rank,
             world_size,
             rendezvous,
@@ -252,6 +269,11 @@ impl Signals {
         self.exception
             .unwrap_or_else(|| PyKeyboardInterrupt::new_err(()))
     }
+}
+
+fn dtype_named(name: &str) -> PyResult<DType> {
+    let found = DType::ALL.into_iter().find(|dtype| dtype.name() == name);
+    found.ok_or_else(|| PyValueError::new_err(format!("{name:?} is no element type")))
 }
 
 fn reduce_op(name: &str) -> PyResult<ReduceOp> {

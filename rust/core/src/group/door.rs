@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::group::rendezvous::receivers;
 use crate::link::poll::{self, Interested, WakeUp};
 use crate::wire::handshake::{self, Hello, Purpose};
 
@@ -166,7 +167,8 @@ impl Admission {
         }
         let welcome = match hello.purpose {
             Purpose::Join(_) => rank == 0,
-            Purpose::Data | Purpose::Control => (hello.rank + 1) % world_size == rank,
+            Purpose::Data => receivers(hello.rank, world_size).contains(&rank),
+            Purpose::Control => (hello.rank + 1) % world_size == rank,
         };
         if welcome {
             return Ok(());

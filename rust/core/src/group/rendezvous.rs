@@ -2,8 +2,8 @@
 //!
 //! Rank 0 listens at the rendezvous address. Every other rank opens its own door, joins at rank
 //! 0 with the address of that door, and gets the roster when all have joined. Then every rank
-//! connects to its successor on the ring, once for data and once for control, and waits for the
-//! same from its predecessor.
+//! connects for data to every other rank (to its successor on the ring, if they are many) and for
+//! control to its successor, and waits for the same from the others.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -16,6 +16,7 @@ use crate::communicator::Config;
 use crate::error::{Error, Result};
 use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT};
 use crate::group::roster::{Roster, this_member};
+use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::wire::handshake::{self, Hello, Member, Purpose};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 
@@ -29,8 +30,9 @@ const TURNED_AWAY_MAX: usize = 5;
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
     pub roster: Roster,
-    pub data_to_successor: TcpStream,
-    pub data_from_predecessor: TcpStream,
+    /// By rank: connections on which this rank sends, and on which it receives.
+    pub data_to: BTreeMap<usize, TcpStream>,
+    pub data_from: BTreeMap<usize, TcpStream>,
     pub control_to_successor: TcpStream,
     pub control_from_predecessor: TcpStream,
 }
@@ -70,39 +72,65 @@ impl Forming<'_> {
         } else {
             self.join()?
         };
+        self.check_plans(&roster)?;
         let (rank, world_size) = (self.config.rank, self.config.world_size);
         let (successor, predecessor) = (
             (rank + 1) % world_size,
             (rank + world_size - 1) % world_size,
         );
-        let data_to_successor = self.call(&roster, successor, &Purpose::Data)?;
+        let mut data_to = BTreeMap::new();
+        for peer in receivers(rank, world_size) {
+            data_to.insert(peer, self.call(&roster, peer, &Purpose::Data)?);
+        }
         let control_to_successor = self.call(&roster, successor, &Purpose::Control)?;
-        let (mut data, mut control) = (None, None);
-        while data.is_none() || control.is_none() {
+        let expected = senders(rank, world_size);
+        let (mut data_from, mut control_from_predecessor) = (BTreeMap::new(), None);
+        loop {
+            let missing = expected.iter().find(|peer| !data_from.contains_key(*peer));
+            let late = match (missing, control_from_predecessor.take()) {
+                (None, Some(control_from_predecessor)) => {
+                    return Ok(Formed {
+                        roster,
+                        data_to,
+                        data_from,
+                        control_to_successor,
+                        control_from_predecessor,
+                    });
+                }
+                (missing, control) => {
+                    control_from_predecessor = control;
+                    *missing.unwrap_or(&predecessor)
+                }
+            };
             let Some((hello, stream)) = self.next_caller(&door)? else {
-                let member = &roster.members()[predecessor];
+                let member = &roster.members()[late];
                 let problem = format!(
                     "joined from {} but did not connect to rank {rank} in time{}",
                     member.address,
                     self.turned_away_note()
                 );
-                return Err(Error::rendezvous(problem).blaming(predecessor, &member.host));
+                return Err(Error::rendezvous(problem).blaming(late, &member.host));
             };
             match hello.purpose {
-                Purpose::Data => data = Some(stream),
-                Purpose::Control => control = Some(stream),
+                Purpose::Data => {
+                    data_from.insert(hello.rank, stream);
+                }
+                Purpose::Control => control_from_predecessor = Some(stream),
                 Purpose::Join(_) => {}
             }
         }
-        match (data, control) {
-            (Some(data_from_predecessor), Some(control_from_predecessor)) => Ok(Formed {
-                roster,
-                data_to_successor,
-                data_from_predecessor,
-                control_to_successor,
-                control_from_predecessor,
-            }),
-            _ => unreachable!("the loop ends when both are there"),
+    }
+
+    /// All ranks see the same roster, and come to the same judgement.
+    fn check_plans(&self, roster: &Roster) -> Result<()> {
+        let plan = &roster.members()[0].plan;
+        let mut others = (1..).zip(&roster.members()[1..]);
+        match others.find(|(_, member)| member.plan != *plan) {
+            None => Ok(()),
+            Some((rank, member)) => {
+                let problem = format!("was started with {}, rank 0 with {plan}", member.plan);
+                Err(Error::config(problem).blaming(rank, &member.host))
+            }
         }
     }
 
@@ -133,7 +161,7 @@ impl Forming<'_> {
                 }
             }
         }
-        let mut members = vec![this_member(door.address.to_string())];
+        let mut members = vec![this_member(door.address.to_string(), self.config)];
         members.extend(joined.values().map(|(member, _)| member.clone()));
         let answer = Answer::Formed(members.clone());
         for (rank, (member, stream)) in &mut joined {
@@ -157,7 +185,7 @@ impl Forming<'_> {
         };
         let door = Door::open(&listen, self.admission())?;
         let announced = announced(door.address, own_ip);
-        let purpose = Purpose::Join(this_member(announced.to_string()));
+        let purpose = Purpose::Join(this_member(announced.to_string(), self.config));
         self.greet(&mut stream, 0, address, purpose)?;
         self.await_readable(&stream)?;
         let answer = handshake::read_message(&mut stream).map_err(|_| {
@@ -296,6 +324,25 @@ impl Forming<'_> {
             }
         }
     }
+}
+
+/// The ranks to which `rank` sends: all others, or its successor if they are too many.
+pub(crate) fn receivers(rank: usize, world_size: usize) -> Vec<usize> {
+    let distances = if world_size <= MESH_RANKS_MAX {
+        world_size - 1
+    } else {
+        1
+    };
+    (1..=distances)
+        .map(|distance| (rank + distance) % world_size)
+        .collect()
+}
+
+/// The ranks that send to `rank`.
+fn senders(rank: usize, world_size: usize) -> Vec<usize> {
+    (0..world_size)
+        .filter(|&peer| peer != rank && receivers(peer, world_size).contains(&rank))
+        .collect()
 }
 
 fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {

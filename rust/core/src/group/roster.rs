@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use crate::communicator::{Config, TransportChoice};
 use crate::wire::handshake::Member;
 
 /// Who is in the group, by rank.
@@ -47,13 +48,15 @@ impl Roster {
 }
 
 /// This process as a member that listens at `address`.
-pub(crate) fn this_member(address: String) -> Member {
+pub(crate) fn this_member(address: String, config: &Config) -> Member {
     // Containers may share a host name; two systems never share a boot id.
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Member {
         address,
         host: host_name(),
         host_id: format!("{} {}", host_name(), boot_id.trim()),
+        plan: config.plan(),
+        shares_memory: config.transport != TransportChoice::Tcp,
     }
 }
 
@@ -76,6 +79,8 @@ mod tests {
             address: String::new(),
             host: host.into(),
             host_id: host.into(),
+            plan: String::new(),
+            shares_memory: false,
         });
         let roster = Roster::new(members.into());
         let local: Vec<_> = (0..5)

@@ -3,14 +3,19 @@
 //! A schedule *means* what it says when its steps are performed one after the other, the send
 //! and the receive of one step side by side. The executor overlaps steps as far as their element
 //! ranges do not conflict, which cannot be told apart from that meaning by its result.
+//! A fold keeps its intermediate result beside the buffer: until its last turn it conflicts with
+//! other turns only.
 //!
-//! Words: N ranks, a buffer of `count` elements, cut into N chunks. Contents travel either as
-//! *partial* results (still to be reduced, in the accumulator type) or as *final* values.
+//! Words: N ranks, a buffer of `count` elements, cut into N chunks. Contents travel as
+//! *contributions* (what a rank put in), as *partial* results (still to be reduced, in the
+//! accumulator type) or as *final* values.
 
 use std::ops::Range;
 
 use crate::collective::Collective;
 
+pub mod choice;
+mod direct;
 mod ring;
 #[cfg(test)]
 mod verify;
@@ -27,6 +32,30 @@ pub struct Step {
     pub receive: Option<Receive>,
 }
 
+impl Step {
+    const fn send(peer: usize, range: Range<usize>, contents: Contents) -> Self {
+        Self {
+            send: Some(Send {
+                peer,
+                range,
+                contents,
+            }),
+            receive: None,
+        }
+    }
+
+    const fn receive(peer: usize, range: Range<usize>, action: Action) -> Self {
+        Self {
+            send: None,
+            receive: Some(Receive {
+                peer,
+                range,
+                action,
+            }),
+        }
+    }
+}
+
 /// An element range that goes to a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Send {
@@ -34,14 +63,14 @@ pub struct Send {
     pub peer: usize,
     /// Which elements.
     pub range: Range<usize>,
-    /// Whether they are partial results or final values.
+    /// Whether they are contributions, partial results or final values.
     pub contents: Contents,
 }
 
 /// An element range that comes from a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receive {
-    /// The rank that sends it.
+    /// The rank that sends it; this rank itself where its own contribution is folded.
     pub peer: usize,
     /// Which elements.
     pub range: Range<usize>,
@@ -49,9 +78,52 @@ pub struct Receive {
     pub action: Action,
 }
 
+/// What an operation does to elements of the buffer and to those of a fold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Access {
+    buffer: Use,
+    folds: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Nothing,
+    Read,
+    Write,
+}
+
+impl Access {
+    pub(crate) const SEND: Self = Self {
+        buffer: Use::Read,
+        folds: false,
+    };
+
+    /// Of what `rank` does with something from `source`.
+    pub(crate) const fn receive(rank: usize, source: usize, action: Action) -> Self {
+        let buffer = match action {
+            Action::Fold(Turn::First | Turn::Middle) if rank != source => Use::Nothing,
+            Action::Fold(Turn::First | Turn::Middle) => Use::Read,
+            _ => Use::Write,
+        };
+        Self {
+            buffer,
+            folds: matches!(action, Action::Fold(_)),
+        }
+    }
+
+    /// Whether two operations on the same elements must keep their order.
+    pub(crate) fn conflicts(self, other: Self) -> bool {
+        let untouched = self.buffer == Use::Nothing || other.buffer == Use::Nothing;
+        let unchanged = self.buffer != Use::Write && other.buffer != Use::Write;
+        (self.folds && other.folds) || !(untouched || unchanged)
+    }
+}
+
 /// What a transfer carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contents {
+    /// What a rank put in, in the buffer's own type.
+    Contribution,
     /// Results that lack contributions, in the accumulator type.
     Partial,
     /// Finished values, in the buffer's own type.
@@ -67,6 +139,19 @@ pub enum Action {
     ReduceAndFinish,
     /// Put final values in place.
     Copy,
+    /// Combine a contribution with those of lower ranks, beside the buffer.
+    Fold(Turn),
+}
+
+/// Place of a contribution among those to one range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Of rank 0: there is nothing yet to combine it with.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// Of the last rank: the result is complete and is put in place as final values.
+    Last,
 }
 
 impl Action {
@@ -76,30 +161,123 @@ impl Action {
         match self {
             Self::Reduce | Self::ReduceAndFinish => Contents::Partial,
             Self::Copy => Contents::Final,
+            Self::Fold(_) => Contents::Contribution,
+        }
+    }
+}
+
+/// How a collective is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Every rank talks to its neighbours on a ring.
+    Ring,
+    /// Every rank talks to every other, in two steps.
+    Direct,
+    /// Every rank sends everything to every other, in one step.
+    OneShot,
+}
+
+impl Algorithm {
+    /// Every algorithm, for tests and for tables.
+    pub const ALL: [Self; 3] = [Self::Ring, Self::Direct, Self::OneShot];
+
+    /// The name used in every interface.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Direct => "direct",
+            Self::OneShot => "one_shot",
+        }
+    }
+
+    /// The algorithm of this name, if there is one.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.name() == name)
+    }
+
+    /// Whether this algorithm performs such a collective.
+    #[must_use]
+    pub const fn performs(self, collective: &Collective) -> bool {
+        match self {
+            Self::Ring => true,
+            Self::Direct => !matches!(
+                collective,
+                Collective::Broadcast { .. } | Collective::Barrier
+            ),
+            Self::OneShot => matches!(
+                collective,
+                Collective::AllReduce { .. } | Collective::Barrier
+            ),
         }
     }
 }
 
 /// The schedule of `rank` for this collective over `count` elements.
+///
+/// # Panics
+/// When `algorithm` does not perform `collective`.
 #[must_use]
-pub fn build(collective: &Collective, rank: usize, world_size: usize, count: usize) -> Schedule {
+pub fn build(
+    algorithm: Algorithm,
+    collective: &Collective,
+    rank: usize,
+    world_size: usize,
+    count: usize,
+) -> Schedule {
     if world_size == 1 {
         return Schedule::new();
     }
-    match collective {
-        Collective::AllReduce { .. } => ring::all_reduce(rank, world_size, count),
-        Collective::ReduceScatter { counts, .. } => ring::reduce_scatter(rank, &chunks_of(counts)),
-        Collective::AllGather { counts } => ring::all_gather(rank, &chunks_of(counts)),
-        Collective::Broadcast { root } => ring::broadcast(rank, world_size, count, *root),
+    match (algorithm, collective) {
+        (Algorithm::Ring, Collective::AllReduce { .. }) => {
+            ring::all_reduce(rank, world_size, count)
+        }
+        (Algorithm::Ring, Collective::ReduceScatter { counts, .. }) => {
+            ring::reduce_scatter(rank, &chunks_of(counts))
+        }
+        (Algorithm::Ring, Collective::AllGather { counts }) => {
+            ring::all_gather(rank, &chunks_of(counts))
+        }
+        (Algorithm::Ring, Collective::Broadcast { root }) => {
+            ring::broadcast(rank, world_size, count, *root)
+        }
         // Everybody's contribution to one element passes through everybody.
-        Collective::Barrier => ring::all_reduce(rank, world_size, 1),
+        (Algorithm::Ring, Collective::Barrier) => ring::all_reduce(rank, world_size, 1),
+        (Algorithm::Direct, Collective::AllReduce { .. }) => {
+            direct::all_reduce(rank, world_size, count)
+        }
+        (Algorithm::Direct, Collective::ReduceScatter { counts, .. }) => {
+            direct::reduce_scatter(rank, &chunks_of(counts))
+        }
+        (Algorithm::Direct, Collective::AllGather { counts }) => {
+            direct::all_gather(rank, &chunks_of(counts))
+        }
+        (Algorithm::OneShot, Collective::AllReduce { .. }) => {
+            direct::one_shot(rank, world_size, count)
+        }
+        (Algorithm::OneShot, Collective::Barrier) => direct::one_shot(rank, world_size, 1),
+        _ => panic!(
+            "{} does not perform {}",
+            algorithm.name(),
+            collective.name()
+        ),
     }
 }
 
-/// Name of the algorithm that `build` chooses, for statistics and the contract check.
-#[must_use]
-pub const fn algorithm(_collective: &Collective) -> &'static str {
-    "ring"
+/// The steps in which one rank folds all contributions to `range`.
+fn fold_in_rank_order(world_size: usize, range: &Range<usize>) -> Schedule {
+    let fold = |source| {
+        let turn = match source {
+            0 => Turn::First,
+            _ if source == world_size - 1 => Turn::Last,
+            _ => Turn::Middle,
+        };
+        Step::receive(source, range.clone(), Action::Fold(turn))
+    };
+    (0..world_size).map(fold).collect()
 }
 
 /// Chunk `index` of `count` elements cut into `parts`: the first `count % parts` chunks have one

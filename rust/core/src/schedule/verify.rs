@@ -10,15 +10,17 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{Action, Contents, Schedule, build};
+use super::{Access, Action, Algorithm, Contents, Schedule, Turn, build};
 use crate::collective::Collective;
 use crate::dtype::ReduceOp;
 
-/// Which ranks contributed to an element, and whether it is a final value.
+/// Which ranks contributed to an element, whether it is a final value, and which contributions
+/// have been folded beside it: always those of the lowest ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Element {
     contributions: u64,
     is_final: bool,
+    folded: u64,
 }
 
 struct Operation {
@@ -26,6 +28,7 @@ struct Operation {
     peer: usize,
     action: Option<Action>,
     contents: Contents,
+    access: Access,
     done: bool,
     step: usize,
 }
@@ -45,7 +48,7 @@ fn run(
     let mut state: Vec<Vec<Element>> = (0..schedules.len())
         .map(|rank| (0..count).map(|index| initial(rank, index)).collect())
         .collect();
-    let mut operations: Vec<Vec<Operation>> = schedules.iter().map(flatten).collect();
+    let mut operations: Vec<Vec<Operation>> = (0..).zip(schedules).map(flatten).collect();
     let all = u64::MAX >> (64 - schedules.len());
     loop {
         let mut progressed = false;
@@ -55,10 +58,23 @@ fn run(
                     continue;
                 };
                 let (send, receive) = (&operations[sender][index], &operations[receiver][other]);
-                if send.range.len() != receive.range.len() || send.contents != receive.contents {
+                // Whoever takes its own contribution sends it to itself.
+                let contents = match sender == receiver {
+                    true => Contents::Contribution,
+                    false => send.contents,
+                };
+                if send.range.len() != receive.range.len() || contents != receive.contents {
                     return Err(format!("rank {sender} and rank {receiver} do not pair up"));
                 }
-                let sent = state[sender][send.range.clone()].to_vec();
+                let mut sent = state[sender][send.range.clone()].to_vec();
+                if contents == Contents::Contribution
+                    && sent
+                        .iter()
+                        .any(|element| element.contributions != 1 << sender)
+                {
+                    return Err("something else was sent as a contribution".into());
+                }
+                sent.iter_mut().for_each(|element| element.folded = 0);
                 let action = receive.action.expect("a receive has an action");
                 for (target, source) in state[receiver][receive.range.clone()].iter_mut().zip(sent)
                 {
@@ -78,7 +94,7 @@ fn run(
     }
 }
 
-fn flatten(schedule: &Schedule) -> Vec<Operation> {
+fn flatten((rank, schedule): (usize, &Schedule)) -> Vec<Operation> {
     let mut operations = Vec::new();
     for (step, exchange) in schedule.iter().enumerate() {
         if let (Some(send), Some(receive)) = (&exchange.send, &exchange.receive) {
@@ -92,6 +108,7 @@ fn flatten(schedule: &Schedule) -> Vec<Operation> {
             peer: send.peer,
             action: None,
             contents: send.contents,
+            access: Access::SEND,
             done: false,
             step,
         }));
@@ -100,6 +117,7 @@ fn flatten(schedule: &Schedule) -> Vec<Operation> {
             peer: receive.peer,
             action: Some(receive.action),
             contents: receive.action.contents(),
+            access: Access::receive(rank, receive.peer, receive.action),
             done: false,
             step,
         }));
@@ -110,7 +128,13 @@ fn flatten(schedule: &Schedule) -> Vec<Operation> {
 /// The receive that send `index` of `sender` could meet now, if both sides are ready for it.
 fn ready(operations: &[Vec<Operation>], sender: usize, index: usize) -> Option<(usize, usize)> {
     let send = &operations[sender][index];
-    if !send.is_send() || !startable(&operations[sender], index) {
+    if !startable(&operations[sender], index) {
+        return None;
+    }
+    if send.peer == sender {
+        return Some((sender, index));
+    }
+    if !send.is_send() {
         return None;
     }
     let receiver = send.peer;
@@ -129,7 +153,7 @@ fn startable(operations: &[Operation], index: usize) -> bool {
                 || earlier.step == operation.step
                 || !((earlier.is_send() == operation.is_send() && earlier.peer == operation.peer)
                     || (overlap(&earlier.range, &operation.range)
-                        && !(earlier.is_send() && operation.is_send())))
+                        && earlier.access.conflicts(operation.access)))
         })
 }
 
@@ -141,6 +165,23 @@ fn apply(action: Action, all: u64, target: &mut Element, source: Element) -> Res
     match action {
         Action::Copy if source.is_final => *target = source,
         Action::Copy => return Err("a partial result was copied as final".into()),
+        Action::Fold(turn) => {
+            let next = target.folded.trailing_ones();
+            if source.contributions != 1 << next || (turn == Turn::First) != (next == 0) {
+                return Err("contributions were folded in another order than that of ranks".into());
+            }
+            target.folded |= source.contributions;
+            if turn == Turn::Last {
+                if target.folded != all {
+                    return Err("an incomplete result was finished".into());
+                }
+                *target = Element {
+                    contributions: all,
+                    is_final: true,
+                    folded: 0,
+                };
+            }
+        }
         Action::Reduce | Action::ReduceAndFinish => {
             if source.is_final || target.is_final {
                 return Err("a final value was reduced again".into());
@@ -160,16 +201,34 @@ fn apply(action: Action, all: u64, target: &mut Element, source: Element) -> Res
     Ok(())
 }
 
-fn schedules(collective: &Collective, world_size: usize, count: usize) -> Vec<Schedule> {
+fn schedules(
+    algorithm: Algorithm,
+    collective: &Collective,
+    world_size: usize,
+    count: usize,
+) -> Vec<Schedule> {
     (0..world_size)
-        .map(|rank| build(collective, rank, world_size, count))
+        .map(|rank| build(algorithm, collective, rank, world_size, count))
         .collect()
+}
+
+/// The schedules of every algorithm that performs `collective`.
+fn each_algorithm(
+    collective: &Collective,
+    world_size: usize,
+    count: usize,
+) -> impl Iterator<Item = Vec<Schedule>> {
+    Algorithm::ALL
+        .into_iter()
+        .filter(|algorithm| algorithm.performs(collective))
+        .map(move |algorithm| schedules(algorithm, collective, world_size, count))
 }
 
 fn own_contribution(rank: usize, _: usize) -> Element {
     Element {
         contributions: 1 << rank,
         is_final: false,
+        folded: 0,
     }
 }
 
@@ -183,14 +242,16 @@ const OP: ReduceOp = ReduceOp::Sum;
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_exactly_once() {
     for (world_size, count) in cases() {
-        let schedules = schedules(&Collective::AllReduce { op: OP }, world_size, count);
-        let end = run(&schedules, count, own_contribution)
-            .unwrap_or_else(|why| panic!("N={world_size} count={count}: {why}"));
         let complete = Element {
             contributions: u64::MAX >> (64 - world_size),
             is_final: true,
+            folded: 0,
         };
-        assert!(end.iter().flatten().all(|element| *element == complete));
+        for schedules in each_algorithm(&Collective::AllReduce { op: OP }, world_size, count) {
+            let end = run(&schedules, count, own_contribution)
+                .unwrap_or_else(|why| panic!("N={world_size} count={count}: {why}"));
+            assert!(end.iter().flatten().all(|element| *element == complete));
+        }
     }
 }
 
@@ -199,14 +260,16 @@ fn reduce_scatter_gives_every_rank_its_own_chunk_even_of_uneven_lengths() {
     for world_size in 2..=64 {
         let counts: Vec<usize> = (0..world_size).map(|rank| rank * 7 % 4).collect();
         let (chunks, count) = (super::chunks_of(&counts), counts.iter().sum());
-        let schedules = schedules(
-            &Collective::ReduceScatter { op: OP, counts },
-            world_size,
-            count,
-        );
-        let end = run(&schedules, count, own_contribution).unwrap();
-        for (elements, chunk) in end.iter().zip(chunks) {
-            assert!(elements[chunk].iter().all(|element| element.is_final));
+        let collective = Collective::ReduceScatter { op: OP, counts };
+        for schedules in each_algorithm(&collective, world_size, count) {
+            let end = run(&schedules, count, own_contribution).unwrap();
+            for (elements, chunk) in end.iter().zip(&chunks) {
+                assert!(
+                    elements[chunk.clone()]
+                        .iter()
+                        .all(|element| element.is_final)
+                );
+            }
         }
     }
 }
@@ -221,15 +284,17 @@ fn all_gather_gives_every_rank_every_chunk_even_of_uneven_lengths() {
             .flat_map(|(rank, chunk)| chunk.map(move |index| (index, rank)))
             .collect();
         let count = counts.iter().sum();
-        let schedules = schedules(&Collective::AllGather { counts }, world_size, count);
-        let end = run(&schedules, count, |rank, _| Element {
-            contributions: 1 << rank,
-            is_final: true,
-        })
-        .unwrap();
-        for elements in end {
-            for (index, element) in elements.iter().enumerate() {
-                assert_eq!(element.contributions, 1 << owner[&index]);
+        for schedules in each_algorithm(&Collective::AllGather { counts }, world_size, count) {
+            let end = run(&schedules, count, |rank, _| Element {
+                contributions: 1 << rank,
+                is_final: true,
+                folded: 0,
+            })
+            .unwrap();
+            for elements in end {
+                for (index, element) in elements.iter().enumerate() {
+                    assert_eq!(element.contributions, 1 << owner[&index]);
+                }
             }
         }
     }
@@ -239,10 +304,12 @@ fn all_gather_gives_every_rank_every_chunk_even_of_uneven_lengths() {
 fn broadcast_gives_every_rank_the_roots_contents() {
     for world_size in 2..=64 {
         for root in [0, world_size / 2, world_size - 1] {
-            let schedules = schedules(&Collective::Broadcast { root }, world_size, 3);
+            let collective = Collective::Broadcast { root };
+            let schedules = schedules(Algorithm::Ring, &collective, world_size, 3);
             let end = run(&schedules, 3, |rank, _| Element {
                 contributions: 1 << rank,
                 is_final: true,
+                folded: 0,
             })
             .unwrap();
             assert!(
@@ -262,7 +329,8 @@ fn chunks_cover_a_buffer_as_array_split_does() {
 
 #[test]
 fn a_wrong_schedule_is_refused() {
-    let right = schedules(&Collective::AllReduce { op: OP }, 3, 6);
+    let all_reduce = Collective::AllReduce { op: OP };
+    let right = schedules(Algorithm::Ring, &all_reduce, 3, 6);
     let run = |schedules: &[Schedule]| run(schedules, 6, own_contribution).unwrap_err();
 
     let mut unpaired = right.clone();
@@ -283,4 +351,8 @@ fn a_wrong_schedule_is_refused() {
         schedule[0].receive.as_mut().unwrap().action = Action::ReduceAndFinish;
     }
     assert_eq!(run(&hasty), "an incomplete result was finished");
+
+    let mut unsorted = schedules(Algorithm::OneShot, &all_reduce, 3, 6);
+    unsorted[0].swap(3, 4);
+    assert!(run(&unsorted).contains("in another order"));
 }

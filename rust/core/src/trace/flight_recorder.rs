@@ -36,6 +36,12 @@ impl FlightRecorder {
         entries.push_back(entry);
     }
 
+    /// Forgets everything.
+    pub fn forget(&self) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.clear();
+    }
+
     /// The collective of this ordinal, if it was entered and is still remembered.
     #[must_use]
     pub fn find(&self, sequence: u64) -> Option<Entry> {

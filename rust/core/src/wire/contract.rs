@@ -5,7 +5,7 @@
 //! same collective exactly when their headers are equal.
 
 use crate::collective::{Call, Collective};
-use crate::schedule;
+use crate::schedule::Algorithm;
 
 /// Length of an encoded header in bytes.
 pub const HEADER_BYTES: usize = 56;
@@ -17,7 +17,7 @@ pub type Header = [u8; HEADER_BYTES];
 
 /// The header of `call`, the `sequence`-th collective of this generation.
 #[must_use]
-pub fn header(call: &Call, generation: u64, sequence: u64) -> Header {
+pub fn header(call: &Call, algorithm: Algorithm, generation: u64, sequence: u64) -> Header {
     let (kind, root) = match &call.collective {
         Collective::AllReduce { .. } => (1, 0),
         Collective::ReduceScatter { .. } => (2, 0),
@@ -27,7 +27,7 @@ pub fn header(call: &Call, generation: u64, sequence: u64) -> Header {
     };
     let op = call.collective.op().map_or(0, |op| op as u8);
     let mut plan = Fnv1a::new();
-    plan.write(schedule::algorithm(&call.collective).as_bytes());
+    plan.write(algorithm.name().as_bytes());
     plan.write(call.shapes.as_bytes());
     if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
         &call.collective
@@ -91,7 +91,7 @@ mod tests {
             shapes: "[6]".into(),
         };
         change(&mut call);
-        header(&call, 0, 1)
+        header(&call, Algorithm::Ring, 0, 1)
     }
 
     #[test]

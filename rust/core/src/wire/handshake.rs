@@ -55,6 +55,10 @@ pub(crate) struct Member {
     pub host: String,
     /// Equal for two ranks exactly if they run on the same booted system.
     pub host_id: String,
+    /// Settings that must be equal on all ranks, as text.
+    pub plan: String,
+    /// Whether it would use shared memory.
+    pub shares_memory: bool,
 }
 
 /// The first message of a caller.

@@ -5,8 +5,8 @@
 //! *watermark*), and operations of one pipe keep their order. Within these two rules everything
 //! proceeds as the links allow, so a segment is sent on as soon as its bytes are final.
 //!
-//! Partial results are received into a tile that stays in cache and combined at once; final
-//! values are received straight into place.
+//! Contributions and partial results are received into a tile that stays in cache and combined at
+//! once; final values are received straight into place.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -16,8 +16,12 @@ use std::time::Instant;
 use crate::buffer::Buffer;
 use crate::dtype::ReduceOp;
 use crate::link::{Broken, Direction, Interest, Transport};
-use crate::schedule::{Action, Contents, Schedule};
+use crate::schedule::{Access, Action, Contents, Schedule};
 use crate::wire::contract::{HEADER_BYTES, Header};
+
+mod operands;
+
+use operands::{FoldMemory, Operands};
 
 /// Bytes received before they are combined: source and target of the kernel stay in L2 cache.
 const TILE_BYTES: usize = 256 << 10;
@@ -29,20 +33,21 @@ const PARTS: usize = 64;
 /// Reusable memory of an executor.
 pub(crate) struct Scratch {
     tile: Vec<u64>,
+    fold: FoldMemory,
 }
 
 impl Scratch {
     pub(crate) fn new() -> Self {
         Self {
             tile: vec![0; TILE_BYTES / size_of::<u64>()],
+            fold: FoldMemory::default(),
         }
     }
+}
 
-    fn bytes(&mut self) -> &mut [u8] {
-        let length = self.tile.len() * size_of::<u64>();
-        // SAFETY: a u64 is eight initialised bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.tile.as_mut_ptr().cast(), length) }
-    }
+fn bytes_of(tile: &mut [u64]) -> &mut [u8] {
+    // SAFETY: a u64 is eight initialised bytes.
+    unsafe { std::slice::from_raw_parts_mut(tile.as_mut_ptr().cast(), size_of_val(tile)) }
 }
 
 /// Why a collective cannot go on, as seen from here.
@@ -67,16 +72,14 @@ pub(crate) enum Progress {
 
 /// One collective under way.
 pub(crate) struct Execution<'a> {
-    buffer: &'a mut Buffer,
-    /// Where partial results are kept, if not in the buffer itself.
-    accumulator: Option<Buffer>,
-    op: Option<ReduceOp>,
-    world_size: usize,
+    operands: Operands<'a>,
     header: Header,
     operations: Vec<Operation>,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
-    scratch: &'a mut Scratch,
+    /// Folds of this rank's own contribution.
+    own: VecDeque<usize>,
+    tile: &'a mut [u64],
     interests: Vec<Interest>,
     /// When the last of the peers' headers arrived: from then on nobody was late.
     pub(crate) everyone_entered: Option<Instant>,
@@ -90,7 +93,8 @@ struct Operation {
     moved_bytes: usize,
     action: Option<Action>,
     contents: Contents,
-    /// Earlier operations that touch some of the same elements, and which elements.
+    access: Access,
+    /// Earlier operations that conflict on some of the same elements, and which elements.
     conflicts: Vec<(usize, Range<usize>)>,
 }
 
@@ -111,54 +115,48 @@ struct Incoming {
 }
 
 impl<'a> Execution<'a> {
-    /// Prepares `schedule` over `buffer`. Headers are exchanged with the peers in the schedule
-    /// and with `neighbours`, given as (successor, predecessor), even if no payload is.
+    /// Prepares `schedule` of `rank` over `buffer`. Headers are exchanged with the peers in the
+    /// schedule and with the neighbours on the ring, even if no payload is.
     pub(crate) fn new(
         buffer: &'a mut Buffer,
         op: Option<ReduceOp>,
+        rank: usize,
         world_size: usize,
         schedule: Schedule,
-        neighbours: (usize, usize),
         header: Header,
         scratch: &'a mut Scratch,
     ) -> Self {
-        let accumulator = op.and_then(|op| buffer.accumulator(op));
-        let final_bytes = buffer.dtype().size_bytes();
-        let partial_bytes = accumulator
-            .as_ref()
-            .map_or(final_bytes, |wide| wide.dtype().size_bytes());
+        let Scratch { tile, fold } = scratch;
         let mut execution = Self {
-            buffer,
-            accumulator,
-            op,
-            world_size,
+            operands: Operands::new(buffer, op, world_size, &schedule, fold),
             header,
             operations: Vec::with_capacity(2 * schedule.len()),
             outgoing: Vec::with_capacity(1),
             incoming: Vec::with_capacity(1),
-            scratch,
+            own: VecDeque::new(),
+            tile,
             interests: Vec::with_capacity(2),
             everyone_entered: None,
             bytes_sent: 0,
         };
-        execution.outgoing_to(neighbours.0);
-        execution.incoming_from(neighbours.1);
-        let size_of = |contents| match contents {
-            Contents::Partial => partial_bytes,
-            Contents::Final => final_bytes,
-        };
+        execution.outgoing_to((rank + 1) % world_size);
+        execution.incoming_from((rank + world_size - 1) % world_size);
         for step in schedule {
             // A step's send and receive touch different elements, so their order is free.
             if let Some(send) = step.send {
-                let size = size_of(send.contents);
-                let number = execution.add(send.range, size, None, send.contents);
+                let number = execution.add(send.range, None, send.contents, Access::SEND);
                 execution.outgoing_to(send.peer).queue.extend(number);
             }
             if let Some(receive) = step.receive {
                 let contents = receive.action.contents();
-                let (size, action) = (size_of(contents), Some(receive.action));
-                let number = execution.add(receive.range, size, action, contents);
-                execution.incoming_from(receive.peer).queue.extend(number);
+                let action = Some(receive.action);
+                let access = Access::receive(rank, receive.peer, receive.action);
+                let number = execution.add(receive.range, action, contents, access);
+                if receive.peer == rank {
+                    execution.own.extend(number);
+                } else {
+                    execution.incoming_from(receive.peer).queue.extend(number);
+                }
             }
         }
         execution
@@ -197,9 +195,9 @@ impl<'a> Execution<'a> {
     fn add(
         &mut self,
         range: Range<usize>,
-        element_bytes: usize,
         action: Option<Action>,
         contents: Contents,
+        access: Access,
     ) -> Option<usize> {
         if range.is_empty() {
             return None;
@@ -208,7 +206,7 @@ impl<'a> Execution<'a> {
             .operations
             .iter()
             .enumerate()
-            .filter(|(_, earlier)| earlier.action.is_some() || action.is_some())
+            .filter(|(_, earlier)| earlier.access.conflicts(access))
             .filter_map(|(number, earlier)| {
                 let common = range.start.max(earlier.range.start)..range.end.min(earlier.range.end);
                 (!common.is_empty()).then_some((number, common))
@@ -216,10 +214,11 @@ impl<'a> Execution<'a> {
             .collect();
         self.operations.push(Operation {
             range,
-            element_bytes,
+            element_bytes: self.operands.element_bytes(contents),
             moved_bytes: 0,
             action,
             contents,
+            access,
             conflicts,
         });
         Some(self.operations.len() - 1)
@@ -248,10 +247,12 @@ impl<'a> Execution<'a> {
         for link in 0..self.incoming.len() {
             moved |= self.advance_incoming(link, transport)?;
         }
+        moved |= self.advance_own();
         let done = self
             .outgoing
             .iter()
             .all(|link| link.header_sent == HEADER_BYTES && link.queue.is_empty())
+            && self.own.is_empty()
             && self.awaited().next().is_none();
         Ok(match (done, moved) {
             (true, _) => Progress::Done,
@@ -275,11 +276,8 @@ impl<'a> Execution<'a> {
             filled = 1;
         }
         if let Some(number) = head {
-            let space = match self.operations[number].contents {
-                Contents::Partial => self.accumulator.as_ref().unwrap_or(self.buffer),
-                Contents::Final => &*self.buffer,
-            };
-            filled += space.gather(bytes.clone(), &mut parts[filled..filled + PARTS]);
+            let source = self.operands.source(self.operations[number].contents);
+            filled += source.gather(bytes.clone(), &mut parts[filled..filled + PARTS]);
         }
         if filled == 0 {
             return Ok(false);
@@ -388,7 +386,7 @@ impl<'a> Execution<'a> {
         let from = operation.position_bytes();
         let mut parts: [IoSliceMut<'_>; PARTS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
         let to = from + left.min(SEGMENT_BYTES);
-        let filled = self.buffer.scatter(from..to, &mut parts);
+        let filled = self.operands.buffer_mut().scatter(from..to, &mut parts);
         let received = transport
             .try_receive(peer, &mut parts[..filled])
             .map_err(|broken| Fault::Link { peer, broken })?;
@@ -405,7 +403,7 @@ impl<'a> Execution<'a> {
     ) -> Result<bool, Fault> {
         let incoming = &mut self.incoming[link];
         let (peer, carried) = (incoming.peer, incoming.carried);
-        let tile = self.scratch.bytes();
+        let tile = bytes_of(self.tile);
         tile[..carried].copy_from_slice(&incoming.carry[..carried]);
         let room = left.min(tile.len() - carried);
         let received = transport
@@ -426,15 +424,33 @@ impl<'a> Execution<'a> {
         incoming.carried = held - whole;
         incoming.carry[..held - whole].copy_from_slice(&tile[whole..held]);
 
-        let op = self.op.expect("only reductions receive partial results");
-        let space = self.accumulator.as_mut().unwrap_or(self.buffer);
-        space.reduce_from(op, first, &tile[..whole]);
-        if operation.action == Some(Action::ReduceAndFinish) {
-            let range = first..first + whole / operation.element_bytes;
-            self.buffer
-                .finish_from(self.accumulator.as_ref(), op, self.world_size, range);
-        }
+        let action = operation.action.expect("a receive has an action");
+        self.operands.combine(action, first, &tile[..whole]);
         Ok(true)
+    }
+
+    /// Folds a tile of this rank's own contribution, if its turn has come.
+    fn advance_own(&mut self) -> bool {
+        let Some(&number) = self.own.front() else {
+            return false;
+        };
+        let ready = self.watermark(number);
+        let operation = &mut self.operations[number];
+        let bytes = (ready - operation.moved_bytes).min(TILE_BYTES);
+        if bytes == 0 {
+            return false;
+        }
+        let size = operation.element_bytes;
+        let first = operation.range.start + operation.moved_bytes / size;
+        operation.moved_bytes += bytes;
+        if operation.left_bytes() == 0 {
+            self.own.pop_front();
+        }
+        let Some(Action::Fold(turn)) = operation.action else {
+            unreachable!("only folds take this rank's own contribution");
+        };
+        self.operands.fold_own(turn, first..first + bytes / size);
+        true
     }
 
     /// The bytes that a send may offer now.

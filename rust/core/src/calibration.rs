@@ -1,0 +1,81 @@
+//! Measures a new group, in some milliseconds, so that it can choose algorithms.
+
+use std::time::{Duration, Instant};
+
+use crate::buffer::Buffer;
+use crate::collective::{Collective, Request};
+use crate::dtype::{DType, ReduceOp};
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::schedule::Algorithm;
+use crate::schedule::choice::{Cost, Measured, Policy, Rules};
+use crate::work::Interrupt;
+
+/// Sizes of the buffers, in bytes, and how often each is reduced; the fastest time counts.
+const SMALL: (usize, usize) = (8, 8);
+const LARGE: (usize, usize) = (64 << 10, 4);
+
+/// Measures, and lets `engine` choose by what the slowest rank saw. All ranks call it at once.
+pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
+    let policy = engine.policy();
+    let mut times = [0.0; 4];
+    let algorithms = [Algorithm::OneShot, policy.two_steps()];
+    for (algorithm, times) in algorithms.into_iter().zip(times.chunks_exact_mut(2)) {
+        engine.set_policy(Policy {
+            rules: Rules::always(algorithm),
+            ..policy.clone()
+        });
+        for (time, (bytes, repetitions)) in times.iter_mut().zip([SMALL, LARGE]) {
+            *time = fastest(engine, bytes, repetitions, interrupt)?.as_secs_f64();
+        }
+    }
+    engine.set_policy(policy.clone());
+    let times = slowest(engine, &times, interrupt)?;
+    let cost = |small, large| {
+        let seconds = Duration::from_secs_f64;
+        Cost::fitted((SMALL.0, seconds(small)), (LARGE.0, seconds(large)))
+    };
+    engine.set_policy(Policy {
+        measured: Some(Measured {
+            one_shot: cost(times[0], times[1]),
+            two_steps: cost(times[2], times[3]),
+        }),
+        ..policy
+    });
+    engine.forget();
+    Ok(())
+}
+
+fn fastest(
+    engine: &Engine,
+    bytes: usize,
+    repetitions: usize,
+    interrupt: Interrupt<'_>,
+) -> Result<Duration> {
+    let mut fastest = Duration::MAX;
+    for _ in 0..repetitions {
+        let started = Instant::now();
+        let buffer = Buffer::zeroed(DType::U8, bytes);
+        engine.run(all_reduce(buffer, ReduceOp::Sum), interrupt)?;
+        fastest = fastest.min(started.elapsed());
+    }
+    Ok(fastest)
+}
+
+/// The largest of every rank's `times`.
+fn slowest(engine: &Engine, times: &[f64; 4], interrupt: Interrupt<'_>) -> Result<[f64; 4]> {
+    let mut shared = *times;
+    // SAFETY: `shared` outlives the blocking call and is not touched meanwhile.
+    let buffer = unsafe { Buffer::contiguous(DType::F64, shared.as_mut_ptr().cast(), times.len()) };
+    engine.run(all_reduce(buffer, ReduceOp::Max), interrupt)?;
+    Ok(shared)
+}
+
+fn all_reduce(buffer: Buffer, op: ReduceOp) -> Request {
+    Request {
+        collective: Collective::AllReduce { op },
+        buffer,
+        name: "calibration".into(),
+        shapes: String::new(),
+    }
+}

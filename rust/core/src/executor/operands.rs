@@ -1,0 +1,184 @@
+//! What one collective computes on: the buffer, and what is kept beside it until it is final.
+
+use std::ops::Range;
+
+use crate::buffer::Buffer;
+use crate::dtype::{DType, ReduceOp};
+use crate::kernel;
+use crate::schedule::{Action, Contents, Schedule, Turn};
+
+/// Bytes that are widened at a time, into memory that stays in L1 cache.
+const WIDE_BYTES: usize = 16 << 10;
+
+/// Reusable memory for folds.
+#[derive(Default)]
+pub(super) struct FoldMemory {
+    /// Grows to the largest range that was folded.
+    results: Vec<u64>,
+    widened: Vec<u64>,
+}
+
+/// The memory of one collective.
+pub(super) struct Operands<'a> {
+    buffer: &'a mut Buffer,
+    op: Option<ReduceOp>,
+    world_size: usize,
+    /// Where partial results are kept, if not in the buffer itself.
+    accumulator: Option<Buffer>,
+    /// Where contributions are folded, if the schedule does.
+    fold: Option<Fold>,
+    widened: &'a mut Vec<u64>,
+}
+
+struct Fold {
+    results: Buffer,
+    /// The first element that is folded.
+    start: usize,
+}
+
+impl<'a> Operands<'a> {
+    pub(super) fn new(
+        buffer: &'a mut Buffer,
+        op: Option<ReduceOp>,
+        world_size: usize,
+        schedule: &Schedule,
+        memory: &'a mut FoldMemory,
+    ) -> Self {
+        let receives = || schedule.iter().filter_map(|step| step.receive.as_ref());
+        let keeps_partials = receives().any(|r| r.action.contents() == Contents::Partial);
+        let accumulator = op
+            .filter(|_| keeps_partials)
+            .and_then(|op| buffer.accumulator(op));
+        let folded = receives().find(|r| matches!(r.action, Action::Fold(_)));
+        let fold = op.zip(folded).map(|(op, receive)| {
+            let dtype = buffer.dtype().accumulator(op);
+            let count = receive.range.len();
+            let words = (count * dtype.size_bytes()).div_ceil(size_of::<u64>());
+            if memory.results.len() < words {
+                // Not `resize`, which would copy what nobody needs any more.
+                memory.results = vec![0; words];
+            }
+            Fold {
+                // SAFETY: the memory is borrowed for as long as these operands live, and has room
+                // for `count` elements; nothing else refers to it.
+                results: unsafe {
+                    Buffer::contiguous(dtype, memory.results.as_mut_ptr().cast(), count)
+                },
+                start: receive.range.start,
+            }
+        });
+        memory.widened.resize(WIDE_BYTES / size_of::<u64>(), 0);
+        Self {
+            buffer,
+            op,
+            world_size,
+            accumulator,
+            fold,
+            widened: &mut memory.widened,
+        }
+    }
+
+    /// The buffer, for what goes straight into place.
+    pub(super) fn buffer_mut(&mut self) -> &mut Buffer {
+        self.buffer
+    }
+
+    /// Where such contents are sent from.
+    pub(super) fn source(&self, contents: Contents) -> &Buffer {
+        match contents {
+            Contents::Partial => self.accumulator.as_ref().unwrap_or(self.buffer),
+            Contents::Final | Contents::Contribution => self.buffer,
+        }
+    }
+
+    /// Size in which such contents travel.
+    pub(super) fn element_bytes(&self, contents: Contents) -> usize {
+        self.source(contents).dtype().size_bytes()
+    }
+
+    /// Combines what was received, whole and aligned elements, into those from `first` on.
+    pub(super) fn combine(&mut self, action: Action, first: usize, received: &[u8]) {
+        let op = self.op.expect("only reductions combine");
+        let range = first..first + received.len() / self.element_bytes(action.contents());
+        match action {
+            Action::Copy => unreachable!("final values are received in place"),
+            Action::Reduce | Action::ReduceAndFinish => {
+                let target = self.accumulator.as_mut().unwrap_or(self.buffer);
+                target.reduce_from(op, first, received);
+                if action == Action::ReduceAndFinish {
+                    let accumulator = self.accumulator.as_ref().map(|wide| (wide, first));
+                    self.buffer
+                        .finish_from(accumulator, op, self.world_size, range);
+                }
+            }
+            Action::Fold(turn) => {
+                let Fold { results, start } = self.fold.as_mut().expect("folds have memory");
+                let dtype = self.buffer.dtype();
+                fold(
+                    turn,
+                    op,
+                    results,
+                    first - *start,
+                    dtype,
+                    received,
+                    self.widened,
+                );
+                self.finish_fold(turn, op, range);
+            }
+        }
+    }
+
+    /// Folds this rank's own contribution to `range`.
+    pub(super) fn fold_own(&mut self, turn: Turn, range: Range<usize>) {
+        let op = self.op.expect("only reductions fold");
+        let Fold { results, start } = self.fold.as_mut().expect("folds have memory");
+        let dtype = self.buffer.dtype();
+        let mut at = range.start - *start;
+        for piece in self.buffer.elements(range.clone()) {
+            fold(turn, op, results, at, dtype, piece, self.widened);
+            at += piece.len() / dtype.size_bytes();
+        }
+        self.finish_fold(turn, op, range);
+    }
+
+    fn finish_fold(&mut self, turn: Turn, op: ReduceOp, range: Range<usize>) {
+        if turn == Turn::Last {
+            let Fold { results, start } = self.fold.as_ref().expect("folds have memory");
+            let first = range.start - start;
+            self.buffer
+                .finish_from(Some((results, first)), op, self.world_size, range);
+        }
+    }
+}
+
+/// Folds `contribution`, elements of `dtype`, into the results from `at` on.
+fn fold(
+    turn: Turn,
+    op: ReduceOp,
+    results: &mut Buffer,
+    at: usize,
+    dtype: DType,
+    contribution: &[u8],
+    widened: &mut [u64],
+) {
+    let accumulator = results.dtype();
+    if turn == Turn::First {
+        results.widen_from(at, dtype, contribution);
+    } else if accumulator == dtype {
+        results.reduce_from(op, at, contribution);
+    } else {
+        let (size, wide_size) = (dtype.size_bytes(), accumulator.size_bytes());
+        let block_count = size_of_val(widened) / wide_size;
+        for (number, block) in contribution.chunks(block_count * size).enumerate() {
+            let count = block.len() / size;
+            let wide = widened.as_mut_ptr().cast::<u8>();
+            // SAFETY: `widened` has room for `block_count` elements of the accumulator; `block`
+            // holds `count` aligned elements; they are disjoint.
+            let wide = unsafe {
+                kernel::widen(dtype, accumulator, wide, block.as_ptr(), count);
+                std::slice::from_raw_parts(wide, count * wide_size)
+            };
+            results.reduce_from(op, at + number * block_count, wide);
+        }
+    }
+}

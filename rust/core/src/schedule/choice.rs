@@ -1,0 +1,346 @@
+//! Which algorithm performs a collective.
+//!
+//! What decides between sums of different order, and so between different bits, depends on nothing
+//! but the call and the number of ranks. Direct and one-shot sum in the same order; between these
+//! two the times measured when the group formed decide.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::Algorithm;
+use crate::collective::{Call, Collective};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// Most ranks that are connected with one another; more are connected as a ring.
+pub const MESH_RANKS_MAX: usize = 64;
+
+/// Most ranks that reduce large buffers directly: above, streams that meet at every rank cost more
+/// than a ring's longer way.
+const DIRECT_RANKS_MAX: usize = 8;
+
+/// Largest chunk, in bytes, that is sent directly between many ranks: where latency still counts.
+const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
+
+/// What an algorithm was found to cost: a latency and a time per byte.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cost {
+    /// Time for a buffer of no size.
+    pub latency: Duration,
+    /// Seconds for each byte of the buffer.
+    pub seconds_per_byte: f64,
+}
+
+impl Cost {
+    /// The line through the times of a small and a large buffer.
+    #[must_use]
+    pub fn fitted(small: (usize, Duration), large: (usize, Duration)) -> Self {
+        let time = large.1.saturating_sub(small.1).as_secs_f64();
+        Self {
+            latency: small.1,
+            seconds_per_byte: time / (large.0 - small.0) as f64,
+        }
+    }
+
+    /// Expected time for a buffer.
+    #[must_use]
+    pub fn of(&self, bytes: usize) -> f64 {
+        self.latency.as_secs_f64() + self.seconds_per_byte * bytes as f64
+    }
+}
+
+/// What all-reduces that sum in the order of ranks cost in this group.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// In one step.
+    pub one_shot: Cost,
+    /// In two steps.
+    pub two_steps: Cost,
+}
+
+/// A user's choice: algorithms with the largest buffers, in bytes, that they are for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules(Vec<(Algorithm, usize)>);
+
+impl Rules {
+    /// Reads `auto`, the name of an algorithm, or a list as `one_shot:64KiB,direct:8MiB,ring`:
+    /// each algorithm up to its size, the last for everything else.
+    ///
+    /// # Errors
+    /// `Config` for anything else.
+    pub fn parse(text: &str) -> Result<Self> {
+        if text == "auto" {
+            return Ok(Self::default());
+        }
+        let wrong = |problem: String| {
+            let names: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
+            Error::config(format!(
+                "algorithm={text:?}: {problem}; give auto, {}, or a list such as \
+                 one_shot:64KiB,direct",
+                names.join(", ")
+            ))
+        };
+        let mut rules: Vec<(Algorithm, usize)> = Vec::new();
+        for part in text.split(',') {
+            let (name, limit) = match part.split_once(':') {
+                Some((name, limit)) => (name, bytes(limit)),
+                None => (part, Some(usize::MAX)),
+            };
+            let algorithm = Algorithm::from_name(name)
+                .ok_or_else(|| wrong(format!("{name:?} is no algorithm")))?;
+            let limit = limit.ok_or_else(|| wrong(format!("{part:?} has no size")))?;
+            if rules.last().is_some_and(|&(_, before)| before >= limit) {
+                return Err(wrong("sizes must grow from part to part".into()));
+            }
+            rules.push((algorithm, limit));
+        }
+        Ok(Self(rules))
+    }
+
+    /// One algorithm for everything that it performs.
+    #[must_use]
+    pub fn always(algorithm: Algorithm) -> Self {
+        Self(vec![(algorithm, usize::MAX)])
+    }
+
+    fn choose(&self, call: &Call) -> Option<Algorithm> {
+        let bytes = call.bytes();
+        let fits = |&&(algorithm, limit): &&(Algorithm, usize)| {
+            bytes <= limit && algorithm.performs(&call.collective)
+        };
+        self.0.iter().find(fits).map(|rule| rule.0)
+    }
+}
+
+impl fmt::Display for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("auto");
+        }
+        for (number, &(algorithm, limit)) in self.0.iter().enumerate() {
+            let comma = if number > 0 { "," } else { "" };
+            write!(f, "{comma}{}", algorithm.name())?;
+            if limit < usize::MAX {
+                write!(f, ":{limit}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes such as `4096`, `64KiB` or `8MiB`.
+fn bytes(text: &str) -> Option<usize> {
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (digits, unit) = text.split_at(end.unwrap_or(text.len()));
+    let factor = match unit {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(factor)
+}
+
+/// How a group chooses.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// Number of ranks.
+    pub world_size: usize,
+    /// What the user wants.
+    pub rules: Rules,
+    /// Whether sums must be folds in the order of ranks.
+    pub reproducible: bool,
+    /// Type to which float32 elements of reductions are rounded for travelling, if any.
+    pub wire_dtype: Option<DType>,
+    /// What was measured when the group formed, if it was.
+    pub measured: Option<Measured>,
+}
+
+impl Policy {
+    /// A policy without wishes or measurements.
+    #[must_use]
+    pub fn new(world_size: usize) -> Self {
+        Self {
+            world_size,
+            rules: Rules::default(),
+            reproducible: false,
+            wire_dtype: None,
+            measured: None,
+        }
+    }
+
+    /// The algorithm that sums in the order of ranks in two steps.
+    #[must_use]
+    pub const fn two_steps(&self) -> Algorithm {
+        match self.world_size {
+            2 => Algorithm::Ring,
+            _ => Algorithm::Direct,
+        }
+    }
+
+    /// Whether all ranks are connected with one another.
+    #[must_use]
+    pub const fn is_mesh(&self) -> bool {
+        self.world_size <= MESH_RANKS_MAX
+    }
+
+    /// The type in which elements of `call` travel, if it is not their own.
+    #[must_use]
+    pub fn wire_dtype(&self, call: &Call) -> Option<DType> {
+        let reduces =
+            !matches!(call.collective, Collective::Barrier) && call.collective.op().is_some();
+        self.wire_dtype
+            .filter(|_| reduces && call.dtype == DType::F32)
+    }
+
+    /// The algorithm for `call`, which is the same on all ranks.
+    #[must_use]
+    pub fn choose(&self, call: &Call) -> Algorithm {
+        if !self.is_mesh() {
+            return Algorithm::Ring;
+        }
+        let wished = self.rules.choose(call);
+        if let Some(chosen) = wished.filter(|&a| a != Algorithm::Ring || !self.must_fold(call)) {
+            return chosen;
+        }
+        match call.collective {
+            Collective::Broadcast { .. } => Algorithm::Ring,
+            Collective::Barrier => Algorithm::OneShot,
+            Collective::AllReduce { .. } if self.one_shot_is_faster(call) => Algorithm::OneShot,
+            _ if self.must_fold(call) || self.direct_is_better(call) => Algorithm::Direct,
+            _ => Algorithm::Ring,
+        }
+    }
+
+    /// Whether the ring would sum in another order than that of ranks.
+    fn must_fold(&self, call: &Call) -> bool {
+        let reduces = call.collective.op().is_some();
+        self.reproducible && reduces && !self.ring_is_direct(call)
+    }
+
+    /// Between two ranks the ring and the direct way are the same, without a fold beside the
+    /// buffer, unless partial results have a type of their own.
+    fn ring_is_direct(&self, call: &Call) -> bool {
+        let dtype = self.wire_dtype(call).unwrap_or(call.dtype);
+        let accumulator = call.collective.op().map(|op| dtype.accumulator(op));
+        self.world_size == 2 && accumulator.is_none_or(|accumulator| accumulator == dtype)
+    }
+
+    fn direct_is_better(&self, call: &Call) -> bool {
+        !self.ring_is_direct(call)
+            && (self.world_size <= DIRECT_RANKS_MAX
+                || call.bytes() / self.world_size <= DIRECT_CHUNK_BYTES_MAX)
+    }
+
+    fn one_shot_is_faster(&self, call: &Call) -> bool {
+        // Beyond the range where the two sum alike, a measurement must not decide.
+        let alike =
+            self.must_fold(call) || self.ring_is_direct(call) || self.direct_is_better(call);
+        let bytes = call.bytes();
+        alike
+            && self.measured.map_or(bytes <= 4096, |measured| {
+                measured.one_shot.of(bytes) <= measured.two_steps.of(bytes)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::ReduceOp;
+
+    fn call(dtype: DType, count: usize) -> Call {
+        Call {
+            collective: Collective::AllReduce { op: ReduceOp::Sum },
+            dtype,
+            count,
+            name: "w".into(),
+            shapes: String::new(),
+        }
+    }
+
+    fn policy(world_size: usize, rules: &str) -> Policy {
+        Policy {
+            rules: Rules::parse(rules).unwrap(),
+            ..Policy::new(world_size)
+        }
+    }
+
+    #[test]
+    fn small_buffers_take_one_step_and_large_ones_as_few_bytes_as_possible() {
+        let large = call(DType::F32, 10_000_000);
+        for world_size in [2, 4, 64] {
+            let policy = policy(world_size, "auto");
+            assert_eq!(policy.choose(&call(DType::F32, 1)), Algorithm::OneShot);
+        }
+        assert_eq!(policy(2, "auto").choose(&large), Algorithm::Ring);
+        assert_eq!(policy(4, "auto").choose(&large), Algorithm::Direct);
+        assert_eq!(policy(64, "auto").choose(&large), Algorithm::Ring);
+        assert_eq!(
+            policy(65, "auto").choose(&call(DType::F32, 1)),
+            Algorithm::Ring
+        );
+    }
+
+    #[test]
+    fn half_precision_travels_directly_where_the_ring_would_send_partial_sums() {
+        let large = call(DType::Bf16, 10_000_000);
+        assert_eq!(policy(2, "auto").choose(&large), Algorithm::Direct);
+        let mut narrow = policy(2, "auto");
+        narrow.wire_dtype = Some(DType::Bf16);
+        let large = call(DType::F32, 10_000_000);
+        assert_eq!(narrow.wire_dtype(&large), Some(DType::Bf16));
+        assert_eq!(narrow.choose(&large), Algorithm::Direct);
+        assert_eq!(narrow.wire_dtype(&call(DType::F64, 10)), None);
+    }
+
+    #[test]
+    fn measured_times_decide_between_algorithms_that_sum_alike() {
+        let cost = |latency_us, seconds_per_byte| Cost {
+            latency: Duration::from_micros(latency_us),
+            seconds_per_byte,
+        };
+        let mut policy = policy(4, "auto");
+        policy.measured = Some(Measured {
+            one_shot: cost(10, 3e-9),
+            two_steps: cost(40, 1e-9),
+        });
+        assert_eq!(policy.choose(&call(DType::U8, 14_999)), Algorithm::OneShot);
+        assert_eq!(policy.choose(&call(DType::U8, 15_001)), Algorithm::Direct);
+    }
+
+    #[test]
+    fn reproducible_sums_never_take_the_ring_unless_it_sums_in_the_order_of_ranks() {
+        let large = call(DType::F32, 100_000_000);
+        for (world_size, expected) in [(2, Algorithm::Ring), (64, Algorithm::Direct)] {
+            let mut policy = policy(world_size, "ring");
+            policy.reproducible = true;
+            assert_eq!(policy.choose(&large), expected);
+        }
+    }
+
+    #[test]
+    fn users_choose_by_size() {
+        let policy = policy(4, "one_shot:4KiB,direct:8MiB,ring");
+        let chosen = |bytes| policy.choose(&call(DType::U8, bytes));
+        assert_eq!(chosen(4096), Algorithm::OneShot);
+        assert_eq!(chosen(4097), Algorithm::Direct);
+        assert_eq!(chosen((8 << 20) + 1), Algorithm::Ring);
+    }
+
+    #[test]
+    fn a_wish_that_cannot_be_read_is_refused() {
+        for text in [
+            "",
+            "rings",
+            "ring:",
+            "ring:4KB",
+            "direct:8MiB,one_shot:4KiB,ring",
+            "ring,",
+        ] {
+            let error = Rules::parse(text).map(|_| text).unwrap_err();
+            assert!(error.to_string().contains("algorithm="), "{error}");
+        }
+    }
+}

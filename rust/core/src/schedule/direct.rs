@@ -1,0 +1,69 @@
+//! Direct: every rank talks to every other, in two steps.
+//!
+//! *Reduce-scatter.* Every rank sends chunk c of its contribution straight to rank c, which folds
+//! all contributions to its chunk in the order of ranks: g0 + g1 + .. + gN-1, its own in its
+//! place. *All-gather.* Every owner sends its finished chunk to all others.
+//!
+//! A rank sends 2S(N-1)/N bytes, as on the ring and as few as possible, but waits for 2 messages
+//! instead of 2(N-1), and contributions travel in the type of the elements, never in that of the
+//! accumulator. The price is a connection to every rank, and N-1 streams that meet at each. It is
+//! the pairwise exchange of R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
+//! communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
+
+use std::ops::Range;
+
+use super::{Action, Contents, Receive, Schedule, Send, Step, even_chunks, fold_in_rank_order};
+
+pub(super) fn all_reduce(rank: usize, world_size: usize, count: usize) -> Schedule {
+    let chunks = even_chunks(count, world_size);
+    let mut steps = reduce_scatter(rank, &chunks);
+    steps.extend(all_gather(rank, &chunks));
+    steps
+}
+
+pub(super) fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
+    let world_size = chunks.len();
+    let mut steps: Schedule = others(rank, world_size)
+        .map(|peer| Step::send(peer, chunks[peer].clone(), Contents::Contribution))
+        .collect();
+    steps.extend(fold_in_rank_order(world_size, &chunks[rank]));
+    steps
+}
+
+pub(super) fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
+    let world_size = chunks.len();
+    others(rank, world_size)
+        .map(|peer| {
+            // The rank that sends to this one while this one sends to `peer`.
+            let mirrored = (2 * rank + world_size - peer) % world_size;
+            Step {
+                send: Some(Send {
+                    peer,
+                    range: chunks[rank].clone(),
+                    contents: Contents::Final,
+                }),
+                receive: Some(Receive {
+                    peer: mirrored,
+                    range: chunks[mirrored].clone(),
+                    action: Action::Copy,
+                }),
+            }
+        })
+        .collect()
+}
+
+/// All other ranks, the next one first, so that not everybody sends to the same one at once.
+fn others(rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
+    (1..world_size).map(move |distance| (rank + distance) % world_size)
+}
+
+/// One step: every rank sends all of its contribution to every other, and all fold what they have
+/// in the order of ranks. Sends S(N-1) bytes, so it is for small buffers, where only the number of
+/// messages in a row counts.
+pub(super) fn one_shot(rank: usize, world_size: usize, count: usize) -> Schedule {
+    let mut steps: Schedule = others(rank, world_size)
+        .map(|peer| Step::send(peer, 0..count, Contents::Contribution))
+        .collect();
+    steps.extend(fold_in_rank_order(world_size, &(0..count)));
+    steps
+}

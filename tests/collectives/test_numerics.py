@@ -1,0 +1,114 @@
+"""Bits: of reproducible sums, of 16-bit wire formats, and the same on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import gradring
+from gradring import errors
+from gradring.testing import run_ranks
+
+COUNTS = [1, 5, 1000, 300_001]
+ALGORITHMS = ["auto", "ring", "direct", "one_shot", "one_shot:1KiB,direct:64KiB,ring"]
+
+
+def contribution(rank: int, count: int, dtype: str = "float32") -> NDArray[Any]:
+    """Numbers of many magnitudes and both signs, so that every order of addition shows."""
+    random = np.random.default_rng(1000 * rank + count)
+    values = random.standard_normal(count) * 10.0 ** random.integers(-3, 4, count)
+    return values.astype(np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else dtype)
+
+
+def left_fold(world_size: int, count: int, dtype: str) -> NDArray[Any]:
+    """g0 + g1 + ... + gN-1, in the type in which gradring accumulates, rounded once."""
+    accumulator = np.float64 if dtype == "float64" else np.float32
+    total = contribution(0, count, dtype).astype(accumulator)
+    for rank in range(1, world_size):
+        total += contribution(rank, count, dtype).astype(accumulator)
+    return total.astype(contribution(0, 1, dtype).dtype)
+
+
+def reproducible_sums(algorithm: str, dtype: str) -> list[str]:
+    wrong = []
+    with gradring.init(algorithm=algorithm, reproducible=True) as comm:
+        for count in COUNTS:
+            expected = left_fold(comm.world_size, count, dtype).tobytes()
+            whole = comm.all_reduce(contribution(comm.rank, count, dtype))
+            bucket = np.array_split(contribution(comm.rank, count, dtype), 3)
+            bucket = [np.array(part) for part in bucket]
+            comm.all_reduce(bucket)
+            scattered = comm.reduce_scatter(contribution(comm.rank, count, dtype))
+            gathered = comm.all_gather(scattered)
+            results = {"whole": whole, "bucket": np.concatenate(bucket), "scattered": gathered}
+            wrong += [f"{count} {how}" for how, x in results.items() if x.tobytes() != expected]
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_reproducible_sum_is_the_left_fold_in_rank_order(world_size: int, algorithm: str) -> None:
+    assert run_ranks(reproducible_sums, world_size, algorithm, "float32") == [[]] * world_size
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_it_is_so_for_every_float(dtype: str) -> None:
+    assert run_ranks(reproducible_sums, 3, "auto", dtype) == [[]] * 3
+
+
+def narrow_sums(wire_dtype: str) -> list[Any]:
+    wire = np.dtype(ml_dtypes.bfloat16) if wire_dtype == "bfloat16" else np.dtype(wire_dtype)
+    wrong: list[Any] = []
+    with gradring.init(wire_dtype=wire_dtype) as comm:
+        for count in COUNTS:
+            sent_before = comm.stats()["bytes_sent"]
+            x = comm.all_reduce(contribution(comm.rank, count))
+            sent = comm.stats()["bytes_sent"] - sent_before
+            total = contribution(0, count).astype(wire).astype(np.float32)
+            for rank in range(1, comm.world_size):
+                total += contribution(rank, count).astype(wire).astype(np.float32)
+            if x.tobytes() != total.astype(wire).astype(np.float32).tobytes():
+                wrong.append(count)
+            if sent > 2 * count * 2 * (comm.world_size - 1):
+                wrong.append((count, sent))
+        exact = comm.all_reduce(np.array([1 + 1e-12]))
+        if exact[0] != comm.world_size * (1 + 1e-12):
+            wrong.append("float64 was rounded")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
+def test_a_16_bit_wire_format_rounds_contributions_and_result_once(
+    world_size: int, wire_dtype: str
+) -> None:
+    assert run_ranks(narrow_sums, world_size, wire_dtype) == [[]] * world_size
+
+
+def bytes_sent(dtype: str) -> int:
+    with gradring.init() as comm:
+        comm.all_reduce(contribution(comm.rank, 1 << 20, dtype))
+        sent: int = comm.stats()["bytes_sent"]
+        return sent
+
+
+def test_half_precision_travels_in_half_the_bytes() -> None:
+    assert run_ranks(bytes_sent, 2, "bfloat16") == [2 << 20] * 2
+    assert run_ranks(bytes_sent, 2, "float32") == [4 << 20] * 2
+
+
+def different_settings() -> None:
+    import os
+
+    gradring.init(reproducible=os.environ["GRADRING_RANK"] == "1", timeout=20)
+
+
+def test_ranks_with_different_settings_do_not_form_a_group() -> None:
+    for outcome in run_ranks(different_settings, 3, check=False):
+        assert isinstance(outcome.exception, errors.ConfigError), outcome
+        assert outcome.exception.rank == 1
+        assert "reproducible=true" in str(outcome.exception)
