@@ -278,6 +278,16 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             return value
         return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
 
+    def _batch_gather_to(
+        self, value_destination_pairs: Sequence[Any], axis: Any, options: Any = None
+    ) -> Any:
+        # A tensor of a function that a replica calls has no device of its own.
+        pairs = [
+            (value, self.worker_devices[0] if isinstance(where, str) and not where else where)
+            for value, where in value_destination_pairs
+        ]
+        return super()._batch_gather_to(pairs, axis, options)
+
     def _update_config_proto(self, config_proto: Any) -> Any:
         return config_proto
 
