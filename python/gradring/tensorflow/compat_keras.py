@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,13 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 _repaired = False
 
+_saves: ContextVar[bool] = ContextVar("saves", default=False)
+
+
+def saves() -> bool:
+    """Whether Keras is saving, so that variables made now are nobody's after it."""
+    return _saves.get()
+
 
 def repair() -> None:
     """Repairs Keras 3 if it has been imported and has not been repaired."""
@@ -48,6 +56,8 @@ def repair() -> None:
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
     _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
+    saving = sys.modules["keras.src.saving.saving_lib"]
+    _replace(saving, "_save_state", _save_state, _in_our_scope)
     backup = callbacks.BackupAndRestore
     _replace(callbacks.ModelCheckpoint, "_save_model", _on_chief, _trains_under_ours)
     _replace(backup, "on_train_begin", _restore, _trains_under_ours)
@@ -75,6 +85,10 @@ def _in_our_replica(_: Any) -> bool:
     """Whether the code runs inside `CustomCollectiveStrategy.run`."""
     context = tf.distribute.get_replica_context()
     return context is not None and _communicator(context.strategy) is not None
+
+
+def _in_our_scope(_: Any) -> bool:
+    return _communicator(tf.distribute.get_strategy()) is not None
 
 
 def _trains_under_ours(callback: Any) -> bool:
@@ -157,6 +171,22 @@ def _normalise(
     for variable, total in zip(variables, sums, strict=True):
         variable.assign(total / tf.cast(count, total.dtype))
     return outputs
+
+
+# Saving
+
+
+def _save_state(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Lets the chief save alone, also inside the strategy's scope.
+
+    Keras makes an optimizer to see which attributes every optimizer has. Its variables would be
+    sent to the other workers, who may not be saving.
+    """
+    token = _saves.set(True)
+    try:
+        original(*args, **kwargs)
+    finally:
+        _saves.reset(token)
 
 
 # Callbacks: workers have the same state, so the chief alone saves it, as under `tf_keras`

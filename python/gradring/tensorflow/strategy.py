@@ -254,7 +254,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                 if isinstance(value, compat.CheckpointInitialValue):
                     value = value.wrapped_value
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-                if self._num_workers == 1:
+                if self._num_workers == 1 or compat_keras.saves():
                     return value
                 label = initial_value_of(kwargs.get("name"))
                 return broadcast(value, 0, label, self._communicator)
