@@ -17,6 +17,7 @@ import numpy as np
 
 import tensorflow as tf
 from gradring.communicator import Communicator
+from gradring.tensorflow import compat
 from gradring.tensorflow.naming import gradients_of
 from gradring.tensorflow.ops import broadcast_variables
 
@@ -56,6 +57,9 @@ def repair() -> None:
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
     _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
+    # Before Keras 3.5, models are built where they are traced.
+    if hasattr(keras.Model, "_maybe_symbolic_build"):
+        _replace(keras.Model, "_maybe_symbolic_build", _symbolic_build, _is_ours)
     saving = sys.modules["keras.src.saving.saving_lib"]
     _replace(saving, "_save_state", _save_state, _in_our_scope)
     backup = callbacks.BackupAndRestore
@@ -91,8 +95,12 @@ def _in_our_scope(_: Any) -> bool:
     return _communicator(tf.distribute.get_strategy()) is not None
 
 
+def _is_ours(model: Any) -> bool:
+    return _communicator(model.distribute_strategy) is not None
+
+
 def _trains_under_ours(callback: Any) -> bool:
-    return _communicator(callback.model.distribute_strategy) is not None
+    return _is_ours(callback.model)
 
 
 def _communicator(strategy: Any) -> Communicator | None:
@@ -173,7 +181,23 @@ def _normalise(
     return outputs
 
 
-# Saving
+# Building and saving
+
+
+def _symbolic_build(
+    original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
+) -> None:
+    """Builds from this replica's part of the first batch, where Keras takes the mean over all.
+
+    Only shapes and dtypes matter, and there is no mean of parts of different sizes, nor of strings.
+    """
+    if iterator is not None:
+        # In older versions the iterator itself cannot be iterated.
+        epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
+        for *_, batches in epoch:
+            data_batch = compat.select_replica(0, next(batches))
+            break
+    original(model, data_batch=data_batch)
 
 
 def _save_state(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
