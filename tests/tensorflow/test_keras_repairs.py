@@ -60,7 +60,7 @@ def train_all() -> Any:
             keras.backend.clear_session()
             keras.utils.set_random_seed(comm.rank + 1)
             results[name] = train_by_fit(strategy_of(comm), **arguments)
-        for train in (overflow, on_batches, plain_normalisation):
+        for train in (overflow, on_batches, plain_normalisation, uneven):
             keras.backend.clear_session()
             keras.utils.set_random_seed(comm.rank + 1)
             results[train.__name__] = train(comm)
@@ -111,6 +111,22 @@ def plain_normalisation(comm: Any) -> Any:
     after_one = np.asarray(statistics.moving_mean)
     model.fit(data.skip(1), verbose=0)
     return {"after one": after_one, **state_of(model, model.optimizer)}
+
+
+def uneven(comm: Any) -> Any:
+    """Data that does not divide by the workers: 9 and 8 samples of the first batch, or 1 and 0."""
+    found = {}
+    for count in (17, 1):
+        model = compiled(strategy_of(comm), "mlp", "SGD")
+        x, y = samples(count=count)
+        found[count] = {
+            "scores": model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True),
+            "predicted": model.predict(x, batch_size=BATCH, verbose=0),
+            # Workers that shuffle differently would get parts that overlap.
+            "loss": model.fit(x, y, BATCH, shuffle=False, verbose=0).history["loss"][0],
+            "weights": model.get_weights(),
+        }
+    return found
 
 
 def empty_batch(comm: Any) -> Any:
@@ -167,3 +183,18 @@ def test_an_empty_batch_does_not_count_in_the_statistics(trained: Any) -> None:
     workers, _ = trained
     for worker in workers:
         assert worker["empty batch"] == ([2.0, 4.0], [1.0, 4.0])
+
+
+@pytest.mark.parametrize("count", [17, 1])
+def test_data_that_does_not_divide_by_the_workers_is_used_once(trained: Any, count: int) -> None:
+    workers, alone = trained
+    expected = alone["uneven"][count]
+    first = workers[0]["uneven"][count]
+    for result in (worker["uneven"][count] for worker in workers):
+        assert result["scores"] == pytest.approx(expected["scores"], abs=1e-5)
+        assert result["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        np.testing.assert_allclose(result["predicted"], expected["predicted"], atol=1e-5)
+        # Not the weights of one process: Keras gives each worker's mean the same weight.
+        for mine, theirs in zip(first["weights"], result["weights"], strict=True):
+            assert mine.tobytes() == theirs.tobytes()
+            assert np.isfinite(mine).all()

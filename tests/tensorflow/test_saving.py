@@ -11,7 +11,7 @@ from tf_worker import join
 from gradring.testing import run_ranks
 
 KINDS = ("model.keras", "model.weights.h5", "saved_model", "checkpoint")
-WAYS = ("every worker", "chief only", "save", "save in scope")
+WAYS = ("every worker", "chief only", "chief only in scope", "save", "save in scope")
 
 
 def saved_and_loaded(comm: Any, directory: Path) -> Any:
@@ -43,6 +43,9 @@ def saved_and_loaded(comm: Any, directory: Path) -> Any:
     def save_by(way: str, kind: str, path: Path) -> None:
         if way == "every worker" or (way == "chief only" and comm.rank == 0):
             write(kind, path)
+        elif way == "chief only in scope" and comm.rank == 0:
+            with strategy.scope():
+                write(kind, path)
         elif way == "save":
             save(checkpoint if kind == "checkpoint" else model, path)
         elif way == "save in scope":

@@ -11,6 +11,9 @@ from gradring.testing import run_ranks
 
 Ranks = list[dict[Any, Any]]
 
+#: What one `ReplicaContext.all_reduce` takes together; TensorFlow's strategy takes one of them.
+DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8")
+
 STEPS, BATCH = 24, 16
 CASES = [(name, mode) for name in ("sgd", "adam") for mode in ("graph", "eager")]
 
@@ -107,6 +110,46 @@ def semantics() -> Any:
 
             return tf.cond(flag, reduced, lambda: tf.constant(-1.0))
 
+        def gathered() -> Any:
+            """Rank 0 has one column, and rank 1 two."""
+            gather = tf.distribute.get_replica_context().all_gather
+            own = tf.fill([1, comm.rank + 1], rank)
+            x = tf.fill([comm.rank + 1], rank + 1.0)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(gather(x * x, 0) * tf.constant([1.0, 2.0, 3.0]))
+            return {
+                "columns": gather(own, 1),
+                "columns, counted from the end": gather(own, -1),
+                "columns, chosen by a tensor": gather(own, tf.constant(1)),
+                "nest": gather({"rows": own[0], "numbers": (tf.constant([comm.rank]),)}, 0),
+                "bool": gather(own == 1.0, 1),
+                "complex": gather(tf.complex(own, own), 1),
+                "in a conditional": tf.cond(own[0, 0] < 2.0, lambda: gather(own, 1), lambda: own),
+                "in a function": tf.function(lambda: gather(own, 1))(),
+                "gradient": tape.gradient(loss, x),
+            }
+
+        def dtypes() -> Any:
+            """One call for all of them."""
+            values = [tf.cast(tf.constant(comm.rank + 1), dtype) for dtype in DTYPES]
+            totals = tf.distribute.get_replica_context().all_reduce("SUM", values)
+            for total, dtype in zip(totals, DTYPES, strict=True):
+                tf.debugging.assert_type(total, dtype)
+            return [tf.cast(total, tf.float64) for total in totals]
+
+        def in_loop() -> Any:
+            context, x = tf.distribute.get_replica_context(), tf.constant(1.0)
+            for _ in tf.range(3):
+                x = context.all_reduce("SUM", x)
+            nested = tf.function(lambda x: context.all_reduce("MEAN", x + rank))
+            return nested(x)
+
+        def refused(call: Any) -> str:
+            with pytest.raises((TypeError, ValueError)) as raised:
+                call()
+            return str(raised.value)
+
         def reduce(op: str, axis: int) -> Any:
             return strategy.reduce(op, strategy.run(uneven), axis=axis)
 
@@ -137,6 +180,22 @@ def semantics() -> Any:
             "conditional": tf.function(lambda f: strategy.run(conditional, (f,)))(
                 tf.constant(True)
             ),
+            "gathered": strategy.run(gathered),
+            "gathered in a graph": tf.function(lambda: strategy.run(gathered))(),
+            "dtypes": strategy.run(dtypes),
+            "dtypes in a graph": tf.function(lambda: strategy.run(dtypes))(),
+            "loop": tf.function(lambda: strategy.run(in_loop))(),
+            "values from function": strategy.experimental_local_results(
+                strategy.experimental_distribute_values_from_function(
+                    lambda context: (context.replica_id_in_sync_group, context.num_replicas_in_sync)
+                )
+            ),
+            "refused": {
+                "bool": refused(lambda: strategy.reduce("SUM", tf.constant(True), axis=None)),
+                "text": refused(lambda: strategy.gather(tf.constant(["text"]), axis=0)),
+                "axis": refused(lambda: strategy.gather(tf.ones([2]), axis=1)),
+                "scalar": refused(lambda: strategy.gather(tf.constant(1.0), axis=0)),
+            },
             "gather": strategy.gather(tf.fill([1, comm.rank + 1], rank), axis=1),
             "local": strategy.experimental_local_results(strategy.run(lambda: rank)),
             "on write": on_write,
@@ -228,6 +287,48 @@ def test_gather_concatenates_uneven_replicas_along_any_dimension(
     ranks: Ranks,
 ) -> None:
     assert [result["gather"] for result in ranks] == [[[0.0, 1.0, 1.0]]] * 2
+
+
+@pytest.mark.parametrize("where", ["gathered", "gathered in a graph"])
+def test_a_replica_gathers_uneven_tensors_along_any_dimension(ranks: Ranks, where: str) -> None:
+    for rank, result in enumerate(ranks):
+        found = result[where]
+        gradient = found.pop("gradient")
+        assert found == {
+            "columns": [[0.0, 1.0, 1.0]],
+            "columns, counted from the end": [[0.0, 1.0, 1.0]],
+            "columns, chosen by a tensor": [[0.0, 1.0, 1.0]],
+            "nest": {"rows": [0.0, 1.0, 1.0], "numbers": ([0, 1],)},
+            "bool": [[False, True, True]],
+            "complex": [[0j, 1 + 1j, 1 + 1j]],
+            "in a conditional": [[0.0, 1.0, 1.0]],
+            "in a function": [[0.0, 1.0, 1.0]],
+        }
+        # The sum of both ranks' losses, with respect to a rank's own part.
+        assert gradient == [[4.0], [16.0, 24.0]][rank]
+
+
+@pytest.mark.parametrize("where", ["dtypes", "dtypes in a graph"])
+def test_a_replica_reduces_several_dtypes_in_one_call(ranks: Ranks, where: str) -> None:
+    for result in ranks:
+        assert result[where] == [3.0 for _ in DTYPES]
+
+
+def test_a_replica_reduces_inside_a_loop_and_a_nested_function(ranks: Ranks) -> None:
+    assert [result["loop"] for result in ranks] == [8.5, 8.5]
+
+
+def test_values_from_a_function_know_their_replica(ranks: Ranks) -> None:
+    assert [result["values from function"] for result in ranks] == [((0, 2),), ((1, 2),)]
+
+
+def test_what_cannot_be_reduced_or_gathered_is_refused_in_words(ranks: Ranks) -> None:
+    for result in ranks:
+        said = result["refused"]
+        assert "bool cannot be reduced; cast it to one of float32" in said["bool"]
+        assert "string has no fixed width" in said["text"]
+        assert "axis=1" in said["axis"] and "(2,)" in said["axis"]
+        assert "axis=0" in said["scalar"] and "()" in said["scalar"]
 
 
 def test_variables_aggregate_as_they_say(ranks: Ranks) -> None:

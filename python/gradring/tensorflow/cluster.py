@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 import gradring
 import tensorflow as tf
@@ -58,6 +61,30 @@ def check(resolver: Any, communicator: Communicator) -> None:
             f"communicator on {communicator.host} is rank {communicator.rank} of "
             f"{communicator.world_size}; pass only one of them"
         )
+
+
+def checked_devices(devices: Sequence[str], communicator: Communicator) -> tuple[str, ...]:
+    """The full names of the local devices that the user chose; every rank must call it.
+
+    Raises:
+      gradring.errors.ConfigError: there is none, one occurs twice or does not exist, or the ranks
+        have different numbers of them.
+    """
+    here = f"rank {communicator.rank} of {communicator.host}"
+    known = {compat.canonical_device(d.name): d.name for d in tf.config.list_logical_devices()}
+    full = tuple(compat.canonical_device(device) for device in devices)
+    if not full or len(set(full)) < len(full) or not known.keys() >= set(full):
+        raise errors.ConfigError(
+            f"devices={list(devices)} on {here}; pass one or more different ones of "
+            f"{', '.join(known.values())}"
+        )
+    counts = communicator.all_gather(np.array([len(full)]), name="number of local devices")
+    if (counts != len(full)).any():
+        raise errors.ConfigError(
+            f"{here} has {len(full)} devices, and the ranks have {counts.tolist()} of them; pass "
+            "as many devices= on every rank"
+        )
+    return full
 
 
 def _rank_in(resolver: Any) -> int:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 import tensorflow as tf
 from gradring.communicator import Communicator
+from gradring.tensorflow import compat
 from gradring.tensorflow.naming import gradients_of
 from gradring.tensorflow.ops import broadcast_variables
 
@@ -31,6 +33,13 @@ _STATISTICS = (
 _SUM = tf.distribute.ReduceOp.SUM
 
 _repaired = False
+
+_saves: ContextVar[bool] = ContextVar("saves", default=False)
+
+
+def saves() -> bool:
+    """Whether Keras is saving, so that variables made now are nobody's after it."""
+    return _saves.get()
 
 
 def repair() -> None:
@@ -48,6 +57,11 @@ def repair() -> None:
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
     _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
+    # Before Keras 3.5, models are built where they are traced.
+    if hasattr(keras.Model, "_maybe_symbolic_build"):
+        _replace(keras.Model, "_maybe_symbolic_build", _symbolic_build, _is_ours)
+    saving = sys.modules["keras.src.saving.saving_lib"]
+    _replace(saving, "_save_state", _save_state, _in_our_scope)
     backup = callbacks.BackupAndRestore
     _replace(callbacks.ModelCheckpoint, "_save_model", _on_chief, _trains_under_ours)
     _replace(backup, "on_train_begin", _restore, _trains_under_ours)
@@ -77,8 +91,16 @@ def _in_our_replica(_: Any) -> bool:
     return context is not None and _communicator(context.strategy) is not None
 
 
+def _in_our_scope(_: Any) -> bool:
+    return _communicator(tf.distribute.get_strategy()) is not None
+
+
+def _is_ours(model: Any) -> bool:
+    return _communicator(model.distribute_strategy) is not None
+
+
 def _trains_under_ours(callback: Any) -> bool:
-    return _communicator(callback.model.distribute_strategy) is not None
+    return _is_ours(callback.model)
 
 
 def _communicator(strategy: Any) -> Communicator | None:
@@ -157,6 +179,38 @@ def _normalise(
     for variable, total in zip(variables, sums, strict=True):
         variable.assign(total / tf.cast(count, total.dtype))
     return outputs
+
+
+# Building and saving
+
+
+def _symbolic_build(
+    original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
+) -> None:
+    """Builds from this replica's part of the first batch, where Keras takes the mean over all.
+
+    Only shapes and dtypes matter, and there is no mean of parts of different sizes, nor of strings.
+    """
+    if iterator is not None:
+        # In older versions the iterator itself cannot be iterated.
+        epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
+        for *_, batches in epoch:
+            data_batch = compat.select_replica(0, next(batches))
+            break
+    original(model, data_batch=data_batch)
+
+
+def _save_state(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Lets the chief save alone, also inside the strategy's scope.
+
+    Keras makes an optimizer to see which attributes every optimizer has. Its variables would be
+    sent to the other workers, who may not be saving.
+    """
+    token = _saves.set(True)
+    try:
+        original(*args, **kwargs)
+    finally:
+        _saves.reset(token)
 
 
 # Callbacks: workers have the same state, so the chief alone saves it, as under `tf_keras`

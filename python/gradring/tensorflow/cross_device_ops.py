@@ -102,11 +102,18 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         ]
 
     def _gathered(self, values: Sequence[Any], axis: Any) -> Any:
+        static, dimensions = tf.get_static_value(axis), values[0].shape.rank
+        if None not in (static, dimensions) and not -dimensions <= static < dimensions:
+            raise ValueError(
+                f"gather: axis={static} on rank {self._communicator.rank} is no dimension of a "
+                f"tensor of shape {values[0].shape}; reshape the tensor, or choose another axis"
+            )
         local = tf.concat(values, axis)
-        if tf.get_static_value(axis) == 0:
+        if static == 0:
             return all_gather(local, "gather", self._communicator)
         # The engine gathers along the first dimension.
         rank = tf.rank(local)
+        axis = tf.where(axis < 0, axis + rank, axis)
         others = tf.boolean_mask(tf.range(rank), tf.range(rank) != axis)
         to_front = tf.concat([[axis], others], 0)
         gathered = all_gather(tf.transpose(local, to_front), "gather", self._communicator)

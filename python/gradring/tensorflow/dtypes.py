@@ -46,5 +46,5 @@ def as_native_bits(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
     if dtype == tf.bool:
         return tf.cast(tensor, tf.uint8), lambda result: tf.cast(result, tf.bool)
     if dtype in (tf.string, tf.variant, tf.resource):
-        raise TypeError(f"{label}: {dtype.name} has no fixed width and cannot be broadcast")
+        raise TypeError(f"{label}: {dtype.name} has no fixed width and cannot be sent")
     return tf.bitcast(tensor, tf.uint8), lambda result: tf.bitcast(result, dtype)

@@ -134,8 +134,8 @@ def all_gather(
     """Concatenates every rank's tensor along the first dimension, in rank order.
 
     Args:
-      value: a tensor of at least one dimension; ranks may differ in the size of the first. Dtypes
-        as for `all_reduce`.
+      value: a tensor of at least one dimension; ranks may differ in the size of the first. Any
+        dtype of fixed width.
       name: shown in messages and compared between ranks; default "all_gather".
       communicator: as for `all_reduce`.
 

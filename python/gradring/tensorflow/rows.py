@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from gradring.communicator import Communicator
-from gradring.tensorflow.dtypes import as_native
+from gradring.tensorflow.dtypes import as_native_bits
 from gradring.tensorflow.naming import Label
 from gradring.tensorflow.start_wait import start, start_all_gather, wait
 
@@ -49,7 +49,9 @@ def gather_rows(
     Returns:
       For each value, a tensor of shape `[sum of counts, ...]`.
     """
-    encoded = [as_native(value, label.shown) for value, label in zip(values, labels, strict=True)]
+    encoded = [
+        as_native_bits(value, label.shown) for value, label in zip(values, labels, strict=True)
+    ]
     started = [
         start_all_gather(native, counts, communicator, label)
         for (native, _), label in zip(encoded, labels, strict=True)

@@ -1,9 +1,8 @@
 """Saving that every rank may call, and that leaves either the whole file or the one before.
 
 Every rank writes, because writing can itself need collectives: reading an ON_READ variable adds up
-the ranks' parts, and inside a strategy's scope Keras creates variables while it saves. The chief
-writes to a sibling of the destination and renames it when all of it is there; the other ranks
-write to a temporary directory of their own that is gone afterwards.
+the ranks' parts. The chief writes to a sibling of the destination and renames it when all of it is
+there; the other ranks write to a temporary directory of their own that is gone afterwards.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -45,6 +45,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         communication_options: Any = None,
         *,
         communicator: Communicator | None = None,
+        devices: Sequence[str] | None = None,
         bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
     ) -> None:
         """Joins the group, unless `communicator` has done so.
@@ -54,10 +55,15 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             `gradring.init()` finds, such as TF_CONFIG.
           communication_options: accepted for compatibility; gradring has its own choices.
           communicator: a `gradring.Communicator` to use; default: a new one.
+          devices: the local devices, such as `["CPU:0", "CPU:1"]`, with one replica on each; as
+            many on every rank. Default, as for the strategy that this one replaces: all GPUs, or
+            else one CPU.
           bucket_bytes: bound on the gradients that travel together, in bytes; default 16 MiB.
 
         Raises:
-          gradring.errors.ConfigError: `cluster_resolver` and `communicator` contradict each other.
+          gradring.errors.ConfigError: `cluster_resolver` and `communicator` contradict each other;
+            or `devices` names none, one twice, one that does not exist, or not as many as on the
+            other ranks.
           gradring.errors.RendezvousError: the group could not be formed; says who is missing.
         """
         if communicator is None:
@@ -73,6 +79,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 communicator,
                 cluster_resolver or cluster.resolver_of(communicator),
                 communication_options or tf.distribute.experimental.CommunicationOptions(),
+                devices,
                 bucket_bytes,
             ),
         )
@@ -170,13 +177,16 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         communicator: Communicator,
         cluster_resolver: Any,
         communication_options: Any,
+        devices: Sequence[str] | None,
         bucket_bytes: int,
     ) -> None:
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
+        self._chosen_devices = devices
         super().__init__(strategy, cluster_resolver, communication_options)
 
-    def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
+    def _initialize_strategy(self, cluster_resolver: Any, devices: None) -> None:
+        del devices  # the parent takes a resolver or devices, not both
         communicator = self._communicator
         self._cluster_spec = compat.normalize_cluster_spec(cluster_resolver.cluster_spec())
         self._task_type = cluster_resolver.task_type
@@ -189,7 +199,6 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         local_devices, self._local_device_type = self._initialize_local_devices(
             cluster_resolver, worker_device=""
         )
-        local_devices = tuple(devices or local_devices)
         self._num_devices_per_worker = len(local_devices)
         self._worker_device = compat.canonical_device("/device:CPU:0")
         self._host_input_device = compat.host_input_device(self._worker_device)
@@ -199,6 +208,14 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._initialize_single_worker(local_devices)
         # Variables and ops go where TensorFlow puts them by default.
         self._default_device = None
+
+    def _initialize_local_devices(
+        self, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        if self._chosen_devices is None:
+            return super()._initialize_local_devices(cluster_resolver, worker_device)  # type: ignore[no-any-return]
+        devices = cluster.checked_devices(self._chosen_devices, self._communicator)
+        return devices, tf.DeviceSpec.from_string(devices[0]).device_type
 
     def _ring(self, devices: Any) -> RingCrossDeviceOps:
         return RingCrossDeviceOps(self._communicator, devices, self._bucket_bytes)
@@ -237,7 +254,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                 if isinstance(value, compat.CheckpointInitialValue):
                     value = value.wrapped_value
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-                if self._num_workers == 1:
+                if self._num_workers == 1 or compat_keras.saves():
                     return value
                 label = initial_value_of(kwargs.get("name"))
                 return broadcast(value, 0, label, self._communicator)
@@ -260,6 +277,16 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         if self._num_workers == 1:
             return value
         return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
+
+    def _batch_gather_to(
+        self, value_destination_pairs: Sequence[Any], axis: Any, options: Any = None
+    ) -> Any:
+        # A tensor of a function that a replica calls has no device of its own.
+        pairs = [
+            (value, self.worker_devices[0] if isinstance(where, str) and not where else where)
+            for value, where in value_destination_pairs
+        ]
+        return super()._batch_gather_to(pairs, axis, options)
 
     def _update_config_proto(self, config_proto: Any) -> Any:
         return config_proto

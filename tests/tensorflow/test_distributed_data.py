@@ -1,0 +1,127 @@
+"""What each of two workers gets from a dataset of global batches."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+FILES = 4
+#: In every file: tens are the file's number.
+RECORDS_PER_FILE = 3
+BATCH = 4
+
+RANGE = list(range(10))
+RECORDS = [10 * file + record for file in range(FILES) for record in range(RECORDS_PER_FILE)]
+
+#: Policy and kind of dataset, and each worker's batches.
+SHARDS: dict[tuple[str, str], Any] = {
+    ("AUTO", "range"): ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]),
+    ("DATA", "range"): ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]),
+    ("OFF", "range"): ([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]],) * 2,
+    # Whole files, dealt out in turn.
+    ("AUTO", "files"): ([[0, 1], [2, 20], [21, 22]], [[10, 11], [12, 30], [31, 32]]),
+    ("FILE", "files"): ([[0, 1], [2, 20], [21, 22]], [[10, 11], [12, 30], [31, 32]]),
+    ("DATA", "files"): ([[0, 1], [11, 12], [22, 30]], [[2, 10], [20, 21], [31, 32]]),
+    ("OFF", "files"): ([[0, 1], [2, 10], [11, 12], [20, 21], [22, 30], [31, 32]],) * 2,
+}
+
+
+def worker(directory: str) -> Any:
+    import tensorflow as tf
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+
+        def files() -> Any:
+            paths = sorted(str(path) for path in Path(directory).iterdir())
+            return tf.data.TFRecordDataset(paths).map(lambda r: tf.strings.to_number(r, tf.int64))
+
+        def batches(policy: str, kind: str) -> Any:
+            options = tf.data.Options()
+            options.experimental_distribute.auto_shard_policy = getattr(
+                tf.data.experimental.AutoShardPolicy, policy
+            )
+            dataset = files() if kind == "files" else tf.data.Dataset.range(len(RANGE))
+            dataset = dataset.batch(BATCH).with_options(options)
+            return local(strategy.experimental_distribute_dataset(dataset))
+
+        def local(batches: Any) -> Any:
+            return [strategy.experimental_local_results(b)[0].numpy().tolist() for b in batches]
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def total(batches: Any) -> Any:
+            """The sum over all workers, and the number of steps."""
+            result, steps = tf.constant(0, tf.int64), 0
+            for batch in batches:
+                result += strategy.reduce("SUM", strategy.run(tf.reduce_sum, (batch,)), axis=None)
+                steps += 1
+            return result, steps
+
+        def unequal(context: Any) -> Any:
+            """One batch for worker 0, and two for worker 1."""
+            size = context.get_per_replica_batch_size(BATCH)
+            return tf.data.Dataset.range(size * (1 + context.input_pipeline_id)).batch(size)
+
+        def distributed(count: int) -> Any:
+            return strategy.experimental_distribute_dataset(
+                tf.data.Dataset.range(count).batch(BATCH)
+            )
+
+        from_function = strategy.distribute_datasets_from_function
+        with pytest.raises(tf.errors.NotFoundError) as refused:
+            batches("FILE", "range")
+        return {
+            "shards": {case: batches(*case) for case in SHARDS},
+            "totals": [
+                tuple(int(part) for part in total(distributed(count))) for count in range(1, 11)
+            ],
+            "unequal": local(from_function(unequal)),
+            "unequal total": tuple(int(part) for part in total(from_function(unequal))),
+            "refused": str(refused.value),
+        }
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    import tensorflow as tf
+
+    directory = tmp_path_factory.mktemp("records")
+    for file in range(FILES):
+        with tf.io.TFRecordWriter(os.path.join(directory, f"{file}.tfrecord")) as writer:
+            for record in range(RECORDS_PER_FILE):
+                writer.write(str(10 * file + record).encode())
+    return run_ranks(worker, 2, str(directory))
+
+
+@pytest.mark.parametrize("case", SHARDS, ids="-".join)
+def test_a_global_batch_is_divided_as_the_policy_says(ranks: Any, case: tuple[str, str]) -> None:
+    found = tuple(result["shards"][case] for result in ranks)
+    assert found == SHARDS[case]
+
+
+@pytest.mark.parametrize("case", [case for case in SHARDS if "OFF" not in case], ids="-".join)
+def test_every_element_goes_to_one_worker(ranks: Any, case: tuple[str, str]) -> None:
+    elements = [x for result in ranks for batch in result["shards"][case] for x in batch]
+    assert sorted(elements) == (RECORDS if "files" in case else RANGE)
+
+
+def test_data_without_files_cannot_be_divided_by_files(ranks: Any) -> None:
+    for result in ranks:
+        assert "unshardable source dataset" in result["refused"]
+
+
+def test_no_element_of_a_last_partial_batch_is_lost_or_counted_twice(ranks: Any) -> None:
+    for result in ranks:
+        assert result["totals"] == [
+            (count * (count - 1) // 2, -(-count // BATCH)) for count in range(1, 11)
+        ]
+
+
+def test_the_shorter_worker_gets_empty_batches_until_all_have_ended(ranks: Any) -> None:
+    assert [result["unequal"] for result in ranks] == [[[0, 1], []], [[0, 1], [2, 3]]]
+    assert [result["unequal total"] for result in ranks] == [(7, 2), (7, 2)]
