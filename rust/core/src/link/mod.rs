@@ -5,6 +5,7 @@ use std::time::Duration;
 
 pub mod memory;
 pub(crate) mod poll;
+pub mod shm;
 pub mod tcp;
 
 /// All links of one rank.

@@ -1,6 +1,6 @@
 //! Waiting for sockets with `poll(2)`, together with a wake-up from other threads.
 
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// Ends a `wait` from another thread, once or for good: an eventfd.
@@ -35,6 +35,12 @@ impl WakeUp {
     }
 }
 
+impl AsFd for WakeUp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
 /// A descriptor and what is wanted of it.
 pub(crate) struct Interested(libc::pollfd);
 
@@ -58,8 +64,13 @@ impl Interested {
 
 /// Sleeps until a socket is ready, somebody wakes, a signal arrives, or the time is over.
 pub(crate) fn wait(sockets: impl Iterator<Item = Interested>, wake_up: &WakeUp, timeout: Duration) {
+    let wake_up = Interested::readable(wake_up.event.as_raw_fd());
+    wait_without_waker(sockets.chain([wake_up]), timeout);
+}
+
+/// Sleeps until a socket is ready, a signal arrives, or the time is over.
+pub(crate) fn wait_without_waker(sockets: impl Iterator<Item = Interested>, timeout: Duration) {
     let mut entries: Vec<libc::pollfd> = sockets.map(|socket| socket.0).collect();
-    entries.push(Interested::entry(wake_up.event.as_raw_fd(), libc::POLLIN));
     // Rounded up, so that a wait for less than a millisecond does not turn into spinning.
     let timeout_ms = timeout.as_micros().div_ceil(1000).min(60_000) as libc::c_int;
     // SAFETY: `entries` is valid for its length during the call. Errors (a signal) end the wait.

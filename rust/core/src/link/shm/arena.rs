@@ -1,0 +1,185 @@
+//! The memory of a link: two rings and their counters, mapped from a sealed memfd.
+//!
+//! File: ring 0, ring 1, counters. Each ring is mapped twice, one copy behind the other, so that
+//! any range of it is contiguous in memory, also one that passes the end of the ring.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::ptr::NonNull;
+
+use super::pipe::Shared;
+
+/// What the counters occupy in the file.
+const SHARED_BYTES: usize = 4096;
+/// The largest page size of any kernel that we know: mappings begin at multiples of it.
+const PAGE_BYTES_MAX: usize = 64 << 10;
+/// Nobody can cut the file, which would kill the other process with SIGBUS, nor lift that.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+const _: () = assert!(size_of::<Shared>() <= SHARED_BYTES);
+
+/// Both rings and their counters, mapped into this process.
+pub(super) struct Arena {
+    base: NonNull<u8>,
+    capacity: usize,
+}
+
+// SAFETY: the mapping belongs to this value, whichever thread holds it.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    /// New memory of zeros whose rings hold `capacity` bytes each, and the file to share it with.
+    pub(super) fn create(capacity: usize) -> io::Result<(Self, OwnedFd)> {
+        let file = create_file()?;
+        let size = file_bytes(capacity) as libc::off_t;
+        // Allocated now, when there still is an alternative.
+        // SAFETY: the call takes no pointers.
+        let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        // SAFETY: the call takes no pointers.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })?;
+        Ok((Self::map(file.as_fd(), capacity)?, file))
+    }
+
+    /// The memory in a file that another process created with the same capacity.
+    pub(super) fn open(file: OwnedFd, capacity: usize) -> io::Result<Self> {
+        // SAFETY: the call takes no pointers.
+        let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
+        if seals & SEALS != SEALS {
+            return Err(io::Error::other("the memory is not sealed"));
+        }
+        let file = File::from(file);
+        if file.metadata()?.len() != file_bytes(capacity) as u64 {
+            return Err(io::Error::other("the memory has another size"));
+        }
+        Self::map(file.as_fd(), capacity)
+    }
+
+    fn map(file: BorrowedFd<'_>, capacity: usize) -> io::Result<Self> {
+        assert!(capacity.is_power_of_two() && capacity >= PAGE_BYTES_MAX);
+        let reserved = mapped_bytes(capacity);
+        // SAFETY: a new mapping at an address of the system's choice.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                reserved,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).expect("the system maps nothing at zero");
+        let arena = Self { base, capacity };
+        arena.map_part(file, 0, 0, capacity)?;
+        arena.map_part(file, capacity, 0, capacity)?;
+        arena.map_part(file, 2 * capacity, capacity, capacity)?;
+        arena.map_part(file, 3 * capacity, capacity, capacity)?;
+        arena.map_part(file, 4 * capacity, 2 * capacity, SHARED_BYTES)?;
+        Ok(arena)
+    }
+
+    fn map_part(
+        &self,
+        file: BorrowedFd<'_>,
+        at: usize,
+        offset: usize,
+        length: usize,
+    ) -> io::Result<()> {
+        assert!(at + length <= mapped_bytes(self.capacity));
+        // SAFETY: replaces a part of this arena's own mapping, to which nothing refers yet.
+        let part = unsafe {
+            libc::mmap(
+                self.base.add(at).as_ptr().cast(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE,
+                file.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        if part == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The counters.
+    pub(super) fn shared(&self) -> &Shared {
+        // SAFETY: this part of the mapping is large enough and begins with a page; any bits are
+        // valid for the atomics of which `Shared` consists, and they may change at any time.
+        unsafe { self.base.add(4 * self.capacity).cast().as_ref() }
+    }
+
+    /// Copies `bytes` into ring `ring` at `position`.
+    ///
+    /// # Safety
+    /// These bytes of the ring must be this side's to write.
+    pub(super) unsafe fn write(&self, ring: usize, position: usize, bytes: &[u8]) {
+        let target = self.place(ring, position, bytes.len());
+        // SAFETY: `place` is valid for this length; nobody reads there meanwhile, and `bytes` does
+        // not overlap, as references into the arena are given out only for reading by `read`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
+    }
+
+    /// The `length` bytes of ring `ring` at `position`.
+    ///
+    /// # Safety
+    /// These bytes must be this side's to read until the end of the borrow.
+    pub(super) unsafe fn read(&self, ring: usize, position: usize, length: usize) -> &[u8] {
+        // SAFETY: `place` is valid for this length and initialised; nobody writes there meanwhile.
+        // A process that breaks this promise runs as the same user, with the same token, and could
+        // change this process's memory in other ways; what it can change here is only payload.
+        unsafe { std::slice::from_raw_parts(self.place(ring, position, length).as_ptr(), length) }
+    }
+
+    fn place(&self, ring: usize, position: usize, length: usize) -> NonNull<u8> {
+        assert!(ring < 2 && position < self.capacity && length <= self.capacity);
+        // SAFETY: inside the mapping, thanks to the second copy of the ring.
+        unsafe { self.base.add(2 * ring * self.capacity + position) }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and no reference outlives it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), mapped_bytes(self.capacity)) };
+    }
+}
+
+const fn file_bytes(capacity: usize) -> usize {
+    2 * capacity + SHARED_BYTES
+}
+
+const fn mapped_bytes(capacity: usize) -> usize {
+    4 * capacity + SHARED_BYTES
+}
+
+fn create_file() -> io::Result<OwnedFd> {
+    let create = |flags| {
+        // SAFETY: the name is a terminated string.
+        check(unsafe { libc::memfd_create(c"gradring".as_ptr(), flags) })
+    };
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // Kernels before 6.3 do not know the last flag; later ones may insist on it.
+    let fd = create(flags | libc::MFD_NOEXEC_SEAL).or_else(|_| create(flags))?;
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn check(returned: libc::c_int) -> io::Result<libc::c_int> {
+    if returned < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(returned)
+}

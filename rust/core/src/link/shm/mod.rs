@@ -1,0 +1,208 @@
+//! A link between two processes of one host over shared memory.
+//!
+//! Two ranks [`pair`] over an authenticated connection: one passes a memfd to the other, which
+//! proves that they share a host. The memory holds one ring of bytes per direction. Sending copies
+//! into the ring; the receiver copies out of it, or works on the bytes where they are.
+//!
+//! Nobody makes a system call while both sides are awake. Who wants to sleep announces it, looks
+//! once more, and polls its *doorbell*, an eventfd that the other side rings:
+//!
+//! ```text
+//! link.announce_sleep(direction);
+//! if !link.ready(direction) { poll(doorbell, sockets) }
+//! link.awake();
+//! read(doorbell);                    // before looking at any link again
+//! ```
+//!
+//! A process that dies takes its word with it: it closes nothing here. Whoever waits for a link
+//! also watches a socket to the same rank. The kernel frees the memory with its last user.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use super::{Broken, Direction};
+use arena::Arena;
+use pipe::Side;
+
+mod arena;
+mod pairing;
+mod passing;
+mod pipe;
+
+pub use pairing::pair;
+
+/// What a ring holds: both rings of a pair of ranks stay in their L2 caches.
+const RING_BYTES: usize = 1 << 20;
+/// Bytes published or given back at a time, so that both sides of a large transfer are busy.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// This process's end of a link.
+pub struct ShmLink {
+    arena: Arena,
+    /// 0 or 1; also the ring on which this side sends.
+    number: usize,
+    side: Side,
+    /// Rung when the other side sleeps and need not any more.
+    other_doorbell: OwnedFd,
+    closed: bool,
+}
+
+impl ShmLink {
+    fn new(arena: Arena, number: usize, other_doorbell: OwnedFd) -> Self {
+        let side = Side::new(number, arena.capacity());
+        Self {
+            arena,
+            number,
+            side,
+            other_doorbell,
+            closed: false,
+        }
+    }
+
+    /// Sends a prefix of `parts`; returns its length, or `None` if the ring is full.
+    ///
+    /// # Errors
+    /// When either side has closed the link, or the other side breaks the protocol.
+    pub fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        self.check_open()?;
+        let wanted = parts.iter().map(|part| part.len()).sum();
+        let room = self.side.room(self.arena.shared(), wanted)?.min(wanted);
+        let (mut left, mut written) = (room, 0);
+        for part in parts {
+            let mut part = &part[..part.len().min(left)];
+            left -= part.len();
+            while !part.is_empty() {
+                let (now, later) = part.split_at(part.len().min(BATCH_BYTES - written));
+                let position = (self.side.write_position() + written) % self.arena.capacity();
+                // SAFETY: at most `room` bytes from the position are written in all.
+                unsafe { self.arena.write(self.number, position, now) };
+                written += now.len();
+                part = later;
+                if written == BATCH_BYTES {
+                    self.publish(std::mem::take(&mut written));
+                }
+            }
+        }
+        if written > 0 {
+            self.publish(written);
+        }
+        Ok((room > 0 || wanted == 0).then_some(room))
+    }
+
+    /// Receives into a prefix of `parts`; returns its length, or `None` if nothing is there.
+    ///
+    /// # Errors
+    /// When this side has closed the link, or the other one has and everything was received, or
+    /// the other side breaks the protocol.
+    pub fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
+        let wanted = parts.iter().map(|part| part.len()).sum();
+        let filled = self.look(wanted)?.min(wanted);
+        let (mut left, mut read) = (filled, 0);
+        for part in parts {
+            let length = part.len().min(left);
+            left -= length;
+            let mut part = &mut part[..length];
+            while !part.is_empty() {
+                let (now, later) = part.split_at_mut(part.len().min(BATCH_BYTES - read));
+                let position = (self.side.read_position() + read) % self.arena.capacity();
+                // SAFETY: at most `filled` bytes from the position are read in all.
+                now.copy_from_slice(unsafe {
+                    self.arena.read(1 - self.number, position, now.len())
+                });
+                read += now.len();
+                part = later;
+                if read == BATCH_BYTES {
+                    self.consume(std::mem::take(&mut read));
+                }
+            }
+        }
+        if read > 0 {
+            self.consume(read);
+        }
+        Ok((filled > 0 || wanted == 0).then_some(filled))
+    }
+
+    /// All bytes that have arrived, where they are, with no seam; `consume` makes room for more.
+    ///
+    /// # Errors
+    /// As for `try_receive`.
+    pub fn readable(&mut self) -> Result<&[u8], Broken> {
+        let filled = self.look(self.arena.capacity())?;
+        // SAFETY: the bytes between head and tail are this side's until it gives them back, for
+        // which it needs a mutable borrow.
+        Ok(unsafe {
+            self.arena
+                .read(1 - self.number, self.side.read_position(), filled)
+        })
+    }
+
+    /// Gives the first `count` of the readable bytes back to the other side.
+    ///
+    /// # Panics
+    /// When fewer were readable.
+    pub fn consume(&mut self, count: usize) {
+        if self.side.give_back(self.arena.shared(), count) {
+            self.ring();
+        }
+    }
+
+    /// Says that this side will sleep until `direction` is ready; see the module's text.
+    pub fn announce_sleep(&self, direction: Direction) {
+        self.side.announce_sleep(self.arena.shared(), direction);
+    }
+
+    /// Whether sending or receiving would come to something, be it an error.
+    #[must_use]
+    pub fn ready(&self, direction: Direction) -> bool {
+        self.closed || self.side.ready(self.arena.shared(), direction)
+    }
+
+    /// Takes all announcements back.
+    pub fn awake(&self) {
+        self.side.awake(self.arena.shared());
+    }
+
+    /// Ends the link; the other side can still receive what was sent.
+    pub fn close(&mut self) {
+        if !self.closed && self.side.close(self.arena.shared()) {
+            self.ring();
+        }
+        self.closed = true;
+    }
+
+    fn look(&mut self, wanted: usize) -> Result<usize, Broken> {
+        self.check_open()?;
+        self.side.filled(self.arena.shared(), wanted)
+    }
+
+    fn publish(&mut self, count: usize) {
+        if self.side.publish(self.arena.shared(), count) {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        let one = 1_u64;
+        // SAFETY: writes the eight bytes of `one`. The descriptor never blocks, and a full counter
+        // has been rung already.
+        unsafe { libc::write(self.other_doorbell.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    fn check_open(&self) -> Result<(), Broken> {
+        if self.closed {
+            return Err(Broken {
+                reason: "was closed on this side".into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ShmLink {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,366 @@
+//! How two ranks come to share memory, over a connection on which they know each other already.
+//!
+//! ```text
+//! initiator -> other  TCP   name of a Unix socket and a nonce      | why not
+//! other -> initiator  Unix  the nonce
+//! initiator -> other  Unix  the memory and its doorbell
+//! other -> initiator  Unix  its doorbell
+//! other -> initiator  TCP   it is mapped                           | why not
+//! initiator -> other  TCP   both use it                            | why not
+//! ```
+//!
+//! The Unix socket has an abstract name, which exists only in this host's network namespace, so to
+//! reach it proves more than any comparison of host names. Everybody on the host can see the name
+//! and call; only the nonce, known over TCP alone, is answered. Whoever says "why not" says it
+//! over TCP, and nothing follows: both sides agree, and the connection is as before.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+
+use super::arena::Arena;
+use super::{RING_BYTES, ShmLink, passing};
+use crate::link::poll::{self, Interested};
+
+/// Bytes of the random part of the socket's name, and of the nonce.
+const RANDOM_BYTES: usize = 16;
+/// Bound on a reason in bytes, as its length travels in one.
+const REASON_BYTES_MAX: usize = 255;
+/// Callers that have not said the nonce yet; a new one drives out the oldest.
+const CALLERS_MAX: usize = 16;
+/// The part of the initiator's patience for which the other side tries to reach it, so that its
+/// answer still comes in time.
+const REACHING_PART: u32 = 4;
+
+const GO_ON: u8 = 0;
+const REFUSED: u8 = 1;
+
+type Nonce = [u8; RANDOM_BYTES];
+
+/// Tries to share memory with the process at the other end of `stream`, which calls this at the
+/// same time; exactly one of both is the initiator.
+///
+/// Returns the link, or why there is none: the same on both sides. `stream` must be blocking; it
+/// carries nothing of this afterwards. The other side rings `doorbell`, an eventfd.
+///
+/// # Errors
+/// When the connection fails, or the other side says nothing for as long as `patience`.
+pub fn pair(
+    stream: &TcpStream,
+    initiator: bool,
+    doorbell: &impl AsFd,
+    patience: Duration,
+) -> io::Result<Result<ShmLink, String>> {
+    let mut talk = Talk::new(stream, patience)?;
+    if initiator {
+        invite(&mut talk, doorbell.as_fd())
+    } else {
+        visit(&mut talk, doorbell.as_fd(), patience / REACHING_PART)
+    }
+}
+
+fn invite(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<ShmLink, String>> {
+    let invitation = match Invitation::new() {
+        Ok(invitation) => invitation,
+        Err(reason) => return talk.refuse(reason),
+    };
+    talk.go_on(&[invitation.name, invitation.nonce].concat())?;
+    let guest = invitation.await_guest(talk).and_then(|guest| {
+        let gifts = [invitation.file.as_fd(), doorbell];
+        passing::send(&guest, &gifts)?;
+        Ok(guest)
+    });
+    // A guest that waits in vain notices here, and says so.
+    drop(invitation.listener);
+    if let Err(reason) = talk.hear()? {
+        return Ok(Err(reason));
+    }
+    // The guest's doorbell came before its answer.
+    match guest.and_then(|guest| receive_doorbell(&guest)) {
+        Ok(other_doorbell) => {
+            talk.go_on(&[])?;
+            Ok(Ok(ShmLink::new(invitation.arena, 0, other_doorbell)))
+        }
+        Err(error) => talk.refuse(format!("the initiator failed: {error}")),
+    }
+}
+
+fn visit(
+    talk: &mut Talk<'_>,
+    doorbell: BorrowedFd<'_>,
+    limit: Duration,
+) -> io::Result<Result<ShmLink, String>> {
+    let accepted = match talk.hear()? {
+        Ok(invitation) => accept(&invitation, doorbell, limit),
+        Err(reason) => return Ok(Err(reason)),
+    };
+    match accepted {
+        Ok(link) => {
+            talk.go_on(&[])?;
+            Ok(talk.hear()?.map(|_| link))
+        }
+        Err(reason) => talk.refuse(reason),
+    }
+}
+
+/// What the other side needs in order to share memory.
+struct Invitation {
+    arena: Arena,
+    file: OwnedFd,
+    listener: UnixListener,
+    name: [u8; RANDOM_BYTES],
+    nonce: Nonce,
+}
+
+impl Invitation {
+    fn new() -> Result<Self, String> {
+        let (arena, file) = Arena::create(RING_BYTES)
+            .map_err(|error| format!("no shared memory from the system: {error}"))?;
+        let (mut name, mut nonce) = ([0; RANDOM_BYTES], [0; RANDOM_BYTES]);
+        getrandom::fill(&mut name)
+            .and_then(|()| getrandom::fill(&mut nonce))
+            .map_err(|error| format!("no random numbers from the system: {error}"))?;
+        let listener =
+            listen(&name).map_err(|error| format!("no Unix socket from the system: {error}"))?;
+        Ok(Self {
+            arena,
+            file,
+            listener,
+            name,
+            nonce,
+        })
+    }
+
+    /// The caller who knows the nonce.
+    fn await_guest(&self, talk: &Talk<'_>) -> io::Result<UnixStream> {
+        let mut callers = VecDeque::with_capacity(CALLERS_MAX + 1);
+        loop {
+            while let Ok((caller, _)) = self.listener.accept() {
+                caller.set_nonblocking(true)?;
+                if passing::is_same_user(&caller)? {
+                    callers.push_back(caller);
+                }
+                if callers.len() > CALLERS_MAX {
+                    callers.pop_front();
+                }
+            }
+            if let Some(guest) = self.recognise(&mut callers) {
+                return Ok(guest);
+            }
+            if talk.has_answer() {
+                return Err(io::Error::other("an answer came before the visit"));
+            }
+            let Some(left) = talk.left() else {
+                return Err(ErrorKind::TimedOut.into());
+            };
+            let callers = callers.iter().map(AsFd::as_fd);
+            let sockets = [self.listener.as_fd(), talk.stream.as_fd()];
+            let sockets = sockets.into_iter().chain(callers);
+            let interests = sockets.map(|socket| Interested::readable(socket.as_raw_fd()));
+            poll::wait_without_waker(interests, left);
+        }
+    }
+
+    /// Takes the guest out of `callers`, and sends away all who said something else.
+    fn recognise(&self, callers: &mut VecDeque<UnixStream>) -> Option<UnixStream> {
+        for _ in 0..callers.len() {
+            let mut caller = callers.pop_front()?;
+            let mut said = [0; RANDOM_BYTES];
+            match caller.read(&mut said) {
+                Ok(RANDOM_BYTES) if is_equal(&said, &self.nonce) => return Some(caller),
+                Err(error) if is_later(error.kind()) => callers.push_back(caller),
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+/// The visitor's part over the Unix socket.
+fn accept(invitation: &[u8], doorbell: BorrowedFd<'_>, limit: Duration) -> Result<ShmLink, String> {
+    let Some((name, nonce)) = invitation.split_at_checked(RANDOM_BYTES) else {
+        return Err("the invitation is too short".into());
+    };
+    let mut host = reach(name, limit)
+        .map_err(|error| format!("different hosts or network namespaces ({error})"))?;
+    let exchange = |host: &mut UnixStream| {
+        if !passing::is_same_user(host)? {
+            return Err(io::Error::other("different users"));
+        }
+        host.write_all(nonce)?;
+        let [file, other_doorbell] = passing::receive(host)?;
+        check_doorbell(&other_doorbell)?;
+        let arena = Arena::open(file, RING_BYTES)?;
+        passing::send(host, &[doorbell])?;
+        Ok(ShmLink::new(arena, 1, other_doorbell))
+    };
+    exchange(&mut host).map_err(|error| format!("the memory did not get across: {error}"))
+}
+
+fn receive_doorbell(guest: &UnixStream) -> io::Result<OwnedFd> {
+    let [doorbell] = passing::receive(guest)?;
+    check_doorbell(&doorbell)?;
+    Ok(doorbell)
+}
+
+/// Makes sure that ringing neither blocks nor raises SIGPIPE.
+fn check_doorbell(doorbell: &OwnedFd) -> io::Result<()> {
+    let fd = doorbell.as_raw_fd();
+    // SAFETY: all zeros is a valid `stat`.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is valid for writing.
+    if unsafe { libc::fstat(fd, &raw mut status) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Files, pipes and sockets have a type; what only the kernel makes, such as eventfds, has none.
+    if status.st_mode & libc::S_IFMT != 0 {
+        return Err(io::Error::other("the doorbell is no eventfd"));
+    }
+    // SAFETY: the calls take no pointers.
+    let set = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
+    };
+    if set < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn listen(name: &[u8]) -> io::Result<UnixListener> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.bind(&abstract_address(name)?)?;
+    socket.listen(CALLERS_MAX as i32)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+fn reach(name: &[u8], limit: Duration) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // The time to write also bounds the time to connect.
+    socket.set_write_timeout(Some(limit))?;
+    socket.set_read_timeout(Some(limit))?;
+    socket.connect(&abstract_address(name)?)?;
+    Ok(socket.into())
+}
+
+fn abstract_address(name: &[u8]) -> io::Result<SockAddr> {
+    let digits: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    SockAddr::unix(OsStr::from_bytes(format!("\0gradring-{digits}").as_bytes()))
+}
+
+/// The conversation over TCP: each message is a status byte, a length and that many bytes.
+struct Talk<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
+    /// The stream's own limits, to be restored.
+    limits: (Option<Duration>, Option<Duration>),
+}
+
+impl<'a> Talk<'a> {
+    fn new(stream: &'a TcpStream, patience: Duration) -> io::Result<Self> {
+        let limits = (stream.read_timeout()?, stream.write_timeout()?);
+        Ok(Self {
+            stream,
+            deadline: Instant::now() + patience,
+            limits,
+        })
+    }
+
+    fn go_on(&mut self, content: &[u8]) -> io::Result<()> {
+        self.say(GO_ON, content)
+    }
+
+    fn refuse(&mut self, mut reason: String) -> io::Result<Result<ShmLink, String>> {
+        let end = (0..=REASON_BYTES_MAX.min(reason.len()))
+            .rev()
+            .find(|&end| reason.is_char_boundary(end));
+        reason.truncate(end.unwrap_or(0));
+        self.say(REFUSED, reason.as_bytes())?;
+        Ok(Err(reason))
+    }
+
+    fn say(&mut self, status: u8, content: &[u8]) -> io::Result<()> {
+        let length = u8::try_from(content.len()).expect("contents are short");
+        let message = [&[status, length], content].concat();
+        self.stream.set_write_timeout(Some(self.limit()?))?;
+        self.stream.write_all(&message)
+    }
+
+    /// The other side's next message: its content, or why there is no more to say.
+    fn hear(&mut self) -> io::Result<Result<Vec<u8>, String>> {
+        let mut head = [0; 2];
+        self.read_exact(&mut head)?;
+        let [status, length] = head;
+        let mut content = vec![0; length.into()];
+        self.read_exact(&mut content)?;
+        match status {
+            GO_ON => Ok(Ok(content)),
+            REFUSED => Ok(Err(String::from_utf8_lossy(&content).into_owned())),
+            _ => Err(ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn read_exact(&mut self, mut target: &mut [u8]) -> io::Result<()> {
+        while !target.is_empty() {
+            self.stream.set_read_timeout(Some(self.limit()?))?;
+            match self.stream.read(target) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => target = &mut target[count..],
+                Err(error) if is_later(error.kind()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the other side has said something, or gone.
+    fn has_answer(&self) -> bool {
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        let mut byte = [std::mem::MaybeUninit::uninit()];
+        match SockRef::from(self.stream).recv_with_flags(&mut byte, flags) {
+            Ok(_) => true,
+            Err(error) => !is_later(error.kind()),
+        }
+    }
+
+    fn limit(&self) -> io::Result<Duration> {
+        self.left().ok_or_else(|| ErrorKind::TimedOut.into())
+    }
+
+    fn left(&self) -> Option<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+}
+
+impl Drop for Talk<'_> {
+    fn drop(&mut self) {
+        // Of a broken stream the limits do not matter any more.
+        let _ = self.stream.set_read_timeout(self.limits.0);
+        let _ = self.stream.set_write_timeout(self.limits.1);
+    }
+}
+
+/// Compares in a time that does not depend on the contents.
+fn is_equal(a: &Nonce, b: &Nonce) -> bool {
+    let difference = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
+    std::hint::black_box(difference) == 0
+}
+
+fn is_later(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,257 @@
+use std::io::{IoSlice, IoSliceMut};
+use std::net::TcpListener;
+use std::process::{Child, Command};
+
+use super::*;
+use crate::link::Direction;
+use crate::link::poll::WakeUp;
+use crate::link::shm::tests::sleep;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Where the test's second process calls the first.
+const ADDRESS_VARIABLE: &str = "GRADRING_TEST_ADDRESS";
+
+type Outcome = io::Result<Result<ShmLink, String>>;
+
+/// Runs an initiator against `visitor`, which gets the other end of its connection.
+fn with_initiator(visitor: impl FnOnce(TcpStream) -> Outcome) -> (Outcome, Outcome) {
+    let (ours, theirs) = connection();
+    std::thread::scope(|scope| {
+        let initiator = scope.spawn(move || {
+            let outcome = pair(&ours, true, &WakeUp::new()?, PATIENCE);
+            if outcome.is_ok() {
+                (&ours).write_all(b"next")?;
+            }
+            outcome
+        });
+        let stream = theirs.try_clone().unwrap();
+        let visited = visitor(theirs);
+        let invited = initiator.join().unwrap();
+        if invited.is_ok() {
+            let mut next = [0; 4];
+            (&stream).read_exact(&mut next).unwrap();
+            assert_eq!(&next, b"next", "something was left unread");
+        }
+        (invited, visited)
+    })
+}
+
+/// What a visitor does, with its own idea of the invitation and of how to accept it.
+fn visit_with(
+    stream: &TcpStream,
+    accept: impl FnOnce(Vec<u8>) -> Result<ShmLink, String>,
+) -> Outcome {
+    let mut talk = Talk::new(stream, PATIENCE)?;
+    match accept(talk.hear()?.unwrap()) {
+        Ok(link) => {
+            talk.go_on(&[])?;
+            Ok(talk.hear()?.map(|_| link))
+        }
+        Err(reason) => talk.refuse(reason),
+    }
+}
+
+fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (caller, listener.accept().unwrap().0)
+}
+
+fn assert_connected(initiator: &mut ShmLink, visitor: &mut ShmLink) {
+    for (from, to) in [(0, 1), (1, 0)] {
+        let ends = [&mut *initiator, &mut *visitor];
+        assert_eq!(ends[from].try_send(&[IoSlice::new(b"hello")]), Ok(Some(5)));
+        assert_eq!(ends[to].readable(), Ok(&b"hello"[..]));
+        ends[to].consume(5);
+    }
+}
+
+/// The reason that both sides give for not sharing memory.
+fn common_reason((invited, visited): (Outcome, Outcome)) -> String {
+    let reasons = [invited, visited].map(|outcome| outcome.unwrap().err().unwrap());
+    assert_eq!(reasons[0], reasons[1]);
+    reasons[0].clone()
+}
+
+#[test]
+fn two_ranks_of_one_host_pair() {
+    let limit = Some(Duration::from_secs(7));
+    let (invited, visited) = with_initiator(|stream| {
+        stream.set_read_timeout(limit)?;
+        let outcome = pair(&stream, false, &WakeUp::new()?, PATIENCE);
+        assert_eq!(stream.read_timeout()?, limit, "the limits are restored");
+        outcome
+    });
+    assert_connected(
+        &mut invited.unwrap().unwrap(),
+        &mut visited.unwrap().unwrap(),
+    );
+}
+
+#[test]
+fn strangers_who_call_first_are_sent_away() {
+    let bell = WakeUp::new().unwrap();
+    let mut strangers = Vec::new();
+    let (invited, visited) = with_initiator(|stream| {
+        visit_with(&stream, |invitation| {
+            let name = &invitation[..RANDOM_BYTES];
+            for number in 0..6 {
+                let mut stranger = reach(name, PATIENCE).unwrap();
+                // Some guess, some are short, some say nothing.
+                stranger
+                    .write_all(&vec![number; 8 * usize::from(number % 3)])
+                    .unwrap();
+                strangers.push(stranger);
+            }
+            accept(&invitation, bell.as_fd(), PATIENCE)
+        })
+    });
+    assert_connected(
+        &mut invited.unwrap().unwrap(),
+        &mut visited.unwrap().unwrap(),
+    );
+    for stranger in &strangers {
+        assert!(
+            passing::receive::<2>(stranger).is_err(),
+            "a stranger got memory"
+        );
+    }
+}
+
+#[test]
+fn who_does_not_find_the_socket_is_on_another_host() {
+    let bell = WakeUp::new().unwrap();
+    let reason = common_reason(with_initiator(|stream| {
+        visit_with(&stream, |mut invitation| {
+            invitation[0] ^= 1;
+            accept(&invitation, bell.as_fd(), PATIENCE)
+        })
+    }));
+    assert!(reason.starts_with("different hosts"), "{reason}");
+}
+
+#[test]
+fn who_says_a_wrong_nonce_gets_nothing() {
+    let bell = WakeUp::new().unwrap();
+    let reason = common_reason(with_initiator(|stream| {
+        visit_with(&stream, |mut invitation| {
+            invitation[RANDOM_BYTES] ^= 1;
+            accept(&invitation, bell.as_fd(), PATIENCE)
+        })
+    }));
+    assert!(
+        reason.starts_with("the memory did not get across"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_doorbell_that_could_block_or_kill_is_refused() {
+    let reason = common_reason(with_initiator(|stream| {
+        pair(&stream, false, &stream.as_fd(), PATIENCE)
+    }));
+    assert_eq!(reason, "the initiator failed: the doorbell is no eventfd");
+}
+
+#[test]
+fn an_initiator_without_memory_says_so() {
+    let (ours, theirs) = connection();
+    // Longer than a reason may be, with its limit inside a character.
+    let reason = format!("x{}", "é".repeat(REASON_BYTES_MAX));
+    let told = Talk::new(&ours, PATIENCE).unwrap().refuse(reason).unwrap();
+    let heard = pair(&theirs, false, &WakeUp::new().unwrap(), PATIENCE).unwrap();
+    let (told, heard) = (told.err().unwrap(), heard.err().unwrap());
+    assert_eq!(told, heard);
+    assert!(!heard.contains('\u{fffd}'));
+}
+
+#[test]
+fn a_partner_that_goes_or_says_nothing_is_an_error() {
+    let bell = WakeUp::new().unwrap();
+    let kind = |outcome: Outcome| outcome.err().unwrap().kind();
+    for initiator in [true, false] {
+        let (ours, theirs) = connection();
+        let outcome = pair(&ours, initiator, &bell, Duration::from_millis(50));
+        assert_eq!(kind(outcome), ErrorKind::TimedOut);
+        drop(theirs);
+        let (ours, theirs) = connection();
+        drop(theirs);
+        let outcome = pair(&ours, initiator, &bell, PATIENCE);
+        assert_eq!(kind(outcome), ErrorKind::UnexpectedEof);
+    }
+}
+
+#[test]
+fn two_processes_exchange_bytes() {
+    const TOTAL: usize = 3 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--ignored", "link::shm::pairing::tests::echo"])
+        .env(ADDRESS_VARIABLE, listener.local_addr().unwrap().to_string())
+        .spawn();
+    let mut child = Ending(child.unwrap());
+    let stream = listener.accept().unwrap().0;
+    let bell = WakeUp::new().unwrap();
+    let mut link = pair(&stream, true, &bell, PATIENCE).unwrap().unwrap();
+    let bytes: Vec<u8> = (0..TOTAL).map(|index| ((index * 7) >> 3) as u8).collect();
+    let mut echoed = vec![0; TOTAL];
+    let (mut sent, mut received) = (0, 0);
+    while received < TOTAL {
+        let mut directions = vec![Direction::Receive];
+        if sent < TOTAL {
+            directions.push(Direction::Send);
+            let parts = [IoSlice::new(&bytes[sent..])];
+            sent += link.try_send(&parts).unwrap().unwrap_or(0);
+        }
+        let parts = &mut [IoSliceMut::new(&mut echoed[received..])];
+        received += link.try_receive(parts).unwrap().unwrap_or(0);
+        if received < TOTAL {
+            sleep(&link, &bell, &directions);
+        }
+    }
+    assert!(bytes == echoed);
+    link.close();
+    assert!(child.0.wait().unwrap().success());
+}
+
+#[test]
+#[ignore = "the second process of another test"]
+fn echo() {
+    let stream = TcpStream::connect(std::env::var(ADDRESS_VARIABLE).unwrap()).unwrap();
+    let bell = WakeUp::new().unwrap();
+    let mut link = pair(&stream, false, &bell, PATIENCE).unwrap().unwrap();
+    let mut pending = Vec::new();
+    loop {
+        match link.readable() {
+            Ok(bytes) => {
+                let count = bytes.len();
+                pending.extend_from_slice(bytes);
+                link.consume(count);
+            }
+            Err(broken) => {
+                assert_eq!(broken.reason, "was closed by the other side");
+                return;
+            }
+        }
+        let mut directions = vec![Direction::Receive];
+        if !pending.is_empty() {
+            let sent = link.try_send(&[IoSlice::new(&pending)]).unwrap();
+            pending.drain(..sent.unwrap_or(0));
+        }
+        if !pending.is_empty() {
+            directions.push(Direction::Send);
+        }
+        sleep(&link, &bell, &directions);
+    }
+}
+
+/// A process that does not outlive its test.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // One that has ended already needs no signal.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,230 @@
+//! The protocol of two pipes in shared memory: who may touch which bytes, and who wakes whom.
+//!
+//! A pipe is a ring of bytes with two counters that only grow: `tail`, the bytes that its producer
+//! has published, and `head`, the bytes that its consumer has given back. The bytes between them
+//! are the consumer's, all others the producer's. Each side writes one counter and reads the other.
+//!
+//! A side that wants to sleep says so in its flag and looks once more; a side that publishes looks
+//! at the flag afterwards. A fence between the two steps on both sides makes sure that at least one
+//! of them sees the other, so no wake-up is lost, and that nobody makes a system call while both
+//! are awake.
+//!
+//! The other process is not trusted with this one's memory: its counters are checked on each read.
+//! Loom checks the protocol (`make loom`), hence no bytes here.
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
+
+use crate::link::{Broken, Direction};
+
+/// What two processes share besides the bytes; all zeros at the beginning.
+#[repr(C)]
+pub(super) struct Shared {
+    /// Indexed by the side that produces.
+    counters: [Counters; 2],
+    /// Indexed by the side that writes them.
+    flags: [Line<Flags>; 2],
+}
+
+#[repr(C)]
+struct Counters {
+    /// Bytes published, written by the producer.
+    tail: Line<AtomicU64>,
+    /// Bytes given back, written by the consumer.
+    head: Line<AtomicU64>,
+}
+
+/// Rarely written, so that both sides keep a copy in their caches.
+#[repr(C)]
+struct Flags {
+    /// The directions for which this side sleeps, as a sum of `bit`s.
+    asleep: AtomicU32,
+    /// Whether this side will neither publish nor give back anything more.
+    closed: AtomicU32,
+}
+
+/// Two cache lines of its own, as processors fetch them in pairs.
+#[repr(C, align(128))]
+struct Line<T>(T);
+
+/// One side of both pipes: what this process knows without looking at the shared counters.
+pub(super) struct Side {
+    /// 0 or 1.
+    number: usize,
+    capacity: u64,
+    /// What this side has published on its outgoing pipe, and the head that it last saw there.
+    tail: u64,
+    head_seen: u64,
+    /// What this side has given back on its incoming pipe, and the tail that it last saw there.
+    head: u64,
+    tail_seen: u64,
+}
+
+const fn bit(direction: Direction) -> u32 {
+    match direction {
+        Direction::Send => 1,
+        Direction::Receive => 2,
+    }
+}
+
+impl Side {
+    /// Side 0 or 1 of pipes that hold `capacity` bytes each.
+    pub(super) fn new(number: usize, capacity: usize) -> Self {
+        assert!(number < 2);
+        Self {
+            number,
+            capacity: capacity as u64,
+            tail: 0,
+            head_seen: 0,
+            head: 0,
+            tail_seen: 0,
+        }
+    }
+
+    /// How many bytes may be written at `write_position`; looks again at what the consumer gave
+    /// back only if fewer than `wanted` are known.
+    pub(super) fn room(&mut self, shared: &Shared, wanted: usize) -> Result<usize, Broken> {
+        if self.other_closed(shared) {
+            return Err(closed());
+        }
+        if self.capacity - (self.tail - self.head_seen) < wanted as u64 {
+            self.head_seen = self.load_head(shared)?;
+        }
+        Ok((self.capacity - (self.tail - self.head_seen)) as usize)
+    }
+
+    /// Where in the ring the next byte is written.
+    pub(super) fn write_position(&self) -> usize {
+        (self.tail % self.capacity) as usize
+    }
+
+    /// Gives `count` written bytes to the consumer; `true` if it has to be woken.
+    #[must_use]
+    pub(super) fn publish(&mut self, shared: &Shared, count: usize) -> bool {
+        assert!(count as u64 <= self.capacity - (self.tail - self.head_seen));
+        self.tail += count as u64;
+        self.outgoing(shared).tail.0.store(self.tail, Release);
+        self.should_wake(shared, Direction::Receive)
+    }
+
+    /// How many bytes may be read at `read_position`; looks for more only if fewer than `wanted`
+    /// are known. None left of a closed pipe is an error.
+    pub(super) fn filled(&mut self, shared: &Shared, wanted: usize) -> Result<usize, Broken> {
+        if self.tail_seen - self.head < wanted as u64 {
+            self.tail_seen = self.load_tail(shared)?;
+            // The other side publishes before it closes: what it published last counts.
+            if self.tail_seen == self.head && self.other_closed(shared) {
+                self.tail_seen = self.load_tail(shared)?;
+                if self.tail_seen == self.head {
+                    return Err(closed());
+                }
+            }
+        }
+        Ok((self.tail_seen - self.head) as usize)
+    }
+
+    /// Where in the ring the next byte is read.
+    pub(super) fn read_position(&self) -> usize {
+        (self.head % self.capacity) as usize
+    }
+
+    /// Gives `count` bytes that were read back to the producer; `true` if it has to be woken.
+    #[must_use]
+    pub(super) fn give_back(&mut self, shared: &Shared, count: usize) -> bool {
+        assert!(count as u64 <= self.tail_seen - self.head);
+        self.head += count as u64;
+        self.incoming(shared).head.0.store(self.head, Release);
+        self.should_wake(shared, Direction::Send)
+    }
+
+    /// Says that this side will sleep until `direction` is ready. Next comes `ready`, and sleep
+    /// only if it says no.
+    pub(super) fn announce_sleep(&self, shared: &Shared, direction: Direction) {
+        let asleep = &shared.flags[self.number].0.asleep;
+        asleep.fetch_or(bit(direction), Relaxed);
+        // Pairs with `should_wake`: either it sees the flag, or `ready` sees what was published.
+        fence(SeqCst);
+    }
+
+    /// Whether an attempt in `direction` would come to something, be it an error.
+    pub(super) fn ready(&self, shared: &Shared, direction: Direction) -> bool {
+        let moved = match direction {
+            Direction::Send => {
+                self.load_head(shared).map(|head| self.tail - head) != Ok(self.capacity)
+            }
+            Direction::Receive => self.load_tail(shared) != Ok(self.head),
+        };
+        moved || self.other_closed(shared)
+    }
+
+    /// Takes back all announcements.
+    pub(super) fn awake(&self, shared: &Shared) {
+        let asleep = &shared.flags[self.number].0.asleep;
+        // Without an announcement the line stays where it is.
+        if asleep.load(Relaxed) != 0 {
+            asleep.store(0, Relaxed);
+        }
+    }
+
+    /// Ends both pipes; what was published before can still be read. `true` if the other side has
+    /// to be woken.
+    #[must_use]
+    pub(super) fn close(&self, shared: &Shared) -> bool {
+        shared.flags[self.number].0.closed.store(1, Release);
+        let sends = self.should_wake(shared, Direction::Send);
+        let receives = self.should_wake(shared, Direction::Receive);
+        sends || receives
+    }
+
+    /// Whether the other side sleeps for `direction`, of which something was just published. It is
+    /// woken once per announcement.
+    fn should_wake(&self, shared: &Shared, direction: Direction) -> bool {
+        fence(SeqCst);
+        let asleep = &shared.flags[1 - self.number].0.asleep;
+        asleep.load(Relaxed) & bit(direction) != 0
+            && asleep.fetch_and(!bit(direction), Relaxed) & bit(direction) != 0
+    }
+
+    fn load_head(&self, shared: &Shared) -> Result<u64, Broken> {
+        let head = self.outgoing(shared).head.0.load(Acquire);
+        if self.tail.wrapping_sub(head) > self.capacity {
+            return Err(impossible("took back", self.tail, head));
+        }
+        Ok(head)
+    }
+
+    fn load_tail(&self, shared: &Shared) -> Result<u64, Broken> {
+        let tail = self.incoming(shared).tail.0.load(Acquire);
+        if tail.wrapping_sub(self.head) > self.capacity {
+            return Err(impossible("published", self.head, tail));
+        }
+        Ok(tail)
+    }
+
+    fn other_closed(&self, shared: &Shared) -> bool {
+        shared.flags[1 - self.number].0.closed.load(Acquire) != 0
+    }
+
+    fn outgoing<'a>(&self, shared: &'a Shared) -> &'a Counters {
+        &shared.counters[self.number]
+    }
+
+    fn incoming<'a>(&self, shared: &'a Shared) -> &'a Counters {
+        &shared.counters[1 - self.number]
+    }
+}
+
+fn closed() -> Broken {
+    Broken {
+        reason: "was closed by the other side".into(),
+    }
+}
+
+fn impossible(verb: &str, own: u64, other: u64) -> Broken {
+    Broken {
+        reason: format!("is corrupt: at byte {own} the other side {verb} up to byte {other}"),
+    }
+}

@@ -1,0 +1,245 @@
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::time::Duration;
+
+use super::*;
+use crate::link::poll::{self, Interested, WakeUp};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Both ends of a link in this process, each with its own mapping, and their doorbells.
+fn link(capacity: usize) -> [(ShmLink, WakeUp); 2] {
+    let bells = [WakeUp::new().unwrap(), WakeUp::new().unwrap()];
+    let copies: Vec<OwnedFd> = bells
+        .iter()
+        .map(|bell| bell.as_fd().try_clone_to_owned().unwrap())
+        .collect();
+    let [copy_0, copy_1] = copies.try_into().unwrap();
+    let (arena, file) = Arena::create(capacity).unwrap();
+    let other = Arena::open(file, capacity).unwrap();
+    let [bell_0, bell_1] = bells;
+    [
+        (ShmLink::new(arena, 0, copy_1), bell_0),
+        (ShmLink::new(other, 1, copy_0), bell_1),
+    ]
+}
+
+const SMALL: usize = 64 << 10;
+
+fn send(link: &mut ShmLink, bytes: &[u8]) -> Result<Option<usize>, Broken> {
+    link.try_send(&[IoSlice::new(bytes)])
+}
+
+fn receive(link: &mut ShmLink, bytes: &mut [u8]) -> Result<Option<usize>, Broken> {
+    link.try_receive(&mut [IoSliceMut::new(bytes)])
+}
+
+/// Sleeps until one of `directions` is ready, as a transport would.
+pub(super) fn sleep(link: &ShmLink, bell: &WakeUp, directions: &[Direction]) {
+    for &direction in directions {
+        link.announce_sleep(direction);
+    }
+    if !directions.iter().any(|&direction| link.ready(direction)) {
+        let interest = Interested::readable(bell.as_fd().as_raw_fd());
+        poll::wait_without_waker([interest].into_iter(), PATIENCE);
+        assert!(rings(bell) > 0, "a wake-up was lost");
+    }
+    link.awake();
+}
+
+/// How often the bell rang since it was last asked.
+fn rings(bell: &WakeUp) -> u64 {
+    let mut count = 0_u64;
+    // SAFETY: reads at most the eight bytes of `count`; without a ring it reads nothing.
+    unsafe { libc::read(bell.as_fd().as_raw_fd(), (&raw mut count).cast(), 8) };
+    count
+}
+
+/// A small generator (xorshift), so that failures repeat.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
+}
+
+/// The byte at a position of the stream that the tests send.
+fn expected(position: usize) -> u8 {
+    (position ^ (position >> 8) ^ (position >> 16)) as u8
+}
+
+#[test]
+fn a_ring_is_full_at_its_capacity_and_then_empty() {
+    let [(mut a, _bell_a), (mut b, _bell_b)] = link(SMALL);
+    let bytes = vec![7; SMALL + 1];
+    assert_eq!(receive(&mut b, &mut [0]), Ok(None));
+    assert_eq!(b.readable(), Ok(&[][..]));
+    assert!(a.ready(Direction::Send) && !b.ready(Direction::Receive));
+    assert_eq!(send(&mut a, &bytes), Ok(Some(SMALL)));
+    assert_eq!(send(&mut a, &bytes), Ok(None));
+    assert!(!a.ready(Direction::Send) && b.ready(Direction::Receive));
+    assert_eq!(b.readable().unwrap().len(), SMALL);
+    b.consume(SMALL);
+    assert_eq!(receive(&mut b, &mut [0]), Ok(None));
+    assert_eq!(send(&mut a, &bytes), Ok(Some(SMALL)));
+}
+
+#[test]
+fn readable_bytes_have_no_seam() {
+    let [(mut a, _bell_a), (mut b, _bell_b)] = link(SMALL);
+    let first = vec![0; SMALL - 3];
+    assert_eq!(send(&mut a, &first), Ok(Some(first.len())));
+    b.readable().unwrap();
+    b.consume(first.len());
+    let parts = [IoSlice::new(b"over "), IoSlice::new(b"the seam")];
+    assert_eq!(a.try_send(&parts), Ok(Some(13)));
+    assert_eq!(b.readable(), Ok(&b"over the seam"[..]));
+    b.consume(5);
+    assert_eq!(b.readable(), Ok(&b"the seam"[..]));
+}
+
+#[test]
+#[should_panic(expected = "count as u64 <=")]
+fn to_consume_what_is_not_there_is_a_mistake() {
+    let [(mut a, _bell_a), (mut b, _bell_b)] = link(SMALL);
+    send(&mut a, b"ab").unwrap();
+    b.readable().unwrap();
+    b.consume(3);
+}
+
+#[test]
+fn bytes_keep_their_order_both_ways_in_any_chunks_with_sleeps() {
+    let [(a, bell_a), (b, bell_b)] = link(SMALL);
+    std::thread::scope(|scope| {
+        scope.spawn(move || exchange(a, &bell_a, 1));
+        exchange(b, &bell_b, 2);
+    });
+}
+
+/// Sends and receives some megabytes, in chunks as `seed` says.
+fn exchange(mut link: ShmLink, bell: &WakeUp, seed: u64) {
+    const TOTAL: usize = 3 << 20;
+    let mut random = Random(seed);
+    let mut chunk = vec![0; 3 * SMALL];
+    let (mut sent, mut received) = (0, 0);
+    while sent < TOTAL || received < TOTAL {
+        let mut blocked = Vec::new();
+        if sent < TOTAL {
+            let length = (1 + random.below(2 * SMALL)).min(TOTAL - sent);
+            fill(&mut chunk[..length], sent);
+            let (first, second) = chunk[..length].split_at(length / 3);
+            let parts = [IoSlice::new(first), IoSlice::new(second)];
+            match link.try_send(&parts).unwrap() {
+                Some(count) => sent += count,
+                None => blocked.push(Direction::Send),
+            }
+        }
+        if received < TOTAL {
+            let limit = 1 + random.below(2 * SMALL);
+            let count = if random.below(2) == 0 {
+                let (first, second) = chunk[..limit].split_at_mut(limit / 3);
+                let mut parts = [IoSliceMut::new(first), IoSliceMut::new(second)];
+                let count = link.try_receive(&mut parts).unwrap().unwrap_or(0);
+                check(&chunk[..count], received, seed);
+                count
+            } else {
+                let bytes = link.readable().unwrap();
+                let count = bytes.len().min(limit);
+                check(&bytes[..count], received, seed);
+                link.consume(count);
+                count
+            };
+            received += count;
+            if count == 0 {
+                blocked.push(Direction::Receive);
+            }
+        }
+        if blocked.len() == 2 || (blocked.len() == 1 && (sent == TOTAL || received == TOTAL)) {
+            sleep(&link, bell, &blocked);
+        }
+    }
+}
+
+fn fill(bytes: &mut [u8], position: usize) {
+    for (offset, byte) in bytes.iter_mut().enumerate() {
+        *byte = expected(position + offset);
+    }
+}
+
+fn check(bytes: &[u8], position: usize, seed: u64) {
+    let mut positions = position..;
+    let wrong = bytes
+        .iter()
+        .zip(&mut positions)
+        .find(|&(&byte, position)| byte != expected(position));
+    assert_eq!(wrong, None, "seed {seed}");
+}
+
+#[test]
+fn what_was_sent_before_the_end_arrives() {
+    let [(mut a, _bell_a), (mut b, _bell_b)] = link(SMALL);
+    send(&mut a, b"last words").unwrap();
+    drop(a);
+    assert!(b.ready(Direction::Receive) && b.ready(Direction::Send));
+    let mut bytes = [0; 4];
+    assert_eq!(receive(&mut b, &mut bytes), Ok(Some(4)));
+    assert_eq!(b.readable(), Ok(&b" words"[..]));
+    b.consume(6);
+    let closed = Broken {
+        reason: "was closed by the other side".into(),
+    };
+    assert_eq!(b.readable(), Err(closed.clone()));
+    assert_eq!(receive(&mut b, &mut bytes), Err(closed.clone()));
+    assert_eq!(send(&mut b, b"x"), Err(closed));
+    b.close();
+    assert!(send(&mut b, b"x").unwrap_err().reason.contains("this side"));
+}
+
+#[test]
+fn the_doorbell_rings_once_per_announcement_and_never_without() {
+    let [(mut a, bell_a), (mut b, bell_b)] = link(SMALL);
+    send(&mut a, b"x").unwrap();
+    assert_eq!(rings(&bell_b), 0, "nobody slept");
+    b.announce_sleep(Direction::Receive);
+    send(&mut a, b"x").unwrap();
+    assert_eq!(rings(&bell_b), 1);
+    send(&mut a, b"x").unwrap();
+    assert_eq!(rings(&bell_b), 0, "it was woken already");
+    a.announce_sleep(Direction::Send);
+    assert_eq!(b.readable().map(<[u8]>::len), Ok(3));
+    b.consume(1);
+    assert_eq!(rings(&bell_a), 1);
+    a.announce_sleep(Direction::Send);
+    a.awake();
+    b.consume(1);
+    assert_eq!(rings(&bell_a), 0, "it took its announcement back");
+    a.announce_sleep(Direction::Receive);
+    b.close();
+    assert_eq!(rings(&bell_a), 1);
+}
+
+#[test]
+fn memory_that_could_shrink_or_has_another_size_is_refused() {
+    let opened = |file: OwnedFd| {
+        Arena::open(file, SMALL)
+            .err()
+            .map(|error| error.to_string())
+    };
+    let (_arena, file) = Arena::create(2 * SMALL).unwrap();
+    // SAFETY: the call takes no pointers.
+    let cut = unsafe { libc::ftruncate(file.as_raw_fd(), 1) };
+    assert_eq!(cut, -1, "the seals hold");
+    assert_eq!(opened(file).unwrap(), "the memory has another size");
+    // SAFETY: the name is a terminated string, and the descriptor is new.
+    let unsealed = unsafe {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        OwnedFd::from_raw_fd(libc::memfd_create(c"test".as_ptr(), flags))
+    };
+    assert_eq!(opened(unsealed).unwrap(), "the memory is not sealed");
+    let no_memory = WakeUp::new().unwrap().as_fd().try_clone_to_owned();
+    assert!(opened(no_memory.unwrap()).is_some());
+}
