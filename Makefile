@@ -22,6 +22,9 @@ test: setup lint test-rust test-python test-wheel ## lints and all tests, also o
 test-rust: prerequisites ## the tests of the Rust crates
 	cargo test --workspace --quiet
 
+loom: prerequisites ## all interleavings of the shared memory's protocol
+	RUSTFLAGS="--cfg loom" cargo test --package gradring-core --lib --release --target-dir target/loom loom
+
 test-python: setup ## the tests of the package
 	$(BIN)/python -m pytest -q
 

@@ -228,3 +228,60 @@ fn impossible(verb: &str, own: u64, other: u64) -> Broken {
         reason: format!("is corrupt: at byte {own} the other side {verb} up to byte {other}"),
     }
 }
+
+#[cfg(test)]
+impl Shared {
+    fn new() -> Self {
+        let counter = || Line(AtomicU64::new(0));
+        let flag = || AtomicU32::new(0);
+        Self {
+            counters: [(); 2].map(|()| Counters {
+                tail: counter(),
+                head: counter(),
+            }),
+            flags: [(); 2].map(|()| {
+                Line(Flags {
+                    asleep: flag(),
+                    closed: flag(),
+                })
+            }),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_counters_are_noticed_and_never_used() {
+        let shared = Shared::new();
+        let mut side = Side::new(0, 8);
+        for wrong in [9, u64::MAX, 1 << 63] {
+            shared.counters[1].tail.0.store(wrong, Relaxed);
+            let reason = side.filled(&shared, 1).unwrap_err().reason;
+            assert!(reason.contains(&format!("published up to byte {wrong}")));
+            assert!(side.ready(&shared, Direction::Receive));
+        }
+        shared.counters[1].tail.0.store(8, Relaxed);
+        assert_eq!(side.filled(&shared, 1), Ok(8));
+
+        assert_eq!(side.room(&shared, 8), Ok(8));
+        assert!(!side.publish(&shared, 8));
+        for wrong in [9, u64::MAX, 1 << 63] {
+            shared.counters[0].head.0.store(wrong, Relaxed);
+            let reason = side.room(&shared, 1).unwrap_err().reason;
+            assert!(reason.contains(&format!("took back up to byte {wrong}")));
+            assert!(side.ready(&shared, Direction::Send));
+        }
+        // A counter that goes back leaves room that is wrong, but not too much of it.
+        shared.counters[0].head.0.store(8, Relaxed);
+        assert_eq!(side.room(&shared, 8), Ok(8));
+        assert!(!side.publish(&shared, 4));
+        shared.counters[0].head.0.store(4, Relaxed);
+        assert_eq!(side.room(&shared, 8), Ok(0));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests;
