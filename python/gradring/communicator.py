@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import weakref
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
@@ -14,6 +15,7 @@ from gradring import _native
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
+_log = logging.getLogger("gradring")
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -39,7 +41,8 @@ class Communicator:
         listen: ``host:port`` at which this rank listens; by default a free port on the interface
             that reaches the rendezvous.
         token: The job's shared secret; a peer without it is turned away.
-        transport: ``auto`` or ``tcp``.
+        transport: ``auto``: shared memory between ranks of one host, TCP between hosts; ``tcp``:
+            TCP everywhere; ``shm``: shared memory everywhere, or `ConfigError`.
         timeout: Seconds in which the group must form, and bound on every wait in which nothing
             moves.
         algorithm: ``auto``: by the size of the buffer, the number of ranks, and times measured when
@@ -71,7 +74,7 @@ class Communicator:
         *,
         listen: str | None = None,
     ) -> None:
-        _check_choice("transport", transport, ("auto", "tcp"))
+        _check_choice("transport", transport, ("auto", "tcp", "shm"))
         _check_choice("reproducible", reproducible, (False, True))
         _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
         if rank < 0 or world_size < 1:
@@ -97,6 +100,8 @@ class Communicator:
         self.hosts: list[str] = self._native.hosts
         self.host: str = self.hosts[rank]
         _open.add(self)
+        for peer, reason in self._native.memory_not_shared.items():
+            _log.warning("rank %d uses TCP to rank %d of the same host: %s", rank, peer, reason)
 
     def all_reduce(self, x: T, op: str = "sum", *, name: str = "") -> T:
         """Reduces ``x`` over all ranks, in place.

@@ -13,9 +13,11 @@ def test_every_dtype_op_and_count_is_exact_on_every_rank(world_size: int) -> Non
     assert run_ranks(grid.every_dtype_op_and_count, world_size=world_size) == [[]] * world_size
 
 
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot"])
-def test_every_algorithm_is_exact_on_every_rank(algorithm: str) -> None:
-    assert run_ranks(grid.every_dtype_op_and_count, 3, algorithm) == [[]] * 3
+def test_every_algorithm_is_exact_on_every_rank(algorithm: str, transport: str) -> None:
+    env = {"GRADRING_TRANSPORT": transport}
+    assert run_ranks(grid.every_dtype_op_and_count, 3, algorithm, env=env) == [[]] * 3
 
 
 def test_the_expectation_itself_is_what_arithmetic_says() -> None:

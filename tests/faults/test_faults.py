@@ -21,6 +21,12 @@ from gradring.testing import Outcome, run_ranks
 DEADLINE_S = 60
 
 
+@pytest.fixture(params=["tcp", "shm"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test over each transport."""
+    monkeypatch.setenv("GRADRING_TRANSPORT", request.param)
+
+
 def survivors(
     fn: Callable[..., Any], faulty: int, world_size: int, *args: Any
 ) -> list[errors.GradringError]:
@@ -45,6 +51,7 @@ def reduce_until_killed(faulty: int, elements: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("elements", [10, 5_000_000])
+@pytest.mark.usefixtures("transport")
 def test_a_killed_rank_is_named_on_every_survivor(world_size: int, elements: int) -> None:
     faulty = world_size - 1
     for error in survivors(reduce_until_killed, faulty, world_size, faulty, elements):
@@ -71,6 +78,7 @@ def die_in_the_middle(faulty: int) -> None:
             work = comm.all_reduce_async(x, name="big")
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_rank_killed_in_the_middle_of_a_collective_is_named() -> None:
     for error in survivors(die_in_the_middle, 0, 3, 0):
         assert isinstance(error, errors.PeerLostError)

@@ -1,6 +1,6 @@
 //! A connected group of ranks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -12,11 +12,10 @@ use crate::dtype::DType;
 use crate::engine::{Engine, Parts, Supervisor as _};
 use crate::error::{Error, Result};
 use crate::group::liveness::Liveness;
-use crate::group::rendezvous::{self, Formed};
+use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
-use crate::link::memory;
-use crate::link::tcp::TcpTransport;
-use crate::link::{Direction, Transport};
+use crate::link::Transport as _;
+use crate::link::links::Links;
 use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
 use crate::trace::flight_recorder::FlightRecorder;
 use crate::trace::stats::Stats;
@@ -24,6 +23,9 @@ use crate::work::{Interrupt, Work};
 
 /// How long a blocked caller spins where cores allow: as long as waking a thread takes.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// How long two ranks take to find out whether they can share memory, at most.
+const PAIRING_LIMIT: Duration = Duration::from_secs(5);
 
 /// How a rank joins its group.
 #[derive(Debug, Clone)]
@@ -68,6 +70,7 @@ pub struct Communicator {
     rank: usize,
     roster: Roster,
     transport_name: &'static str,
+    memory_not_shared: BTreeMap<usize, String>,
     engine: Engine,
     liveness: Arc<Liveness>,
 }
@@ -84,15 +87,16 @@ impl Communicator {
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
         config.validate()?;
         let cannot = |error: std::io::Error| Error::rendezvous(format!("a socket fails: {error}"));
-        let (roster, transport, neighbours): (_, Box<dyn Transport>, _) = if config.world_size == 1
-        {
+        let (roster, mut links, neighbours) = if config.world_size == 1 {
             let roster = Roster::new(vec![this_member(String::new(), config)]);
-            let alone = memory::mesh(1, 1).remove(0);
-            (roster, Box::new(alone), Vec::new())
+            let links = Links::new(1, BTreeMap::new(), BTreeMap::new());
+            (roster, links.map_err(cannot)?, Vec::new())
         } else {
             let formed = rendezvous::form(config, interrupt)?;
-            config.connect_links(formed).map_err(cannot)?
+            let links = Links::new(config.world_size, formed.data_to, formed.data_from);
+            (formed.roster, links.map_err(cannot)?, formed.control)
         };
+        let memory_not_shared = config.share_memory(&roster, &mut links)?;
 
         let abort = Arc::new(AbortSwitch::default());
         let recorder = Arc::new(FlightRecorder::default());
@@ -109,7 +113,7 @@ impl Communicator {
         .map_err(cannot)?;
         let liveness = Arc::new(liveness);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let transport_name = transport.name();
+        let transport_name = links.name();
         let engine = Engine::new(Parts {
             rank: config.rank,
             world_size: config.world_size,
@@ -119,7 +123,7 @@ impl Communicator {
                 wire_dtype: config.wire_dtype,
                 ..Policy::new(config.world_size)
             },
-            transport,
+            transport: Box::new(links),
             supervisor: Arc::clone(&liveness) as _,
             abort,
             recorder,
@@ -138,6 +142,7 @@ impl Communicator {
             rank: config.rank,
             roster,
             transport_name,
+            memory_not_shared,
             engine,
             liveness,
         });
@@ -179,6 +184,12 @@ impl Communicator {
     #[must_use]
     pub const fn transport_name(&self) -> &'static str {
         self.transport_name
+    }
+
+    /// The ranks of this host with which it shares no memory although both would, and why not.
+    #[must_use]
+    pub const fn memory_not_shared(&self) -> &BTreeMap<usize, String> {
+        &self.memory_not_shared
     }
 
     /// Runs a collective to its end, on the calling thread when the engine is idle.
@@ -262,32 +273,33 @@ impl Config {
         )
     }
 
-    #[expect(
-        clippy::type_complexity,
-        reason = "the three parts go straight to their owners"
-    )]
-    fn connect_links(
-        &self,
-        formed: Formed,
-    ) -> std::io::Result<(
-        Roster,
-        Box<dyn Transport>,
-        Vec<(usize, std::net::TcpStream)>,
-    )> {
-        let successor = (self.rank + 1) % self.world_size;
-        let predecessor = (self.rank + self.world_size - 1) % self.world_size;
-        let mut transport = TcpTransport::new(self.world_size)?;
-        for (peer, stream) in formed.data_to {
-            transport.add(peer, Direction::Send, stream)?;
+    /// Tries to share memory with every rank that would; returns why it cannot with ranks of this
+    /// host.
+    fn share_memory(&self, roster: &Roster, links: &mut Links) -> Result<BTreeMap<usize, String>> {
+        let would_share: Vec<usize> = (0..self.world_size)
+            .filter(|&peer| peer != self.rank)
+            .filter(|&peer| self.shares_memory() && roster.members()[peer].shares_memory)
+            .collect();
+        let mut refused = links
+            .share_memory(self.rank, &would_share, PAIRING_LIMIT)
+            .map_err(|error| Error::rendezvous(format!("sharing memory failed: {error}")))?;
+        match refused.iter().next() {
+            Some((&peer, reason)) if self.transport == TransportChoice::SharedMemory => {
+                let problem = format!(
+                    "transport=\"shm\", but rank {} cannot share memory with it: {reason}",
+                    self.rank
+                );
+                Err(Error::config(problem).blaming(peer, roster.host(peer)))
+            }
+            _ => {
+                refused.retain(|&peer, _| roster.same_host(self.rank, peer));
+                Ok(refused)
+            }
         }
-        for (peer, stream) in formed.data_from {
-            transport.add(peer, Direction::Receive, stream)?;
-        }
-        let neighbours = vec![
-            (successor, formed.control_to_successor),
-            (predecessor, formed.control_from_predecessor),
-        ];
-        Ok((formed.roster, Box::new(transport), neighbours))
+    }
+
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.transport != TransportChoice::Tcp
     }
 }
 

@@ -111,6 +111,11 @@ impl Communicator {
         self.inner.transport_name()
     }
 
+    #[getter]
+    fn memory_not_shared(&self) -> BTreeMap<usize, String> {
+        self.inner.memory_not_shared().clone()
+    }
+
     fn all_reduce(&self, py: Python<'_>, arrays: Arrays<'_>, op: &str, name: &str) -> PyResult<()> {
         let op = reduce_op(op)?;
         self.run(py, &arrays, name, Collective::AllReduce { op })

@@ -401,8 +401,24 @@ impl<'a> Execution<'a> {
         left: usize,
         transport: &mut dyn Transport,
     ) -> Result<bool, Fault> {
+        let (peer, carried) = (self.incoming[link].peer, self.incoming[link].carried);
+        let broken = |broken| Fault::Link { peer, broken };
+        if carried == 0 {
+            let size = self.operations[number].element_bytes;
+            if let Some(bytes) = transport.readable(peer).map_err(broken)? {
+                let length = bytes.len().min(left).min(TILE_BYTES);
+                let whole = length - length % size;
+                // An element may also lie askew, or have arrived in part: then it is received.
+                if whole > 0 && bytes.as_ptr().addr().is_multiple_of(size) {
+                    let (first, action) = self.operations[number].next();
+                    self.operations[number].moved_bytes += whole;
+                    self.operands.combine(action, first, &bytes[..whole]);
+                    transport.consume(peer, whole);
+                    return Ok(true);
+                }
+            }
+        }
         let incoming = &mut self.incoming[link];
-        let (peer, carried) = (incoming.peer, incoming.carried);
         let tile = bytes_of(self.tile);
         tile[..carried].copy_from_slice(&incoming.carry[..carried]);
         let room = left.min(tile.len() - carried);
@@ -411,20 +427,19 @@ impl<'a> Execution<'a> {
                 peer,
                 &mut [IoSliceMut::new(&mut tile[carried..carried + room])],
             )
-            .map_err(|broken| Fault::Link { peer, broken })?;
+            .map_err(broken)?;
         let Some(received) = received else {
             return Ok(false);
         };
 
         let operation = &mut self.operations[number];
-        let first = operation.range.start + operation.moved_bytes / operation.element_bytes;
+        let (first, action) = operation.next();
         operation.moved_bytes += received;
         let held = carried + received;
         let whole = held - held % operation.element_bytes;
         incoming.carried = held - whole;
         incoming.carry[..held - whole].copy_from_slice(&tile[whole..held]);
 
-        let action = operation.action.expect("a receive has an action");
         self.operands.combine(action, first, &tile[..whole]);
         Ok(true)
     }
@@ -440,16 +455,16 @@ impl<'a> Execution<'a> {
         if bytes == 0 {
             return false;
         }
-        let size = operation.element_bytes;
-        let first = operation.range.start + operation.moved_bytes / size;
+        let count = bytes / operation.element_bytes;
+        let (first, action) = operation.next();
         operation.moved_bytes += bytes;
         if operation.left_bytes() == 0 {
             self.own.pop_front();
         }
-        let Some(Action::Fold(turn)) = operation.action else {
+        let Action::Fold(turn) = action else {
             unreachable!("only folds take this rank's own contribution");
         };
-        self.operands.fold_own(turn, first..first + bytes / size);
+        self.operands.fold_own(turn, first..first + count);
         true
     }
 
@@ -478,6 +493,12 @@ impl<'a> Execution<'a> {
 }
 
 impl Operation {
+    /// The first element that is not complete, and what is done with it; of a receive.
+    fn next(&self) -> (usize, Action) {
+        let element = self.range.start + self.moved_bytes / self.element_bytes;
+        (element, self.action.expect("a receive has an action"))
+    }
+
     fn position_bytes(&self) -> usize {
         self.range.start * self.element_bytes + self.moved_bytes
     }

@@ -33,8 +33,8 @@ pub(crate) struct Formed {
     /// By rank: connections on which this rank sends, and on which it receives.
     pub data_to: BTreeMap<usize, TcpStream>,
     pub data_from: BTreeMap<usize, TcpStream>,
-    pub control_to_successor: TcpStream,
-    pub control_from_predecessor: TcpStream,
+    /// Connections to the neighbours on the ring, with their ranks.
+    pub control: Vec<(usize, TcpStream)>,
 }
 
 /// Rank 0's answer to those who joined, when all have or the time is over.
@@ -93,8 +93,10 @@ impl Forming<'_> {
                         roster,
                         data_to,
                         data_from,
-                        control_to_successor,
-                        control_from_predecessor,
+                        control: vec![
+                            (successor, control_to_successor),
+                            (predecessor, control_from_predecessor),
+                        ],
                     });
                 }
                 (missing, control) => {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::communicator::{Config, TransportChoice};
+use crate::communicator::Config;
 use crate::wire::handshake::Member;
 
 /// Who is in the group, by rank.
@@ -24,6 +24,12 @@ impl Roster {
     #[must_use]
     pub fn host(&self, rank: usize) -> &str {
         &self.members[rank].host
+    }
+
+    /// Whether two ranks say that they run on the same booted system.
+    #[must_use]
+    pub fn same_host(&self, one: usize, other: usize) -> bool {
+        self.members[one].host_id == self.members[other].host_id
     }
 
     /// Index of a rank among those on its host.
@@ -56,7 +62,7 @@ pub(crate) fn this_member(address: String, config: &Config) -> Member {
         host: host_name(),
         host_id: format!("{} {}", host_name(), boot_id.trim()),
         plan: config.plan(),
-        shares_memory: config.transport != TransportChoice::Tcp,
+        shares_memory: config.shares_memory(),
     }
 }
 

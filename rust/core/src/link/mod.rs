@@ -3,10 +3,11 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
+pub mod links;
 pub mod memory;
 pub(crate) mod poll;
 pub mod shm;
-pub mod tcp;
+mod tcp;
 
 /// All links of one rank.
 ///
@@ -29,6 +30,18 @@ pub trait Transport: Send {
         peer: usize,
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<usize>, Broken>;
+
+    /// What has arrived from `peer` and not been received, where it lies in memory; `None` if it
+    /// must be received to be seen.
+    ///
+    /// # Errors
+    /// As for `try_receive`.
+    fn readable(&mut self, _peer: usize) -> Result<Option<&[u8]>, Broken> {
+        Ok(None)
+    }
+
+    /// Receives the first `count` readable bytes by forgetting them.
+    fn consume(&mut self, _peer: usize, _count: usize) {}
 
     /// Sleeps until one of `interests` may be served, somebody wakes this transport, or the time
     /// is over. It may return early.
