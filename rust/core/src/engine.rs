@@ -16,8 +16,8 @@ use crate::collective::{Call, Request};
 use crate::error::{Error, Result};
 use crate::executor::{Execution, Fault, Progress, Scratch};
 use crate::link::Transport;
+use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
-use crate::schedule::{self, Algorithm};
 use crate::trace::flight_recorder::{Entry, FlightRecorder};
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{self, Header};
@@ -387,20 +387,12 @@ impl Shared {
             // SAFETY: the driver stays locked until the collective has ended.
             unsafe { launched.buffer.narrowed(dtype, narrowed) }
         });
-        let steps = schedule::build(
-            launched.algorithm,
-            &call.collective,
-            self.rank,
-            self.world_size,
-            call.count,
-        );
         let predecessor = (self.rank + self.world_size - 1) % self.world_size;
         let mut execution = Execution::new(
             narrow.as_mut().unwrap_or(&mut launched.buffer),
-            call.collective.op(),
-            self.rank,
-            self.world_size,
-            steps,
+            call,
+            launched.algorithm,
+            (self.rank, self.world_size),
             launched.header,
             scratch,
         );

@@ -1,6 +1,7 @@
 //! numpy arrays as buffers of the core: checked before anything is sent.
 
 use std::any::Any;
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use gradring_core::buffer::{Buffer, Slice};
@@ -26,7 +27,7 @@ impl Bucket {
     pub(crate) fn parse(arrays: &[Bound<'_, PyUntypedArray>]) -> PyResult<Self> {
         let mut dtype = None;
         let mut slices = Vec::with_capacity(arrays.len());
-        let mut shapes = Vec::with_capacity(arrays.len());
+        let mut shapes = String::with_capacity(16 * arrays.len());
         for array in arrays {
             let own = dtype_of(&array.dtype())?;
             if *dtype.get_or_insert(own) != own {
@@ -35,15 +36,14 @@ impl Bucket {
                 ));
             }
             slices.push(slice_of(array)?);
-            let sizes: Vec<String> = array.shape().iter().map(usize::to_string).collect();
-            shapes.push(format!("[{}]", sizes.join(",")));
+            write_shape(&mut shapes, array.shape());
         }
         let dtype = dtype.unwrap_or(DType::F32);
         check_disjoint(&slices, dtype.size_bytes())?;
         Ok(Self {
             dtype,
             slices,
-            shapes: shapes.join(" "),
+            shapes,
         })
     }
 
@@ -56,6 +56,17 @@ impl Bucket {
         // SAFETY: `parse` saw valid, aligned, writable, disjoint memory; the rest is promised.
         unsafe { Buffer::new(self.dtype, self.slices, keepalive) }
     }
+}
+
+/// Appends such as `[3,4]`, after a space if it is not the first. On the path of every call, so it
+/// allocates nothing by itself.
+fn write_shape(shapes: &mut String, shape: &[usize]) {
+    shapes.push_str(if shapes.is_empty() { "[" } else { " [" });
+    for (axis, size) in shape.iter().enumerate() {
+        let comma = if axis > 0 { "," } else { "" };
+        write!(shapes, "{comma}{size}").expect("a string takes everything");
+    }
+    shapes.push(']');
 }
 
 fn slice_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Slice> {
@@ -83,6 +94,9 @@ fn slice_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Slice> {
 }
 
 fn check_disjoint(slices: &[Slice], element_bytes: usize) -> PyResult<()> {
+    if slices.len() < 2 {
+        return Ok(());
+    }
     let mut ranges: Vec<(usize, usize)> = slices
         .iter()
         .filter(|slice| slice.count > 0)

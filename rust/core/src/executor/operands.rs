@@ -5,7 +5,9 @@ use std::ops::Range;
 use crate::buffer::Buffer;
 use crate::dtype::{DType, ReduceOp};
 use crate::kernel;
-use crate::schedule::{Action, Contents, Schedule, Turn};
+use crate::schedule::{Action, Contents, Turn};
+
+use super::plan::Plan;
 
 /// Bytes that are widened at a time, into memory that stays in L1 cache.
 const WIDE_BYTES: usize = 16 << 10;
@@ -41,18 +43,14 @@ impl<'a> Operands<'a> {
         buffer: &'a mut Buffer,
         op: Option<ReduceOp>,
         world_size: usize,
-        schedule: &Schedule,
+        plan: &Plan,
         memory: &'a mut FoldMemory,
     ) -> Self {
-        let receives = || schedule.iter().filter_map(|step| step.receive.as_ref());
-        let keeps_partials = receives().any(|r| r.action.contents() == Contents::Partial);
         let accumulator = op
-            .filter(|_| keeps_partials)
+            .filter(|_| plan.keeps_partials)
             .and_then(|op| buffer.accumulator(op));
-        let folded = receives().find(|r| matches!(r.action, Action::Fold(_)));
-        let fold = op.zip(folded).map(|(op, receive)| {
-            let dtype = buffer.dtype().accumulator(op);
-            let count = receive.range.len();
+        let fold = op.zip(plan.folded.as_ref()).map(|(op, range)| {
+            let (dtype, count) = (buffer.dtype().accumulator(op), range.len());
             let words = (count * dtype.size_bytes()).div_ceil(size_of::<u64>());
             if memory.results.len() < words {
                 // Not `resize`, which would copy what nobody needs any more.
@@ -64,7 +62,7 @@ impl<'a> Operands<'a> {
                 results: unsafe {
                     Buffer::contiguous(dtype, memory.results.as_mut_ptr().cast(), count)
                 },
-                start: receive.range.start,
+                start: range.start,
             }
         });
         memory.widened.resize(WIDE_BYTES / size_of::<u64>(), 0);
@@ -91,15 +89,11 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Size in which such contents travel.
-    pub(super) fn element_bytes(&self, contents: Contents) -> usize {
-        self.source(contents).dtype().size_bytes()
-    }
-
     /// Combines what was received, whole and aligned elements, into those from `first` on.
     pub(super) fn combine(&mut self, action: Action, first: usize, received: &[u8]) {
         let op = self.op.expect("only reductions combine");
-        let range = first..first + received.len() / self.element_bytes(action.contents());
+        let element_bytes = self.source(action.contents()).dtype().size_bytes();
+        let range = first..first + received.len() / element_bytes;
         match action {
             Action::Copy => unreachable!("final values are received in place"),
             Action::Reduce | Action::ReduceAndFinish => {

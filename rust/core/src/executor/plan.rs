@@ -1,0 +1,254 @@
+//! A schedule prepared for execution: which operation follows which, on which pipe.
+//!
+//! Training repeats the same collectives, so plans are kept: a repeated collective allocates
+//! nothing.
+
+use std::ops::Range;
+
+use crate::collective::{Call, Collective};
+use crate::dtype::DType;
+use crate::schedule::{self, Access, Action, Algorithm, Contents, Schedule};
+
+/// How many plans are kept: more than a step of most models has buckets.
+const PLANS_MAX: usize = 64;
+
+/// The plan of one rank for one kind of collective, and how far it is.
+pub(super) struct Plan {
+    pub(super) operations: Vec<Operation>,
+    /// Sends, by receiver.
+    pub(super) outgoing: Vec<Pipe>,
+    /// Receives, by sender.
+    pub(super) incoming: Vec<Pipe>,
+    /// Folds of this rank's own contribution.
+    pub(super) own: Pipe,
+    /// Whether partial results travel.
+    pub(super) keeps_partials: bool,
+    /// The elements to which this rank folds contributions.
+    pub(super) folded: Option<Range<usize>>,
+}
+
+/// One send, receive or own fold.
+pub(super) struct Operation {
+    pub(super) range: Range<usize>,
+    pub(super) element_bytes: usize,
+    pub(super) moved_bytes: usize,
+    pub(super) action: Option<Action>,
+    pub(super) contents: Contents,
+    access: Access,
+    /// Earlier operations that conflict on some of the same elements, and which elements.
+    conflicts: Vec<(usize, Range<usize>)>,
+}
+
+/// Operations that keep their order.
+pub(super) struct Pipe {
+    pub(super) peer: usize,
+    operations: Vec<usize>,
+    done: usize,
+}
+
+impl Pipe {
+    const fn new(peer: usize) -> Self {
+        Self {
+            peer,
+            operations: Vec::new(),
+            done: 0,
+        }
+    }
+
+    /// The operation whose turn it is.
+    pub(super) fn head(&self) -> Option<usize> {
+        self.operations.get(self.done).copied()
+    }
+
+    /// Goes on to the next operation.
+    pub(super) const fn advance(&mut self) {
+        self.done += 1;
+    }
+}
+
+impl Plan {
+    /// Headers are exchanged with the peers in the schedule and with the neighbours on the ring,
+    /// even if no payload is.
+    fn new(
+        schedule: Schedule,
+        rank: usize,
+        world_size: usize,
+        element_bytes: impl Fn(Contents) -> usize,
+    ) -> Self {
+        let receives = || schedule.iter().filter_map(|step| step.receive.as_ref());
+        let mut plan = Self {
+            keeps_partials: receives().any(|r| r.action.contents() == Contents::Partial),
+            folded: receives()
+                .find(|receive| matches!(receive.action, Action::Fold(_)))
+                .map(|receive| receive.range.clone()),
+            operations: Vec::new(),
+            outgoing: vec![Pipe::new((rank + 1) % world_size)],
+            incoming: vec![Pipe::new((rank + world_size - 1) % world_size)],
+            own: Pipe::new(rank),
+        };
+        for step in schedule {
+            // A step's send and receive touch different elements, so their order is free.
+            if let Some(send) = step.send {
+                let (contents, access) = (send.contents, Access::SEND);
+                let size = element_bytes(contents);
+                let number = plan.add(send.range, size, None, contents, access);
+                pipe(&mut plan.outgoing, send.peer)
+                    .operations
+                    .extend(number);
+            }
+            if let Some(receive) = step.receive {
+                let contents = receive.action.contents();
+                let access = Access::receive(rank, receive.peer, receive.action);
+                let (size, action) = (element_bytes(contents), Some(receive.action));
+                let number = plan.add(receive.range, size, action, contents, access);
+                let pipe = match receive.peer == rank {
+                    true => &mut plan.own,
+                    false => pipe(&mut plan.incoming, receive.peer),
+                };
+                pipe.operations.extend(number);
+            }
+        }
+        plan
+    }
+
+    /// Adds an operation after all others; `None` if it moves nothing.
+    fn add(
+        &mut self,
+        range: Range<usize>,
+        element_bytes: usize,
+        action: Option<Action>,
+        contents: Contents,
+        access: Access,
+    ) -> Option<usize> {
+        if range.is_empty() {
+            return None;
+        }
+        let earlier = self.operations.iter().enumerate();
+        let conflicts = earlier
+            .filter(|(_, earlier)| earlier.access.conflicts(access))
+            .filter_map(|(number, earlier)| {
+                let common = range.start.max(earlier.range.start)..range.end.min(earlier.range.end);
+                (!common.is_empty()).then_some((number, common))
+            })
+            .collect();
+        self.operations.push(Operation {
+            range,
+            element_bytes,
+            moved_bytes: 0,
+            action,
+            contents,
+            access,
+            conflicts,
+        });
+        Some(self.operations.len() - 1)
+    }
+
+    fn restart(&mut self) {
+        for operation in &mut self.operations {
+            operation.moved_bytes = 0;
+        }
+        let pipes = self.outgoing.iter_mut().chain(&mut self.incoming);
+        for pipe in pipes.chain([&mut self.own]) {
+            pipe.done = 0;
+        }
+    }
+
+    /// How many bytes of an operation may have moved, given how far earlier ones are.
+    pub(super) fn watermark(&self, number: usize) -> usize {
+        let operation = &self.operations[number];
+        let mut end = operation.range.end;
+        for (earlier, common) in &operation.conflicts {
+            let reached = self.operations[*earlier].reached();
+            if reached < common.end {
+                end = end.min(reached.max(common.start));
+            }
+        }
+        let bytes = (end - operation.range.start) * operation.element_bytes;
+        bytes.max(operation.moved_bytes)
+    }
+}
+
+impl Operation {
+    /// The first element that has not moved completely.
+    pub(super) const fn reached(&self) -> usize {
+        self.range.start + self.moved_bytes / self.element_bytes
+    }
+
+    pub(super) const fn position_bytes(&self) -> usize {
+        self.range.start * self.element_bytes + self.moved_bytes
+    }
+
+    pub(super) fn left_bytes(&self) -> usize {
+        self.range.len() * self.element_bytes - self.moved_bytes
+    }
+}
+
+/// The pipe of `peer`, which is added if it is new.
+fn pipe(pipes: &mut Vec<Pipe>, peer: usize) -> &mut Pipe {
+    let known = pipes.iter().position(|pipe| pipe.peer == peer);
+    let index = known.unwrap_or_else(|| {
+        pipes.push(Pipe::new(peer));
+        pipes.len() - 1
+    });
+    &mut pipes[index]
+}
+
+/// The plans of one rank.
+#[derive(Default)]
+pub(super) struct Plans {
+    kept: Vec<(Key, Plan)>,
+    oldest: usize,
+}
+
+struct Key {
+    count: usize,
+    dtype: DType,
+    algorithm: Algorithm,
+    collective: Collective,
+}
+
+impl Plans {
+    /// The plan for `call`, whose elements travel as `dtype`, at its start.
+    pub(super) fn get(
+        &mut self,
+        call: &Call,
+        dtype: DType,
+        algorithm: Algorithm,
+        rank: usize,
+        world_size: usize,
+    ) -> &mut Plan {
+        let found = self.kept.iter().position(|(key, _)| {
+            key.count == call.count
+                && key.dtype == dtype
+                && key.algorithm == algorithm
+                && key.collective == call.collective
+        });
+        let index = found.unwrap_or_else(|| {
+            let schedule =
+                schedule::build(algorithm, &call.collective, rank, world_size, call.count);
+            let op = call.collective.op();
+            let partial = op.map_or(dtype, |op| dtype.accumulator(op));
+            let plan = Plan::new(schedule, rank, world_size, |contents| match contents {
+                Contents::Partial => partial.size_bytes(),
+                Contents::Final | Contents::Contribution => dtype.size_bytes(),
+            });
+            let key = Key {
+                count: call.count,
+                dtype,
+                algorithm,
+                collective: call.collective.clone(),
+            };
+            if self.kept.len() < PLANS_MAX {
+                self.kept.push((key, plan));
+                return self.kept.len() - 1;
+            }
+            let index = self.oldest;
+            self.oldest = (index + 1) % PLANS_MAX;
+            self.kept[index] = (key, plan);
+            index
+        });
+        let plan = &mut self.kept[index].1;
+        plan.restart();
+        plan
+    }
+}
