@@ -31,10 +31,11 @@ mod pipe;
 
 pub use pairing::pair;
 
-/// What a ring holds: both rings of a pair of ranks stay in their L2 caches.
+/// What a ring holds. When ranks share a core, each change from one to the other moves at most this.
 const RING_BYTES: usize = 1 << 20;
-/// Bytes published or given back at a time, so that both sides of a large transfer are busy.
-const BATCH_BYTES: usize = 64 << 10;
+/// Bytes published or given back at a time, so that both sides of a large transfer are busy: a part
+/// of an L1 cache.
+const BATCH_BYTES: usize = 16 << 10;
 
 /// This process's end of a link.
 pub struct ShmLink {
@@ -204,5 +205,7 @@ impl Drop for ShmLink {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod bench;
 #[cfg(all(test, not(loom)))]
 mod tests;

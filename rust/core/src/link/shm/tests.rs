@@ -8,7 +8,7 @@ use crate::link::poll::{self, Interested, WakeUp};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Both ends of a link in this process, each with its own mapping, and their doorbells.
-fn link(capacity: usize) -> [(ShmLink, WakeUp); 2] {
+pub(super) fn link(capacity: usize) -> [(ShmLink, WakeUp); 2] {
     let bells = [WakeUp::new().unwrap(), WakeUp::new().unwrap()];
     let copies: Vec<OwnedFd> = bells
         .iter()
