@@ -14,6 +14,7 @@ OPTIMIZERS = ("SGD momentum", "Adam", "AdamW")
 def strategy_of(comm: Any) -> Any:
     """Ours for several ranks; a single rank is the oracle and has none."""
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     if comm.world_size == 1:
@@ -124,7 +125,6 @@ def train_by_fit(
 def train_by_loop(strategy: Any, kind: str, optimizer: str, **options: Any) -> Any:
     """The usual custom training loop; returns what a test compares."""
     import keras
-
     import tensorflow as tf
 
     with strategy.scope():

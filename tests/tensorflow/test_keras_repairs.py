@@ -116,7 +116,6 @@ def plain_normalisation(comm: Any) -> Any:
 def empty_batch(comm: Any) -> Any:
     """Rank 1 has run out of data."""
     import keras
-
     import tensorflow as tf
 
     strategy = strategy_of(comm)

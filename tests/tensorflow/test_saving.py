@@ -17,8 +17,8 @@ WAYS = ("every worker", "chief only", "save", "save in scope")
 def saved_and_loaded(comm: Any, directory: Path) -> Any:
     """For each way and kind: the largest difference that loading made, here on this rank."""
     import keras
-
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy, save
 
     strategy = CustomCollectiveStrategy(communicator=comm)
@@ -101,6 +101,7 @@ def saved_and_updated(directory: str) -> Any:
 def save_and_update(comm: Any, directory: Path) -> Any:
     """Failures of `save`, variables that are read by adding up, and partial updates."""
     import tensorflow as tf
+
     from gradring.errors import SaveError
     from gradring.tensorflow import CustomCollectiveStrategy, broadcast_variables, save
 

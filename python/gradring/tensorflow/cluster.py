@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import gradring
 import tensorflow as tf
+
+import gradring
 from gradring import errors
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 import tensorflow as tf
+
 from gradring.communicator import Communicator
 from gradring.tensorflow.naming import gradients_of
 from gradring.tensorflow.ops import broadcast_variables
