@@ -1,0 +1,211 @@
+"""`make test-matrix`: the TensorFlow tests under several versions, and the table of what they say.
+
+Each environment is made from the built wheel and kept below `.venv-matrix`. The table replaces what
+stands between the two marks of docs/compatibility.md; everything else there is written by hand.
+
+    python tests/matrix.py dist/gradring-*.whl          # all environments
+    python tests/matrix.py dist/gradring-*.whl 3        # the third column alone; writes no table
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "docs" / "compatibility.md"
+ENVIRONMENTS = ROOT / ".venv-matrix"
+BEGIN, END = "<!-- made by: make test-matrix -->\n", "<!-- end of what make test-matrix makes -->\n"
+#: For all tests of one environment.
+TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True)
+class Versions:
+    """One column of the table. `tf_keras` is released with each TensorFlow."""
+
+    tensorflow: str
+    keras: str
+    tf_keras: str
+    #: Other packages that the tests need; versions where TensorFlow's own bounds ask for some.
+    others: tuple[str, ...] = ()
+
+    @property
+    def directory(self) -> Path:
+        return ENVIRONMENTS / f"tensorflow-{self.tensorflow}-keras-{self.keras}"
+
+    @property
+    def python(self) -> Path:
+        return self.directory / "bin" / "python"
+
+
+#: For each TensorFlow the Keras of its days, the oldest whose `fit` works, or the newest.
+MATRIX = (
+    Versions("2.16.2", "3.3.3", "2.16.0"),
+    Versions("2.16.2", "3.15.1", "2.16.0"),
+    Versions("2.18.1", "3.9.2", "2.18.0"),
+    Versions("2.18.1", "3.10.0", "2.18.0"),
+    Versions("2.21.0", "3.15.1", "2.21.0"),
+)
+
+#: Rows: the tests whose identifier, such as `test_strategy::test_x[adam-graph]`, contains one of
+#: these. The first row that fits takes a test; the last row takes what is left.
+FEATURES: dict[str, tuple[str, ...]] = {
+    "`tf_keras`: `fit`, clipping, mixed precision": ("test_tf_keras",),
+    "saving: `.keras`, weights, SavedModel, checkpoint": ("test_saving",),
+    "`broadcast_update`": ("test_broadcast_update",),
+    "overlap with the backward pass": ("test_overlap", "overlap_of_a_block", "starts_of_a_call"),
+    "`ModelCheckpoint`, `BackupAndRestore`": ("chiefs_backup",),
+    "`fit`, `evaluate`, `predict`, callbacks": (
+        "test_keras_fit",
+        "[run_eagerly]",
+        "[steps_per_execution]",
+        "[on_batches]",
+    ),
+    "clipping of gradients": ("clip",),
+    "gradient accumulation, EMA": ("[accumulation", "[EMA]"),
+    "mixed precision (`LossScaleOptimizer`)": ("mixed precision", "overflows"),
+    "batch normalisation": ("BN]", "normalisation", "empty_batch"),
+    "embeddings, `tf.IndexedSlices`": ("embedding", "test_sparse", "sparse_gradients"),
+    "`fit`: SGD, Adam, AdamW": ("[fit-",),
+    "custom training loop": ("[loop-", "test_strategy"),
+    "`GradientReducer`, `all_reduce`": ("test_collectives", "a_reducer"),
+    "errors, names": ("test_failures", "test_names"),
+    "the programs of `examples/`": ("test_examples",),
+    "the rest": ("",),
+}
+
+
+def main(wheel: str, *columns: str) -> int:
+    """Runs the chosen columns, or all; returns the number of failed tests."""
+    chosen = [MATRIX[int(column) - 1] for column in columns] or list(MATRIX)
+    cells: dict[Versions, dict[str, list[Result]]] = {}
+    for versions in chosen:
+        print(f"== TensorFlow {versions.tensorflow}, Keras {versions.keras}", flush=True)
+        make_environment(versions, Path(wheel).absolute())
+        cells[versions] = by_feature(run_tests(versions))
+    table = table_of(cells)
+    print(table)
+    if len(chosen) == len(MATRIX):
+        write(table)
+    results = [result for column in cells.values() for row in column.values() for result in row]
+    return min(1, sum(result.outcome == "failed" for result in results))
+
+
+def make_environment(versions: Versions, wheel: Path) -> None:
+    """A new one, or what is there with this wheel: the versions are part of its name."""
+
+    def install(*arguments: str) -> None:
+        quiet = ("--quiet", "--disable-pip-version-check")
+        command = [str(versions.python), "-m", "pip", "install", *quiet, *arguments]
+        subprocess.run(command, check=True)
+
+    if not versions.python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(versions.directory)], check=True)
+        try:
+            install(
+                f"tensorflow-cpu=={versions.tensorflow}",
+                f"keras=={versions.keras}",
+                *("pytest>=8", "pytest-timeout>=2.3", "scikit-learn>=1.4", "matplotlib>=3.8"),
+                *versions.others,
+            )
+            # It wants the package `tensorflow`, which tensorflow-cpu is not.
+            install("--no-deps", f"tf_keras=={versions.tf_keras}")
+        except BaseException:
+            shutil.rmtree(versions.directory)
+            raise
+    install("--no-deps", "--force-reinstall", str(wheel))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one test."""
+
+    name: str
+    #: passed, skipped or failed
+    outcome: str
+    reason: str = ""
+
+
+def run_tests(versions: Versions) -> list[Result]:
+    """In a directory without the source tree's package, so that the wheel is what is imported."""
+    report = versions.directory / "results.xml"
+    report.unlink(missing_ok=True)
+    environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(
+        [
+            *(str(versions.python), "-m", "pytest", "-q", "--tb=short"),
+            *("-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"),
+            *(str(ROOT / "tests" / "tensorflow"), str(ROOT / "tests" / "examples")),
+        ],
+        cwd=versions.directory,
+        env=environment,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return [result_of(case) for case in ElementTree.parse(report).iter("testcase")]
+
+
+def result_of(case: ElementTree.Element) -> Result:
+    name = f"{case.get('classname')}::{case.get('name')}"
+    skipped = case.find("skipped")
+    if skipped is not None:
+        return Result(name, "skipped", skipped.get("message", ""))
+    failed = case.find("failure") is not None or case.find("error") is not None
+    return Result(name, "failed" if failed else "passed")
+
+
+def by_feature(results: list[Result]) -> dict[str, list[Result]]:
+    rows: dict[str, list[Result]] = {feature: [] for feature in FEATURES}
+    for result in results:
+        for feature, parts in FEATURES.items():
+            if any(part in result.name for part in parts):
+                rows[feature].append(result)
+                break
+    return rows
+
+
+def table_of(cells: dict[Versions, dict[str, list[Result]]]) -> str:
+    columns = list(cells)
+    heads = [f"TF {versions.tensorflow}, Keras {versions.keras}" for versions in columns]
+    lines = [f"| feature | {' | '.join(heads)} |", f"|---|{'---|' * len(columns)}"]
+    for feature in sorted(FEATURES, key=list(FEATURES).index, reverse=True):
+        row = [cell(cells[versions][feature]) for versions in columns]
+        lines.append(f"| {feature} | {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(results: list[Result]) -> str:
+    """Such as `12 passed` or `4 passed; 8: needs Keras 3.10`."""
+    counts = Counter(result.outcome for result in results)
+    reasons = Counter(result.reason for result in results if result.outcome == "skipped")
+    # A test that says the opposite of the skipped ones is no gap.
+    reasons.pop("this Keras is not refused", None)
+    parts = [f"**{counts['failed']} failed**"] if counts["failed"] else []
+    parts += [f"{counts['passed']} passed"] if counts["passed"] else []
+    parts += [f"{count}: {reason}" for reason, count in sorted(reasons.items())]
+    return "; ".join(parts) or "-"
+
+
+def write(table: str) -> None:
+    text = TABLE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    keras_2 = ", ".join(sorted({versions.tf_keras for versions in MATRIX}))
+    note = (
+        f"`make test-matrix`, {datetime.date.today()}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}, tf_keras {keras_2}.\n"
+    )
+    TABLE.write_text(f"{before}{BEGIN}{note}\n{table}{END}{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
