@@ -1,10 +1,11 @@
 """`make test-matrix`: the TensorFlow tests under several versions, and the table of what they say.
 
-Each environment is made from the built wheel and kept below `.venv-matrix`. The table replaces what
-stands between the two marks of docs/compatibility.md; everything else there is written by hand.
+Each environment has the built wheel, and is kept below `.venv-matrix` with its last results. The
+table, of all columns that have results, replaces what stands between the two marks of
+docs/compatibility.md; everything else there is written by hand.
 
     python tests/matrix.py dist/gradring-*.whl          # all environments
-    python tests/matrix.py dist/gradring-*.whl 3        # the third column alone; writes no table
+    python tests/matrix.py dist/gradring-*.whl 3 4      # only the third and fourth column
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class Versions:
     @property
     def directory(self) -> Path:
         return ENVIRONMENTS / f"tensorflow-{self.tensorflow}-keras-{self.keras}"
+
+    @property
+    def report(self) -> Path:
+        return self.directory / "results.xml"
 
     @property
     def python(self) -> Path:
@@ -80,24 +85,21 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "`GradientReducer`, `all_reduce`": ("test_collectives", "a_reducer"),
     "errors, names": ("test_failures", "test_names"),
     "the programs of `examples/`": ("test_examples",),
-    "the rest": ("",),
+    "bucketing and all else": ("",),
 }
 
 
 def main(wheel: str, *columns: str) -> int:
-    """Runs the chosen columns, or all; returns the number of failed tests."""
-    chosen = [MATRIX[int(column) - 1] for column in columns] or list(MATRIX)
-    cells: dict[Versions, dict[str, list[Result]]] = {}
-    for versions in chosen:
+    """Runs the chosen columns, or all; 1 if a test has failed in one of the table."""
+    for versions in [MATRIX[int(column) - 1] for column in columns] or MATRIX:
         print(f"== TensorFlow {versions.tensorflow}, Keras {versions.keras}", flush=True)
         make_environment(versions, Path(wheel).absolute())
-        cells[versions] = by_feature(run_tests(versions))
-    table = table_of(cells)
+        run_tests(versions)
+    results = {versions: read(versions.report) for versions in MATRIX if versions.report.exists()}
+    table = table_of(results)
+    write(table)
     print(table)
-    if len(chosen) == len(MATRIX):
-        write(table)
-    results = [result for column in cells.values() for row in column.values() for result in row]
-    return min(1, sum(result.outcome == "failed" for result in results))
+    return int(any(result.outcome == "failed" for column in results.values() for result in column))
 
 
 def make_environment(versions: Versions, wheel: Path) -> None:
@@ -135,15 +137,14 @@ class Result:
     reason: str = ""
 
 
-def run_tests(versions: Versions) -> list[Result]:
-    """In a directory without the source tree's package, so that the wheel is what is imported."""
-    report = versions.directory / "results.xml"
-    report.unlink(missing_ok=True)
+def run_tests(versions: Versions) -> None:
+    """Where the package of the source tree cannot be found, so that the wheel is imported."""
+    versions.report.unlink(missing_ok=True)
     environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(
         [
-            *(str(versions.python), "-m", "pytest", "-q", "--tb=short"),
-            *("-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"),
+            *(str(versions.python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
+            *("-o", "junit_family=xunit1", f"--junitxml={versions.report}"),
             *(str(ROOT / "tests" / "tensorflow"), str(ROOT / "tests" / "examples")),
         ],
         cwd=versions.directory,
@@ -151,6 +152,9 @@ def run_tests(versions: Versions) -> list[Result]:
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def read(report: Path) -> list[Result]:
     return [result_of(case) for case in ElementTree.parse(report).iter("testcase")]
 
 
@@ -173,12 +177,17 @@ def by_feature(results: list[Result]) -> dict[str, list[Result]]:
     return rows
 
 
-def table_of(cells: dict[Versions, dict[str, list[Result]]]) -> str:
-    columns = list(cells)
-    heads = [f"TF {versions.tensorflow}, Keras {versions.keras}" for versions in columns]
-    lines = [f"| feature | {' | '.join(heads)} |", f"|---|{'---|' * len(columns)}"]
-    for feature in sorted(FEATURES, key=list(FEATURES).index, reverse=True):
-        row = [cell(cells[versions][feature]) for versions in columns]
+def table_of(results: dict[Versions, list[Result]]) -> str:
+    columns = {
+        f"TF {versions.tensorflow}, Keras {versions.keras}": by_feature(found)
+        for versions, found in results.items()
+    }
+    lines = [f"| feature | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    days = [datetime.date.fromtimestamp(versions.report.stat().st_mtime) for versions in results]
+    lines.append(f"| run on | {' | '.join(map(str, days))} |")
+    # The order of `FEATURES` says what takes a test first; readers begin with the usual.
+    for feature in reversed(FEATURES):
+        row = [cell(column[feature]) for column in columns.values()]
         lines.append(f"| {feature} | {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
@@ -201,8 +210,8 @@ def write(table: str) -> None:
     _, _, after = rest.partition(END)
     keras_2 = ", ".join(sorted({versions.tf_keras for versions in MATRIX}))
     note = (
-        f"`make test-matrix`, {datetime.date.today()}, Python {platform.python_version()}, "
-        f"{platform.system()} {platform.machine()}, tf_keras {keras_2}.\n"
+        f"Made by `make test-matrix` with Python {platform.python_version()} on "
+        f"{platform.system()} {platform.machine()}; tf_keras {keras_2}.\n"
     )
     TABLE.write_text(f"{before}{BEGIN}{note}\n{table}{END}{after}")
 
