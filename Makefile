@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python lint format bench wheel test-wheel clean
+.PHONY: help setup demo test test-all test-rust test-python lint format bench wheel test-wheel test-matrix clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,8 +51,11 @@ wheel: setup ## builds the wheel into dist/
 test-wheel: wheel ## installs the wheel into empty environments and uses it
 	$(BIN)/python -m pytest -q tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
 
+test-matrix: wheel ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
+	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
+
 clean: ## removes what was built
-	rm -rf $(VENV) target dist demo-report
+	rm -rf $(VENV) .venv-matrix target dist demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

@@ -44,8 +44,9 @@ MODES = ("forward", "compute", "after", "during")
 def rank_main(batch: int, rounds: int, threads: int, bucket_mib: float) -> dict[str, Any]:
     """Runs all modes in turn; returns this rank's times in milliseconds."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import gradring
     import tensorflow as tf
+
+    import gradring
     from gradring.tensorflow import GradientReducer, broadcast_variables, measure_overlap
 
     tf.config.threading.set_inter_op_parallelism_threads(threads)

@@ -12,8 +12,8 @@ import hashlib
 from typing import Any
 
 import keras
-
 import tensorflow as tf
+
 from gradring.tensorflow import CustomCollectiveStrategy
 
 STEPS = 4

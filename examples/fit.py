@@ -18,8 +18,8 @@ from typing import Any
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from gradring.tensorflow import CustomCollectiveStrategy
 
 GLOBAL_BATCH = 32

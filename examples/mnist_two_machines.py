@@ -19,9 +19,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from sklearn.datasets import load_digits
 
-import tensorflow as tf
 from gradring.tensorflow import CustomCollectiveStrategy
 
 BATCH_PER_WORKER = 64

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 import tensorflow as tf
+
 from gradring.tensorflow import CustomCollectiveStrategy
 
 STEPS = 5

@@ -1,8 +1,10 @@
 """Models, data and the two ways of training them that the Keras tests share."""
 
+import importlib.metadata
 from typing import Any
 
 import numpy as np
+import pytest
 
 #: Divisible by two and by three workers.
 BATCH = 24
@@ -10,10 +12,16 @@ STEPS = 12
 MODELS = ("mlp", "synchronised BN", "embedding", "mixed precision")
 OPTIMIZERS = ("SGD momentum", "Adam", "AdamW")
 
+KERAS_VERSION = tuple(int(part) for part in importlib.metadata.version("keras").split(".")[:2])
+#: Older versions are refused by `compat_keras.py`.
+CAN_FIT = KERAS_VERSION >= (3, 10)
+needs_fit = pytest.mark.skipif(not CAN_FIT, reason="needs Keras 3.10")
+
 
 def strategy_of(comm: Any) -> Any:
     """Ours for several ranks; a single rank is the oracle and has none."""
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     if comm.world_size == 1:
@@ -124,7 +132,6 @@ def train_by_fit(
 def train_by_loop(strategy: Any, kind: str, optimizer: str, **options: Any) -> Any:
     """The usual custom training loop; returns what a test compares."""
     import keras
-
     import tensorflow as tf
 
     with strategy.scope():

@@ -13,8 +13,8 @@ Ranks = list[dict[str, Any]]
 
 def updates() -> Any:
     import keras
-
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     with join() as comm:
@@ -90,6 +90,7 @@ def updates() -> Any:
 def refusals(strategy: Any) -> Any:
     """What wrong uses say. They abort the group, so they come last."""
     import tensorflow as tf
+
     from gradring.tensorflow import all_reduce
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -119,8 +120,9 @@ def refusals(strategy: Any) -> Any:
 
 def failing() -> Any:
     """What each rank sees when the chief fails while it executes, and when the ranks differ."""
-    import gradring
     import tensorflow as tf
+
+    import gradring
     from gradring.tensorflow import CustomCollectiveStrategy
 
     def attempt(comm: Any, fn: Any, in_graph: bool) -> Any:

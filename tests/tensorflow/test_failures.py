@@ -14,6 +14,7 @@ from gradring.testing import run_ranks
 def mismatched() -> Any:
     """Rank 1 has another shape; the graph, the eager op and `strategy.run` must all say so."""
     import tensorflow as tf
+
     from gradring.tensorflow import all_reduce
 
     comm = join()
@@ -25,6 +26,7 @@ def mismatched() -> Any:
 def closed() -> Any:
     """One group is closed, and its traced function called again."""
     import tensorflow as tf
+
     from gradring.tensorflow import all_reduce
 
     comm = join()
@@ -37,6 +39,7 @@ def closed() -> Any:
 def killed() -> Any:
     """Rank 1 dies after two steps; the others return what they saw."""
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     comm = join()
@@ -59,6 +62,7 @@ def killed() -> Any:
 def failing_between() -> Any:
     """Every other step fails on every rank after its reductions have started."""
     import tensorflow as tf
+
     from gradring.tensorflow import all_reduce
 
     with join() as comm:
@@ -81,6 +85,7 @@ def failing_between() -> Any:
 def compiled() -> Any:
     """The reduction inside code that XLA compiles."""
     import tensorflow as tf
+
     from gradring.tensorflow import all_reduce
 
     with join() as comm:

@@ -7,9 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import BATCH, compiled, dataset, samples, state_of, strategy_of
+from keras_models import (
+    BATCH,
+    CAN_FIT,
+    compiled,
+    dataset,
+    needs_fit,
+    samples,
+    state_of,
+    strategy_of,
+)
 from tf_worker import join
 
+import gradring.errors
 from gradring.testing import RankFailure, run_ranks
 
 EPOCHS = 4
@@ -99,6 +109,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_ranks(fit, 1, str(tmp_path_factory.mktemp("alone")))[0]
 
 
+@needs_fit
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_fit_trains_workers_as_one_process(alone: Any, world_size: int, tmp_path: Path) -> None:
     workers = run_ranks(fit, world_size, str(tmp_path))
@@ -123,6 +134,7 @@ def test_fit_trains_workers_as_one_process(alone: Any, world_size: int, tmp_path
     np.testing.assert_allclose(first["predicted"], first["direct"], atol=1e-6)
 
 
+@needs_fit
 def test_a_killed_training_resumes_from_the_chiefs_backup(tmp_path: Path) -> None:
     with pytest.raises(RankFailure):
         run_ranks(resumed, 2, str(tmp_path), True)
@@ -140,6 +152,7 @@ def test_a_killed_training_resumes_from_the_chiefs_backup(tmp_path: Path) -> Non
                 assert ours.tobytes() == expected.tobytes(), part
 
 
+@needs_fit
 def test_the_same_fit_fails_under_mwms() -> None:
     from gradring.launch.ports import free_ports
 
@@ -147,3 +160,24 @@ def test_the_same_fit_fails_under_mwms() -> None:
     raised = run_ranks(under_mwms, 2, addresses)
     for message in raised:
         assert "PerReplica" in message
+
+
+def refused() -> list[str]:
+    """What `fit` and `evaluate` say under an old Keras."""
+    import keras
+
+    with join() as comm:
+        messages = []
+        for method in ("fit", "evaluate"):
+            model = compiled(strategy_of(comm), "mlp", "Adam")
+            with pytest.raises(gradring.errors.ConfigError) as raised:
+                getattr(model, method)(dataset(), verbose=0)
+            messages.append(str(raised.value))
+        assert keras.__version__ in messages[0]
+        return messages
+
+
+@pytest.mark.skipif(CAN_FIT, reason="this Keras is not refused")
+def test_a_keras_that_fits_wrongly_is_refused() -> None:
+    for messages in run_ranks(refused, 2):
+        assert all("install keras>=3.10" in message for message in messages)

@@ -3,18 +3,23 @@
 Each test fails when its repair in `compat_keras.py` is removed.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from keras_models import (
     BATCH,
+    CAN_FIT,
+    KERAS_VERSION,
     assert_trained_alike,
     compiled,
+    needs_fit,
     samples,
     state_of,
     strategy_of,
     train_by_fit,
+    train_by_loop,
 )
 from tf_worker import join
 
@@ -50,23 +55,44 @@ CASES: dict[str, dict[str, Any]] = {
     "run_eagerly": {"kind": "mlp", "optimizer": "Adam", "run": {"run_eagerly": True}},
 }
 
+#: Those of them that also run in a loop of one's own.
+IN_A_LOOP = ("clipnorm", "global_clipnorm", "clipvalue", "EMA", "accumulation, clipped")
+#: Keras before 3.5 clips and then accumulates, which is refused.
+CLIPPED_AND_ACCUMULATED = "accumulation, clipped"
+CLIPS_FIRST = KERAS_VERSION < (3, 5)
+
 
 def train_all() -> Any:
     import keras
 
     results = {}
     with join() as comm:
-        for name, arguments in CASES.items():
+
+        def record(name: str, train: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
             keras.backend.clear_session()
             keras.utils.set_random_seed(comm.rank + 1)
-            results[name] = train_by_fit(strategy_of(comm), **arguments)
-        for train in (overflow, on_batches, plain_normalisation, uneven):
-            keras.backend.clear_session()
-            keras.utils.set_random_seed(comm.rank + 1)
-            results[train.__name__] = train(comm)
+            results[name] = train(*args, **kwargs)
+
+        for name in IN_A_LOOP:
+            if not (CLIPS_FIRST and name == CLIPPED_AND_ACCUMULATED):
+                record(f"loop, {name}", train_by_loop, strategy_of(comm), **CASES[name])
+        if CAN_FIT:
+            for name, arguments in CASES.items():
+                record(name, train_by_fit, strategy_of(comm), **arguments)
+            for train in (overflow, on_batches, plain_normalisation, uneven):
+                record(train.__name__, train, comm)
         if comm.world_size > 1:
             results["empty batch"] = empty_batch(comm)
+            if CLIPS_FIRST:
+                results["refusal"] = refusal(comm)
     return results
+
+
+def refusal(comm: Any) -> str:
+    # Inside a function, AutoGraph wraps the ConfigError.
+    with pytest.raises(Exception, match="ConfigError") as raised:
+        train_by_loop(strategy_of(comm), **CASES[CLIPPED_AND_ACCUMULATED])
+    return str(raised.value)
 
 
 def overflow(comm: Any) -> Any:
@@ -132,7 +158,6 @@ def uneven(comm: Any) -> Any:
 def empty_batch(comm: Any) -> Any:
     """Rank 1 has run out of data."""
     import keras
-
     import tensorflow as tf
 
     strategy = strategy_of(comm)
@@ -151,12 +176,29 @@ def trained() -> Any:
     return workers, alone
 
 
+@pytest.mark.parametrize("name", IN_A_LOOP)
+def test_a_loop_on_two_workers_trains_as_one_process(trained: Any, name: str) -> None:
+    if CLIPS_FIRST and name == CLIPPED_AND_ACCUMULATED:
+        pytest.skip("needs Keras 3.5")
+    workers, alone = trained
+    case = f"loop, {name}"
+    assert_trained_alike([worker[case] for worker in workers], alone[case], TOLERANCE)
+
+
+@pytest.mark.skipif(not CLIPS_FIRST, reason="this Keras is not refused")
+def test_clipping_before_accumulation_is_refused(trained: Any) -> None:
+    for worker in trained[0]:
+        assert "install keras>=3.5" in worker["refusal"]
+
+
+@needs_fit
 @pytest.mark.parametrize("case", [*CASES, "on_batches"])
 def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike([worker[case] for worker in workers], alone[case], TOLERANCE)
 
 
+@needs_fit
 def test_all_workers_skip_a_step_in_which_one_overflows(trained: Any) -> None:
     workers, alone = trained
     results = [worker["overflow"] for worker in workers]
@@ -166,6 +208,7 @@ def test_all_workers_skip_a_step_in_which_one_overflows(trained: Any) -> None:
     assert all(np.isfinite(weight).all() for weight in results[0]["weights"])
 
 
+@needs_fit
 def test_statistics_of_plain_batch_normalisation_are_the_mean_over_the_workers(
     trained: Any,
 ) -> None:

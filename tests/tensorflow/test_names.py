@@ -83,8 +83,8 @@ def mistakes(addresses: list[str]) -> dict[str, str]:
 
 def keras_step(comm: Any, chosen: Any) -> str:
     import keras
-
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     keras.backend.clear_session()
@@ -111,6 +111,7 @@ def keras_step(comm: Any, chosen: Any) -> str:
 def reducer_swapped(comm: Any) -> str:
     """Rank 1 passes two gradients of one shape in the other order."""
     import tensorflow as tf
+
     from gradring.tensorflow import GradientReducer
 
     names = ["left/kernel", "right/kernel"]
@@ -122,6 +123,7 @@ def reducer_swapped(comm: Any) -> str:
 def strategy_shapes(comm: Any) -> str:
     """Rank 1 reduces another shape for a variable, through batch_reduce_to."""
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     strategy = CustomCollectiveStrategy(communicator=comm)

@@ -32,6 +32,7 @@ def slices(tf: Any, rank: int, case: str, index_dtype: str, dtype: str = "float3
 
 def worker() -> Any:
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy, all_reduce
 
     with join() as comm:

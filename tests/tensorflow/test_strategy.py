@@ -30,8 +30,8 @@ def train_all() -> Any:
 def train(comm: Any, optimizer_name: str, mode: str) -> Any:
     """The usual custom training loop; only the strategy's class is ours."""
     import keras
-
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     keras.backend.clear_session()
@@ -84,6 +84,7 @@ def samples() -> Any:
 
 def semantics() -> Any:
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
     from gradring.tensorflow.ops import current_communicator
 
@@ -353,6 +354,7 @@ def from_resolver(addresses: list[str]) -> Any:
     import os
 
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

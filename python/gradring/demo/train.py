@@ -22,10 +22,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import gradring.tensorflow
-import tensorflow as tf
 from gradring.demo.recorder import Recorder
 
 GLOBAL_BATCH = 72

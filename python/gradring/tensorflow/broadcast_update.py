@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from gradring.communicator import Communicator
 from gradring.tensorflow.dtypes import as_native_bits
 from gradring.tensorflow.failures import typed_errors

@@ -6,10 +6,15 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+<<<<<<< HEAD
 import numpy as np
 
 import gradring
+=======
+>>>>>>> versions
 import tensorflow as tf
+
+import gradring
 from gradring import errors
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -23,8 +24,6 @@ from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import op_def_library
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.trackable import base as trackable_base
-
-import tensorflow as tf
 
 Strategy = distribute_lib.Strategy
 StrategyExtended = distribute_lib.StrategyExtendedV2

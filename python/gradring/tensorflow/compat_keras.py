@@ -3,6 +3,8 @@
 Keras decides and computes some things from one replica's gradients or batch that depend on those of
 all replicas. Each function that `repair` names stands in for one method of Keras and gets the
 original as its first argument. It is used only under our strategy; elsewhere the original runs.
+
+What older versions of Keras do wrongly beyond repair is refused; docs/compatibility.md lists it.
 """
 
 from __future__ import annotations
@@ -14,11 +16,16 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
-
 import tensorflow as tf
+
 from gradring.communicator import Communicator
+<<<<<<< HEAD
 from gradring.tensorflow import compat
 from gradring.tensorflow.naming import gradients_of
+=======
+from gradring.errors import ConfigError
+from gradring.tensorflow.naming import current_variables, gradients_of
+>>>>>>> versions
 from gradring.tensorflow.ops import broadcast_variables
 
 #: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
@@ -55,6 +62,7 @@ def repair() -> None:
     _replace(optimizers.Optimizer, "_backend_apply_gradients", _name_gradients, _in_our_replica)
     _replace(optimizers.Optimizer, "_clip_gradients", _clip_gradients, _in_our_replica)
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
+    _replace(optimizers.Optimizer, "_all_reduce_sum_gradients", _sum_gradients, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
     _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
     # Before Keras 3.5, models are built where they are traced.
@@ -67,6 +75,10 @@ def repair() -> None:
     _replace(backup, "on_train_begin", _restore, _trains_under_ours)
     _replace(backup, "_save_model", _on_chief, _trains_under_ours)
     _replace(backup, "on_train_end", _on_chief, _trains_under_ours)
+    # What Keras 3.10 added to make the metrics of replicas independent.
+    if not hasattr(keras.Variable, "_map_synchronization"):
+        for makes in ("make_train_function", "make_test_function"):
+            _replace(keras.Model, makes, _refuse_model, _has_several_replicas)
     _repaired = True
 
 
@@ -103,9 +115,35 @@ def _trains_under_ours(callback: Any) -> bool:
     return _is_ours(callback.model)
 
 
+def _has_several_replicas(model: Any) -> bool:
+    strategy = model.distribute_strategy
+    return _communicator(strategy) is not None and strategy.num_replicas_in_sync > 1
+
+
 def _communicator(strategy: Any) -> Communicator | None:
     found = getattr(strategy, "communicator", None)
     return found if isinstance(found, Communicator) else None
+
+
+# Older versions
+
+
+def _refuse_model(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+    raise ConfigError(
+        f"{_this_keras()} computes wrong metrics in `fit` and `evaluate` on several workers, and "
+        "before 3.8 adds up their losses: install keras>=3.10, or train in a loop of your own"
+    )
+
+
+def _refuse_clipping() -> None:
+    raise ConfigError(
+        f"{_this_keras()} clips gradients before it accumulates them, so they would be reduced "
+        "twice: install keras>=3.5, or use `gradient_accumulation_steps` without clipping"
+    )
+
+
+def _this_keras() -> str:
+    return f"Keras {sys.modules['keras'].__version__}"
 
 
 # Optimizers
@@ -113,6 +151,10 @@ def _communicator(strategy: Any) -> Communicator | None:
 
 class _Reduced(list[Any]):
     """Gradients that are the sum over all replicas already."""
+
+
+#: Whether the optimizer is updating variables by `_Reduced` gradients.
+_reduced: ContextVar[bool] = ContextVar("reduced", default=False)
 
 
 def _name_gradients(
@@ -129,6 +171,9 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any
     if not (optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue):
         return original(optimizer, gradients)
     present = [gradient for gradient in gradients if gradient is not None]
+    # `_name_gradients` is around the accumulation; Keras before 3.5 clips outside of it.
+    if optimizer.gradient_accumulation_steps and current_variables(len(present)) is None:
+        _refuse_clipping()
     reduced = iter(tf.distribute.get_replica_context().all_reduce(_SUM, present))
     complete = [None if gradient is None else next(reduced) for gradient in gradients]
     return _Reduced(original(optimizer, complete))
@@ -136,17 +181,17 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any
 
 def _update_step(
     original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
-) -> Any:
+) -> None:
+    token = _reduced.set(isinstance(gradients, _Reduced))
+    try:
+        original(optimizer, gradients, variables, rate)
+    finally:
+        _reduced.reset(token)
+
+
+def _sum_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any) -> Any:
     """Does not reduce again what was reduced to be clipped."""
-    if not isinstance(gradients, _Reduced):
-        return original(optimizer, gradients, variables, rate)
-    native = [getattr(variable, "value", variable) for variable in variables]
-    return tf.__internal__.distribute.interim.maybe_merge_call(
-        optimizer._distributed_tf_update_step,
-        tf.distribute.get_strategy(),
-        list(zip(gradients, native, strict=True)),
-        rate,
-    )
+    return list(pairs) if _reduced.get() else original(optimizer, pairs)
 
 
 def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
@@ -239,7 +284,8 @@ def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> N
         communicator.broadcast(array, name="BackupAndRestore")
         return int(array[0])
 
-    paths = (callback._weights_path, callback._prev_weights_path)
+    # The second is there since Keras 3.7.
+    paths = (callback._weights_path, getattr(callback, "_prev_weights_path", ""))
     if not from_chief(any(tf.io.gfile.exists(path) for path in paths)):
         return
     if optimizer is not None and not optimizer.built:

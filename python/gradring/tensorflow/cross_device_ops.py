@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat
 from gradring.tensorflow.naming import Names, current_variables, gradients_of

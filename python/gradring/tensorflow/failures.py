@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+
 from gradring import _native, errors
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing
 from gradring.tensorflow.ops import all_reduce

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gradring
 import tensorflow as tf
+
+import gradring
 from gradring.communicator import Communicator, open_communicators
 from gradring.errors import ConfigError
 from gradring.tensorflow import bucketing

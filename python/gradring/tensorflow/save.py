@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import tensorflow as tf
+
 from gradring.communicator import Communicator
 from gradring.errors import GradringError, SaveError
 from gradring.tensorflow.ops import current_communicator

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from gradring.communicator import Communicator
 from gradring.tensorflow.dtypes import as_native
 from gradring.tensorflow.naming import Label, Names

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from gradring import _native
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing, cluster, compat, compat_keras
 from gradring.tensorflow.broadcast_update import broadcast_update
