@@ -16,7 +16,7 @@ from conformance.suite import FILES, STRATEGIES
 def main() -> int:
     """Runs the chosen files; returns 1 when a test has failed."""
     parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
-    parser.add_argument("directory", type=Path, help="holds TensorFlow's test files, at any depth")
+    parser.add_argument("directory", type=Path, help="holds the test files as a checkout does")
     parser.add_argument("--strategy", choices=STRATEGIES, default="gradring")
     parser.add_argument("--file", action="append", help="only this file; may be repeated")
     parser.add_argument("--test", default="", help="only tests whose name contains this")
@@ -26,9 +26,9 @@ def main() -> int:
     for file in FILES:
         if options.file and file.name not in options.file:
             continue
-        path = next(options.directory.rglob(file.name), None)
-        if path is None:
-            sys.exit(f"{file.name} is not in {options.directory}; check out TensorFlow there")
+        path = options.directory / file.path
+        if not path.exists():
+            sys.exit(f"{path} does not exist; put the files of TensorFlow and tf_keras there")
         results[file.name] = run_file(file, path, options.strategy, options.test)
         if options.output:
             verdicts = {name: [asdict(v) for v in found] for name, found in results.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,13 @@ class Verdict:
     test: str
     status: str
     reason: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The line of the reason that names the exception, or else its last one."""
+        lines = self.reason.strip().splitlines() or [""]
+        named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return (named or lines)[-1]
 
 
 def run_file(file: TestFile, path: Path, strategy: str, only: str = "") -> list[Verdict]:
@@ -98,7 +106,7 @@ class _Workers:
     ) -> None:
         self._directory = directory
         self._count = count
-        addresses = [f"{LOOPBACK}:{port}" for port in free_ports(count)]
+        *addresses, rendezvous = [f"{LOOPBACK}:{port}" for port in free_ports(count + 1)]
         self._tasks = [
             {
                 "file": str(path.resolve()),
@@ -106,6 +114,7 @@ class _Workers:
                 "directory": str(directory),
                 "rank": rank,
                 "addresses": addresses,
+                "rendezvous": rendezvous,
                 "tests": tests,
             }
             for rank in range(count)
@@ -169,5 +178,4 @@ class _Workers:
 
 
 def _print(verdict: Verdict) -> None:
-    last = verdict.reason.strip().splitlines()[-1:]
-    print(f"{verdict.status:8} {verdict.test}  {''.join(last)[:200]}", flush=True)
+    print(f"{verdict.status:8} {verdict.test}  {verdict.headline[:300]}", flush=True)

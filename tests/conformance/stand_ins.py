@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-from conformance.worker import World
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     combinations,
@@ -25,7 +26,9 @@ from tensorflow.python.eager import test as eager_test
 from tensorflow.python.platform import googletest
 from tensorflow.python.platform import test as platform_test
 
+import gradring
 import tensorflow as tf
+from conformance.worker import World
 from gradring.launch.ports import free_ports
 
 
@@ -41,6 +44,10 @@ def install(world: World, run_tests: Callable[[], None]) -> None:
     multi_process_runner.get_barrier = lambda: world
     multi_process_runner.MultiProcessPoolRunner = _pool_of(world)
     multi_worker_test_base.pick_unused_port = lambda: free_ports(1)[0]
+    # Pickles functions for the workers of TensorFlow's runner.
+    dill = ModuleType("dill")
+    dill.register = lambda _: lambda function: function  # type: ignore[attr-defined]
+    sys.modules["dill"] = dill
     combinations._running_in_worker = True
     if world.size > 1:
         describe_cluster(world, {"chief": 1, "worker": world.size - 1})
@@ -83,7 +90,6 @@ def _pool_of(world: World) -> type:
 def _install_gradring(world: World) -> None:
     from gradring.tensorflow import CustomCollectiveStrategy
     from gradring.tensorflow.bucketing import DEFAULT_BUCKET_BYTES
-    from gradring.tensorflow.cluster import communicator_of
     from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 
     class Strategy(CustomCollectiveStrategy):
@@ -103,10 +109,12 @@ def _install_gradring(world: World) -> None:
         """Ours, made as TensorFlow's is."""
 
         def __init__(self, devices: Sequence[str], group_size: int, options: Any) -> None:
-            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-            communicator = communicator_of(resolver)
+            assert world.size * len(devices) == group_size
+            # The test has a TensorFlow server of its own at the addresses of TF_CONFIG.
+            communicator = gradring.init(
+                rank=world.rank, world_size=world.size, rendezvous=world.rendezvous
+            )
             world.after_test.append(communicator.close)
-            assert communicator.world_size * len(devices) == group_size
             super().__init__(communicator, devices, DEFAULT_BUCKET_BYTES)
 
     def session(kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 STRATEGIES = ("gradring", "mwms")
 
@@ -13,7 +14,7 @@ class TestFile:
     """A file of tests.
 
     Attributes:
-        name: The file's name.
+        path: Where the file is in a checkout.
         tests: A pattern of the tests that concern several workers; the others are about other
             strategies and are not counted.
         workers: Number of workers of a test whose name does not tell it.
@@ -23,10 +24,15 @@ class TestFile:
 
     __test__ = False  # not for pytest
 
-    name: str
+    path: str
     tests: str = "MultiWorkerMirrored"
     workers: int = 2
     not_applicable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return PurePosixPath(self.path).name
 
     def selects(self, test: str) -> bool:
         """Whether the test concerns several workers."""
@@ -41,23 +47,41 @@ class TestFile:
 
     def why_not(self, test: str) -> str | None:
         """The reason why the test does not apply to gradring, if it does not."""
+        if "mode_graph" in test and self.workers_of(test) > 1:
+            return "a graph and a session of TensorFlow 1, in which gradring refuses to run"
         reasons = (why for what, why in self.not_applicable.items() if re.search(what, test))
         return next(reasons, None)
 
 
+_TF = "tensorflow/python/distribute"
+_KERAS = "tf_keras/distribute"
+
 FILES = (
-    TestFile("strategy_common_test.py"),
-    TestFile("cross_device_ops_test.py", tests="^CollectiveOpsTest"),
-    TestFile("collective_all_reduce_strategy_test.py", tests=".", workers=1),
-    TestFile("custom_training_loop_gradient_test.py"),
-    TestFile("custom_training_loop_input_test.py"),
-    TestFile("strategy_gather_test.py"),
-    TestFile("vars_test.py"),
-    TestFile("values_test.py"),
-    TestFile("distributed_variable_test.py"),
-    TestFile("input_lib_test.py"),
-    TestFile("input_lib_type_spec_test.py"),
-    TestFile("moving_averages_test.py"),
-    TestFile("random_generator_test.py"),
-    TestFile("tf_function_test.py"),
+    TestFile(f"{_TF}/strategy_common_test.py"),
+    TestFile(f"{_TF}/cross_device_ops_test.py", tests="^CollectiveOpsTest"),
+    TestFile(
+        f"{_TF}/collective_all_reduce_strategy_test.py",
+        tests=".",
+        workers=1,
+        not_applicable={
+            "^Distributed": "several workers in one process, as sessions on in-process servers",
+            "^ExperimentalCompatibilityTest": "the names of TensorFlow's own classes",
+            "test_deep_copy_not_allowed": "a copy would duplicate MWMS' health check thread; "
+            "a copy of our strategy is the strategy itself",
+        },
+    ),
+    TestFile(f"{_TF}/custom_training_loop_gradient_test.py"),
+    TestFile(f"{_TF}/custom_training_loop_input_test.py"),
+    TestFile(f"{_TF}/strategy_gather_test.py"),
+    TestFile(f"{_TF}/vars_test.py"),
+    TestFile(f"{_TF}/values_test.py"),
+    TestFile(f"{_TF}/distributed_variable_test.py"),
+    TestFile(f"{_TF}/input_lib_test.py"),
+    TestFile(f"{_TF}/input_lib_type_spec_test.py"),
+    TestFile(f"{_TF}/moving_averages_test.py"),
+    TestFile(f"{_TF}/random_generator_test.py"),
+    TestFile(f"{_TF}/tf_function_test.py"),
+    TestFile(f"{_KERAS}/custom_training_loop_metrics_test.py"),
+    TestFile(f"{_KERAS}/custom_training_loop_models_test.py"),
+    TestFile(f"{_KERAS}/custom_training_loop_optimizer_test.py"),
 )

@@ -30,6 +30,7 @@ class World:
         directory: Where the workers write their verdicts.
         rank: This worker.
         addresses: `host:port` of every worker, for the cluster's description.
+        rendezvous: `host:port` of a communicator that TF_CONFIG knows nothing of.
         tests: The tests to run, in order; empty to list all tests of the file.
         after_test: What the test that has just ended wants to be done when all workers are there.
         before_first_test: Called once.
@@ -40,6 +41,7 @@ class World:
     directory: str
     rank: int
     addresses: list[str]
+    rendezvous: str
     tests: list[str]
     after_test: list[Callable[[], None]] = field(default_factory=list)
     before_first_test: Callable[[], Any] = lambda: None
