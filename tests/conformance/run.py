@@ -58,7 +58,7 @@ def run_file(file: TestFile, path: Path, strategy: str, only: str = "") -> list[
         strategy: `gradring` or `mwms`.
         only: Leaves out tests whose name does not contain it.
     """
-    tests = [test for test in list_tests(path) if file.selects(test) and only in test]
+    tests = [test for test in list_tests(file, path) if file.selects(test) and only in test]
     verdicts = {}
     if strategy == "gradring":
         reasons = {test: file.why_not(test) for test in tests}
@@ -66,17 +66,17 @@ def run_file(file: TestFile, path: Path, strategy: str, only: str = "") -> list[
     for workers in sorted({file.workers_of(test) for test in tests}):
         left = [t for t in tests if file.workers_of(t) == workers and t not in verdicts]
         while left:
-            for verdict in _run_some(path, strategy, workers, left):
+            for verdict in _run_some(file, path, strategy, workers, left):
                 verdicts[verdict.test] = verdict
                 _print(verdict)
             left = [test for test in left if test not in verdicts]
     return [verdicts[test] for test in tests]
 
 
-def list_tests(path: Path) -> list[str]:
+def list_tests(file: TestFile, path: Path) -> list[str]:
     """The names of all tests of a file."""
     with tempfile.TemporaryDirectory(prefix="conformance-") as directory:
-        world = _Workers(path, "", Path(directory), 1, [])
+        world = _Workers(file, path, "", Path(directory), 1, [])
         world.run()
         answer = world.answers(0)[0]
         if answer is None:
@@ -84,10 +84,12 @@ def list_tests(path: Path) -> list[str]:
         return json.loads(answer)["tests"].split()  # type: ignore[no-any-return]
 
 
-def _run_some(path: Path, strategy: str, workers: int, tests: list[str]) -> list[Verdict]:
+def _run_some(
+    file: TestFile, path: Path, strategy: str, workers: int, tests: list[str]
+) -> list[Verdict]:
     """Runs tests until one fails."""
     with tempfile.TemporaryDirectory(prefix="conformance-") as directory:
-        world = _Workers(path, strategy, Path(directory), workers, tests)
+        world = _Workers(file, path, strategy, Path(directory), workers, tests)
         world.run()
         verdicts = []
         for index, test in enumerate(tests):
@@ -102,7 +104,13 @@ class _Workers:
     """The workers of one start."""
 
     def __init__(
-        self, path: Path, strategy: str, directory: Path, count: int, tests: list[str]
+        self,
+        file: TestFile,
+        path: Path,
+        strategy: str,
+        directory: Path,
+        count: int,
+        tests: list[str],
     ) -> None:
         self._directory = directory
         self._count = count
@@ -115,6 +123,7 @@ class _Workers:
                 "rank": rank,
                 "addresses": addresses,
                 "rendezvous": rendezvous,
+                "widened": file.widened,
                 "tests": tests,
             }
             for rank in range(count)

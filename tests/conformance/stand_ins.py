@@ -7,6 +7,7 @@ already, each runs the whole file, and each takes itself for one of that runner'
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -49,6 +50,15 @@ def install(world: World, run_tests: Callable[[], None]) -> None:
     dill.register = lambda _: lambda function: function  # type: ignore[attr-defined]
     sys.modules["dill"] = dill
     combinations._running_in_worker = True
+    if world.widened:
+        for strategies in (
+            strategy_combinations.all_strategies,
+            strategy_combinations.multidevice_strategies,
+            strategy_combinations.strategies_minus_tpu,
+        ):
+            strategies.append(strategy_combinations.multi_worker_mirrored_2x1_cpu)
+    if "tf_keras" in world.file:
+        _arrange_tf_keras()
     if world.size > 1:
         describe_cluster(world, {"chief": 1, "worker": world.size - 1})
     if world.strategy == "gradring":
@@ -69,6 +79,12 @@ def describe_cluster(world: World, sizes: Mapping[str, int]) -> None:
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": cluster, "task": {"type": job, "index": index}, "rpc_layer": "grpc"}
     )
+
+
+def _arrange_tf_keras() -> None:
+    """Lets imports written for tf_keras' checkout find the installed package."""
+    for name in ("distribute", "layers", "optimizers.legacy"):
+        sys.modules[f"tf_keras.{name}"] = importlib.import_module(f"tf_keras.src.{name}")
 
 
 def _pool_of(world: World) -> type:
@@ -121,6 +137,7 @@ def _install_gradring(world: World) -> None:
         # TensorFlow's connects to a server, which gradring does not start.
         return contextlib.nullcontext() if tf.executing_eagerly() else tf.compat.v1.Session()
 
+    Strategy.__name__ = "CollectiveAllReduceStrategy"  # some tests ask for the name
     collective_all_reduce_strategy.CollectiveAllReduceStrategy = Strategy
     strategy_combinations.CollectiveAllReduceStrategy = Strategy
     cross_device_ops.CollectiveAllReduce = Ring

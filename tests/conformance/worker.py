@@ -31,6 +31,7 @@ class World:
         rank: This worker.
         addresses: `host:port` of every worker, for the cluster's description.
         rendezvous: `host:port` of a communicator that TF_CONFIG knows nothing of.
+        widened: Whether the file's lists of strategies get the multi-worker one.
         tests: The tests to run, in order; empty to list all tests of the file.
         after_test: What the test that has just ended wants to be done when all workers are there.
         before_first_test: Called once.
@@ -42,6 +43,7 @@ class World:
     rank: int
     addresses: list[str]
     rendezvous: str
+    widened: bool
     tests: list[str]
     after_test: list[Callable[[], None]] = field(default_factory=list)
     before_first_test: Callable[[], Any] = lambda: None
