@@ -19,6 +19,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     combinations,
     cross_device_ops,
+    multi_process_lib,
     multi_process_runner,
     multi_worker_test_base,
     strategy_combinations,
@@ -41,7 +42,7 @@ def install(world: World, run_tests: Callable[[], None]) -> None:
 
     for module in (googletest, platform_test, eager_test, tf.test):
         module.main = main
-    multi_process_runner.test_main = main
+    multi_process_lib.test_main = main
     multi_process_runner.get_barrier = lambda: world
     multi_process_runner.MultiProcessPoolRunner = _pool_of(world)
     multi_worker_test_base.pick_unused_port = lambda: free_ports(1)[0]
