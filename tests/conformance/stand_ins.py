@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -84,8 +85,14 @@ def describe_cluster(world: World, sizes: Mapping[str, int]) -> None:
 
 def _arrange_tf_keras() -> None:
     """Lets imports written for tf_keras' checkout find the installed package."""
-    for name in ("distribute", "layers", "optimizers.legacy"):
-        sys.modules[f"tf_keras.{name}"] = importlib.import_module(f"tf_keras.src.{name}")
+    sys.modules["tf_keras.distribute"] = importlib.import_module("tf_keras.src.distribute")
+    for name in ("layers", "optimizers.legacy"):
+        public = importlib.import_module(f"tf_keras.{name}")
+        source = importlib.import_module(f"tf_keras.src.{name}")
+        for module in pkgutil.iter_modules(source.__path__):
+            if not hasattr(public, module.name):
+                found = importlib.import_module(f"{source.__name__}.{module.name}")
+                setattr(public, module.name, found)
 
 
 def _pool_of(world: World) -> type:
