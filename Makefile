@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python lint format bench wheel test-wheel test-matrix clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom lint format bench wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ loom: prerequisites ## all interleavings of the shared memory's protocol
 
 test-python: setup ## the tests of the package
 	$(BIN)/python -m pytest -q
+
+conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
+	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
 
 lint: setup ## formatting, lints, types and stubs; warnings are errors
 	cargo fmt --all --check

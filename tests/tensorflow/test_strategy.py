@@ -83,6 +83,8 @@ def samples() -> Any:
 
 
 def semantics() -> Any:
+    import copy
+
     import tensorflow as tf
 
     from gradring.tensorflow import CustomCollectiveStrategy
@@ -151,8 +153,29 @@ def semantics() -> Any:
                 call()
             return str(raised.value)
 
+        def function_in_replica() -> Any:
+            context = tf.distribute.get_replica_context()
+            gathered = context.all_gather(tf.identity([rank]), axis=0)
+            return gathered, context.merge_call(add_up, (tf.identity(rank),))
+
         def reduce(op: str, axis: int) -> Any:
             return strategy.reduce(op, strategy.run(uneven), axis=axis)
+
+        def device_of_a_reduction() -> Any:
+            return strategy.extended.reduce_to("SUM", tf.constant(rank), "/cpu:0").device
+
+        def traced(function: Any) -> Any:
+            found = []
+            tf.function(lambda: found.append(function())).get_concrete_function()
+            return found[0]
+
+        def in_a_graph_of_tensorflow_1() -> str:
+            with tf.Graph().as_default():
+                try:
+                    strategy.reduce("SUM", tf.constant(rank), axis=None)
+                except NotImplementedError as error:
+                    return str(error)
+            return "no error"
 
         with strategy.scope():
             on_write = tf.Variable(rank, aggregation=tf.VariableAggregation.MEAN)
@@ -178,6 +201,10 @@ def semantics() -> Any:
             "integer mean": float(strategy.reduce("MEAN", tf.constant(comm.rank), axis=None)),
             "replica": strategy.run(in_replica),
             "replica in a graph": tf.function(lambda: strategy.run(in_replica))(),
+            "function in a replica": strategy.run(tf.function(function_in_replica)),
+            "device": traced(device_of_a_reduction),
+            "graph of TensorFlow 1": in_a_graph_of_tensorflow_1(),
+            "copied": copy.deepcopy(strategy) is strategy,
             "conditional": tf.function(lambda f: strategy.run(conditional, (f,)))(
                 tf.constant(True)
             ),
@@ -278,6 +305,26 @@ def test_a_replica_reduces_and_merges(ranks: Ranks, where: str) -> None:
         assert mean == {"x": 0.5}
         assert merged == 1.0
         assert replica == rank
+
+
+def test_a_function_inside_a_replica_gathers_and_merges(ranks: Ranks) -> None:
+    for result in ranks:
+        gathered, merged = result["function in a replica"]
+        assert gathered == [0.0, 1.0]
+        assert merged == 1.0
+
+
+def test_a_result_is_on_the_device_of_its_replica(ranks: Ranks) -> None:
+    local = "/job:localhost/replica:0/task:0/device:CPU:0"
+    assert [result["device"] for result in ranks] == [local] * 2
+
+
+def test_a_graph_of_tensorflow_1_is_refused_with_advice(ranks: Ranks) -> None:
+    assert all("inside tf.function" in result["graph of TensorFlow 1"] for result in ranks)
+
+
+def test_a_copy_of_the_strategy_is_the_strategy(ranks: Ranks) -> None:
+    assert all(result["copied"] for result in ranks)
 
 
 def test_a_replica_reduces_inside_a_conditional(ranks: Ranks) -> None:

@@ -37,6 +37,7 @@ DistributedValues = distribute_values.DistributedValues
 
 select_replica = distribute_utils.select_replica
 canonical_device = device_util.canonicalize
+host_of = device_util.get_host_for_device
 host_input_device = numpy_dataset.SingleDevice
 id_in_cluster = multi_worker_util.id_in_cluster
 normalize_cluster_spec = multi_worker_util.normalize_cluster_spec

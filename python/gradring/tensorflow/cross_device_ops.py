@@ -38,6 +38,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._devices = tuple(compat.canonical_device(device) for device in devices)
+        self._host = compat.host_of(self._devices[0])
         self._group_size = communicator.world_size * len(self._devices)
         self._options = tf.distribute.experimental.CommunicationOptions()
         self._canonicalize_devices = True
@@ -90,17 +91,21 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         self, reduce_op: Any, per_replica_values: Sequence[Any], options: Any
     ) -> list[Any]:
         del options
-        local = [_sum([_tensor(v) for v in value.values]) for value in per_replica_values]
-        return [self._mirrored(value) for value in self.reduce_local(reduce_op, local)]
+        with tf.device(self._host):
+            local = [_sum([_tensor(v) for v in value.values]) for value in per_replica_values]
+            reduced = self.reduce_local(reduce_op, local)
+        return [self._mirrored(value) for value in reduced]
 
     def _batch_all_gather(
         self, per_replica_values: Sequence[Any], axis: Any, options: Any
     ) -> list[Any]:
         del options
-        return [
-            self._mirrored(self._gathered([_tensor(v) for v in value.values], axis))
-            for value in per_replica_values
-        ]
+        with tf.device(self._host):
+            gathered = [
+                self._gathered([_tensor(v) for v in value.values], axis)
+                for value in per_replica_values
+            ]
+        return [self._mirrored(value) for value in gathered]
 
     def _gathered(self, values: Sequence[Any], axis: Any) -> Any:
         static, dimensions = tf.get_static_value(axis), values[0].shape.rank
@@ -124,7 +129,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         copies = []
         for device in self._devices:
             with tf.device(device):
-                copies.append(value if len(self._devices) == 1 else _identity(value))
+                copies.append(value if value.device == device else _identity(value))
         return compat.mirrored(copies)
 
     def __deepcopy__(self, memo: Any) -> RingCrossDeviceOps:

@@ -99,6 +99,11 @@ def start_all_gather(
 
 def _token(communicator: Communicator) -> Any:
     """The handle of the communicator's ordering token."""
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise NotImplementedError(
+            "gradring works eagerly and inside tf.function, not in the graphs and sessions of "
+            "TensorFlow 1; leave `tf.Graph().as_default()`, and do not disable eager execution"
+        )
     if communicator not in _tokens:
         _native.tensorflow_register()
         _tokens[communicator] = compat.ordering_token()

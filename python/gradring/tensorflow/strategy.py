@@ -165,6 +165,10 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """
         return broadcast_update(fn, args, self.communicator)
 
+    def __deepcopy__(self, memo: Any) -> CustomCollectiveStrategy:
+        # It stands for this process's place in the group, of which there is one.
+        return self
+
 
 class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     """What the strategy does; method names are tf.distribute's."""
@@ -264,12 +268,35 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         if not tf.nest.is_nested(value) or isinstance(value, tf.IndexedSlices):
-            return super()._reduce_to(reduce_op, value, destinations, options)
+            where = self._somewhere(destinations)
+            return super()._reduce_to(reduce_op, value, where, options)
         flat = tf.nest.flatten(value)
         if not flat:
             return value
         results = self._batch_reduce_to(reduce_op, [(leaf, destinations) for leaf in flat], options)
         return tf.nest.pack_sequence_as(value, results)
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        pairs = [(value, self._somewhere(where)) for value, where in value_destination_pairs]
+        return super()._batch_reduce_to(reduce_op, pairs, options)
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: Any, options: Any
+    ) -> Any:
+        destinations = self._somewhere(destinations)
+        return super()._gather_to_implementation(value, destinations, axis, options)
+
+    def _somewhere(self, destinations: Any) -> Any:
+        """This replica's device where a destination has none.
+
+        A tensor, or its device, is a usual destination; in a `tf.function` inside `run` it has no
+        device yet, and TensorFlow refuses to send a result nowhere.
+        """
+        is_tensor = isinstance(destinations, (tf.Tensor, tf.IndexedSlices))
+        device = destinations.device if is_tensor else destinations
+        if isinstance(device, str) and not device:
+            return self.worker_devices[0]
+        return destinations
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if not self._has_one_replica:
