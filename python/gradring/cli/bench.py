@@ -38,7 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 "
         "(default %(default)s)",
     )
-    sub.add_argument("--transport", choices=plan.TRANSPORTS, default="auto")
+    sub.add_argument(
+        "--transport",
+        type=_usage(plan.parse_transports),
+        default="auto",
+        dest="transports",
+        metavar="TRANSPORTS",
+        help=f"gradring's own, measured in turns: {', '.join(plan.TRANSPORTS)} (default auto)",
+    )
     sub.add_argument("--algorithm", choices=plan.ALGORITHMS, default="auto")
     sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
     sub.add_argument("--op", choices=values.OPS, default="sum")
@@ -54,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="PEERS",
         help=f"also measure, in turns: {', '.join(systems.PEERS)}",
+    )
+    sub.add_argument(
+        "--congestion",
+        metavar="NAME",
+        help="TCP congestion control of all systems, such as reno (needs root)",
     )
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to FILE too")
     sub.add_argument(
@@ -73,10 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
         sizes=arguments.sizes,
         dtype=arguments.dtype,
         op=arguments.op,
-        transport=arguments.transport,
+        transports=arguments.transports,
         algorithm=arguments.algorithm,
         iterations=arguments.iterations,
         peers=arguments.compare,
+        congestion=arguments.congestion,
     )
     plan.check(allow_debug=arguments.allow_debug)
     try:
