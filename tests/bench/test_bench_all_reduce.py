@@ -42,11 +42,11 @@ def test_two_ranks_write_one_row_per_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "measured.json"
-    arguments = ("--sizes", "4,4KiB,1MiB", "--iterations", "7", "--json", str(path))
+    arguments = ("--sizes", "4,4KiB,4MiB", "--iterations", "7", "--json", str(path))
     assert main([*BENCH, *arguments]) == 0
     rows = json.loads(path.read_text())
     assert [list(row) for row in rows] == [KEYS] * 4
-    assert [row["bytes"] for row in rows] == [4, 4096, 1 << 20, 1 << 20]
+    assert [row["bytes"] for row in rows] == [4, 4096, 4 << 20, 4 << 20]
     assert (rows[3]["system"], rows[3]["wrong"]) == ("link", 0)
     for row in rows[:3]:
         assert (row["system"], row["transport"], row["algorithm"]) == ("gradring", "tcp", "ring")
@@ -56,8 +56,8 @@ def test_two_ranks_write_one_row_per_size(
         assert row["algbw_gbps"] == pytest.approx(row["bytes"] / row["median_us"] / 1e3, rel=1e-3)
         assert row["busbw_gbps"] == row["algbw_gbps"]  # 2(N-1)/N is 1 for two ranks
     output = capsys.readouterr().out
-    assert "gradring bench all-reduce --world-size 2 --sizes 4B,4KiB,1MiB" in output
-    *_, own, link = (line for line in output.splitlines() if line.startswith("   1 MiB"))
+    assert "gradring bench all-reduce --world-size 2 --sizes 4B,4KiB,4MiB" in output
+    *_, own, link = (line for line in output.splitlines() if line.startswith("   4 MiB"))
     share = rows[2]["busbw_gbps"] / rows[3]["busbw_gbps"]
     assert f" {share:.0%} " in own and " 100% " in link
     assert "TCP congestion control " in output

@@ -33,7 +33,7 @@ def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> list[Measurement
         say: Called with each line of the report.
 
     Returns:
-        One measurement per system and size, and one of the raw links at each size of 1 MiB or more.
+        One measurement per system and size, and one of the raw links at each size of 4 MiB or more.
 
     Raises:
         RankFailure: A rank failed, or had not finished in time.

@@ -38,8 +38,8 @@ def header() -> str:
 def rows(measured: Sequence[Measurement], op: str) -> list[str]:
     """One line for each system at one size.
 
-    What goes through TCP is compared with what the raw links carried at that size; below 1 MiB,
-    where time is latency, there is no such measurement.
+    What goes through TCP is compared with what the raw links carried at that size; below 4 MiB,
+    where time is latency too, there is no such measurement.
     """
     limit = next((m.busbw_gbps for m in measured if m.system == link.NAME), None)
     return [_row(m, op, limit) for m in measured]
@@ -84,6 +84,11 @@ def format_time(microseconds: float) -> str:
     return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
 
 
+def format_ratio(ratio: float) -> str:
+    """``12.3x``, or ``0.042x``: at least two digits."""
+    return f"{ratio:.1f}x" if ratio >= 1 else f"{ratio:.2g}x"
+
+
 def _share(measurement: Measurement, limit_gbps: float | None) -> str:
     if limit_gbps is None or measurement.transport not in TCP_TRANSPORTS:
         return "-"
@@ -101,7 +106,7 @@ def _compared(rows: Sequence[Measurement]) -> list[str]:
         f"{label(first)} {format_time(first.median_us)}",
         *(
             f"{label(other)} {format_time(other.median_us)} "
-            f"({other.median_us / first.median_us:.1f}x)"
+            f"({format_ratio(other.median_us / first.median_us)})"
             for other in others
         ),
     ]

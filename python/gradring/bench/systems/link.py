@@ -26,7 +26,7 @@ from gradring.launch.ports import LOOPBACK
 NAME = "link"
 WRITE_BYTES = 1 << 20
 """The largest write; 1 to 4 MiB are the fastest over loopback."""
-LEAST_BYTES = 1 << 20
+LEAST_BYTES = 4 << 20
 """Of a buffer whose time the bandwidth of the links decides, and not their latency."""
 TIMEOUT_S = 60.0
 """Without any progress."""

@@ -71,7 +71,7 @@ def refusal(dtype: str, op: str, world_size: int) -> str | None:
 
 def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
     """Starts TensorFlow's collective server on every rank; TensorFlow must not be in use yet."""
-    _configure(comm)
+    configure(comm)
     import tensorflow as tf
 
     implementation = tf.distribute.experimental.CommunicationImplementation.RING
@@ -134,7 +134,7 @@ class _Reduction(LocalReduction):
         return self._target.numpy()  # type: ignore[no-any-return]
 
 
-def _configure(comm: Communicator) -> None:
+def configure(comm: Communicator) -> None:
     """Sets ``TF_CONFIG`` with ports that rank 0 has found, and the default thread pools."""
     workers = [f"{LOOPBACK}:{port}" for port in agree_on_ports(comm, comm.world_size)]
     task = {"type": "worker", "index": comm.rank}
