@@ -133,9 +133,8 @@ def main(arguments: list[str] | None = None) -> None:
         )[0]
     print(f"# {options.world_size} simulated hosts, links of {options.rate} = {line_gbps:g} GB/s")
     print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
-    print(
-        f"{'size':>8} {'on the wire':>12} {'median ms':>10} {'busbw GB/s':>11} {'of line':>8}  wrong"
-    )
+    names = f"{'on the wire':>12} {'median ms':>10} {'busbw GB/s':>11} {'of line':>8}  wrong"
+    print(f"{'size':>8} {names}")
     for row in rows:
         start = f"{format_size(row.bytes):>8} {row.wire_dtype:>12}"
         if row.refused:

@@ -71,6 +71,9 @@ def draw(measured: list[Measurement], picture: Path) -> None:
     limits_gbps = [row.busbw_gbps for row in measured if row.system == link.NAME]
     with pyplot.rc_context(STYLE):
         figure, (times, bandwidths) = pyplot.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
+        for axes in (times, bandwidths):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
         for line in _lines(measured):
             _plot(times, line, [row.median_us for row in line])
             _plot(bandwidths, line, [row.busbw_gbps for row in line])
@@ -79,9 +82,10 @@ def draw(measured: list[Measurement], picture: Path) -> None:
             _draw_limit(times, bandwidths, sizes, limits_gbps, world_size)
         _dress(times, sizes, f"Time of an all-reduce, {world_size} ranks, {dtype}")
         times.yaxis.set_major_formatter(lambda us, _: _time(us))
-        _dress(bandwidths, sizes, "Bus bandwidth, GB/s in each direction")
-        bandwidths.yaxis.set_major_formatter(lambda gbps, _: f"{gbps:g}")
+        _dress(bandwidths, sizes, "Bus bandwidth, in each direction")
+        bandwidths.yaxis.set_major_formatter(lambda gbps, _: _bandwidth(gbps))
         handles, labels = bandwidths.get_legend_handles_labels()
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
         figure.legend(
             handles, labels, loc="outside lower center", ncols=4, frameon=False, handlelength=3
         )
@@ -106,14 +110,14 @@ def read(path: Path) -> list[Measurement]:
 
 
 def _lines(measured: list[Measurement]) -> list[list[Measurement]]:
-    """What is joined by one line: a system with one transport, over size; ours drawn last."""
+    """What one line joins: a system with one transport, over size; in the order of `LOOKS`."""
     lines: dict[tuple[str, str], list[Measurement]] = {}
     for row in sorted(measured, key=lambda row: row.bytes):
         if row.system != link.NAME:
             lines.setdefault((row.system, row.transport), []).append(row)
     known = list(LOOKS)
 
-    def place(key: tuple[str, str]) -> tuple[int, str]:
+    def place(key: tuple[str, str]) -> tuple[int, bool]:
         return (known.index(key[0]) if key[0] in known else len(known), key[1] == "shm")
 
     return [lines[key] for key in sorted(lines, key=place)]
@@ -153,8 +157,6 @@ def _draw_limit(
 
 def _dress(axes: Any, sizes: list[int], title: str) -> None:
     axes.set_title(title, pad=10)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     axes.set_xticks(sizes, [format_size(size) for size in sizes], rotation=30, ha="right")
     axes.minorticks_off()
     axes.tick_params(length=0)
@@ -165,6 +167,13 @@ def _time(us: float) -> str:
         if us >= factor:
             return f"{us / factor:g} {unit}"
     return f"{us:g} µs"
+
+
+def _bandwidth(gbps: float) -> str:
+    for unit, factor in (("GB/s", 1.0), ("MB/s", 1e-3)):
+        if gbps >= factor * 0.999:
+            return f"{gbps / factor:g} {unit}"
+    return f"{gbps * 1e6:g} kB/s"
 
 
 def main(arguments: list[str] | None = None) -> None:

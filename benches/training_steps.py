@@ -18,7 +18,6 @@ On a machine with other work to do, look at the ratios.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -108,6 +107,7 @@ class _Training:
 
     def __init__(self, strategy: Any, name: str, x: Any, y: Any) -> None:
         import keras
+
         import tensorflow as tf
 
         keras.utils.set_random_seed(1)
@@ -205,11 +205,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5, help="of each way in each round")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--allow-debug", action="store_true")
     options = parser.parse_args(arguments)
     models = options.models.split(",")
     if unknown := set(models) - set(MODELS):
         parser.error(f"no model {', '.join(unknown)}; known: {', '.join(MODELS)}")
-    if _native.build_info()["debug"]:
+    if _native.build_info()["debug"] and not options.allow_debug:
         raise SystemExit("this is a debug build; build with --release to measure")
     print(f"# {machine.machine()}, load {machine.load()}, {machine.versions(['tensorflow'])}")
     print(f"# {WORKERS} workers of one thread, {options.batch} samples each; ms per step, rate")
@@ -224,8 +225,6 @@ def main(arguments: list[str] | None = None) -> None:
         print("".join(f" {ms[way]:9.1f} {row.rate[way]:5.2f}" for way in WAYS[1:]), end="")
         print(f" {ms['mirrored'] / ms['gradring']:16.2f}x", flush=True)
     if options.json is not None:
-        with contextlib.suppress(FileExistsError):
-            options.json.parent.mkdir(parents=True)
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
