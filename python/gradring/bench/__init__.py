@@ -6,6 +6,8 @@
 ``systems/``          one file per system that can be measured: gradring itself and its peers
 ``rank``              what every rank runs: rounds over the systems, size by size
 ``all_reduce``        starts the ranks and prints what they measure
+``raw_link``          ``gradring bench link``: the links without a collective
+``congestion``        the same TCP congestion control for all systems
 ``measurement``       one system at one size: median, spread, algbw and busbw
 ``table``             measurements and ratios as text
 ``machine``           where and with what it was measured

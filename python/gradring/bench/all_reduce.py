@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gradring.bench import machine, rank, table
+from gradring.bench.congestion import AS_THE_SYSTEM, congested
 from gradring.bench.measurement import Measurement
 from gradring.bench.plan import Plan
 from gradring.testing import run_ranks
@@ -32,31 +33,45 @@ def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> list[Measurement
         say: Called with each line of the report.
 
     Returns:
-        One measurement per system and size.
+        One measurement per system and size, and one of the raw links at each size of 4 MiB or more.
 
     Raises:
         RankFailure: A rank failed, or had not finished in time.
     """
     say(f"# {plan.command()}")
+    plan, reasons = plan.measurable()
+    for reason in reasons:
+        say(f"# left out: {reason}")
     now = datetime.now().astimezone()
     say(f"# {now:%Y-%m-%d %H:%M %Z}, {machine.machine()}, load {machine.load()} at the start")
+    say(f"# TCP congestion control {plan.congestion or _mixed_congestion()}")
     say(f"# {machine.versions(plan.peers)}")
     say(f"# {plan.world_size} ranks on this machine; time of rank 0 after a barrier; every result")
     say("# of every rank compared with the exact expectation, element by element: column wrong")
     say(table.header())
 
-    def show(measurement: Measurement) -> None:
-        say(table.row(measurement, plan.op))
-
-    with _following(show) as progress:
-        rows: list[Measurement] = run_ranks(
-            rank.measure, plan.world_size, plan, str(progress), timeout=_timeout_s(plan)
-        )[0]
-    if plan.peers:
-        say("")
-        for line in table.ratios(rows):
+    def show(measured: list[Measurement]) -> None:
+        for line in table.rows(measured, plan.op):
             say(line)
+
+    with congested(plan.congestion) as hosts, _following(show) as progress:
+        rows: list[Measurement] = run_ranks(
+            rank.measure,
+            plan.world_size,
+            plan,
+            str(progress),
+            timeout=_timeout_s(plan),
+            env=AS_THE_SYSTEM if hosts else None,
+            hosts=hosts,
+        )[0]
+    say("")
+    for line in table.ratios(rows):
+        say(line)
     return rows
+
+
+def _mixed_congestion() -> str:
+    return f"{machine.congestion_control()}; reno for gradring and link, which choose it in a host"
 
 
 def _timeout_s(plan: Plan) -> float:
@@ -65,7 +80,7 @@ def _timeout_s(plan: Plan) -> float:
 
 
 @contextlib.contextmanager
-def _following(show: Callable[[Measurement], None]) -> Iterator[Path]:
+def _following(show: Callable[[list[Measurement]], None]) -> Iterator[Path]:
     """A file for rank 0; whatever measurements are appended to it are shown soon after."""
     with tempfile.TemporaryDirectory(prefix="gradring-bench-") as directory:
         path = Path(directory) / "measured.jsonl"
@@ -80,14 +95,13 @@ def _following(show: Callable[[Measurement], None]) -> Iterator[Path]:
             follower.join()
 
 
-def _follow(path: Path, ended: threading.Event, show: Callable[[Measurement], None]) -> None:
+def _follow(path: Path, ended: threading.Event, show: Callable[[list[Measurement]], None]) -> None:
     with path.open() as file:
         unfinished = ""
         while True:
             last = ended.wait(POLL_S)
             *lines, unfinished = (unfinished + file.read()).split("\n")
             for line in lines:
-                for measured in json.loads(line):
-                    show(Measurement(**measured))
+                show([Measurement(**measured) for measured in json.loads(line)])
             if last:
                 return

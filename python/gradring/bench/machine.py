@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
 from gradring import build_info
+from gradring.bench import systems
 
-_TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu")
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def machine() -> str:
@@ -36,26 +36,22 @@ def cpu_model() -> str:
     return next(names, platform.machine())
 
 
-def versions(packages: Iterable[str] = ()) -> str:
-    """Ours, Python's and numpy's, and those of ``packages`` that are installed."""
+def congestion_control() -> str:
+    """The kernel's default for new TCP connections, on which bandwidth over loopback depends."""
+    try:
+        return _CONGESTION.read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def versions(peers: Iterable[str] = ()) -> str:
+    """Ours, Python's and numpy's, and those of ``peers``, which must be installed."""
     build = build_info()
     kind = ", debug build" if build["debug"] else ""
     known = [
         f"gradring {build['version']} ({build['instruction_set']}{kind})",
         f"Python {platform.python_version()}",
         f"numpy {np.__version__}",
+        *(systems.load_peer(peer).version() for peer in peers),
     ]
-    for package in packages:
-        version = _version_of(package)
-        if version is not None:
-            known.append(f"{package} {version}")
     return ", ".join(known)
-
-
-def _version_of(package: str) -> str | None:
-    for name in _TENSORFLOW_PACKAGES if package == "tensorflow" else (package,):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None

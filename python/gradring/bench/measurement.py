@@ -15,9 +15,10 @@ class Measurement:
     """A row of the table; the fields are the keys of the JSON.
 
     Attributes:
-        system: ``gradring``, or the name that a peer gives itself.
-        transport: What carried the bytes, such as ``tcp``.
-        algorithm: How they were reduced, such as ``ring``.
+        system: ``gradring``, the name that a peer gives itself, or ``link`` for the raw links,
+            which carried what a ring would have.
+        transport: What carried the bytes, such as ``tcp`` or ``shm``.
+        algorithm: How they were reduced, such as ``ring``; ``none`` for ``link``.
         world_size: Number of ranks.
         dtype: Element type by numpy's name.
         bytes: Size of the buffer on each rank.

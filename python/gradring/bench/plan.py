@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradring import build_info
 from gradring.bench import systems, values
+from gradring.communicator import Communicator
 from gradring.errors import ConfigError
 
 DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
-TRANSPORTS = ("auto", "tcp")
+TRANSPORTS = ("auto", "tcp", "shm")
 ALGORITHMS = ("auto", "ring")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -29,31 +29,35 @@ class Plan:
         sizes: Of the buffer on each rank, in bytes.
         dtype: Element type by numpy's name.
         op: The reduce op.
-        transport: ``auto`` or ``tcp``.
+        transports: gradring's own, each measured: ``auto``, ``tcp`` or ``shm``.
         algorithm: ``auto`` or ``ring``.
         iterations: Timed iterations of each system at each size; None adapts them to the time
             that one takes.
         peers: Names from `gradring.bench.systems.PEERS` to compare with.
+        congestion: The kernel's TCP congestion control for all systems; None leaves its default.
     """
 
     world_size: int
     sizes: tuple[int, ...]
     dtype: str = "float32"
     op: str = "sum"
-    transport: str = "auto"
+    transports: tuple[str, ...] = ("auto",)
     algorithm: str = "auto"
     iterations: int | None = None
     peers: tuple[str, ...] = ()
+    congestion: str | None = None
 
     def check(self, *, allow_debug: bool = False) -> None:
         """Finds whatever would make the ranks fail, or their numbers worthless.
+
+        Peers that are not installed are no such thing: see `measurable`.
 
         Args:
             allow_debug: Whether to measure an unoptimised build all the same.
 
         Raises:
             ConfigError: A size does not hold whole elements, the dtype cannot tell so many ranks
-                apart, a peer is not installed or cannot do this, or the build is not optimised.
+                apart, gradring does not know a transport, or the build is not optimised.
         """
         if build_info()["debug"] and not allow_debug:
             raise ConfigError(
@@ -68,24 +72,37 @@ class Plan:
                     f"{element_bytes} bytes; choose sizes that are multiples of {element_bytes}"
                 )
         values.period(self.dtype, self.world_size)
+        for transport in self.transports:
+            Communicator(0, 1, transport=transport, algorithm=self.algorithm).close()
+
+    def measurable(self) -> tuple[Plan, list[str]]:
+        """The same with only those peers that are installed and can do it, and why not the others.
+
+        The reasons are messages that name the peer and what to type.
+        """
+        reasons: list[str] = []
+        able: list[str] = []
         for name in self.peers:
             peer = systems.load_peer(name)
-            if importlib.util.find_spec(peer.MODULE) is None:
-                raise ConfigError(f"{name} is not installed here; run: {peer.INSTALL}")
-            refusal = peer.refusal(self.dtype, self.op, self.world_size)
-            if refusal is not None:
-                raise ConfigError(refusal)
+            reason = peer.missing() or peer.refusal(self.dtype, self.op, self.world_size)
+            if reason is None:
+                able.append(name)
+            else:
+                reasons.append(reason)
+        return replace(self, peers=tuple(able)), reasons
 
     def command(self) -> str:
         """The command that repeats this run, with its defaults spelled out."""
         words = ["gradring", "bench", "all-reduce", "--world-size", str(self.world_size)]
         words += ["--sizes", ",".join(format_size(size).replace(" ", "") for size in self.sizes)]
-        words += ["--transport", self.transport, "--algorithm", self.algorithm]
+        words += ["--transport", ",".join(self.transports), "--algorithm", self.algorithm]
         words += ["--dtype", self.dtype, "--op", self.op]
         if self.iterations is not None:
             words += ["--iterations", str(self.iterations)]
         if self.peers:
             words += ["--compare", ",".join(self.peers)]
+        if self.congestion is not None:
+            words += ["--congestion", self.congestion]
         return shlex.join(words)
 
 
@@ -107,12 +124,16 @@ def parse_peers(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: An unknown name; the message has the known ones.
     """
-    names = [word.strip() for word in text.split(",")]
-    for name in names:
-        if name not in systems.PEERS:
-            known = ", ".join(systems.PEERS)
-            raise ValueError(f"there is no peer {name!r} to compare with; known: {known}")
-    return tuple(dict.fromkeys(names))
+    return _parse_names(text, systems.PEERS, "peer", " to compare with")
+
+
+def parse_transports(text: str) -> tuple[str, ...]:
+    """Reads ``tcp`` or a list of such names.
+
+    Raises:
+        ValueError: An unknown name; the message has the known ones.
+    """
+    return _parse_names(text, TRANSPORTS, "transport")
 
 
 def format_size(size: int) -> str:
@@ -121,6 +142,14 @@ def format_size(size: int) -> str:
         if size % factor == 0:
             return f"{size // factor} {unit}"
     return f"{size} B"
+
+
+def _parse_names(text: str, known: tuple[str, ...], kind: str, use: str = "") -> tuple[str, ...]:
+    names = [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no {kind} {name!r}{use}; known: {', '.join(known)}")
+    return tuple(dict.fromkeys(names))
 
 
 def _parse_size(word: str) -> int:

@@ -7,27 +7,30 @@ that no iteration hides behind the one before. Copying the input into place and 
 happen on all ranks outside of the clock.
 
 All systems are measured in turns: round by round, a share of the iterations each. A machine that
-changes its speed does so for all of them.
+changes its speed does so for all of them. Whoever is not at turn sleeps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import gradring
-from gradring.bench import values
 from gradring.bench.measurement import Measurement, to_json
 from gradring.bench.plan import Plan
-from gradring.bench.systems import Reduction, System, load_peer
+from gradring.bench.systems import System, load_peer
+from gradring.bench.systems.agree import agree_on_ports
+from gradring.bench.systems.link import open_link
 from gradring.bench.systems.own import Gradring
+from gradring.bench.systems.system import Reduction
+from gradring.bench.values import Problem, dtype_of
 from gradring.communicator import Communicator
+from gradring.launch.ports import LOOPBACK
 
 ROUNDS = 5
 CELL_S = 1.5
@@ -44,10 +47,17 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
         plan: What to measure.
         progress: A file to which rank 0 appends the rows of each size as they are ready.
     """
-    with gradring.init(transport=plan.transport, algorithm=plan.algorithm) as comm:
+    first, *others = plan.transports
+    with (
+        gradring.init(transport=first, algorithm=plan.algorithm) as comm,
+        contextlib.ExitStack() as closing,
+    ):
         systems: list[System] = [Gradring(comm)]
+        for transport in others:
+            systems.append(Gradring(_communicator(comm, transport, plan, closing)))
         for name in plan.peers:
-            systems.extend(load_peer(name).open_systems(comm))
+            systems.extend(load_peer(name).open_systems(comm, closing))
+        systems.extend(open_link(comm, closing))
         rows: list[Measurement] = []
         for size_bytes in plan.sizes:
             measured = measure_size(comm, systems, plan, size_bytes)
@@ -59,21 +69,34 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
         return rows
 
 
+def _communicator(
+    comm: Communicator, transport: str, plan: Plan, closing: contextlib.ExitStack
+) -> Communicator:
+    """One more, among the same ranks."""
+    (port,) = agree_on_ports(comm, 1)
+    more = gradring.init(
+        rank=comm.rank,
+        world_size=comm.world_size,
+        rendezvous=f"{LOOPBACK}:{port}",
+        transport=transport,
+        algorithm=plan.algorithm,
+    )
+    return closing.enter_context(more)
+
+
 def measure_size(
     comm: Communicator, systems: Sequence[System], plan: Plan, size_bytes: int
 ) -> list[Measurement]:
     """Measures all systems at one size, in turns; one row for each, in the order of ``systems``."""
-    world_size, op, dtype = comm.world_size, plan.op, plan.dtype
-    count = size_bytes // values.dtype_of(dtype).itemsize
-    source = values.contribution(comm.rank, world_size, count, op, dtype)
-    expected = values.expectation(world_size, count, op, dtype)
-    cells = [_Cell(comm, system, system.prepare(source, op), expected) for system in systems]
+    count = size_bytes // dtype_of(plan.dtype).itemsize
+    problem = Problem(comm.rank, comm.world_size, count, plan.op, plan.dtype)
+    prepared = [(system, system.prepare(problem)) for system in systems]
+    cells = [_Cell(comm, system, reduction) for system, reduction in prepared if reduction]
     shares = [_iterations_per_round(comm, cell, plan.iterations) for cell in cells]
     for number in range(ROUNDS):
         for cell, share in zip(cells, shares, strict=True):
-            for _ in range(share[number]):
-                cell.iterate()
-    return [cell.measurement(dtype, size_bytes) for cell in cells]
+            cell.iterate(share[number])
+    return [cell.measurement(problem) for cell in cells]
 
 
 @dataclass
@@ -83,23 +106,17 @@ class _Cell:
     comm: Communicator
     system: System
     reduction: Reduction
-    expected: NDArray[Any]
     algorithm: str = ""
     wrong: int = 0
     durations_s: list[float] = field(default_factory=list)
 
-    def iterate(self, *, timed: bool = True) -> None:
-        self.reduction.reset()
-        self.comm.barrier()
-        start = time.perf_counter()
-        self.reduction.run()
-        duration_s = time.perf_counter() - start
-        self.algorithm = self.system.algorithm
-        self.wrong += values.count_wrong(self.reduction.result(), self.expected)
+    def iterate(self, iterations: int, *, timed: bool = True) -> None:
+        samples = self.reduction.iterate(iterations, self.comm.barrier)
+        self.wrong += samples.wrong
         if timed:
-            self.durations_s.append(duration_s)
+            self.durations_s += samples.durations_s
 
-    def measurement(self, dtype: str, size_bytes: int) -> Measurement:
+    def measurement(self, problem: Problem) -> Measurement:
         """The row, which all ranks agree on: rank 0's times, and everybody's wrong elements."""
         durations_s = np.array(self.durations_s)
         self.comm.broadcast(durations_s, name="bench/durations")
@@ -109,19 +126,21 @@ class _Cell:
             system=self.system.name,
             transport=self.system.transport,
             algorithm=self.algorithm,
-            world_size=self.comm.world_size,
-            dtype=dtype,
-            size_bytes=size_bytes,
+            world_size=problem.world_size,
+            dtype=problem.dtype,
+            size_bytes=problem.bytes,
             wrong=int(wrong[0]),
         )
 
 
 def _iterations_per_round(comm: Communicator, cell: _Cell, wanted: int | None) -> list[int]:
     """Warms the cell up and divides its iterations among the rounds; rank 0 decides."""
-    for _ in range(WARM_UP_ITERATIONS):
-        start = time.perf_counter()
-        cell.iterate(timed=False)
-        last_s = time.perf_counter() - start
+    cell.iterate(WARM_UP_ITERATIONS - 1, timed=False)
+    start = time.perf_counter()
+    cell.iterate(1, timed=False)
+    last_s = time.perf_counter() - start
+    # Asked of each system when its own collective was the last one of its communicator.
+    cell.algorithm = cell.system.algorithm
     fitting = min(max(int(CELL_S / last_s), MIN_ITERATIONS), MAX_ITERATIONS)
     total = np.array([fitting if wanted is None else wanted])
     comm.broadcast(total, name="bench/iterations")

@@ -10,6 +10,7 @@ Factors of a product are 1 and 2 in turn, so that it stays a small power of two.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,43 @@ LARGEST_INTEGERS = {
 """By dtype: up to where it holds every integer, or as much of that as a test needs."""
 
 SHORTEST_PERIOD = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One rank's part in an all-reduce of test values, in numbers that fit through a pipe.
+
+    Attributes:
+        rank: Whose part.
+        world_size: Number of ranks.
+        count: Elements of the buffer on each rank.
+        op: The reduce op.
+        dtype: Element type by numpy's name.
+    """
+
+    rank: int
+    world_size: int
+    count: int
+    op: str
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Size of the buffer on each rank."""
+        return self.count * dtype_of(self.dtype).itemsize
+
+    @property
+    def link_bytes(self) -> int:
+        """What a ring sends over each link in its direction: 2(N-1)/N of the buffer."""
+        return self.bytes * 2 * (self.world_size - 1) // self.world_size
+
+    def source(self) -> NDArray[Any]:
+        """What the rank brings; a new array."""
+        return contribution(self.rank, self.world_size, self.count, self.op, self.dtype)
+
+    def expected(self) -> NDArray[Any]:
+        """What every rank must hold afterwards; a new array."""
+        return expectation(self.world_size, self.count, self.op, self.dtype)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:

@@ -1,4 +1,4 @@
-"""``gradring bench all-reduce``."""
+"""``gradring bench all-reduce`` and ``gradring bench link``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,36 @@ T = TypeVar("T")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what can be measured, and how."""
+    kinds = parser.add_subparsers(dest="measured", metavar="WHAT", required=True)
+    _add_all_reduce(kinds)
+    _add_link(kinds)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures and prints; 1 if a result was wrong or a rank failed."""
+    from gradring.testing import RankFailure
+
+    measure = {"all-reduce": _run_all_reduce, "link": _run_link}[arguments.measured]
+    try:
+        wrong = measure(arguments)
+    except (RankFailure, OSError) as error:
+        print(f"gradring bench: {error}", file=sys.stderr)
+        return 1
+    if wrong:
+        print(f"gradring bench: {wrong} elements were wrong; see the last column", file=sys.stderr)
+        return WRONG_RESULT
+    return 0
+
+
+def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from gradring.bench import plan, systems, values
 
-    kinds = parser.add_subparsers(dest="collective", metavar="COLLECTIVE", required=True)
     sub = kinds.add_parser(
         "all-reduce",
         help="time, algbw and busbw over size",
         description="Measures all-reduce between ranks of this machine. algbw is bytes over the "
-        "median time in 1e9 bytes/s; busbw is algbw x 2(N-1)/N, what each link carried.",
+        "median time in 1e9 bytes/s; busbw is algbw x 2(N-1)/N, what each link carried; of link is "
+        "busbw over what the raw TCP links carried in the same turns.",
         allow_abbrev=False,
     )
     sub.add_argument(
@@ -38,7 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 "
         "(default %(default)s)",
     )
-    sub.add_argument("--transport", choices=plan.TRANSPORTS, default="auto")
+    sub.add_argument(
+        "--transport",
+        type=_usage(plan.parse_transports),
+        default="auto",
+        dest="transports",
+        metavar="TRANSPORTS",
+        help=f"gradring's own, measured in turns: {', '.join(plan.TRANSPORTS)} (default auto)",
+    )
     sub.add_argument("--algorithm", choices=plan.ALGORITHMS, default="auto")
     sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
     sub.add_argument("--op", choices=values.OPS, default="sum")
@@ -55,42 +84,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PEERS",
         help=f"also measure, in turns: {', '.join(systems.PEERS)}",
     )
-    sub.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to FILE too")
+    _add_common(sub)
     sub.add_argument(
         "--allow-debug", action="store_true", help="measure a build that is not optimised"
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints; 1 if a result was wrong or a rank failed."""
+def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sub = kinds.add_parser(
+        "link",
+        help="the raw TCP link between two ranks: bandwidth of both directions, round trip",
+        description="Measures what two ranks of this machine can send to each other at once "
+        "through the sockets of a ring, without reducing anything: the limit of all-reduce.",
+        allow_abbrev=False,
+    )
+    _add_common(sub)
+
+
+def _add_common(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--congestion",
+        metavar="NAME",
+        help="TCP congestion control of everything measured, such as reno (needs root)",
+    )
+    sub.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to FILE too")
+
+
+def _run_all_reduce(arguments: argparse.Namespace) -> int:
     from gradring.bench.all_reduce import bench_all_reduce
     from gradring.bench.measurement import write_json
     from gradring.bench.plan import Plan
-    from gradring.testing import RankFailure
 
     plan = Plan(
         world_size=arguments.world_size,
         sizes=arguments.sizes,
         dtype=arguments.dtype,
         op=arguments.op,
-        transport=arguments.transport,
+        transports=arguments.transports,
         algorithm=arguments.algorithm,
         iterations=arguments.iterations,
         peers=arguments.compare,
+        congestion=arguments.congestion,
     )
     plan.check(allow_debug=arguments.allow_debug)
-    try:
-        measured = bench_all_reduce(plan, lambda line: print(line, flush=True))
-        if arguments.json is not None:
-            write_json(arguments.json, measured)
-    except (RankFailure, OSError) as error:
-        print(f"gradring bench: {error}", file=sys.stderr)
-        return 1
-    wrong = sum(measurement.wrong for measurement in measured)
-    if wrong:
-        print(f"gradring bench: {wrong} elements were wrong; see the last column", file=sys.stderr)
-        return WRONG_RESULT
-    return 0
+    measured = bench_all_reduce(plan, _say)
+    if arguments.json is not None:
+        write_json(arguments.json, measured)
+    return sum(measurement.wrong for measurement in measured)
+
+
+def _run_link(arguments: argparse.Namespace) -> int:
+    from gradring.bench.raw_link import bench_link, write_json
+
+    measured = bench_link(_say, arguments.congestion)
+    if arguments.json is not None:
+        write_json(arguments.json, measured)
+    return sum(bandwidth.wrong for bandwidth in measured.bandwidths)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _usage(parse: Callable[[str], T]) -> Callable[[str], T]:

@@ -3,7 +3,11 @@
 ====================  ===================================================================
 ``system``            what a system and a peer's file have to provide
 ``own``               gradring over numpy arrays
+``link``              the raw links below, as the limit
 ``tensorflow``        TensorFlow's own collectives, and gradring inside TensorFlow
+``gloo``              Gloo, from PyTorch
+``mpi``, ``mpi_rank``  Open MPI over TCP and shared memory, in ranks of its own
+``agree``             ports that all ranks know
 ====================  ===================================================================
 
 To add a peer, write its file and name it in :data:`PEERS`.
@@ -14,12 +18,12 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
-from gradring.bench.systems.system import Peer, Reduction, System
+from gradring.bench.systems.system import LocalReduction, LocalSystem, Peer, System
 
-PEERS = ("tensorflow",)
+PEERS = ("tensorflow", "gloo", "mpi")
 """Names of the peers and of their modules in this package."""
 
-__all__ = ["PEERS", "Peer", "Reduction", "System", "load_peer"]
+__all__ = ["PEERS", "LocalReduction", "LocalSystem", "Peer", "System", "load_peer"]
 
 
 def load_peer(name: str) -> Peer:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradring.bench.systems.system import LocalReduction
+from gradring.bench.values import Problem
 from gradring.communicator import Communicator
 
 
@@ -25,19 +27,20 @@ class Gradring:
         algorithm: str = self._comm.stats()["algorithm"]
         return algorithm
 
-    def prepare(self, source: NDArray[Any], op: str) -> InPlace:
-        """Makes an all-reduce of ``source`` ready."""
-        return InPlace(self._comm, source, op)
+    def prepare(self, problem: Problem) -> InPlace:
+        """Makes an all-reduce ready."""
+        return InPlace(self._comm, problem)
 
 
-class InPlace:
+class InPlace(LocalReduction):
     """An all-reduce that overwrites its buffer; the source is copied into it before each."""
 
-    def __init__(self, comm: Communicator, source: NDArray[Any], op: str) -> None:
+    def __init__(self, comm: Communicator, problem: Problem) -> None:
+        super().__init__(problem.expected())
         self._comm = comm
-        self._source = source
-        self._buffer = np.empty_like(source)
-        self._op = op
+        self._source = problem.source()
+        self._buffer = np.empty_like(self._source)
+        self._op = problem.op
 
     def reset(self) -> None:
         """Copies the source into the buffer."""

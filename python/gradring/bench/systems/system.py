@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import importlib.util
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from gradring.bench import values
+from gradring.bench.values import Problem
 from gradring.communicator import Communicator
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What some iterations gave on this rank.
+
+    Attributes:
+        durations_s: Time of each in seconds; only rank 0's count.
+        wrong: Elements that were not as expected, over all of them.
+    """
+
+    durations_s: list[float]
+    wrong: int
 
 
 class Reduction(Protocol):
     """One all-reduce of one size, made ready to be repeated."""
 
+    def iterate(self, iterations: int, barrier: Callable[[], None]) -> Samples:
+        """Performs it that many times, each timed from a barrier on, and checks each result."""
+
+
+class LocalReduction(ABC):
+    """A reduction that happens in this process."""
+
+    def __init__(self, expected: NDArray[Any]) -> None:
+        self.expected = expected
+
+    def iterate(self, iterations: int, barrier: Callable[[], None]) -> Samples:
+        """Only what stands between the two clock readings is timed."""
+        durations_s, wrong = [], 0
+        for _ in range(iterations):
+            self.reset()
+            barrier()
+            start = time.perf_counter()
+            self.run()
+            durations_s.append(time.perf_counter() - start)
+            wrong += values.count_wrong(self.result(), self.expected)
+        return Samples(durations_s, wrong)
+
+    @abstractmethod
     def reset(self) -> None:
         """Puts the input in place and spoils the last result; not timed."""
 
+    @abstractmethod
     def run(self) -> None:
         """Performs the all-reduce and returns when this rank has its result; timed."""
 
+    @abstractmethod
     def result(self) -> NDArray[Any]:
         """What the last run produced; not timed."""
 
@@ -38,23 +83,40 @@ class System(Protocol):
     def algorithm(self) -> str:
         """How the bytes were reduced; asked after a run."""
 
-    def prepare(self, source: NDArray[Any], op: str) -> Reduction:
-        """Makes an all-reduce of ``source`` ready; may enter collectives of its own."""
+    def prepare(self, problem: Problem) -> Reduction | None:
+        """Makes an all-reduce ready; may enter collectives of its own; None: not at this size."""
+
+
+class LocalSystem(System, Protocol):
+    """A system whose reductions happen in this process."""
+
+    def prepare(self, problem: Problem) -> LocalReduction:
+        """Makes an all-reduce ready, at any size."""
 
 
 class Peer(Protocol):
-    """What the module of a peer in this package has.
+    """What the module of a peer in this package has."""
 
-    Attributes:
-        MODULE: What it imports when its systems are opened.
-        INSTALL: The command that installs it.
-    """
-
-    MODULE: str
-    INSTALL: str
+    def missing(self) -> str | None:
+        """What is not installed here, with the command that installs it; None if all is there."""
 
     def refusal(self, dtype: str, op: str, world_size: int) -> str | None:
         """Why it cannot be compared in this, as a message; None if it can."""
 
-    def open_systems(self, comm: Communicator) -> Sequence[System]:
-        """Sets the peer up among the ranks of ``comm``, which all call it."""
+    def version(self) -> str:
+        """Its name and version, once it is known not to be missing."""
+
+    def open_systems(self, comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
+        """Sets the peer up among the ranks of ``comm``, which all call it.
+
+        Args:
+            comm: Brings the ranks together.
+            closing: For what has to end after the last measurement.
+        """
+
+
+def missing_module(name: str, module: str, install: str) -> str | None:
+    """The message of `Peer.missing` for a peer that is one Python module."""
+    if importlib.util.find_spec(module) is not None:
+        return None
+    return f"{name} is not installed here; run: {install}"

@@ -18,23 +18,21 @@ Thread pools have TensorFlow's default sizes: all cores for every rank.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from importlib import metadata
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from gradring.bench.systems.agree import agree_on_ports
+from gradring.bench.systems.system import LocalReduction, System, missing_module
+from gradring.bench.values import Problem
 from gradring.communicator import Communicator
-from gradring.launch.ports import LOOPBACK, free_ports
+from gradring.launch.ports import LOOPBACK
 from gradring.launch.ranks import THREAD_VARIABLES
-
-if TYPE_CHECKING:
-    from gradring.bench.systems.system import System
-
-MODULE = "tensorflow"
-INSTALL = "pip install 'gradring[tensorflow]'"
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 FINAL_OPS = {"sum": "Id", "mean": "Div"}
@@ -42,6 +40,19 @@ GROUP_KEY = 1 << 20
 """Far from the keys that a strategy gives to its groups."""
 SUBDIVISIONS = 4
 """Of a tensor per device: about twice as fast at 100 MiB as the default, and no slower below."""
+
+
+def missing() -> str | None:
+    """TensorFlow, of any kind."""
+    return missing_module("tensorflow", "tensorflow", "pip install 'gradring[tensorflow]'")
+
+
+def version() -> str:
+    """Of the package that brings it, which has more than one name."""
+    for package in ("tensorflow", "tensorflow-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"tensorflow {metadata.version(package)}"
+    return "tensorflow"
 
 
 def refusal(dtype: str, op: str, world_size: int) -> str | None:
@@ -58,9 +69,9 @@ def refusal(dtype: str, op: str, world_size: int) -> str | None:
     return None
 
 
-def open_systems(comm: Communicator) -> Sequence[System]:
+def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
     """Starts TensorFlow's collective server on every rank; TensorFlow must not be in use yet."""
-    _configure(comm)
+    configure(comm)
     import tensorflow as tf
 
     implementation = tf.distribute.experimental.CommunicationImplementation.RING
@@ -90,16 +101,18 @@ class _System:
         self._device = device
         self._all_reduce = all_reduce
 
-    def prepare(self, source: NDArray[Any], op: str) -> _Reduction:
-        return _Reduction(source, op, self._device, self._all_reduce)
+    def prepare(self, problem: Problem) -> _Reduction:
+        return _Reduction(problem, self._device, self._all_reduce)
 
 
-class _Reduction:
+class _Reduction(LocalReduction):
     def __init__(
-        self, source: NDArray[Any], op: str, device: str, all_reduce: Callable[[Any, str], Any]
+        self, problem: Problem, device: str, all_reduce: Callable[[Any, str], Any]
     ) -> None:
         import tensorflow as tf
 
+        super().__init__(problem.expected())
+        source = problem.source()
         with tf.device(device):
             self._spoiled = tf.zeros(source.shape, source.dtype)
             self._target = tf.Variable(self._spoiled)
@@ -107,7 +120,7 @@ class _Reduction:
 
         def step() -> None:
             with tf.device(device):
-                self._target.assign(all_reduce(input_variable.read_value(), op))
+                self._target.assign(all_reduce(input_variable.read_value(), problem.op))
 
         self._step = tf.function(step, autograph=False)
 
@@ -121,13 +134,9 @@ class _Reduction:
         return self._target.numpy()  # type: ignore[no-any-return]
 
 
-def _configure(comm: Communicator) -> None:
+def configure(comm: Communicator) -> None:
     """Sets ``TF_CONFIG`` with ports that rank 0 has found, and the default thread pools."""
-    ports = np.zeros(comm.world_size, np.int64)
-    if comm.rank == 0:
-        ports[:] = free_ports(comm.world_size)
-    comm.broadcast(ports, name="bench/ports")
-    workers = [f"{LOOPBACK}:{port}" for port in ports]
+    workers = [f"{LOOPBACK}:{port}" for port in agree_on_ports(comm, comm.world_size)]
     task = {"type": "worker", "index": comm.rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -12,13 +12,24 @@ use super::Broken;
 /// that every kernel has.
 const LOOPBACK_CONGESTION: &str = "reno";
 
+/// Environment variable that names another one, for connections between hosts too, or is `system`
+/// to leave the choice to the kernel.
+const CONGESTION_VARIABLE: &str = "GRADRING_TCP_CONGESTION";
+
 /// Makes a connection fit for payload.
 pub(super) fn configure(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
-    if stream.local_addr()?.ip() == stream.peer_addr()?.ip() {
+    let inside_host = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
+    let wish = std::env::var(CONGESTION_VARIABLE).ok();
+    let congestion = match wish.as_deref() {
+        Some("system") => None,
+        None => inside_host.then_some(LOOPBACK_CONGESTION),
+        wish => wish,
+    };
+    if let Some(congestion) = congestion {
         // Where the kernel does not allow it, the system's choice works as well, if slower.
-        let _ = SockRef::from(stream).set_tcp_congestion(LOOPBACK_CONGESTION.as_bytes());
+        let _ = SockRef::from(stream).set_tcp_congestion(congestion.as_bytes());
     }
     Ok(())
 }

@@ -1,0 +1,152 @@
+"""All-reduce between hosts whose links are limited: `python -m benches.limited_network`, as root.
+
+Simulated hosts, one rank on each, joined by links of `--rate` in each direction. Over loopback, all
+of communication is computing; here most of it is waiting for the line, as between machines, and the
+share of the line rate is what counts. Headers of TCP, IP and Ethernet take about 4 % of the line.
+
+Each size is measured with float32 on the wire and with bfloat16, which halves the bytes; `busbw` is
+of the float32 bytes in both cases, so that half the bytes show as more than the line rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gradring
+from gradring.bench import machine, values
+from gradring.bench.plan import format_size, parse_sizes
+from gradring.errors import ConfigError
+from gradring.testing import run_ranks, simulated_hosts
+
+WIRE_DTYPES = (None, "bfloat16")
+WARM_UPS = 2
+TOLERANCE = 2.0**-7
+"""Relative, of what bfloat16 has rounded twice; float32 must be exact."""
+TIMEOUT_S = 600.0
+BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size with one dtype on the wire; `refused` says why it was not measured."""
+
+    wire_dtype: str
+    bytes: int
+    median_ms: float = 0.0
+    busbw_gbps: float = 0.0
+    share_of_line: float = 0.0
+    iterations: int = 0
+    wrong: int = 0
+    refused: str = ""
+
+
+def rank_main(sizes: tuple[int, ...], iterations: int, line_gbps: float) -> list[Row]:
+    """Measures everything; only rank 0's rows count."""
+    rows = []
+    for wire_dtype in WIRE_DTYPES:
+        name = wire_dtype or "float32"
+        try:
+            comm = gradring.init(wire_dtype=wire_dtype)
+        except ConfigError as error:
+            rows += [Row(name, size, refused=str(error)) for size in sizes]
+            continue
+        with comm:
+            rows += [_measure(comm, name, size, iterations, line_gbps) for size in sizes]
+            comm.barrier()
+    return rows
+
+
+def _measure(
+    comm: gradring.Communicator, wire_dtype: str, size: int, iterations: int, line_gbps: float
+) -> Row:
+    problem = values.Problem(comm.rank, comm.world_size, size // 4, "sum", "float32")
+    source, expected = problem.source(), problem.expected()
+    buffer = np.empty_like(source)
+    durations_s, wrong = [], 0
+    for _ in range(WARM_UPS + iterations):
+        np.copyto(buffer, source)
+        comm.barrier()
+        start = time.perf_counter()
+        comm.all_reduce(buffer)
+        durations_s.append(time.perf_counter() - start)
+        wrong += _count_wrong(buffer, expected, exact=wire_dtype == "float32")
+    wrong = comm.all_reduce(wrong)
+    median_s = statistics.median(durations_s[WARM_UPS:])
+    busbw_gbps = problem.link_bytes / median_s / 1e9
+    return Row(
+        wire_dtype,
+        size,
+        round(median_s * 1e3, 3),
+        round(busbw_gbps, 6),
+        round(busbw_gbps / line_gbps, 4),
+        iterations,
+        wrong,
+    )
+
+
+def _count_wrong(result: NDArray[Any], expected: NDArray[Any], *, exact: bool) -> int:
+    if exact:
+        return values.count_wrong(result, expected)
+    return int(np.count_nonzero(~np.isclose(result, expected, rtol=TOLERANCE, atol=0.0)))
+
+
+def gbps(rate: str) -> float:
+    """`1gbit`, as `tc` writes it, in 1e9 bytes/s."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", rate)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{rate!r} is no rate; write it as 1gbit or 500mbit")
+    return float(found[1]) * BITS_PER_S[found[2]] / 8e9
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 1gbit")
+    parser.add_argument("--sizes", type=parse_sizes, default="16MiB,100MiB")
+    parser.add_argument("--world-size", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    try:
+        line_gbps = gbps(options.rate)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    with simulated_hosts(options.world_size, options.rate) as hosts:
+        rows: list[Row] = run_ranks(
+            rank_main,
+            options.world_size,
+            options.sizes,
+            options.iterations,
+            line_gbps,
+            hosts=hosts,
+            timeout=TIMEOUT_S,
+        )[0]
+    print(f"# {options.world_size} simulated hosts, links of {options.rate} = {line_gbps:g} GB/s")
+    print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
+    names = f"{'on the wire':>12} {'median ms':>10} {'busbw GB/s':>11} {'of line':>8}  wrong"
+    print(f"{'size':>8} {names}")
+    for row in rows:
+        start = f"{format_size(row.bytes):>8} {row.wire_dtype:>12}"
+        if row.refused:
+            print(f"{start} not supported: {row.refused}")
+            continue
+        share = f"{row.share_of_line:.0%}"
+        print(f"{start} {row.median_ms:10.1f} {row.busbw_gbps:11.4f} {share:>8} {row.wrong:6}")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if any(row.wrong for row in rows):
+        raise SystemExit("results were wrong; see the last column")
+
+
+if __name__ == "__main__":
+    main()

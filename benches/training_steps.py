@@ -1,0 +1,232 @@
+"""Time of a training step: `python -m benches.training_steps`.
+
+Two workers, with one thread each, train the same model with the same program in four ways,
+interleaved round by round:
+
+* *alone*: one worker without a strategy, while the other one sleeps;
+* *apart*: both at the same time, but each for itself: what two workers could reach at best here;
+* *gradring*: both under `CustomCollectiveStrategy`;
+* *mirrored*: both under `MultiWorkerMirroredStrategy`, with its ring.
+
+A worker's batch is the same in all of them, so two workers do twice the work of one. `rate` is
+how many times as many samples per second as *alone*; 2 would be perfect. After the last step the
+weights of all ranks must be equal, and those of gradring close to those of MWMS.
+
+On a machine with other work to do, look at the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradring import _native
+from gradring.bench import machine
+from gradring.testing import run_ranks
+
+WORKERS = 2
+WAYS = ("alone", "apart", "gradring", "mirrored")
+MLP_WIDTHS = {"mlp-1m": 460, "mlp-10m": 1700, "mlp-25m": 2760}
+"""Of four hidden layers between 784 inputs and 10 classes."""
+MODELS = (*MLP_WIDTHS, "cnn")
+INPUTS, CLASSES = 784, 10
+WARM_UP_STEPS = 3
+TIMEOUT_S = 1800.0
+CLOSE = 1e-3
+"""Between weights of two strategies, which add in different orders."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: milliseconds per step by way, the median over rounds, and rates over *alone*."""
+
+    model: str
+    parameters: int
+    batch: int
+    rounds: int
+    ms_per_step: dict[str, float]
+    rate: dict[str, float]
+
+
+def rank_main(
+    model: str, batch: int, rounds: int, steps: int
+) -> tuple[int, dict[str, list[float]]]:
+    """Trains in all ways in turn; number of parameters, and seconds per step of each round."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import gradring
+    from gradring.bench.systems.tensorflow import configure
+
+    with gradring.init() as comm:
+        configure(comm)
+        import tensorflow as tf
+        from gradring.tensorflow import CustomCollectiveStrategy
+
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        ring = tf.distribute.experimental.CommunicationOptions(
+            implementation=tf.distribute.experimental.CommunicationImplementation.RING
+        )
+        mirrored = tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
+        strategies = {
+            "alone": tf.distribute.get_strategy(),
+            "apart": tf.distribute.get_strategy(),
+            "gradring": CustomCollectiveStrategy(communicator=comm),
+            "mirrored": mirrored,
+        }
+        x, y = _samples(comm.rank, batch)
+        trainings = {way: _Training(strategies[way], model, x, y) for way in WAYS}
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        for number in range(rounds + 1):
+            for way, training in trainings.items():
+                comm.barrier()
+                start = time.perf_counter()
+                if way != "alone" or comm.rank == 0:
+                    training.steps(WARM_UP_STEPS if number == 0 else steps)
+                elapsed_s = time.perf_counter() - start
+                comm.barrier()
+                # Of the slower worker; the other one is not done before it either.
+                elapsed_s = comm.all_reduce(elapsed_s, op="max")
+                if number > 0:
+                    times[way].append(elapsed_s / steps)
+        _check(comm, trainings)
+        comm.barrier()
+        return trainings["alone"].parameters(), times
+
+
+class _Training:
+    """One model and its optimizer under one strategy; the program is the same for all."""
+
+    def __init__(self, strategy: Any, name: str, x: Any, y: Any) -> None:
+        import keras
+
+        import tensorflow as tf
+
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            self.model = _model(keras, name)
+            optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+            optimizer.build(self.model.trainable_variables)
+        loss_of = tf.nn.sparse_softmax_cross_entropy_with_logits
+        global_batch = len(x) * strategy.num_replicas_in_sync
+        batch = (tf.constant(x), tf.constant(y))
+
+        def replica_step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                losses = loss_of(labels=y, logits=self.model(x, training=True))
+                loss = tf.reduce_sum(losses) / global_batch
+            gradients = tape.gradient(loss, self.model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+            return loss
+
+        @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+        def step(x: Any, y: Any) -> Any:
+            return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
+
+        self._step: Callable[[], Any] = lambda: step(*batch)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            loss = float(self._step())
+        assert np.isfinite(loss)
+
+    def parameters(self) -> int:
+        return int(self.model.count_params())
+
+    def weights(self) -> Any:
+        return np.concatenate([weight.ravel() for weight in self.model.get_weights()])
+
+
+def _model(keras: Any, name: str) -> Any:
+    layers = keras.layers
+    hidden: list[Any]
+    if name == "cnn":
+        hidden = [
+            layers.Reshape((28, 28, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+        ]
+    else:
+        hidden = [layers.Dense(MLP_WIDTHS[name], activation="relu") for _ in range(4)]
+    return keras.Sequential([layers.Input((INPUTS,)), *hidden, layers.Dense(CLASSES)])
+
+
+def _samples(rank: int, batch: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(rank)
+    x = random.normal(size=(batch, INPUTS)).astype(np.float32)
+    return x, random.integers(0, CLASSES, batch)
+
+
+def _check(comm: Any, trainings: dict[str, _Training]) -> None:
+    """All ranks have the same weights under a strategy, and both strategies have much the same."""
+    for way in ("gradring", "mirrored"):
+        weights = trainings[way].weights()
+        first = weights.copy()
+        comm.broadcast(first)
+        assert np.array_equal(weights, first), f"{way}: the ranks' weights differ"
+    ours, theirs = (trainings[way].weights() for way in ("gradring", "mirrored"))
+    distance = float(np.abs(ours - theirs).max())
+    assert distance < CLOSE, f"gradring's weights differ from MWMS's by {distance:g}"
+    assert not np.array_equal(ours, trainings["apart"].weights()), "nothing was reduced"
+
+
+def measure(model: str, batch: int, rounds: int, steps: int) -> Row:
+    """One row, from two fresh processes."""
+    parameters, times = run_ranks(
+        rank_main, WORKERS, model, batch, rounds, steps, timeout=TIMEOUT_S
+    )[0]
+    median_s = {way: statistics.median(times[way]) for way in WAYS}
+    return Row(
+        model,
+        parameters,
+        batch,
+        rounds,
+        {way: round(median_s[way] * 1e3, 3) for way in WAYS},
+        {way: round(WORKERS * median_s["alone"] / median_s[way], 4) for way in WAYS[1:]},
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--models", default=",".join(MODELS), help="default %(default)s")
+    parser.add_argument("--batch", type=int, default=128, help="samples of each worker")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=5, help="of each way in each round")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--allow-debug", action="store_true")
+    options = parser.parse_args(arguments)
+    models = options.models.split(",")
+    if unknown := set(models) - set(MODELS):
+        parser.error(f"no model {', '.join(unknown)}; known: {', '.join(MODELS)}")
+    if _native.build_info()["debug"] and not options.allow_debug:
+        raise SystemExit("this is a debug build; build with --release to measure")
+    print(f"# {machine.machine()}, load {machine.load()}, {machine.versions(['tensorflow'])}")
+    print(f"# {WORKERS} workers of one thread, {options.batch} samples each; ms per step, rate")
+    print(f"{'model':>8} {'parameters':>11} {'alone':>8}", end="")
+    print("".join(f" {way:>9} {'rate':>5}" for way in WAYS[1:]), "mirrored/gradring")
+    rows = []
+    for model in models:
+        row = measure(model, options.batch, options.rounds, options.steps)
+        rows.append(row)
+        ms = row.ms_per_step
+        print(f"{row.model:>8} {row.parameters:11,} {ms['alone']:8.1f}", end="")
+        print("".join(f" {ms[way]:9.1f} {row.rate[way]:5.2f}" for way in WAYS[1:]), end="")
+        print(f" {ms['mirrored'] / ms['gradring']:16.2f}x", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""``gradring bench link``: what the link between two ranks carries without any collective."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import gradring
+from gradring.bench import machine
+from gradring.bench.congestion import AS_THE_SYSTEM, congested
+from gradring.bench.plan import format_size
+from gradring.bench.systems.link import Exchange, Link
+from gradring.bench.table import format_time
+from gradring.testing import run_ranks
+
+WRITES_BYTES = (256 << 10, 1 << 20, 4 << 20)
+VOLUME_BYTES = 64 << 20
+"""Sent in each direction by one exchange."""
+EXCHANGES = 20
+ROUND_TRIPS = 1000
+WARM_UPS = 3
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Both directions at once, with writes of one size.
+
+    Attributes:
+        write_bytes: The largest write.
+        volume_bytes: Sent in each direction by one exchange.
+        exchanges: How many were timed.
+        median_gbps: In each direction, in 1e9 bytes/s: the median,
+        best_gbps: and the fastest.
+        wrong: Bytes that were not as sent, in the last write of each exchange.
+    """
+
+    write_bytes: int
+    volume_bytes: int
+    exchanges: int
+    median_gbps: float
+    best_gbps: float
+    wrong: int
+
+
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """What `bench_link` finds.
+
+    Attributes:
+        bandwidths: One for each size of writes.
+        round_trip_us: Time of 4 bytes there and back, blocking: the median,
+        best_round_trip_us: and the shortest.
+        round_trips: How many were timed.
+        congestion_control: Of the kernel, for these connections.
+    """
+
+    bandwidths: list[Bandwidth]
+    round_trip_us: float
+    best_round_trip_us: float
+    round_trips: int
+    congestion_control: str
+
+
+def bench_link(
+    say: Callable[[str], None], congestion: str | None = None, volume_bytes: int = VOLUME_BYTES
+) -> LinkMeasurement:
+    """Measures the link between two fresh processes of this machine, with the sockets of a ring.
+
+    Args:
+        say: Called with each line of the report.
+        congestion: The kernel's TCP congestion control; None leaves its default.
+        volume_bytes: To send in each direction in each exchange.
+
+    Raises:
+        RankFailure: A rank failed, or had not finished in time.
+        ConfigError: ``congestion`` cannot be had.
+    """
+    now = datetime.now().astimezone()
+    say(f"# {now:%Y-%m-%d %H:%M %Z}, {machine.machine()}, load {machine.load()} at the start")
+    with congested(congestion) as hosts:
+        found: LinkMeasurement = run_ranks(
+            measure,
+            2,
+            volume_bytes,
+            timeout=TIMEOUT_S,
+            env=AS_THE_SYSTEM if hosts else None,
+            hosts=hosts,
+        )[0]
+    say(f"# TCP congestion control {found.congestion_control}")
+    say("# two ranks send to each other at once, through one TCP connection per direction")
+    for bandwidth in found.bandwidths:
+        say(
+            f"writes of {format_size(bandwidth.write_bytes)}: "
+            f"{bandwidth.median_gbps:.2f} GB/s per direction (best {bandwidth.best_gbps:.2f}; "
+            f"{bandwidth.exchanges} x {format_size(bandwidth.volume_bytes)}), "
+            f"{bandwidth.wrong} wrong"
+        )
+    say(
+        f"4 bytes there and back: {format_time(found.round_trip_us)} "
+        f"(best {format_time(found.best_round_trip_us)}; {found.round_trips} times)"
+    )
+    return found
+
+
+def measure(volume_bytes: int) -> LinkMeasurement:
+    """What both ranks run."""
+    with gradring.init() as comm, contextlib.ExitStack() as closing:
+        link = Link(comm, closing)
+        exchanges = {
+            write: Exchange(link, comm.rank, comm.world_size, volume_bytes, write)
+            for write in WRITES_BYTES
+        }
+        durations_s: dict[int, list[float]] = {write: [] for write in WRITES_BYTES}
+        wrong = dict.fromkeys(WRITES_BYTES, 0)
+        for number in range(WARM_UPS + EXCHANGES):
+            for write, exchange in exchanges.items():
+                samples = exchange.iterate(1, comm.barrier)
+                wrong[write] += samples.wrong
+                if number >= WARM_UPS:
+                    durations_s[write] += samples.durations_s
+        comm.barrier()
+        trips_us = [
+            link.round_trip(comm.rank, comm.world_size) * 1e6 for _ in range(WARM_UPS + ROUND_TRIPS)
+        ][WARM_UPS:]
+        return LinkMeasurement(
+            [_bandwidth(write, volume_bytes, durations_s[write], wrong[write]) for write in wrong],
+            round(statistics.median(trips_us), 1),
+            round(min(trips_us), 1),
+            len(trips_us),
+            machine.congestion_control(),
+        )
+
+
+def write_json(path: Path, measurement: LinkMeasurement) -> None:
+    """Writes the measurement as one object.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.write_text(json.dumps(asdict(measurement), indent=1) + "\n")
+
+
+def _bandwidth(write: int, volume_bytes: int, durations_s: list[float], wrong: int) -> Bandwidth:
+    return Bandwidth(
+        write,
+        volume_bytes,
+        len(durations_s),
+        round(volume_bytes / statistics.median(durations_s) / 1e9, 3),
+        round(volume_bytes / min(durations_s) / 1e9, 3),
+        wrong,
+    )

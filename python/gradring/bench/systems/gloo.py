@@ -1,0 +1,93 @@
+"""Gloo, as PyTorch's `torch.distributed` uses it, in place, over TCP.
+
+It runs in the processes of our own ranks, one thread each; PyTorch's thread pools take no part in
+an all-reduce. The tensor shares its memory with a numpy array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradring.bench.systems.agree import agree_on_ports
+from gradring.bench.systems.system import LocalReduction, System, missing_module
+from gradring.bench.values import Problem
+from gradring.communicator import Communicator
+from gradring.launch.ports import LOOPBACK
+
+INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
+DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
+OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
+
+
+def missing() -> str | None:
+    """PyTorch; its build for CPUs is enough, and a tenth of the size."""
+    return missing_module("gloo", "torch", INSTALL)
+
+
+def version() -> str:
+    """Of PyTorch, which contains Gloo."""
+    return f"gloo (torch {metadata.version('torch')})"
+
+
+def refusal(dtype: str, op: str, world_size: int) -> str | None:
+    """It has no mean, and numpy arrays of bfloat16 cannot be lent to it."""
+    if dtype not in DTYPES:
+        return f"gloo is not measured with {dtype}; choose one of {', '.join(DTYPES)}"
+    if op not in OPS:
+        return f"gloo has no all-reduce with op {op}; choose one of {', '.join(OPS)}"
+    return None
+
+
+def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
+    """Connects a process group over loopback."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch.distributed as dist
+
+    (port,) = agree_on_ports(comm, 1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{LOOPBACK}:{port}",
+        rank=comm.rank,
+        world_size=comm.world_size,
+    )
+    closing.callback(dist.destroy_process_group)
+    return [_Gloo()]
+
+
+class _Gloo:
+    name = "gloo"
+    transport = "tcp"
+    algorithm = "ring"
+
+    def prepare(self, problem: Problem) -> _InPlace:
+        return _InPlace(problem)
+
+
+class _InPlace(LocalReduction):
+    def __init__(self, problem: Problem) -> None:
+        import torch
+        import torch.distributed as dist
+
+        super().__init__(problem.expected())
+        self._source = problem.source()
+        self._buffer = np.empty_like(self._source)
+        self._tensor = torch.from_numpy(self._buffer)
+        self._op = getattr(dist.ReduceOp, OPS[problem.op])
+        self._all_reduce = dist.all_reduce
+
+    def reset(self) -> None:
+        np.copyto(self._buffer, self._source)
+
+    def run(self) -> None:
+        self._all_reduce(self._tensor, op=self._op)
+
+    def result(self) -> NDArray[Any]:
+        return self._buffer

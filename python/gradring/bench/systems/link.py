@@ -1,0 +1,147 @@
+"""The raw links of a ring: what all-reduce over TCP could reach if it only moved bytes.
+
+Every rank sends to the next one while it receives as many bytes from the one before, through two
+TCP connections, one per direction, as gradring has them: TCP_NODELAY, writes of some MiB, one
+thread that polls both. Nothing is computed, and what is sent and received stays in the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradring.bench.systems.agree import agree_on_ports
+from gradring.bench.systems.system import LocalReduction, System
+from gradring.bench.values import Problem
+from gradring.communicator import Communicator
+from gradring.launch.ports import LOOPBACK
+
+NAME = "link"
+WRITE_BYTES = 1 << 20
+"""The largest write; 1 to 4 MiB are the fastest over loopback."""
+LEAST_BYTES = 4 << 20
+"""Of a buffer whose time the bandwidth of the links decides, and not their latency."""
+TIMEOUT_S = 60.0
+"""Without any progress."""
+
+
+class Link:
+    """This rank's ends of two links of the ring: to the next rank and from the one before."""
+
+    def __init__(self, comm: Communicator, closing: contextlib.ExitStack) -> None:
+        """Connects; all ranks call it together."""
+        ports = agree_on_ports(comm, comm.world_size)
+        with socket.create_server((LOOPBACK, ports[comm.rank])) as server:
+            server.settimeout(TIMEOUT_S)
+            comm.barrier()
+            following = ports[(comm.rank + 1) % comm.world_size]
+            self._next = socket.create_connection((LOOPBACK, following), TIMEOUT_S)
+            closing.callback(self._next.close)
+            self._previous = server.accept()[0]
+            closing.callback(self._previous.close)
+        for end in (self._next, self._previous):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # As gradring does inside a host, unless it is told to leave the system's.
+            if os.environ.get("GRADRING_TCP_CONGESTION") != "system":
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+    def exchange(self, sent: memoryview, received: memoryview, count: int) -> None:
+        """Sends ``count`` bytes, which repeat ``sent``, and receives as many likewise, at once."""
+        self._next.setblocking(False)
+        self._previous.setblocking(False)
+        poller = select.poll()
+        poller.register(self._next, select.POLLOUT)
+        poller.register(self._previous, select.POLLIN)
+        left = {self._next.fileno(): count, self._previous.fileno(): count}
+        while any(left.values()):
+            ready = poller.poll(TIMEOUT_S * 1000)
+            if not ready:
+                raise TimeoutError(f"a link of the ring has been silent for {TIMEOUT_S:g} s")
+            for descriptor, _ in ready:
+                done = count - left[descriptor]
+                if descriptor == self._next.fileno():
+                    moved = self._next.send(_part(sent, done, left[descriptor]))
+                else:
+                    moved = self._previous.recv_into(_part(received, done, left[descriptor]))
+                    if moved == 0:
+                        raise ConnectionError("the rank before this one has closed its link")
+                left[descriptor] -= moved
+                if left[descriptor] == 0:
+                    poller.unregister(descriptor)
+
+    def round_trip(self, rank: int, world_size: int) -> float:
+        """Sends 4 bytes around the ring, all ranks in turn; the time on rank 0, in seconds."""
+        for end in (self._next, self._previous):
+            end.settimeout(TIMEOUT_S)
+        start = time.perf_counter()
+        if rank == 0:
+            self._next.sendall(b"ping")
+        token = self._previous.recv(4, socket.MSG_WAITALL)
+        if rank != 0:
+            self._next.sendall(token)
+        return time.perf_counter() - start
+
+
+class LinkSystem:
+    """Moves what a ring all-reduce has to move, in the same turns as the systems do."""
+
+    name = NAME
+    transport = "tcp"
+    algorithm = "none"
+
+    def __init__(self, comm: Communicator, closing: contextlib.ExitStack) -> None:
+        self._link = Link(comm, closing)
+
+    def prepare(self, problem: Problem) -> Exchange | None:
+        """Makes an exchange ready, if the buffer is large enough."""
+        if problem.bytes < LEAST_BYTES:
+            return None
+        return Exchange(self._link, problem.rank, problem.world_size, problem.link_bytes)
+
+
+class Exchange(LocalReduction):
+    """One exchange on every link of the ring; the result is the last block received."""
+
+    def __init__(
+        self, link: Link, rank: int, world_size: int, count: int, write_bytes: int = WRITE_BYTES
+    ) -> None:
+        block = min(count, write_bytes)
+        super().__init__(_block((rank - 1) % world_size, block))
+        self._link = link
+        self._count = count
+        self._sent = _block(rank, block)
+        self._received = np.empty_like(self._sent)
+
+    def reset(self) -> None:
+        """Spoils what was received."""
+        self._received.fill(255)
+
+    def run(self) -> None:
+        """Sends and receives."""
+        self._link.exchange(self._sent.data, self._received.data, self._count)
+
+    def result(self) -> NDArray[Any]:
+        """The bytes received last, which repeat one block."""
+        return self._received
+
+
+def open_link(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
+    """The raw links, if there are others to be linked to."""
+    return [LinkSystem(comm, closing)] if comm.world_size > 1 else []
+
+
+def _block(rank: int, count: int) -> NDArray[np.uint8]:
+    return (np.arange(count, dtype=np.int64) * 7 + rank).astype(np.uint8) % 251
+
+
+def _part(block: memoryview, done: int, left: int) -> memoryview:
+    start = done % len(block)
+    return block[start : start + left]

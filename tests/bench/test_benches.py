@@ -1,0 +1,103 @@
+"""The programs in ``benches/``: each runs, at sizes that say nothing about speed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from gradring.bench.measurement import Measurement
+from gradring.testing.network import why_unavailable
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT), *filter(None, sys.path)]
+    return subprocess.run(
+        [sys.executable, "-m", f"benches.{program}", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def measurements() -> list[dict[str, object]]:
+    systems = [("gradring", "tcp"), ("mpi", "shm"), ("something new", "ether"), ("link", "tcp")]
+    return [
+        asdict(
+            Measurement.of(
+                [size * 1e-9 + 1e-5],
+                system=system,
+                transport=transport,
+                algorithm="ring",
+                world_size=2,
+                dtype="float32",
+                size_bytes=size,
+                wrong=0,
+            )
+        )
+        for size in (4, 1 << 20, 100 << 20)
+        for system, transport in systems
+    ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+@pytest.mark.parametrize("record", [False, True])
+def test_measurements_become_a_picture(tmp_path: Path, record: bool) -> None:
+    source, picture = tmp_path / "measured.json", tmp_path / "images" / "all-reduce.png"
+    rows = measurements()
+    source.write_text(json.dumps({"date": "today", "measurements": rows} if record else rows))
+    done = run("plot", source, picture)
+    assert done.returncode == 0, done.stderr
+    header = picture.read_bytes()[:24]
+    width, height = struct.unpack(">II", header[16:24])
+    assert header[1:4] == b"PNG" and width > 1500 and height > 600
+
+
+def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
+    source = tmp_path / "other.json"
+    source.write_text('[{"model": "cnn"}]')
+    done = run("plot", source, tmp_path / "none.png")
+    assert done.returncode == 1
+    assert done.stderr.endswith("has no measurements of gradring bench all-reduce\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_training_steps_reach_the_same_weights_in_all_ways(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    arguments = ("--models", "mlp-1m", "--batch", "4", "--rounds", "1", "--steps", "1")
+    done = run("training_steps", *arguments, "--allow-debug", "--json", path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(path.read_text())
+    assert (row["model"], row["batch"]) == ("mlp-1m", 4)
+    assert 950_000 < row["parameters"] < 1_050_000
+    assert list(row["ms_per_step"]) == ["alone", "apart", "gradring", "mirrored"]
+    assert all(value > 0 for value in [*row["ms_per_step"].values(), *row["rate"].values()])
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+def test_a_limited_network_bounds_the_bandwidth(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    arguments = ("--rate", "100mbit", "--sizes", "2MiB", "--iterations", "1")
+    done = run("limited_network", *arguments, "--json", path)
+    assert done.returncode == 0, done.stderr
+    exact, narrow = json.loads(path.read_text())
+    assert (exact["wire_dtype"], narrow["wire_dtype"]) == ("float32", "bfloat16")
+    assert exact["wrong"] == 0 and exact["share_of_line"] > 0
+    assert narrow["refused"] or narrow["wrong"] == 0
+
+
+def test_a_rate_that_tc_would_not_take_is_refused() -> None:
+    done = run("limited_network", "--rate", "fast")
+    assert done.returncode == 2
+    assert "'fast' is no rate; write it as 1gbit or 500mbit" in done.stderr
