@@ -68,6 +68,7 @@ def rank_main(
     with gradring.init() as comm:
         configure(comm)
         import tensorflow as tf
+
         from gradring.tensorflow import CustomCollectiveStrategy
 
         tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -107,7 +108,6 @@ class _Training:
 
     def __init__(self, strategy: Any, name: str, x: Any, y: Any) -> None:
         import keras
-
         import tensorflow as tf
 
         keras.utils.set_random_seed(1)

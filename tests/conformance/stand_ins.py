@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     combinations,
@@ -30,7 +31,6 @@ from tensorflow.python.platform import googletest
 from tensorflow.python.platform import test as platform_test
 
 import gradring
-import tensorflow as tf
 from conformance.worker import World
 from gradring.launch.ports import free_ports
 

@@ -32,6 +32,7 @@ SHARDS: dict[tuple[str, str], Any] = {
 
 def worker(directory: str) -> Any:
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     with join() as comm:

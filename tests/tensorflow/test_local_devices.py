@@ -29,8 +29,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def worker() -> Any:
     import keras
-
     import tensorflow as tf
+
     from gradring.tensorflow import CustomCollectiveStrategy
 
     comm = join()

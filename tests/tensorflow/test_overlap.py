@@ -41,6 +41,7 @@ def step(alone: gradring.Communicator) -> Any:
 def normalized_step(alone: gradring.Communicator) -> Any:
     """A step whose forward and backward pass have collectives of their own."""
     import tensorflow as tf
+
     from gradring.tensorflow import all_reduce
 
     weights = [tf.Variable(tf.eye(4) * (i + 1), name=f"kernel_{i}") for i in range(LAYERS)]

@@ -10,7 +10,6 @@ from gradring.errors import ConfigError
 from gradring.testing import simulated_hosts
 from gradring.testing.network import Host
 
-
 #: Makes gradring leave the choice to the host, as everything else does.
 AS_THE_SYSTEM = {"GRADRING_TCP_CONGESTION": "system"}
 

@@ -6,12 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-<<<<<<< HEAD
 import numpy as np
-
-import gradring
-=======
->>>>>>> versions
 import tensorflow as tf
 
 import gradring

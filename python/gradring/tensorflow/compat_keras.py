@@ -19,13 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from gradring.communicator import Communicator
-<<<<<<< HEAD
-from gradring.tensorflow import compat
-from gradring.tensorflow.naming import gradients_of
-=======
 from gradring.errors import ConfigError
+from gradring.tensorflow import compat
 from gradring.tensorflow.naming import current_variables, gradients_of
->>>>>>> versions
 from gradring.tensorflow.ops import broadcast_variables
 
 #: Variables of `BatchNormalization` that follow the batches and that no gradient moves.

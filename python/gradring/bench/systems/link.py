@@ -8,8 +8,8 @@ thread that polls both. Nothing is computed, and what is sent and received stays
 from __future__ import annotations
 
 import contextlib
-import select
 import os
+import select
 import socket
 import time
 from collections.abc import Sequence
