@@ -21,8 +21,8 @@ use crate::trace::flight_recorder::FlightRecorder;
 use crate::trace::stats::Stats;
 use crate::work::{Interrupt, Work};
 
-/// How long a blocked caller spins where cores allow: as long as waking a thread takes.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a blocked caller spins where cores allow: a few times as long as waking a thread takes.
+const SPIN: Duration = Duration::from_micros(300);
 
 /// How long two ranks take to find out whether they can share memory, at most.
 const PAIRING_LIMIT: Duration = Duration::from_secs(5);

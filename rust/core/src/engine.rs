@@ -23,6 +23,10 @@ use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{self, Header};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 
+/// How long a spinning caller keeps its core to itself. Then everything else that wants to run on
+/// it goes first.
+const SPIN_WITHOUT_YIELDING: Duration = Duration::from_micros(20);
+
 /// Something an engine noticed and cannot judge alone.
 #[derive(Debug)]
 pub enum Suspicion {
@@ -421,7 +425,11 @@ impl Shared {
             }
             let idle = now - moved_at;
             if idle < spin {
-                std::hint::spin_loop();
+                if idle < SPIN_WITHOUT_YIELDING {
+                    std::hint::spin_loop();
+                } else {
+                    std::thread::yield_now();
+                }
                 continue;
             }
             if idle >= self.timeout {

@@ -123,10 +123,10 @@ impl Communicator {
 
     fn all_reduce_async(&self, arrays: Arrays<'_>, op: &str, name: &str) -> PyResult<Work> {
         let op = reduce_op(op)?;
-        let bucket = Bucket::parse(&arrays)?;
+        let mut bucket = Bucket::parse(&arrays)?;
         let py = arrays.first().map(Bound::py);
         let owners: Vec<Py<PyUntypedArray>> = arrays.into_iter().map(Bound::unbind).collect();
-        let shapes = bucket.shapes.clone();
+        let shapes = std::mem::take(&mut bucket.shapes);
         let request = Request {
             collective: Collective::AllReduce { op },
             // SAFETY: `owners` keeps the arrays alive; the documentation asks the caller to leave
@@ -226,8 +226,8 @@ impl Communicator {
         name: &str,
         collective: Collective,
     ) -> PyResult<()> {
-        let bucket = Bucket::parse(arrays)?;
-        let shapes = bucket.shapes.clone();
+        let mut bucket = Bucket::parse(arrays)?;
+        let shapes = std::mem::take(&mut bucket.shapes);
         let request = Request {
             collective,
             // SAFETY: `arrays` outlives the call, which ends only when the collective has; the

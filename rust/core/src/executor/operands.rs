@@ -1,13 +1,14 @@
 //! What one collective computes on: the buffer, and what is kept beside it until it is final.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, ReduceOp};
 use crate::kernel;
 use crate::schedule::{Action, Contents, Turn};
 
-use super::plan::Plan;
+use super::plan::{Places, Plan};
 
 /// Bytes that are widened at a time, into memory that stays in L1 cache.
 const WIDE_BYTES: usize = 16 << 10;
@@ -34,8 +35,7 @@ pub(super) struct Operands<'a> {
 
 struct Fold {
     results: Buffer,
-    /// The first element that is folded.
-    start: usize,
+    places: Arc<Places>,
 }
 
 impl<'a> Operands<'a> {
@@ -49,8 +49,8 @@ impl<'a> Operands<'a> {
         let accumulator = op
             .filter(|_| plan.keeps_partials)
             .and_then(|op| buffer.accumulator(op));
-        let fold = op.zip(plan.folded.as_ref()).map(|(op, range)| {
-            let (dtype, count) = (buffer.dtype().accumulator(op), range.len());
+        let fold = op.filter(|_| plan.places.count() > 0).map(|op| {
+            let (dtype, count) = (buffer.dtype().accumulator(op), plan.places.count());
             let words = (count * dtype.size_bytes()).div_ceil(size_of::<u64>());
             if memory.results.len() < words {
                 // Not `resize`, which would copy what nobody needs any more.
@@ -62,7 +62,7 @@ impl<'a> Operands<'a> {
                 results: unsafe {
                     Buffer::contiguous(dtype, memory.results.as_mut_ptr().cast(), count)
                 },
-                start: range.start,
+                places: Arc::clone(&plan.places),
             }
         });
         memory.widened.resize(WIDE_BYTES / size_of::<u64>(), 0);
@@ -106,13 +106,13 @@ impl<'a> Operands<'a> {
                 }
             }
             Action::Fold(turn) => {
-                let Fold { results, start } = self.fold.as_mut().expect("folds have memory");
+                let Fold { results, places } = self.fold.as_mut().expect("folds have memory");
                 let dtype = self.buffer.dtype();
                 fold(
                     turn,
                     op,
                     results,
-                    first - *start,
+                    places.of(first),
                     dtype,
                     received,
                     self.widened,
@@ -125,9 +125,9 @@ impl<'a> Operands<'a> {
     /// Folds this rank's own contribution to `range`.
     pub(super) fn fold_own(&mut self, turn: Turn, range: Range<usize>) {
         let op = self.op.expect("only reductions fold");
-        let Fold { results, start } = self.fold.as_mut().expect("folds have memory");
+        let Fold { results, places } = self.fold.as_mut().expect("folds have memory");
         let dtype = self.buffer.dtype();
-        let mut at = range.start - *start;
+        let mut at = places.of(range.start);
         for piece in self.buffer.elements(range.clone()) {
             fold(turn, op, results, at, dtype, piece, self.widened);
             at += piece.len() / dtype.size_bytes();
@@ -137,8 +137,8 @@ impl<'a> Operands<'a> {
 
     fn finish_fold(&mut self, turn: Turn, op: ReduceOp, range: Range<usize>) {
         if turn == Turn::Last {
-            let Fold { results, start } = self.fold.as_ref().expect("folds have memory");
-            let first = range.start - start;
+            let Fold { results, places } = self.fold.as_ref().expect("folds have memory");
+            let first = places.of(range.start);
             self.buffer
                 .finish_from(Some((results, first)), op, self.world_size, range);
         }

@@ -4,13 +4,19 @@
 //! nothing.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
-use crate::schedule::{self, Access, Action, Algorithm, Contents, Schedule};
+use crate::schedule::{self, Access, Action, Algorithm, Contents, Schedule, Turn};
 
 /// How many plans are kept: more than a step of most models has buckets.
 const PLANS_MAX: usize = 64;
+
+/// Bytes of an all-reduce that are under way at a time, give or take: they stay in cache.
+const BLOCK_BYTES: usize = 1 << 20;
+/// Bound on the number of blocks, and so on the length of a plan.
+const BLOCKS_MAX: usize = 256;
 
 /// The plan of one rank for one kind of collective, and how far it is.
 pub(super) struct Plan {
@@ -23,8 +29,7 @@ pub(super) struct Plan {
     pub(super) own: Pipe,
     /// Whether partial results travel.
     pub(super) keeps_partials: bool,
-    /// The elements to which this rank folds contributions.
-    pub(super) folded: Option<Range<usize>>,
+    pub(super) places: Arc<Places>,
 }
 
 /// One send, receive or own fold.
@@ -78,9 +83,11 @@ impl Plan {
         let receives = || schedule.iter().filter_map(|step| step.receive.as_ref());
         let mut plan = Self {
             keeps_partials: receives().any(|r| r.action.contents() == Contents::Partial),
-            folded: receives()
-                .find(|receive| matches!(receive.action, Action::Fold(_)))
-                .map(|receive| receive.range.clone()),
+            places: Arc::new(Places::new(
+                receives()
+                    .filter(|receive| receive.action == Action::Fold(Turn::First))
+                    .map(|receive| receive.range.clone()),
+            )),
             operations: Vec::new(),
             outgoing: vec![Pipe::new((rank + 1) % world_size)],
             incoming: vec![Pipe::new((rank + world_size - 1) % world_size)],
@@ -193,6 +200,36 @@ fn pipe(pipes: &mut Vec<Pipe>, peer: usize) -> &mut Pipe {
     &mut pipes[index]
 }
 
+/// Where results of folds are kept: those of all ranges in a row.
+pub(super) struct Places {
+    /// Each range's first element and its place, in order.
+    starts: Vec<(usize, usize)>,
+    count: usize,
+}
+
+impl Places {
+    fn new(ranges: impl Iterator<Item = Range<usize>>) -> Self {
+        let (mut starts, mut count) = (Vec::new(), 0);
+        for range in ranges {
+            starts.push((range.start, count));
+            count += range.len();
+        }
+        Self { starts, count }
+    }
+
+    /// Number of elements that are folded.
+    pub(super) const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The place of an element that is folded.
+    pub(super) fn of(&self, element: usize) -> usize {
+        let after = self.starts.partition_point(|&(start, _)| start <= element);
+        let (start, place) = self.starts[after - 1];
+        place + element - start
+    }
+}
+
 /// The plans of one rank.
 #[derive(Default)]
 pub(super) struct Plans {
@@ -224,8 +261,15 @@ impl Plans {
                 && key.collective == call.collective
         });
         let index = found.unwrap_or_else(|| {
-            let schedule =
-                schedule::build(algorithm, &call.collective, rank, world_size, call.count);
+            let block = BLOCK_BYTES.max(call.bytes() / BLOCKS_MAX) / dtype.size_bytes();
+            let schedule = schedule::build(
+                algorithm,
+                &call.collective,
+                rank,
+                world_size,
+                call.count,
+                block,
+            );
             let op = call.collective.op();
             let partial = op.map_or(dtype, |op| dtype.accumulator(op));
             let plan = Plan::new(schedule, rank, world_size, |contents| match contents {

@@ -13,6 +13,7 @@
 use std::ops::Range;
 
 use crate::collective::Collective;
+use crate::dtype::ReduceOp;
 
 pub mod choice;
 mod direct;
@@ -218,6 +219,8 @@ impl Algorithm {
 
 /// The schedule of `rank` for this collective over `count` elements.
 ///
+/// An all-reduce of two halves is done in blocks of at most `block` elements, one after the other.
+///
 /// # Panics
 /// When `algorithm` does not perform `collective`.
 #[must_use]
@@ -227,14 +230,19 @@ pub fn build(
     rank: usize,
     world_size: usize,
     count: usize,
+    block: usize,
 ) -> Schedule {
     if world_size == 1 {
         return Schedule::new();
     }
     match (algorithm, collective) {
-        (Algorithm::Ring, Collective::AllReduce { .. }) => {
-            ring::all_reduce(rank, world_size, count)
-        }
+        (Algorithm::Ring, Collective::AllReduce { .. }) => in_blocks(
+            count,
+            world_size,
+            block,
+            |chunks| ring::reduce_scatter(rank, chunks),
+            |chunks| ring::all_gather(rank, chunks),
+        ),
         (Algorithm::Ring, Collective::ReduceScatter { counts, .. }) => {
             ring::reduce_scatter(rank, &chunks_of(counts))
         }
@@ -245,10 +253,17 @@ pub fn build(
             ring::broadcast(rank, world_size, count, *root)
         }
         // Everybody's contribution to one element passes through everybody.
-        (Algorithm::Ring, Collective::Barrier) => ring::all_reduce(rank, world_size, 1),
-        (Algorithm::Direct, Collective::AllReduce { .. }) => {
-            direct::all_reduce(rank, world_size, count)
+        (Algorithm::Ring, Collective::Barrier) => {
+            let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
+            build(algorithm, &all_reduce, rank, world_size, 1, block)
         }
+        (Algorithm::Direct, Collective::AllReduce { .. }) => in_blocks(
+            count,
+            world_size,
+            block,
+            |chunks| direct::reduce_scatter(rank, chunks),
+            |chunks| direct::all_gather(rank, chunks),
+        ),
         (Algorithm::Direct, Collective::ReduceScatter { counts, .. }) => {
             direct::reduce_scatter(rank, &chunks_of(counts))
         }
@@ -265,6 +280,41 @@ pub fn build(
             collective.name()
         ),
     }
+}
+
+/// How many blocks are reduced ahead of the one that is gathered, so that links are busy while a
+/// block's last contributions arrive.
+const BLOCKS_AHEAD: usize = 2;
+
+/// An all-reduce made of reduce-scatters and all-gathers of one block after the other.
+///
+/// What a rank has sent of a block is still in its cache when the results overwrite it, so a large
+/// buffer passes through memory twice (read and written once), and not three times.
+fn in_blocks(
+    count: usize,
+    world_size: usize,
+    block: usize,
+    reduce_scatter: impl Fn(&[Range<usize>]) -> Schedule,
+    all_gather: impl Fn(&[Range<usize>]) -> Schedule,
+) -> Schedule {
+    let blocks = count.div_ceil(block).max(1);
+    let chunks = |number| -> Vec<Range<usize>> {
+        let block = chunk(count, blocks, number);
+        let chunks = even_chunks(block.len(), world_size).into_iter();
+        chunks
+            .map(|chunk| block.start + chunk.start..block.start + chunk.end)
+            .collect()
+    };
+    let mut steps = Schedule::new();
+    for number in 0..blocks + BLOCKS_AHEAD {
+        if number < blocks {
+            steps.extend(reduce_scatter(&chunks(number)));
+        }
+        if number >= BLOCKS_AHEAD {
+            steps.extend(all_gather(&chunks(number - BLOCKS_AHEAD)));
+        }
+    }
+    steps
 }
 
 /// The steps in which one rank folds all contributions to `range`.

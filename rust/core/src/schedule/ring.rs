@@ -17,14 +17,7 @@
 
 use std::ops::Range;
 
-use super::{Action, Contents, Receive, Schedule, Send, Step, even_chunks};
-
-pub(super) fn all_reduce(rank: usize, world_size: usize, count: usize) -> Schedule {
-    let chunks = even_chunks(count, world_size);
-    let mut steps = reduce_scatter(rank, &chunks);
-    steps.extend(all_gather(rank, &chunks));
-    steps
-}
+use super::{Action, Contents, Receive, Schedule, Send, Step};
 
 pub(super) fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     let world_size = chunks.len();

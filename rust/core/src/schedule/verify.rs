@@ -208,7 +208,7 @@ fn schedules(
     count: usize,
 ) -> Vec<Schedule> {
     (0..world_size)
-        .map(|rank| build(algorithm, collective, rank, world_size, count))
+        .map(|rank| build(algorithm, collective, rank, world_size, count, BLOCK))
         .collect()
 }
 
@@ -237,6 +237,8 @@ fn cases() -> impl Iterator<Item = (usize, usize)> {
     (2..=64).flat_map(|n| [0, 1, n - 1, n, n + 1, 2 * n + 1].map(|count| (n, count)))
 }
 
+/// Small enough for several blocks where there are more elements than ranks.
+const BLOCK: usize = 20;
 const OP: ReduceOp = ReduceOp::Sum;
 
 #[test]
