@@ -43,13 +43,17 @@ def test_two_ranks_write_one_row_per_size(
 ) -> None:
     path = tmp_path / "measured.json"
     arguments = ("--sizes", "4,4KiB,4MiB", "--iterations", "7", "--json", str(path))
-    assert main([*BENCH, *arguments]) == 0
+    assert main([*BENCH, "--transport", "tcp", *arguments]) == 0
     rows = json.loads(path.read_text())
     assert [list(row) for row in rows] == [KEYS] * 4
     assert [row["bytes"] for row in rows] == [4, 4096, 4 << 20, 4 << 20]
     assert (rows[3]["system"], rows[3]["wrong"]) == ("link", 0)
+    assert [row["algorithm"] for row in rows[:3]] in (
+        ["one_shot", "one_shot", "ring"],
+        ["one_shot", "ring", "ring"],  # as measured when the group formed
+    )
     for row in rows[:3]:
-        assert (row["system"], row["transport"], row["algorithm"]) == ("gradring", "tcp", "ring")
+        assert (row["system"], row["transport"]) == ("gradring", "tcp")
         assert (row["world_size"], row["dtype"]) == (2, "float32")
         assert (row["iterations"], row["wrong"]) == (7, 0)
         assert 0 < row["min_us"] <= row["median_us"] <= row["p90_us"]
@@ -61,6 +65,16 @@ def test_two_ranks_write_one_row_per_size(
     share = rows[2]["busbw_gbps"] / rows[3]["busbw_gbps"]
     assert f" {share:.0%} " in own and " 100% " in link
     assert "TCP congestion control " in output
+
+
+def test_transports_are_measured_in_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    arguments = ("--sizes", "4,24K", "--iterations", "2", "--json", str(path))
+    assert main([*BENCH, "--transport", "tcp,shm", *arguments]) == 0
+    rows = json.loads(path.read_text())
+    assert [(row["bytes"], row["transport"], row["wrong"]) for row in rows] == [
+        (bytes_, transport, 0) for bytes_ in (4, 24576) for transport in ("tcp", "shm")
+    ]
 
 
 @pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
@@ -80,7 +94,7 @@ def test_a_wrong_result_is_counted_and_ends_with_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def in_this_process(
-        fn: Callable[..., Any], world_size: int, *args: Any, timeout: float, hosts: Any
+        fn: Callable[..., Any], world_size: int, *args: Any, timeout: float, env: Any, hosts: Any
     ) -> list[Any]:
         return [fn(*args)]
 
