@@ -138,7 +138,9 @@ class _Workers:
         environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         with RankProcesses() as processes:
             for rank, task in enumerate(self._tasks):
-                command = [sys.executable, "-m", "conformance.worker", json.dumps(task)]
+                order = self._directory / f"task-{rank}.json"
+                order.write_text(json.dumps(task))
+                command = [sys.executable, "-m", "conformance.worker", str(order)]
                 with open(self._output_path(rank), "wb") as output:
                     processes.start(command, environ, stdout=output, stderr=subprocess.STDOUT)
             deadline, seen = time.monotonic() + START_S + TEST_S, 0

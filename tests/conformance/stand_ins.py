@@ -52,20 +52,15 @@ def install(world: World, run_tests: Callable[[], None]) -> None:
     dill.register = lambda _: lambda function: function  # type: ignore[attr-defined]
     sys.modules["dill"] = dill
     combinations._running_in_worker = True
-    if world.widened:
-        for strategies in (
-            strategy_combinations.all_strategies,
-            strategy_combinations.multidevice_strategies,
-            strategy_combinations.strategies_minus_tpu,
-        ):
-            strategies.append(strategy_combinations.multi_worker_mirrored_2x1_cpu)
     if "tf_keras" in world.file:
         _arrange_tf_keras()
+    if world.widened:
+        _widen()
     if world.size > 1:
         describe_cluster(world, {"chief": 1, "worker": world.size - 1})
     if world.strategy == "gradring":
         _install_gradring(world)
-    elif world.size > 1:
+    elif any("MultiWorkerMirrored" in test for test in world.tests):
         # Its server must start before anything else uses TensorFlow.
         world.before_first_test = lambda: (
             strategy_combinations.multi_worker_mirrored_2x1_cpu.strategy
@@ -83,9 +78,20 @@ def describe_cluster(world: World, sizes: Mapping[str, int]) -> None:
     )
 
 
+def _widen() -> None:
+    """Adds the multi-worker strategy to the lists of strategies that lack it."""
+    keras = sys.modules.get("tf_keras.src.distribute.strategy_combinations")
+    for module in filter(None, (strategy_combinations, keras)):
+        for name in ("all_strategies", "multidevice_strategies", "strategies_minus_tpu"):
+            strategies = getattr(module, name)
+            if strategy_combinations.multi_worker_mirrored_2x1_cpu not in strategies:
+                strategies.append(strategy_combinations.multi_worker_mirrored_2x1_cpu)
+
+
 def _arrange_tf_keras() -> None:
     """Lets imports written for tf_keras' checkout find the installed package."""
     sys.modules["tf_keras.distribute"] = importlib.import_module("tf_keras.src.distribute")
+    importlib.import_module("tf_keras.src.distribute.strategy_combinations")
     for name in ("layers", "optimizers.legacy"):
         public = importlib.import_module(f"tf_keras.{name}")
         source = importlib.import_module(f"tf_keras.src.{name}")

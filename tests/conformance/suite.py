@@ -89,6 +89,6 @@ FILES = (
     TestFile(f"{_TF}/moving_averages_test.py"),
     TestFile(f"{_TF}/random_generator_test.py"),
     TestFile(f"{_KERAS}/custom_training_loop_metrics_test.py"),
-    TestFile(f"{_KERAS}/custom_training_loop_models_test.py", widened=True),
+    TestFile(f"{_KERAS}/custom_training_loop_models_test.py"),
     TestFile(f"{_KERAS}/custom_training_loop_optimizer_test.py", widened=True),
 )

@@ -80,7 +80,7 @@ def verdict_path(directory: Path, name: str, rank: int) -> Path:
 
 def main() -> None:
     """Executes the file; its last line calls a main function, for which `run_tests` stands in."""
-    world = World(**json.loads(sys.argv[1]))
+    world = World(**json.loads(Path(sys.argv[1]).read_text()))
     sys.argv[1:] = []
 
     from absl import app
