@@ -23,6 +23,20 @@ def mismatched() -> Any:
     return caught(lambda: reduce(x)), caught(lambda: all_reduce(x, "sum", "later", comm))
 
 
+def late() -> Any:
+    """Rank 1 never reduces; it is alive until rank 0's time is over."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import all_reduce
+
+    with join(timeout=5.0) as comm:
+        if comm.rank == 1:
+            time.sleep(8.0)
+            return None
+        reduce = tf.function(lambda t: all_reduce(t, "sum", "x", comm))
+        return caught(lambda: reduce(tf.ones([2]))), caught(lambda: all_reduce(tf.ones([2])))
+
+
 def closed() -> Any:
     """One group is closed, and its traced function called again."""
     import tensorflow as tf
@@ -117,6 +131,16 @@ def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
         assert facts["rank"] == 1
         assert "dense/kernel" in facts["collective"]
         assert facts["sequence"] == 1
+
+
+def test_a_late_rank_is_named_by_the_error_of_a_deadline() -> None:
+    (in_graph, eager), _ = run_ranks(late, 2)
+    names, message, _ = in_graph
+    assert "DeadlineExceededError" in names
+    assert "CollectiveTimeoutError" in message and "rank 1 on " in message
+    names, _, facts = eager
+    assert {"CollectiveTimeoutError", "TimeoutError", "DeadlineExceededError"} <= set(names)
+    assert facts["rank"] == 1
 
 
 def test_a_function_traced_with_a_closed_communicator_says_so() -> None:

@@ -7,12 +7,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
-def join() -> Any:
-    """A communicator, and TensorFlow with one thread of each kind: several ranks share a core."""
+def join(**settings: Any) -> Any:
+    """`gradring.init`, and TensorFlow with one thread of each kind: several ranks share a core."""
     import tensorflow as tf
 
     import gradring
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    return gradring.init()
+    return gradring.init(**settings)

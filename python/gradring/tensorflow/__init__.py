@@ -15,8 +15,9 @@ All but `save` and `measure_overlap` work eagerly and inside a `tf.function`. No
 compiled with `jit_compile=True`: XLA has no kernel for gradring's ops and says so ("No registered
 ... OpKernel for XLA_CPU_JIT"). Compile the forward and backward pass, and reduce outside of it.
 
-A collective that fails raises `tf.errors.AbortedError`; where gradring sees it pass, the exception
-is also the one of `gradring.errors`, such as `PeerLostError`. The message names the rank.
+A collective that fails raises `tf.errors.AbortedError`, or `tf.errors.DeadlineExceededError` when
+its time is over; where gradring sees it pass, the exception is also the one of `gradring.errors`,
+such as `PeerLostError`. The message names the rank.
 """
 
 from gradring.tensorflow.gradient_reducer import GradientReducer

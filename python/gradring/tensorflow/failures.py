@@ -16,27 +16,28 @@ from gradring import _native, errors
 def typed_errors() -> Iterator[None]:
     """Inside, a failed collective raises gradring's exception, with all its facts.
 
-    The exception is a `tf.errors.AbortedError` too, so that code written for either works. Errors
-    that do not come from gradring pass unchanged.
+    The exception is the one that TensorFlow raises too, a `tf.errors.DeadlineExceededError` when
+    time ran out and a `tf.errors.AbortedError` otherwise, so that code written for either works.
+    Errors that do not come from gradring pass unchanged.
     """
     try:
         yield
-    except tf.errors.AbortedError as error:
+    except (tf.errors.AbortedError, tf.errors.DeadlineExceededError) as error:
         if isinstance(error, errors.GradringError):
             raise
         failure = _native.tensorflow_failure(error.message)
         if failure is None:
             raise
         kind: Any = type(failure)
-        raise _combined(kind)(error, failure) from error
+        raise _combined(kind, type(error))(error, failure) from error
 
 
 @functools.cache
-def _combined(exception: type[errors.GradringError]) -> Any:
-    """A class that is both `exception` and `tf.errors.AbortedError`."""
+def _combined(exception: type[errors.GradringError], raised: Any) -> Any:
+    """A class that is both gradring's `exception` and TensorFlow's `raised`."""
 
     def initialise(self: Any, error: Any, failure: errors.GradringError) -> None:
-        tf.errors.AbortedError.__init__(self, error.node_def, error.op, error.message)
+        raised.__init__(self, error.node_def, error.op, error.message)
         self.rank, self.host = failure.rank, failure.host
         self.collective, self.sequence = failure.collective, failure.sequence
         self.elapsed_s = failure.elapsed_s
@@ -46,6 +47,6 @@ def _combined(exception: type[errors.GradringError]) -> Any:
 
     return type(
         exception.__name__,
-        (exception, tf.errors.AbortedError),
+        (exception, raised),
         {"__init__": initialise, "__str__": text, "__module__": exception.__module__},
     )

@@ -67,6 +67,7 @@ def all_reduce(
         as many as the tensors.
       tf.errors.AbortedError: the collective failed; names the rank to blame. Executing eagerly, it
         is an exception of `gradring.errors` as well.
+      tf.errors.DeadlineExceededError: the communicator's timeout is over; likewise.
     """
     if op not in _REDUCE_OPS:
         raise ValueError(f"op={op!r} is no reduce op; use one of {', '.join(_REDUCE_OPS)}")

@@ -36,8 +36,9 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     Variables start with the chief's values; all ranks must create the same variables in the same
     order. It starts no TensorFlow server and may be made at any time.
 
-    A failed collective raises `tf.errors.AbortedError`, which names the rank to blame; from `run`
-    and `reduce` executing eagerly it is an exception of `gradring.errors` as well.
+    A failed collective raises `tf.errors.AbortedError`, or `tf.errors.DeadlineExceededError` when
+    the communicator's timeout is over. It names the rank to blame; from `run` and `reduce`
+    executing eagerly it is an exception of `gradring.errors` as well.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_int};
 
-use gradring_core::error::Error;
+use gradring_core::error::{Error, ErrorKind};
 
 use crate::api::{Api, RawStatus};
 use crate::failures;
@@ -13,6 +13,8 @@ use crate::failures;
 pub(crate) enum Code {
     /// An attribute or a shape cannot be used.
     InvalidArgument = 3,
+    /// The collective took too long; TensorFlow's own collectives use the same code.
+    DeadlineExceeded = 4,
     /// The collective failed. Other codes for lost peers, such as UNAVAILABLE, would reach the
     /// user of a `tf.function` as an internal error.
     Aborted = 10,
@@ -43,9 +45,13 @@ impl Failure {
 impl From<Error> for Failure {
     /// By the message, Python finds its way back to the error: see [`failures::find`].
     fn from(error: Error) -> Self {
+        let code = match error.kind {
+            ErrorKind::CollectiveTimeout { .. } => Code::DeadlineExceeded,
+            _ => Code::Aborted,
+        };
         let text = failures::text(&error);
         failures::remember(error);
-        Self::new(Code::Aborted, text)
+        Self::new(code, text)
     }
 }
 
