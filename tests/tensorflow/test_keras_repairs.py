@@ -79,7 +79,7 @@ def train_all() -> Any:
         if CAN_FIT:
             for name, arguments in CASES.items():
                 record(name, train_by_fit, strategy_of(comm), **arguments)
-            for train in (overflow, on_batches, plain_normalisation, uneven):
+            for train in (overflow, on_batches, plain_normalisation, uneven, messages):
                 record(train.__name__, train, comm)
         if comm.world_size > 1:
             results["empty batch"] = empty_batch(comm)
@@ -155,6 +155,23 @@ def uneven(comm: Any) -> Any:
     return found
 
 
+def messages(comm: Any) -> float:
+    """Collectives of a step of `fit` with a loss and a metric."""
+    import tensorflow as tf
+
+    model = compiled(strategy_of(comm), "mlp", "SGD")
+    x, y = samples(count=8 * BATCH)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+    def count_of(steps: int) -> int:
+        before = comm.stats()["count"]
+        model.fit(data.take(steps), verbose=0)
+        return int(comm.stats()["count"] - before)
+
+    count_of(1)
+    return (count_of(8) - count_of(4)) / 4
+
+
 def empty_batch(comm: Any) -> Any:
     """Rank 1 has run out of data."""
     import keras
@@ -226,6 +243,13 @@ def test_an_empty_batch_does_not_count_in_the_statistics(trained: Any) -> None:
     workers, _ = trained
     for worker in workers:
         assert worker["empty batch"] == ([2.0, 4.0], [1.0, 4.0])
+
+
+@needs_fit
+def test_the_loss_and_metrics_of_a_step_travel_together(trained: Any) -> None:
+    workers, _ = trained
+    # Whether there is a batch, the gradients, and the logs.
+    assert [worker["messages"] for worker in workers] == [3, 3]
 
 
 @pytest.mark.parametrize("count", [17, 1])

@@ -64,6 +64,8 @@ def repair() -> None:
     # Before Keras 3.5, models are built where they are traced.
     if hasattr(keras.Model, "_maybe_symbolic_build"):
         _replace(keras.Model, "_maybe_symbolic_build", _symbolic_build, _is_ours)
+    trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
+    _replace(trainer, "reduce_per_replica", _reduce_logs, _always)
     saving = sys.modules["keras.src.saving.saving_lib"]
     _replace(saving, "_save_state", _save_state, _in_our_scope)
     backup = callbacks.BackupAndRestore
@@ -97,6 +99,11 @@ def _in_our_replica(_: Any) -> bool:
     """Whether the code runs inside `CustomCollectiveStrategy.run`."""
     context = tf.distribute.get_replica_context()
     return context is not None and _communicator(context.strategy) is not None
+
+
+def _always(_: Any) -> bool:
+    """For a function that is not told its strategy by its first argument."""
+    return True
 
 
 def _in_our_scope(_: Any) -> bool:
@@ -220,6 +227,16 @@ def _normalise(
     for variable, total in zip(variables, sums, strict=True):
         variable.assign(total / tf.cast(count, total.dtype))
     return outputs
+
+
+# Logs
+
+
+def _reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reduction: str) -> Any:
+    """Averages the loss and all metrics of a step in one message; Keras sends one for each."""
+    if _communicator(strategy) is not None and reduction == "auto":
+        return strategy.reduce("MEAN", logs, axis=0)
+    return original(logs, strategy, reduction)
 
 
 # Building and saving

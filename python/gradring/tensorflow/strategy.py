@@ -116,7 +116,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         with typed_errors():
-            if axis is None:
+            if axis is None or all(_is_scalar(leaf) for leaf in tf.nest.flatten(value)):
                 return super().reduce(reduce_op, value, None)
             return tf.nest.map_structure(
                 lambda leaf: super(CustomCollectiveStrategy, self).reduce(
