@@ -27,6 +27,9 @@ use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 /// it goes first.
 const SPIN_WITHOUT_YIELDING: Duration = Duration::from_micros(20);
 
+/// How often a spinning caller looks at its links before it looks at the clock.
+const LOOKS_PER_CLOCK: u32 = 8;
+
 /// Something an engine noticed and cannot judge alone.
 #[derive(Debug)]
 pub enum Suspicion {
@@ -403,6 +406,7 @@ impl Shared {
         let mut moved_at = started;
         let mut asked_at = started;
         let mut moved = false;
+        let mut looks = 0_u32;
         loop {
             if let Some(cause) = self.abort.cause() {
                 return Err(cause);
@@ -413,7 +417,13 @@ impl Shared {
                     moved = true;
                     continue;
                 }
-                Ok(Progress::Blocked) => {}
+                Ok(Progress::Blocked) => {
+                    looks += 1;
+                    if !spin.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                        std::hint::spin_loop();
+                        continue;
+                    }
+                }
                 Err(fault) => {
                     let suspicion = suspicion(fault, launched.sequence);
                     return Err(self.supervisor.investigate(suspicion));

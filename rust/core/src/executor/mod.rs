@@ -196,6 +196,9 @@ impl<'a> Execution<'a> {
         let (peer, header_sent) = (self.plan.outgoing[pipe].peer, self.headers_sent[pipe]);
         let head = self.plan.outgoing[pipe].head();
         let bytes = head.map_or(0..0, |number| self.sendable(number));
+        if head.is_none() && header_sent == HEADER_BYTES {
+            return Ok(false);
+        }
         let mut parts = [IoSlice::new(&[]); PARTS + 1];
         let mut filled = 0;
         if header_sent < HEADER_BYTES {
@@ -238,15 +241,19 @@ impl<'a> Execution<'a> {
         transport: &mut dyn Transport,
     ) -> Result<bool, Fault> {
         let peer = self.plan.incoming[pipe].peer;
+        let mut moved = false;
+        if self.arrivals[pipe].header_received < HEADER_BYTES {
+            moved = self.receive_header(pipe, transport)?;
+        }
         let received = if self.arrivals[pipe].header_received < HEADER_BYTES {
-            self.receive_header(pipe, transport)?
+            moved
         } else {
             let Some(number) = self.plan.incoming[pipe].head() else {
-                return Ok(false);
+                return Ok(moved);
             };
             let left = self.plan.watermark(number) - self.plan.operations[number].moved_bytes;
             if left == 0 {
-                return Ok(false);
+                return Ok(moved);
             }
             let received = match self.plan.operations[number].action {
                 Some(Action::Copy) => self.receive_in_place(number, left, peer, transport)?,
@@ -263,7 +270,7 @@ impl<'a> Execution<'a> {
                 direction: Direction::Receive,
             });
         }
-        Ok(received)
+        Ok(moved || received)
     }
 
     /// Nothing is written to the buffer before the peer's header has been seen to be right.
