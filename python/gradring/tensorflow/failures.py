@@ -28,8 +28,8 @@ def typed_errors() -> Iterator[None]:
         failure = _native.tensorflow_failure(error.message)
         if failure is None:
             raise
-        kind: Any = type(failure)
-        raise _combined(kind, type(error))(error, failure) from error
+        kinds: Any = type(failure), type(error)
+        raise _combined(*kinds)(error, failure) from error
 
 
 @functools.cache
