@@ -123,7 +123,7 @@ class Communicator:
             GradringError: The group failed; see `gradring.errors`.
         """
         if isinstance(x, np.ndarray):
-            self._native.all_reduce([x], op, name)
+            self._native.all_reduce(x, op, name)
             return x
         if isinstance(x, int | float | np.generic):
             number = np.array(x)

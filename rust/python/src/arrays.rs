@@ -11,6 +11,40 @@ use numpy::{PyArrayDescr, PyArrayDescrMethods as _, PyUntypedArray, PyUntypedArr
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+/// Arrays as Python passes them. One needs no list, which small messages notice.
+pub(crate) enum Arrays<'py> {
+    One(Bound<'py, PyUntypedArray>),
+    Several(Vec<Bound<'py, PyUntypedArray>>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Arrays<'py> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(array) = object.cast::<PyUntypedArray>() {
+            return Ok(Self::One(array.to_owned()));
+        }
+        object.extract().map(Self::Several)
+    }
+}
+
+impl<'py> Arrays<'py> {
+    pub(crate) fn as_slice(&self) -> &[Bound<'py, PyUntypedArray>] {
+        match self {
+            Self::One(array) => std::slice::from_ref(array),
+            Self::Several(arrays) => arrays,
+        }
+    }
+
+    /// The arrays without the interpreter, which keep their memory alive.
+    pub(crate) fn unbind(self) -> Vec<Py<PyUntypedArray>> {
+        match self {
+            Self::One(array) => vec![array.unbind()],
+            Self::Several(arrays) => arrays.into_iter().map(Bound::unbind).collect(),
+        }
+    }
+}
+
 /// Arrays of one bucket.
 pub(crate) struct Bucket {
     dtype: DType,

@@ -10,12 +10,11 @@ use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::Error;
 use gradring_core::schedule::choice::Rules;
 use gradring_core::trace::stats::Totals;
-use numpy::PyUntypedArray;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arrays::Bucket;
+use crate::arrays::{Arrays, Bucket};
 use crate::errors::to_python;
 use crate::work::Work;
 
@@ -24,8 +23,6 @@ use crate::work::Work;
 pub(crate) struct Communicator {
     inner: Arc<communicator::Communicator>,
 }
-
-type Arrays<'py> = Vec<Bound<'py, PyUntypedArray>>;
 
 #[pymethods]
 impl Communicator {
@@ -121,27 +118,28 @@ impl Communicator {
         self.run(py, &arrays, name, Collective::AllReduce { op })
     }
 
-    fn all_reduce_async(&self, arrays: Arrays<'_>, op: &str, name: &str) -> PyResult<Work> {
+    fn all_reduce_async(
+        &self,
+        py: Python<'_>,
+        arrays: Arrays<'_>,
+        op: &str,
+        name: &str,
+    ) -> PyResult<Work> {
         let op = reduce_op(op)?;
-        let mut bucket = Bucket::parse(&arrays)?;
-        let py = arrays.first().map(Bound::py);
-        let owners: Vec<Py<PyUntypedArray>> = arrays.into_iter().map(Bound::unbind).collect();
+        let mut bucket = Bucket::parse(arrays.as_slice())?;
         let shapes = std::mem::take(&mut bucket.shapes);
         let request = Request {
             collective: Collective::AllReduce { op },
-            // SAFETY: `owners` keeps the arrays alive; the documentation asks the caller to leave
-            // them alone until the work has ended.
-            buffer: unsafe { bucket.into_buffer(Box::new(owners)) },
+            // SAFETY: the arrays are kept alive; the documentation asks the caller to leave them
+            // alone until the work has ended.
+            buffer: unsafe { bucket.into_buffer(Box::new(arrays.unbind())) },
             name: name.into(),
             shapes,
         };
         let started = self.inner.start(request);
-        started.map(Work::new).map_err(|error| {
-            py.map_or_else(
-                || Python::attach(|py| to_python(py, &error)),
-                |py| to_python(py, &error),
-            )
-        })
+        started
+            .map(Work::new)
+            .map_err(|error| to_python(py, &error))
     }
 
     fn reduce_scatter(
@@ -226,7 +224,7 @@ impl Communicator {
         name: &str,
         collective: Collective,
     ) -> PyResult<()> {
-        let mut bucket = Bucket::parse(arrays)?;
+        let mut bucket = Bucket::parse(arrays.as_slice())?;
         let shapes = std::mem::take(&mut bucket.shapes);
         let request = Request {
             collective,
