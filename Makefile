@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom lint format bench bench-peers wheel clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom fuzz lint format bench bench-peers wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,15 @@ test-rust: prerequisites ## the tests of the Rust crates
 
 loom: prerequisites ## all interleavings of the shared memory's protocol
 	RUSTFLAGS="--cfg loom" cargo test --package gradring-core --lib --release --target-dir target/loom loom
+
+# A failing input is printed and kept in fuzz/artifacts. One allocation may take 4 MiB: a message is at most 1.
+RUNS ?= 10000000
+fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each (10 million)
+	@cargo fuzz --version >/dev/null 2>&1 || { echo "cargo-fuzz is missing. Install it with: cargo install cargo-fuzz"; exit 1; }
+	cargo run --quiet --release --package gradring-core --example decoder_samples fuzz/corpus
+	set -e; for decoder in $$(cargo +nightly fuzz list); do \
+		cargo +nightly fuzz run --sanitizer none $$decoder -- -runs=$(RUNS) -max_len=4096 -timeout=10 \
+			-malloc_limit_mb=4 -rss_limit_mb=1024 -print_final_stats=1; done
 
 test-python: setup ## the tests of the package
 	$(BIN)/python -m pytest -q

@@ -64,7 +64,7 @@ def _read(text: str) -> tuple[list[_Task], _Task]:
     """All tasks in rank order, and this process's own."""
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong("it", f"is not JSON ({error})") from None
     if not isinstance(config, dict):
         raise _wrong("it", 'is not an object with the fields "cluster" and "task"')
@@ -141,8 +141,11 @@ def _own(task: dict[str, Any], tasks: list[_Task]) -> _Task:
 
 def _index(found: object, field: str) -> int:
     """An index, which some launchers write as a string."""
-    if isinstance(found, str) and found.isascii() and found.isdigit():
-        return int(found)
+    if isinstance(found, str):
+        # Python refuses to read, and to print, numbers of thousands of digits.
+        if found.isascii() and found.isdigit() and len(found) <= parse.MAX_DIGITS:
+            return int(found)
+        found = found[: parse.MAX_DIGITS]
     if isinstance(found, int) and not isinstance(found, bool) and found >= 0:
         return found
     raise _wrong(field, f"has the index {found!r}, which is not a whole number")

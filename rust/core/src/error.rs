@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 /// Result of anything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Bound on each text of an error that travels, and on the description of a call: a bucket can have
+/// hundreds of names.
+const TEXT_BYTES_MAX: usize = 4096;
+
 /// A failure that every rank can report in the same words: it travels in abort frames.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Error {
@@ -173,6 +177,28 @@ impl Error {
         self
     }
 
+    /// The same error with every text cut to a length that fits into a message, and without
+    /// characters that would garble a terminal or a log: it may come from anybody.
+    #[must_use]
+    pub(crate) fn fit_to_travel(mut self) -> Self {
+        let texts = match &mut self.kind {
+            ErrorKind::Config { problem }
+            | ErrorKind::Rendezvous { problem }
+            | ErrorKind::Authentication { problem }
+            | ErrorKind::PeerLost { problem }
+            | ErrorKind::CollectiveTimeout { problem }
+            | ErrorKind::Protocol { problem } => [Some(problem), None],
+            ErrorKind::Aborted { reason } => [Some(reason), None],
+            ErrorKind::Mismatch { theirs, others } => [Some(theirs), Some(others)],
+        };
+        let host = self.blamed.as_mut().map(|blamed| &mut blamed.host);
+        let facts = [host, self.collective.as_mut()];
+        for text in texts.into_iter().chain(facts).flatten() {
+            *text = shortened(text);
+        }
+        self
+    }
+
     fn advice(&self) -> &'static str {
         match self.kind {
             ErrorKind::Config { .. } => "correct the setting and start again",
@@ -261,9 +287,35 @@ impl ErrorKind {
 
 impl std::error::Error for Error {}
 
+/// The first `TEXT_BYTES_MAX` bytes of a text, on one line as far as it was on one.
+pub(crate) fn shortened(text: &str) -> String {
+    let end = (0..=text.len().min(TEXT_BYTES_MAX))
+        .rev()
+        .find(|&end| text.is_char_boundary(end))
+        .unwrap_or(0);
+    let printable = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
+    let mut short: String = text[..end].chars().map(printable).collect();
+    if end < text.len() {
+        short.push_str(" ...");
+    }
+    short
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_that_travel_are_short_and_harmless() {
+        let error = Error::aborted("\u{1b}[2Jx".repeat(10_000)).blaming(1, "h\u{7}");
+        let error = error.fit_to_travel();
+        let ErrorKind::Aborted { reason } = &error.kind else {
+            panic!("the kind stays");
+        };
+        assert!(reason.len() <= TEXT_BYTES_MAX + 4 && reason.starts_with("?[2Jx?[2J"));
+        assert_eq!(error.blamed.unwrap().host, "h?");
+        assert_eq!(shortened("two\nlines \u{e9}"), "two\nlines \u{e9}");
+    }
 
     #[test]
     fn a_message_names_collective_rank_host_time_and_advice() {

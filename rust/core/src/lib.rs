@@ -15,6 +15,8 @@ pub mod dtype;
 pub mod engine;
 pub mod error;
 mod executor;
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 pub mod kernel;
 pub mod link;

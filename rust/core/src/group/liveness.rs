@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::engine::{Supervisor, Suspicion};
-use crate::error::Error;
+use crate::error::{Error, shortened};
 use crate::group::inquest::Inquest;
 use crate::link::poll::{self, Interested, WakeUp};
 use crate::trace::flight_recorder::FlightRecorder;
@@ -35,8 +35,6 @@ const JUDGEMENT_LIMIT: Duration = Duration::from_secs(5);
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 /// How often the watch looks whether a collective in question has been entered.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// A description in a testimony is cut after so many bytes; a bucket can have hundreds of names.
-const CALL_BYTES_MAX: usize = 4096;
 
 /// The watch of one communicator.
 pub(crate) struct Liveness {
@@ -200,7 +198,7 @@ impl Watch {
             for requested in self.desk.take() {
                 match requested {
                     Requested::Investigate(suspicion) => self.investigate(suspicion),
-                    Requested::Spread(cause) => self.flood(&Message::Abort(cause), None),
+                    Requested::Spread(cause) => self.flood(&Message::abort(cause), None),
                     Requested::Close => return self.leave(),
                 }
             }
@@ -241,7 +239,7 @@ impl Watch {
     /// Raises the switch here and tells everybody.
     fn fail(&mut self, cause: Error) {
         if self.desk.abort.raise(cause.clone()) {
-            self.flood(&Message::Abort(cause), None);
+            self.flood(&Message::abort(cause), None);
         }
     }
 
@@ -395,7 +393,7 @@ impl Watch {
             sequence: inquest.sequence,
             entered: entry.map(|entry| Entered {
                 header: entry.header.to_vec(),
-                call: shortened(entry.call.to_string()),
+                call: shortened(&entry.call.to_string()),
             }),
         };
         inquest.hear(testimony.clone());
@@ -457,16 +455,4 @@ impl Neighbour {
             return Some(reason);
         }
     }
-}
-
-fn shortened(mut text: String) -> String {
-    if text.len() > CALL_BYTES_MAX {
-        let end = (0..=CALL_BYTES_MAX)
-            .rev()
-            .find(|&end| text.is_char_boundary(end))
-            .unwrap_or(0);
-        text.truncate(end);
-        text.push_str(" ...");
-    }
-    text
 }

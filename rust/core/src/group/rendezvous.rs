@@ -38,8 +38,8 @@ pub(crate) struct Formed {
 }
 
 /// Rank 0's answer to those who joined, when all have or the time is over.
-#[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Answer {
     Formed(Vec<Member>),
     Failed(Error),
 }

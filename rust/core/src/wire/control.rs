@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 
 /// Bound on one message. The longest holds the description of a bucket.
-const MESSAGE_BYTES_MAX: usize = 64 << 10;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// A message between neighbours.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,6 +41,13 @@ pub(crate) struct Entered {
     pub header: Vec<u8>,
     /// The call, for people.
     pub call: String,
+}
+
+impl Message {
+    /// The news that the group has failed; long texts are cut, so that all ranks take it.
+    pub(crate) fn abort(cause: Error) -> Self {
+        Self::Abort(cause.fit_to_travel())
+    }
 }
 
 /// A message with its length in front.
@@ -90,6 +97,12 @@ mod tests {
             decoded.extend(decode(&mut arrived).unwrap());
         }
         assert_eq!(decoded, messages);
+    }
+
+    #[test]
+    fn an_abort_with_an_endless_reason_arrives() {
+        let abort = Message::abort(Error::aborted("why ".repeat(100_000)));
+        assert_eq!(decode(&mut encode(&abort)), Ok(Some(abort)));
     }
 
     #[test]

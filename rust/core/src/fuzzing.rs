@@ -1,0 +1,245 @@
+//! Every decoder of what arrives from outside, as a function of bytes that panics if the decoder
+//! does what it must not. Driven by `tests/decoders.rs` and by the targets in `fuzz/`.
+
+use std::io::{self, Read, Write};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::collective::{Call, Collective};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::{Error, ErrorKind, Result};
+use crate::group::rendezvous::Answer;
+use crate::schedule::Algorithm;
+use crate::wire::contract::{self, HEADER_BYTES, Header};
+use crate::wire::control::{self, Entered, Testimony};
+use crate::wire::handshake::{self, Hello, Member, Purpose};
+
+const TOKEN: &[u8] = b"what no input contains";
+
+/// A decoder.
+pub struct Decoder {
+    /// Its name, which is also that of its fuzz target.
+    pub name: &'static str,
+    /// Decodes; panics where a promise is broken.
+    pub run: fn(&[u8]),
+    /// What a correct peer sends.
+    pub samples: fn() -> Vec<Vec<u8>>,
+}
+
+/// All decoders.
+pub const DECODERS: [Decoder; 5] = [
+    Decoder {
+        name: "contract",
+        run: contract_header,
+        samples: contract_samples,
+    },
+    Decoder {
+        name: "control",
+        run: control_messages,
+        samples: control_samples,
+    },
+    Decoder {
+        name: "handshake_caller",
+        run: handshake_caller,
+        samples: handshake_samples,
+    },
+    Decoder {
+        name: "handshake_callee",
+        run: handshake_callee,
+        samples: handshake_samples,
+    },
+    Decoder {
+        name: "roster",
+        run: roster,
+        samples: roster_samples,
+    },
+];
+
+/// A header that is taken for one begins as ours do.
+pub fn contract_header(bytes: &[u8]) {
+    let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
+        return;
+    };
+    let own = own_header();
+    if contract::is_header(header) {
+        assert_eq!(header[..4], own[..4], "another magic number");
+    } else {
+        assert_ne!(header, &own);
+    }
+}
+
+/// Messages are taken out of a stream whole, and mean what they say.
+pub fn control_messages(bytes: &[u8]) {
+    let (mut inbox, mut left) = (bytes.to_vec(), bytes.len());
+    while let Ok(Some(message)) = control::decode(&mut inbox) {
+        assert!(inbox.len() < left, "a message without bytes");
+        left = inbox.len();
+        let mut again = control::encode(&message);
+        if again.len() <= control::MESSAGE_BYTES_MAX {
+            assert_eq!(control::decode(&mut again), Ok(Some(message)));
+        }
+    }
+}
+
+/// Nobody who does not know the token gets through as a callee.
+pub fn handshake_caller(bytes: &[u8]) {
+    let hello = Hello::new(1, 2, Purpose::Data).expect("the system has random numbers");
+    let called = handshake::call(&mut Script::new(bytes), hello, TOKEN);
+    assert!(called.is_err(), "a stranger answered for a rank");
+    decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
+}
+
+/// Nobody who does not know the token gets through as a caller.
+pub fn handshake_callee(bytes: &[u8]) {
+    let judge = |_: &Hello| panic!("a stranger was let in");
+    let answered = handshake::answer(&mut Script::new(bytes), TOKEN, judge);
+    assert!(answered.is_err());
+    decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
+}
+
+/// A roster that can be read can be sent on.
+pub fn roster(bytes: &[u8]) {
+    decode_alone(bytes, |mut bytes| {
+        handshake::read_message::<Answer>(&mut bytes)
+    });
+}
+
+/// Decodes one message, given with and without its length.
+fn decode_alone<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> Result<T>)
+where
+    T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug,
+{
+    let framed = [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat();
+    for bytes in [bytes, &framed] {
+        if let Ok(message) = decode(bytes) {
+            let mut again = Vec::new();
+            handshake::write_message(&mut again, &message).expect("what was read can be written");
+            assert_eq!(decode(&again), Ok(message));
+        }
+    }
+}
+
+/// The other side of a conversation, which says the same whatever it hears.
+struct Script<'a> {
+    says: &'a [u8],
+    heard: usize,
+}
+
+impl<'a> Script<'a> {
+    const fn new(says: &'a [u8]) -> Self {
+        Self { says, heard: 0 }
+    }
+}
+
+impl Read for Script<'_> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        self.says.read(target)
+    }
+}
+
+impl Write for Script<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.heard += bytes.len();
+        assert!(self.heard < 64 << 10, "a stranger is told a long story");
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn own_header() -> Header {
+    let call = Call {
+        collective: Collective::AllReduce { op: ReduceOp::Sum },
+        dtype: DType::F32,
+        count: 98,
+        name: "dense/kernel".into(),
+        shapes: "[98]".into(),
+    };
+    contract::header(&call, Algorithm::Ring, 0, 1)
+}
+
+fn contract_samples() -> Vec<Vec<u8>> {
+    vec![own_header().to_vec()]
+}
+
+fn control_samples() -> Vec<Vec<u8>> {
+    use control::Message::{Abort, Goodbye, Heartbeat, Inquest, Testimony as Said};
+    let testimony = |entered| {
+        Said(Testimony {
+            rank: 3,
+            sequence: 7,
+            entered,
+        })
+    };
+    let entered = Entered {
+        header: own_header().to_vec(),
+        call: "all_reduce(sum) 'dense/kernel' float32[98]".into(),
+    };
+    let messages = [
+        vec![Heartbeat, Inquest { sequence: 7 }, testimony(None)],
+        vec![testimony(Some(entered)), Goodbye],
+        errors().into_iter().map(Abort).collect(),
+    ];
+    let stream = |messages: &Vec<_>| messages.iter().flat_map(control::encode).collect();
+    messages.iter().map(stream).collect()
+}
+
+fn handshake_samples() -> Vec<Vec<u8>> {
+    use handshake::Message::{Accepted, Proof, Refused, Welcome};
+    let hello = |purpose| handshake::Message::Hello(Hello::sample(purpose));
+    let proof = [7; 32];
+    let conversations = [
+        vec![hello(Purpose::Data), Proof(proof)],
+        vec![hello(Purpose::Join(member())), Proof(proof)],
+        vec![
+            Welcome {
+                nonce: proof,
+                proof,
+            },
+            Accepted,
+        ],
+        errors().into_iter().map(Refused).collect(),
+    ];
+    conversations.iter().map(|said| script(said)).collect()
+}
+
+fn roster_samples() -> Vec<Vec<u8>> {
+    let answers = [Answer::Formed(vec![member(); 3])];
+    let failures = errors().into_iter().map(Answer::Failed);
+    answers
+        .into_iter()
+        .chain(failures)
+        .map(|answer| script(&[answer]))
+        .collect()
+}
+
+fn script(messages: &[impl Serialize]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for message in messages {
+        handshake::write_message(&mut bytes, message).expect("samples can be written");
+    }
+    bytes
+}
+
+fn member() -> Member {
+    Member {
+        address: "127.0.0.1:29500".into(),
+        host: "node-a".into(),
+        host_id: "node-a 7b1c".into(),
+        plan: "algorithm=auto".into(),
+        shares_memory: true,
+    }
+}
+
+fn errors() -> Vec<Error> {
+    let (theirs, others) = ("barrier".into(), "broadcast".into());
+    let elapsed = std::time::Duration::from_millis(1500);
+    vec![
+        Error::aborted("why").blaming(3, "node-d"),
+        Error::new(ErrorKind::Mismatch { theirs, others }).during("barrier", 7),
+        Error::peer_lost("gone").after(elapsed),
+    ]
+}
