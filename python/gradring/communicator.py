@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native
+from gradring.config import TlsFiles
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
@@ -41,6 +42,10 @@ class Communicator:
         listen: ``host:port`` at which this rank listens; by default a free port on the interface
             that reaches the rendezvous.
         token: The job's shared secret; a peer without it is turned away.
+        interface: IP address at which this rank listens, whatever ``rendezvous`` and ``listen``
+            say; they still say the port. By default the addresses that these two say.
+        tls: Certificates with which everything that travels over TCP is inside TLS 1.3; all ranks
+            must have some. None: no TLS.
         transport: ``auto``: shared memory between ranks of one host, TCP between hosts; ``tcp``:
             TCP everywhere; ``shm``: shared memory everywhere, or `ConfigError`.
         timeout: Seconds in which the group must form, and bound on every wait in which nothing
@@ -57,7 +62,7 @@ class Communicator:
     Raises:
         ConfigError: A setting cannot be used.
         RendezvousError: The group did not form in time; names the missing ranks.
-        AuthenticationError: A peer does not know the token.
+        AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class Communicator:
         wire_dtype: str | None = None,
         *,
         listen: str | None = None,
+        interface: str | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         _check_choice("transport", transport, ("auto", "tcp", "shm"))
         _check_choice("reproducible", reproducible, (False, True))
@@ -86,7 +93,9 @@ class Communicator:
             world_size=world_size,
             rendezvous=rendezvous,
             listen=listen,
+            interface=interface,
             token=token or b"",
+            tls=(tls.ca, tls.cert, tls.key) if tls is not None else None,
             timeout=timeout,
             transport=transport,
             algorithm=algorithm,

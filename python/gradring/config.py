@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,25 @@ from gradring.errors import ConfigError
 
 TRANSPORTS = ("auto", "tcp", "shm")
 DEFAULT_TIMEOUT_S = 300.0
+TLS_VARIABLES = ("GRADRING_TLS_CA", "GRADRING_TLS_CERT", "GRADRING_TLS_KEY")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files with what a rank needs for TLS.
+
+    Attributes:
+        ca: Path of the certificates of the authorities whose certificates are accepted.
+        cert: Path of this rank's certificate, followed by those that lead to an authority. It must
+            be for the name or address at which others reach this rank, and serve for servers and
+            clients.
+        key: Path of its private key, which nobody else may read.
+    """
+
+    ca: str
+    cert: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -22,6 +41,8 @@ class Settings:
     Attributes:
         token: The job's shared secret, or None for no authentication. Never printed.
         require_auth: Refuse to join a group of several ranks without a token.
+        tls: Certificates, or None for no TLS.
+        interface: IP address at which to listen, or None for what the cluster says.
         transport: ``auto`` (shared memory inside a host, sockets between hosts), ``tcp`` or
             ``shm``.
         timeout: Bound in seconds on forming the group and on every wait for a collective.
@@ -31,6 +52,8 @@ class Settings:
     require_auth: bool = False
     transport: str = "auto"
     timeout: float = DEFAULT_TIMEOUT_S
+    tls: TlsFiles | None = None
+    interface: str | None = None
 
     @classmethod
     def from_environ(
@@ -41,16 +64,22 @@ class Settings:
         require_auth: bool | None = None,
         transport: str | None = None,
         timeout: float | None = None,
+        tls: TlsFiles | None = None,
+        interface: str | None = None,
     ) -> Settings:
         """Reads the ``GRADRING_*`` settings; an argument that is not None wins over its variable.
 
         Args:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
-                ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``.
+                ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
+                ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
+                ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
             require_auth: Whether a token is obligatory.
             transport: ``auto``, ``tcp`` or ``shm``.
             timeout: In seconds, finite and above zero.
+            tls: Certificates for TLS.
+            interface: Name or IP address of a network interface.
 
         Raises:
             ConfigError: A value cannot be used; the message names the variable or argument.
@@ -60,6 +89,8 @@ class Settings:
             require_auth=_require_auth(environ, require_auth),
             transport=_transport(environ, transport),
             timeout=_timeout(environ, timeout),
+            tls=_tls(environ, tls),
+            interface=_interface(environ, interface),
         )
 
 
@@ -78,6 +109,7 @@ def _token(environ: Mapping[str, str], given: bytes | str | None) -> bytes | Non
 
 
 def _token_from_file(path: Path) -> bytes:
+    _check_private(path, "GRADRING_TOKEN_FILE")
     try:
         token = path.read_bytes().rstrip(b"\r\n")
     except OSError as error:
@@ -88,6 +120,46 @@ def _token_from_file(path: Path) -> bytes:
     if not token:
         raise ConfigError(f"GRADRING_TOKEN_FILE={str(path)!r} is empty; write a secret into it")
     return token
+
+
+def _check_private(path: Path, name: str) -> None:
+    """Refuses a secret that every user of the machine can read or replace."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # whoever reads it says so
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise ConfigError(
+            f"{name}={str(path)!r} can be read or written by every user (mode {mode & 0o777:o}); "
+            f"type: chmod 600 {path}"
+        )
+
+
+def _tls(environ: Mapping[str, str], given: TlsFiles | None) -> TlsFiles | None:
+    if given is None:
+        paths = {name: environ.get(name, "").strip() for name in TLS_VARIABLES}
+        missing = [name for name, path in paths.items() if not path]
+        if len(missing) == len(paths):
+            return None
+        if missing:
+            present = [name for name in paths if name not in missing]
+            raise ConfigError(
+                f"{' and '.join(present)} set but {' and '.join(missing)} not; "
+                "set all three for TLS, or none"
+            )
+        given = TlsFiles(*paths.values())
+    _check_private(Path(given.key), TLS_VARIABLES[-1])
+    return given
+
+
+def _interface(environ: Mapping[str, str], given: str | None) -> str | None:
+    name = "interface" if given is not None else "GRADRING_INTERFACE"
+    text = given if given is not None else environ.get(name, "").strip()
+    if not text:
+        return None
+    from gradring.interfaces import address_of  # most groups need none
+
+    return address_of(text, name)
 
 
 def _require_auth(environ: Mapping[str, str], given: bool | None) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gradring.clusters import Cluster, detect, parse
 from gradring.clusters.cluster import ALONE_RENDEZVOUS
-from gradring.config import Settings
+from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ def init(
     listen: str | None = None,
     token: bytes | str | None = None,
     require_auth: bool | None = None,
+    tls: TlsFiles | None = None,
+    interface: str | None = None,
     transport: str | None = None,
     timeout: float | None = None,
     algorithm: str = "auto",
@@ -45,6 +47,10 @@ def init(
             ``TF_CONFIG``.
         token: The job's shared secret; default ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``.
         require_auth: Refuse to join without a token; default ``GRADRING_REQUIRE_AUTH``.
+        tls: Certificates for TLS between all ranks; default ``GRADRING_TLS_CA``,
+            ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``, or no TLS.
+        interface: Name or IP address of the network interface on which this rank listens; default
+            ``GRADRING_INTERFACE``, or the one that the rendezvous or ``listen`` names.
         transport: ``auto``, ``tcp`` or ``shm``; default ``GRADRING_TRANSPORT``, or ``auto``.
         timeout: Seconds for forming the group and for every wait; default ``GRADRING_TIMEOUT_S``,
             or 300.
@@ -58,11 +64,17 @@ def init(
     Raises:
         ConfigError: The cluster or a setting cannot be used.
         RendezvousError: The other ranks were not there in time.
-        AuthenticationError: A peer does not know the token.
+        AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
     cluster = resolve(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
     settings = Settings.from_environ(
-        os.environ, token=token, require_auth=require_auth, transport=transport, timeout=timeout
+        os.environ,
+        token=token,
+        require_auth=require_auth,
+        tls=tls,
+        interface=interface,
+        transport=transport,
+        timeout=timeout,
     )
     check_authentication(cluster, settings)
 
@@ -73,7 +85,9 @@ def init(
         world_size=cluster.world_size,
         rendezvous=cluster.rendezvous,
         listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
+        interface=settings.interface,
         token=settings.token,
+        tls=settings.tls,
         transport=settings.transport,
         timeout=settings.timeout,
         algorithm=algorithm,
@@ -136,7 +150,7 @@ def check_authentication(cluster: Cluster, settings: Settings) -> None:
             f"GRADRING_REQUIRE_AUTH asks for authentication, but rank {cluster.rank} has no token; "
             "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE"
         )
-    if not _is_loopback(cluster.rendezvous):
+    if settings.tls is None and not _is_loopback(cluster.rendezvous):
         warnings.warn(
             f"rank {cluster.rank} joins {cluster.rendezvous} without a token, so anybody who "
             "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE",

@@ -37,6 +37,7 @@ def test_an_argument_beats_a_variable() -> None:
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"from a file\r\n")
+    (tmp_path / "token").chmod(0o600)
     settings = Settings.from_environ({"GRADRING_TOKEN_FILE": str(tmp_path / "token")})
     assert settings.token == b"from a file"
 
@@ -64,6 +65,7 @@ def test_a_value_that_cannot_be_used_is_named(environ: dict[str, str], named: st
 
 def test_an_empty_token_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\n")
+    (tmp_path / "token").chmod(0o600)
     with pytest.raises(ConfigError, match="is empty"):
         Settings.from_environ({"GRADRING_TOKEN_FILE": str(tmp_path / "token")})
     with pytest.raises(ConfigError, match="is empty"):

@@ -27,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
         ("listens at", cluster.listen or "a free port"),
         ("found in", cluster.source),
         ("because", cluster.reason),
+        ("interface", settings.interface or "as above"),
         ("token", "set" if settings.token else "none"),
+        ("TLS", f"with {settings.tls.cert}" if settings.tls else "none"),
         ("transport", settings.transport),
         ("timeout", f"{settings.timeout:g} s"),
     ]

@@ -1,6 +1,7 @@
 //! A connected group of ranks.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -10,12 +11,13 @@ use crate::calibration;
 use crate::collective::Request;
 use crate::dtype::DType;
 use crate::engine::{Engine, Parts, Supervisor as _};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shortened};
 use crate::group::liveness::Liveness;
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
 use crate::link::Transport as _;
 use crate::link::links::Links;
+use crate::link::tls::TlsFiles;
 use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
 use crate::trace::flight_recorder::FlightRecorder;
 use crate::trace::stats::Stats;
@@ -27,8 +29,8 @@ const SPIN: Duration = Duration::from_micros(300);
 /// How long two ranks take to find out whether they can share memory, at most.
 const PAIRING_LIMIT: Duration = Duration::from_secs(5);
 
-/// How a rank joins its group.
-#[derive(Debug, Clone)]
+/// How a rank joins its group. Holds a secret, so it is never printed.
+#[derive(Clone)]
 pub struct Config {
     /// This process's index.
     pub rank: usize,
@@ -39,8 +41,13 @@ pub struct Config {
     /// `host:port` at which this rank listens; by default a free port on the interface that
     /// reaches the rendezvous.
     pub listen: Option<String>,
+    /// Address at which this rank listens, whatever `rendezvous` and `listen` say; they still say
+    /// the port. For hosts with several networks.
+    pub interface: Option<IpAddr>,
     /// Shared secret of the job; empty for none.
     pub token: Vec<u8>,
+    /// Certificates, if everything that travels over TCP is to be inside TLS.
+    pub tls: Option<TlsFiles>,
     /// What links are made of.
     pub transport: TransportChoice,
     /// Which algorithms to use; must be the same on all ranks.
@@ -210,7 +217,7 @@ impl Communicator {
 
     /// Fails every pending and later work of every rank with this reason.
     pub fn abort(&self, reason: &str) {
-        let cause = Error::aborted(format!("aborted the communicator: {reason}"));
+        let cause = Error::aborted(format!("aborted the communicator: {}", shortened(reason)));
         let host = self.roster.host(self.rank);
         self.liveness.abort(cause.blaming(self.rank, host));
     }

@@ -23,6 +23,8 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         world_size,
         rendezvous: rendezvous.into(),
         listen: None,
+        interface: None,
+        tls: None,
         token: b"secret".into(),
         timeout: Duration::from_secs(30),
     }

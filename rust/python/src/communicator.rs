@@ -1,6 +1,7 @@
 //! `_native.Communicator`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator::{self, Config, TransportChoice};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::Error;
+use gradring_core::link::tls::TlsFiles;
 use gradring_core::schedule::choice::Rules;
 use gradring_core::trace::stats::Totals;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
@@ -27,7 +29,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout, transport, algorithm, reproducible, wire_dtype))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, token, tls, timeout, transport, algorithm, reproducible, wire_dtype))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -35,7 +37,9 @@ impl Communicator {
         world_size: usize,
         rendezvous: String,
         listen: Option<String>,
+        interface: Option<&str>,
         token: Vec<u8>,
+        tls: Option<(PathBuf, PathBuf, PathBuf)>,
         timeout: f64,
         transport: &str,
         algorithm: &str,
@@ -46,6 +50,15 @@ impl Communicator {
             let problem = format!("timeout={timeout} is not a number of seconds: {error}");
             to_python(py, &Error::config(problem))
         })?;
+        let interface = interface.map(str::parse).transpose().map_err(|_| {
+            let problem = format!("interface={interface:?} is no IP address");
+            to_python(py, &Error::config(problem))
+        })?;
+        let tls = tls.map(|(ca, certificate, key)| TlsFiles {
+            ca,
+            certificate,
+            key,
+        });
         let algorithm = Rules::parse(algorithm).map_err(|error| to_python(py, &error))?;
         let transport = match transport {
             "tcp" => TransportChoice::Tcp,
@@ -62,7 +75,9 @@ impl Communicator {
             world_size,
             rendezvous,
             listen,
+            interface,
             token,
+            tls,
             timeout,
         };
         let inner = guarded(py, |signals| {

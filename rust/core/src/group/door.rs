@@ -1,29 +1,42 @@
 //! The listening port of a rank while its group forms: lets members in, turns strangers away.
+//!
+//! Everybody is greeted in a thread of their own and has a few seconds in all. There are places for
+//! so many; when all are taken, those who have stayed longer than a member needs must go. So
+//! neither slow nor many strangers keep members out for long, and they
+//! cost a bounded number of threads and file descriptors.
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::io::ErrorKind;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::AsRawFd as _;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::group::rendezvous::receivers;
 use crate::link::poll::{self, Interested, WakeUp};
+use crate::link::stream::Stream;
+use crate::link::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 
 /// A caller that does not finish its handshake in this time is dropped.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Callers in their handshake at the same time; more are turned away and may call again.
-const CALLERS_MAX: usize = 1024;
-/// A caller's thread needs little stack.
-const CALLER_STACK_BYTES: usize = 256 << 10;
+/// Callers in their handshake at the same time. Each takes two file descriptors, of which a process
+/// often has 1024.
+const CALLERS_MAX: usize = 128;
+/// How long a caller is left in peace when others wait: a handshake takes milliseconds.
+const PEACE: Duration = Duration::from_millis(250);
+/// How often to look for a free place.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// A caller's thread needs little stack, even to check certificates.
+const CALLER_STACK_BYTES: usize = 512 << 10;
 
 /// Somebody who called.
 pub(crate) enum Caller {
     /// A member that proved to be one.
-    Member(Hello, TcpStream),
+    Member(Hello, Stream),
     /// Somebody who was turned away, and why; for error messages.
     TurnedAway(String),
 }
@@ -41,6 +54,7 @@ pub(crate) struct Admission {
     pub rank: usize,
     pub world_size: usize,
     pub token: Vec<u8>,
+    pub tls: Option<Tls>,
 }
 
 impl Door {
@@ -85,66 +99,145 @@ fn serve(
     closing: &(AtomicBool, WakeUp),
 ) {
     let admitted: Arc<Mutex<BTreeSet<(usize, u8)>>> = Arc::default();
-    let inside = Arc::new(AtomicUsize::new(0));
+    let hall = Arc::new(Hall::default());
+    let listening = || std::iter::once(Interested::readable(listener.as_raw_fd()));
     while !closing.0.load(Ordering::Acquire) {
-        let Ok((stream, from)) = listener.accept() else {
-            let sockets = std::iter::once(Interested::readable(listener.as_raw_fd()));
-            poll::wait(sockets, &closing.1, Duration::from_secs(1));
-            continue;
-        };
-        if inside.fetch_add(1, Ordering::AcqRel) >= CALLERS_MAX {
-            inside.fetch_sub(1, Ordering::AcqRel);
+        if hall.is_full() {
+            hall.send_away_who_stayed(PEACE);
+            poll::wait(std::iter::empty(), &closing.1, LOOK_INTERVAL);
             continue;
         }
-        let greeting = {
-            let (admission, sender) = (admission.clone(), sender.clone());
-            let (admitted, inside) = (Arc::clone(&admitted), Arc::clone(&inside));
-            move || {
-                let caller = greet(stream, from, &admission, &admitted);
-                // Nobody listens any more once the group has formed or failed.
-                let _ = sender.send(caller);
-                inside.fetch_sub(1, Ordering::AcqRel);
+        let (tcp, from) = match listener.accept() {
+            Ok(caller) => caller,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                poll::wait(listening(), &closing.1, Duration::from_secs(1));
+                continue;
+            }
+            Err(_) => {
+                // The caller has gone again, or file descriptors are scarce.
+                hall.send_away_who_stayed(PEACE);
+                poll::wait(std::iter::empty(), &closing.1, LOOK_INTERVAL);
+                continue;
             }
         };
-        let spawned = std::thread::Builder::new()
+        let Ok(place) = hall.enter(&tcp) else {
+            continue;
+        };
+        let greeting = {
+            let (admission, sender) = (admission.clone(), sender.clone());
+            let admitted = Arc::clone(&admitted);
+            move || {
+                let caller = greet(tcp, place, &admission, &admitted);
+                // Nobody listens any more once the group has formed or failed.
+                let _ =
+                    sender.send(caller.unwrap_or_else(|error| {
+                        Caller::TurnedAway(format!("{}: {error}", from.ip()))
+                    }));
+            }
+        };
+        // Without a thread the caller is sent away, and may call again.
+        let _ = std::thread::Builder::new()
             .stack_size(CALLER_STACK_BYTES)
             .spawn(greeting);
-        if spawned.is_err() {
-            inside.fetch_sub(1, Ordering::AcqRel);
+    }
+    hall.send_away_who_stayed(Duration::ZERO);
+}
+
+/// Where callers are while they are greeted.
+#[derive(Default)]
+struct Hall {
+    /// In the order of their arrival.
+    guests: Mutex<Vec<Guest>>,
+}
+
+struct Guest {
+    number: u64,
+    since: Instant,
+    /// To end the conversation from outside.
+    tcp: TcpStream,
+}
+
+/// A caller's place in the hall, given back when dropped.
+struct Place {
+    hall: Arc<Hall>,
+    number: u64,
+}
+
+impl Hall {
+    fn guests(&self) -> MutexGuard<'_, Vec<Guest>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_full(&self) -> bool {
+        self.guests().len() >= CALLERS_MAX
+    }
+
+    fn enter(self: &Arc<Self>, tcp: &TcpStream) -> std::io::Result<Place> {
+        let tcp = tcp.try_clone()?;
+        let mut guests = self.guests();
+        let number = guests.last().map_or(0, |guest| guest.number + 1);
+        guests.push(Guest {
+            number,
+            since: Instant::now(),
+            tcp,
+        });
+        Ok(Place {
+            hall: Arc::clone(self),
+            number,
+        })
+    }
+
+    /// Ends the conversations that began longer ago than `limit`; their threads notice.
+    fn send_away_who_stayed(&self, limit: Duration) {
+        for guest in self
+            .guests()
+            .iter()
+            .filter(|guest| guest.since.elapsed() >= limit)
+        {
+            // One who has gone already needs not be sent away.
+            let _ = guest.tcp.shutdown(Shutdown::Both);
         }
     }
 }
 
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.hall
+            .guests()
+            .retain(|guest| guest.number != self.number);
+    }
+}
+
 fn greet(
-    mut stream: TcpStream,
-    from: SocketAddr,
+    tcp: TcpStream,
+    place: Place,
     admission: &Admission,
     admitted: &Mutex<BTreeSet<(usize, u8)>>,
-) -> Caller {
-    let configured = stream
-        .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE_LIMIT)))
-        .and_then(|()| stream.set_write_timeout(Some(HANDSHAKE_LIMIT)))
-        .and_then(|()| stream.set_nodelay(true));
-    if let Err(error) = configured {
-        return Caller::TurnedAway(format!("{from}: {error}"));
-    }
+) -> Result<Caller> {
+    tcp.set_nodelay(true)
+        .map_err(|error| handshake::broken(&error))?;
+    let deadline = Instant::now() + HANDSHAKE_LIMIT;
+    let mut stream = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
+    let admitted = || admitted.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut entrance = None;
     let answered = handshake::answer(&mut stream, &admission.token, |hello| {
         admission.judge(hello)?;
-        let entrance = (hello.rank, hello.purpose.number());
-        let mut admitted = admitted.lock().unwrap_or_else(PoisonError::into_inner);
-        if admitted.insert(entrance) {
-            return Ok(());
+        if !admitted().insert((hello.rank, hello.purpose.number())) {
+            return Err(Error::rendezvous(format!(
+                "another process has joined as rank {} already",
+                hello.rank
+            )));
         }
-        Err(Error::rendezvous(format!(
-            "another process has joined as rank {} already",
-            hello.rank
-        )))
+        entrance = Some((hello.rank, hello.purpose.number()));
+        // From here on it is a member, whom nobody sends away.
+        drop(place);
+        Ok(())
     });
-    match answered {
-        Ok(hello) => Caller::Member(hello, stream),
-        Err(error) => Caller::TurnedAway(format!("{from}: {error}")),
+    if let (Err(_), Some(entrance)) = (&answered, entrance) {
+        // It does not know that it was let in, and may call again.
+        admitted().remove(&entrance);
     }
+    Ok(Caller::Member(answered?, stream))
 }
 
 impl Admission {

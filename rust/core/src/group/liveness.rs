@@ -6,8 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use crate::engine::{Supervisor, Suspicion};
 use crate::error::{Error, shortened};
 use crate::group::inquest::Inquest;
 use crate::link::poll::{self, Interested, WakeUp};
+use crate::link::stream::Stream;
 use crate::trace::flight_recorder::FlightRecorder;
 use crate::wire::control::{self, Entered, Message, Testimony};
 
@@ -60,7 +60,7 @@ impl Liveness {
     pub(crate) fn start(
         rank: usize,
         hosts: Vec<String>,
-        neighbours: Vec<(usize, TcpStream)>,
+        neighbours: Vec<(usize, Stream)>,
         abort: Arc<AbortSwitch>,
         recorder: Arc<FlightRecorder>,
     ) -> std::io::Result<Self> {
@@ -72,9 +72,9 @@ impl Liveness {
         let now = Instant::now();
         let neighbours = neighbours
             .into_iter()
-            .map(|(rank, stream)| {
-                stream.set_nonblocking(true)?;
-                stream.set_nodelay(true)?;
+            .map(|(rank, mut stream)| {
+                stream.be_nonblocking()?;
+                stream.tcp().set_nodelay(true)?;
                 Ok(Neighbour {
                     rank,
                     stream: Some(stream),
@@ -185,7 +185,7 @@ struct Watch {
 struct Neighbour {
     rank: usize,
     /// `None` once the connection has ended.
-    stream: Option<TcpStream>,
+    stream: Option<Stream>,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     heard_at: Instant,
@@ -222,7 +222,8 @@ impl Watch {
             (self.beat_at + HEARTBEAT_INTERVAL).saturating_duration_since(Instant::now())
         };
         let sockets = self.neighbours.iter().flat_map(|neighbour| {
-            let fd = neighbour.stream.as_ref().map(|stream| stream.as_raw_fd());
+            let stream = neighbour.stream.as_ref();
+            let fd = stream.map(|stream| stream.as_fd().as_raw_fd());
             let writes = !neighbour.outbox.is_empty();
             fd.into_iter().flat_map(move |fd| {
                 let write = writes.then(|| Interested::writable(fd));

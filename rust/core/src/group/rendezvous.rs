@@ -7,15 +7,19 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::communicator::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT};
 use crate::group::roster::{Roster, this_member};
+use crate::link::poll::{self, Interested};
+use crate::link::stream::Stream;
+use crate::link::tls::{self, Tls};
 use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::wire::handshake::{self, Hello, Member, Purpose};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
@@ -24,17 +28,17 @@ use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Callers that were turned away and are named in an error.
-const TURNED_AWAY_MAX: usize = 5;
+/// Reasons for which callers were turned away, kept for error messages.
+const TURNED_AWAY_MAX: usize = 8;
 
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
     pub roster: Roster,
     /// By rank: connections on which this rank sends, and on which it receives.
-    pub data_to: BTreeMap<usize, TcpStream>,
-    pub data_from: BTreeMap<usize, TcpStream>,
+    pub data_to: BTreeMap<usize, Stream>,
+    pub data_from: BTreeMap<usize, Stream>,
     /// Connections to the neighbours on the ring, with their ranks.
-    pub control: Vec<(usize, TcpStream)>,
+    pub control: Vec<(usize, Stream)>,
 }
 
 /// Rank 0's answer to those who joined, when all have or the time is over.
@@ -49,9 +53,10 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
     let started = Instant::now();
     let mut forming = Forming {
         config,
+        tls: config.tls.as_ref().map(Tls::load).transpose()?,
         deadline: started + config.timeout,
         interrupt,
-        turned_away: Vec::new(),
+        turned_away: BTreeMap::new(),
     };
     forming
         .run()
@@ -60,9 +65,11 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
 
 struct Forming<'a> {
     config: &'a Config,
+    tls: Option<Tls>,
     deadline: Instant,
     interrupt: Interrupt<'a>,
-    turned_away: Vec<String>,
+    /// How many callers were turned away, by the reason.
+    turned_away: BTreeMap<String, usize>,
 }
 
 impl Forming<'_> {
@@ -143,8 +150,8 @@ impl Forming<'_> {
             rendezvous,
             ..
         } = self.config;
-        let door = Door::open(rendezvous, self.admission())?;
-        let mut joined: BTreeMap<usize, (Member, TcpStream)> = BTreeMap::new();
+        let door = Door::open(&self.on_interface(rendezvous), self.admission())?;
+        let mut joined: BTreeMap<usize, (Member, Stream)> = BTreeMap::new();
         while joined.len() < world_size - 1 {
             match self.next_caller(&door) {
                 Ok(Some((hello, stream))) => {
@@ -157,7 +164,7 @@ impl Forming<'_> {
                     let error = outcome.err().unwrap_or_else(|| self.missing(&joined));
                     for (_, stream) in joined.values_mut() {
                         // A rank that has gone meanwhile needs no answer.
-                        let _ = handshake::write_message(stream, &Answer::Failed(error.clone()));
+                        let _ = send(stream, &Answer::Failed(error.clone()));
                     }
                     return Err(error);
                 }
@@ -167,38 +174,85 @@ impl Forming<'_> {
         members.extend(joined.values().map(|(member, _)| member.clone()));
         let answer = Answer::Formed(members.clone());
         for (rank, (member, stream)) in &mut joined {
-            handshake::write_message(stream, &answer)
-                .map_err(|error| error.blaming(*rank, &member.host))?;
+            send(stream, &answer).map_err(|error| error.blaming(*rank, &member.host))?;
         }
         Ok((door, Roster::new(members)))
     }
 
     /// Everybody else: opens a door, announces it to rank 0, and waits for the roster.
     fn join(&mut self) -> Result<(Door, Roster)> {
-        let address = &self.config.rendezvous;
-        let mut stream = self.reach(0, address, address)?;
-        let own_ip = stream
-            .local_addr()
-            .map_err(|error| Error::rendezvous(format!("no local address: {error}")))?
-            .ip();
-        let listen = match &self.config.listen {
-            Some(listen) => listen.clone(),
-            None => SocketAddr::new(own_ip, 0).to_string(),
-        };
-        let door = Door::open(&listen, self.admission())?;
-        let announced = announced(door.address, own_ip);
-        let purpose = Purpose::Join(this_member(announced.to_string(), self.config));
-        self.greet(&mut stream, 0, address, purpose)?;
-        self.await_readable(&stream)?;
+        let Config {
+            rendezvous,
+            world_size,
+            ..
+        } = self.config;
+        let mut door = None;
+        let mut stream = self.meet(0, rendezvous, rendezvous, |this, tcp| {
+            let own_ip = tcp.local_addr().map_err(|error| socket_fails(&error))?.ip();
+            let door = match &mut door {
+                Some(door) => door,
+                none => none.insert(this.open_door(own_ip)?),
+            };
+            let address = this.announced(door.address, own_ip);
+            Ok(Purpose::Join(this_member(address, this.config)))
+        })?;
+        let door = door.expect("nobody joins without a door");
+        self.await_answer(&stream)?;
+        let until = Instant::now() + HANDSHAKE_LIMIT;
+        stream
+            .be_patient(until)
+            .map_err(|error| socket_fails(&error))?;
         let answer = handshake::read_message(&mut stream).map_err(|_| {
-            Error::rendezvous("it ended before the group was complete").blaming(0, address)
+            Error::rendezvous("it ended before the group was complete").blaming(0, rendezvous)
         })?;
         match answer {
-            Answer::Formed(members) if members.len() == self.config.world_size => {
+            Answer::Formed(mut members) if members.len() == *world_size => {
+                // Known to lead there, whatever rank 0 calls its own address.
+                members[0].address.clone_from(rendezvous);
                 Ok((door, Roster::new(members)))
             }
             Answer::Formed(_) => Err(Error::protocol("rank 0 sent a roster of another size")),
             Answer::Failed(error) => Err(error),
+        }
+    }
+
+    fn open_door(&self, own_ip: IpAddr) -> Result<Door> {
+        let anywhere = SocketAddr::new(own_ip, 0).to_string();
+        let listen = self.config.listen.as_ref().unwrap_or(&anywhere);
+        Door::open(&self.on_interface(listen), self.admission())
+    }
+
+    /// `host:port`, with the chosen interface for the host if there is one.
+    fn on_interface(&self, address: &str) -> String {
+        let port = address
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse().ok());
+        match (self.config.interface, port) {
+            (Some(interface), Some(port)) => SocketAddr::new(interface, port).to_string(),
+            _ => address.into(),
+        }
+    }
+
+    /// The address that others should use for a door. Certificates are for names: with TLS it is
+    /// the name that the user gave, if one was given.
+    fn announced(&self, door: SocketAddr, own_ip: IpAddr) -> String {
+        let Config {
+            listen,
+            interface,
+            tls,
+            ..
+        } = self.config;
+        let name = listen.as_ref().and_then(|listen| listen.rsplit_once(':'));
+        match name {
+            Some((name, _))
+                if tls.is_some()
+                    && interface.is_none()
+                    && tls::host_of(name).parse::<IpAddr>().is_err() =>
+            {
+                format!("{name}:{}", door.port())
+            }
+            _ if door.ip().is_unspecified() => SocketAddr::new(own_ip, door.port()).to_string(),
+            _ => door.to_string(),
         }
     }
 
@@ -207,15 +261,21 @@ impl Forming<'_> {
             rank: self.config.rank,
             world_size: self.config.world_size,
             token: self.config.token.clone(),
+            tls: self.tls.clone(),
         }
     }
 
     /// The next member that calls, or `None` when the time is over.
-    fn next_caller(&mut self, door: &Door) -> Result<Option<(Hello, TcpStream)>> {
+    fn next_caller(&mut self, door: &Door) -> Result<Option<(Hello, Stream)>> {
         loop {
             match door.callers.recv_timeout(INTERRUPT_INTERVAL) {
                 Ok(Caller::Member(hello, stream)) => return Ok(Some((hello, stream))),
-                Ok(Caller::TurnedAway(note)) => self.turned_away.push(note),
+                Ok(Caller::TurnedAway(reason)) => {
+                    let known = self.turned_away.contains_key(&reason);
+                    if known || self.turned_away.len() < TURNED_AWAY_MAX {
+                        *self.turned_away.entry(reason).or_default() += 1;
+                    }
+                }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     self.check_interrupt()?;
                 }
@@ -227,14 +287,38 @@ impl Forming<'_> {
     }
 
     /// Connects to a rank for one purpose.
-    fn call(&mut self, roster: &Roster, rank: usize, purpose: &Purpose) -> Result<TcpStream> {
+    fn call(&mut self, roster: &Roster, rank: usize, purpose: &Purpose) -> Result<Stream> {
         let member = &roster.members()[rank];
-        let mut stream = self.reach(rank, &member.host, &member.address)?;
-        self.greet(&mut stream, rank, &member.host, purpose.clone())?;
-        Ok(stream)
+        self.meet(rank, &member.host, &member.address, |_, _| {
+            Ok(purpose.clone())
+        })
     }
 
-    /// Opens a connection, trying again until the deadline: the other side may start later.
+    /// Connects to a rank and proves to be a member, trying again until the deadline: the other
+    /// side may start later, or be besieged by strangers.
+    fn meet(
+        &mut self,
+        rank: usize,
+        host: &str,
+        address: &str,
+        mut purpose: impl FnMut(&Self, &TcpStream) -> Result<Purpose>,
+    ) -> Result<Stream> {
+        loop {
+            let tcp = self.reach(rank, host, address)?;
+            let purpose = purpose(self, &tcp)?;
+            let (error, broken) = match self.greet(tcp, address, purpose) {
+                Ok(stream) => return Ok(stream),
+                Err(failure) => failure,
+            };
+            self.check_interrupt()?;
+            if !broken || Instant::now() + RETRY_INTERVAL >= self.deadline {
+                return Err(error.blaming(rank, host));
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    /// Opens a connection, trying again until the deadline.
     fn reach(&mut self, rank: usize, host: &str, address: &str) -> Result<TcpStream> {
         loop {
             let reason = match connect(address, self.deadline) {
@@ -251,45 +335,47 @@ impl Forming<'_> {
         }
     }
 
+    /// The caller's side of all handshakes; an error comes with whether the connection broke.
     fn greet(
         &self,
-        stream: &mut TcpStream,
-        rank: usize,
-        host: &str,
+        tcp: TcpStream,
+        address: &str,
         purpose: Purpose,
-    ) -> Result<()> {
-        let limit = Some(HANDSHAKE_LIMIT);
-        stream
-            .set_nodelay(true)
-            .and_then(|()| stream.set_read_timeout(limit))
-            .and_then(|()| stream.set_write_timeout(limit))
-            .map_err(|error| Error::rendezvous(format!("a socket fails: {error}")))?;
-        let hello = Hello::new(self.config.rank, self.config.world_size, purpose)?;
-        handshake::call(stream, hello, &self.config.token)
-            .map_err(|error| error.blaming(rank, host))
+    ) -> Result<Stream, (Error, bool)> {
+        tcp.set_nodelay(true)
+            .map_err(|error| (socket_fails(&error), false))?;
+        let deadline = Instant::now() + HANDSHAKE_LIMIT;
+        let is_break = |error: &Error| matches!(error.kind, ErrorKind::Rendezvous { .. });
+        let mut stream = tls::call(tcp, self.tls.as_ref(), address, deadline).map_err(|error| {
+            let broken = is_break(&error);
+            (error, broken)
+        })?;
+        let hello = Hello::new(self.config.rank, self.config.world_size, purpose);
+        let called =
+            hello.and_then(|hello| handshake::call(&mut stream, hello, &self.config.token));
+        match called {
+            Ok(()) => Ok(stream),
+            Err(error) => {
+                let broken = stream.has_ended() && is_break(&error);
+                Err((error, broken))
+            }
+        }
     }
 
-    /// Waits until a connection has something to read, or has ended.
-    fn await_readable(&mut self, stream: &TcpStream) -> Result<()> {
-        let limit = |timeout| {
-            stream
-                .set_read_timeout(Some(timeout))
-                .map_err(|error| Error::rendezvous(format!("a socket fails: {error}")))
-        };
-        limit(INTERRUPT_INTERVAL)?;
+    /// Waits until rank 0 has something to say, or has ended.
+    fn await_answer(&mut self, stream: &Stream) -> Result<()> {
         // Rank 0 gives up at about the same time, and knows better who is missing.
         let deadline = self.deadline + HANDSHAKE_LIMIT;
-        while stream
-            .peek(&mut [0])
-            .is_err_and(|error| is_timeout(error.kind()))
-        {
+        while !stream.is_readable() {
             self.check_interrupt()?;
             if Instant::now() >= deadline {
                 let problem = "it accepted this rank but sent no roster in time";
                 return Err(Error::rendezvous(problem).blaming(0, &self.config.rendezvous));
             }
+            let socket = std::iter::once(Interested::readable(stream.as_fd().as_raw_fd()));
+            poll::wait_without_waker(socket, INTERRUPT_INTERVAL);
         }
-        limit(HANDSHAKE_LIMIT)
+        Ok(())
     }
 
     fn check_interrupt(&mut self) -> Result<()> {
@@ -300,7 +386,7 @@ impl Forming<'_> {
         Ok(())
     }
 
-    fn missing(&self, joined: &BTreeMap<usize, (Member, TcpStream)>) -> Error {
+    fn missing(&self, joined: &BTreeMap<usize, (Member, Stream)>) -> Error {
         let world_size = self.config.world_size;
         let missing: Vec<usize> = (1..world_size)
             .filter(|rank| !joined.contains_key(rank))
@@ -318,13 +404,15 @@ impl Forming<'_> {
 
     /// What those who were turned away would like the user to know.
     fn turned_away_note(&self) -> String {
-        match self.turned_away.len() {
-            0 => String::new(),
-            count => {
-                let shown = &self.turned_away[..count.min(TURNED_AWAY_MAX)];
-                format!("; turned away: {}", shown.join("; "))
-            }
+        if self.turned_away.is_empty() {
+            return String::new();
         }
+        let reasons = self.turned_away.iter().map(|(reason, count)| match count {
+            1 => reason.clone(),
+            _ => format!("{reason} ({count} times)"),
+        });
+        let reasons: Vec<_> = reasons.collect();
+        format!("; turned away: {}", reasons.join("; "))
     }
 }
 
@@ -365,16 +453,15 @@ fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     outcome
 }
 
-/// The address that others should use for a door.
-fn announced(door: SocketAddr, own_ip: IpAddr) -> SocketAddr {
-    if door.ip().is_unspecified() {
-        SocketAddr::new(own_ip, door.port())
-    } else {
-        door
-    }
+/// Sends rank 0's answer to a rank that has waited for it, maybe for long.
+fn send(stream: &mut Stream, answer: &Answer) -> Result<()> {
+    let until = Instant::now() + HANDSHAKE_LIMIT;
+    stream
+        .be_patient(until)
+        .map_err(|error| socket_fails(&error))?;
+    handshake::write_message(stream, answer)
 }
 
-fn is_timeout(kind: std::io::ErrorKind) -> bool {
-    use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
-    matches!(kind, WouldBlock | TimedOut | Interrupted)
+fn socket_fails(error: &std::io::Error) -> Error {
+    Error::rendezvous(format!("a socket fails: {error}"))
 }

@@ -1,14 +1,14 @@
 //! All links of one rank: over shared memory to ranks of its host, over TCP to others.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, IoSlice, IoSliceMut};
-use std::net::TcpStream;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::poll::{self, Interested, WakeUp};
 use super::shm::{self, ShmLink};
+use super::stream::Stream;
 use super::{Broken, Direction, Interest, Transport, tcp};
 
 /// The links of one rank.
@@ -25,8 +25,8 @@ pub struct Links {
 /// What leads to one peer. Shared memory, where there is some, carries both directions.
 #[derive(Default)]
 struct Peer {
-    outgoing: Option<TcpStream>,
-    incoming: Option<TcpStream>,
+    outgoing: Option<Stream>,
+    incoming: Option<Stream>,
     memory: Option<ShmLink>,
     /// Whether the connection to a peer that shares memory has ended: with its process.
     ended: bool,
@@ -40,18 +40,18 @@ impl Links {
     /// When a socket cannot be configured, or the system has no file descriptor left.
     pub fn new(
         world_size: usize,
-        outgoing: BTreeMap<usize, TcpStream>,
-        incoming: BTreeMap<usize, TcpStream>,
+        outgoing: BTreeMap<usize, Stream>,
+        incoming: BTreeMap<usize, Stream>,
     ) -> std::io::Result<Self> {
         let mut peers: Vec<Peer> = (0..world_size).map(|_| Peer::default()).collect();
-        for (peer, stream) in outgoing {
+        for (peer, mut stream) in outgoing {
+            tcp::configure(&mut stream)?;
             peers[peer].outgoing = Some(stream);
         }
-        for (peer, stream) in incoming {
+        for (peer, mut stream) in incoming {
+            tcp::configure(&mut stream)?;
             peers[peer].incoming = Some(stream);
         }
-        let streams = peers.iter().flat_map(|p| [&p.outgoing, &p.incoming]);
-        streams.flatten().try_for_each(tcp::configure)?;
         Ok(Self {
             peers,
             wake_up: Arc::new(WakeUp::new()?),
@@ -72,18 +72,18 @@ impl Links {
         patience: Duration,
     ) -> std::io::Result<BTreeMap<usize, String>> {
         let doorbell = &self.doorbell;
-        let pair = |stream: &TcpStream, initiator| {
-            stream.set_nonblocking(false)?;
+        let pair = |stream: &mut Stream, initiator| {
             let paired = shm::pair(stream, initiator, doorbell, patience)?;
-            stream.set_nonblocking(true).map(|()| paired)
+            stream.be_nonblocking().map(|()| paired)
         };
         let pair = &pair;
         let paired: Vec<_> = std::thread::scope(|scope| {
-            let pairings: Vec<_> = peers
-                .iter()
-                .filter_map(|&peer| {
+            let willing = self.peers.iter_mut().enumerate();
+            let pairings: Vec<_> = willing
+                .filter(|(peer, _)| peers.contains(peer))
+                .filter_map(|(peer, links)| {
                     let initiator = rank < peer;
-                    let stream = self.peers[peer].stream_for_pairing(initiator)?;
+                    let stream = links.stream_for_pairing(initiator)?;
                     Some((peer, scope.spawn(move || pair(stream, initiator))))
                 })
                 .collect();
@@ -112,22 +112,19 @@ impl Links {
 
 impl Peer {
     /// The connection that both sides take: that on which the initiator sends, if there is one.
-    fn stream_for_pairing(&self, initiator: bool) -> Option<&TcpStream> {
+    fn stream_for_pairing(&mut self, initiator: bool) -> Option<&mut Stream> {
         let (first, second) = match initiator {
-            true => (&self.outgoing, &self.incoming),
-            false => (&self.incoming, &self.outgoing),
+            true => (&mut self.outgoing, &mut self.incoming),
+            false => (&mut self.incoming, &mut self.outgoing),
         };
-        first.as_ref().or(second.as_ref())
+        first.as_mut().or(second.as_mut())
     }
 
     /// Looks whether the process that shares memory still lives.
     fn check_alive(&mut self) {
         let stream = self.incoming.as_ref().or(self.outgoing.as_ref());
         // Nothing ever arrives on the connection but its end.
-        self.ended = stream.is_none_or(|stream| {
-            let looked = stream.peek(&mut [0]);
-            looked.map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |_| true)
-        });
+        self.ended = stream.is_none_or(Stream::is_readable);
     }
 
     /// What nothing means: to wait, unless the peer has ended.
@@ -140,14 +137,32 @@ impl Peer {
         Ok(nothing)
     }
 
-    fn stream(&self, direction: Direction) -> Result<&TcpStream, Broken> {
+    const fn stream(&self, direction: Direction) -> Option<&Stream> {
+        match direction {
+            Direction::Send => self.outgoing.as_ref(),
+            Direction::Receive => self.incoming.as_ref(),
+        }
+    }
+
+    fn stream_mut(&mut self, direction: Direction) -> Result<&mut Stream, Broken> {
         let stream = match direction {
-            Direction::Send => &self.outgoing,
-            Direction::Receive => &self.incoming,
+            Direction::Send => &mut self.outgoing,
+            Direction::Receive => &mut self.incoming,
         };
-        stream.as_ref().ok_or_else(|| Broken {
+        stream.as_mut().ok_or_else(|| Broken {
             reason: "does not exist".into(),
         })
+    }
+
+    /// Whether there is something to do without waiting for a socket.
+    fn is_ready(&self, direction: Direction) -> bool {
+        match &self.memory {
+            Some(memory) => memory.ready(direction),
+            None => {
+                direction == Direction::Receive
+                    && self.stream(direction).is_some_and(Stream::has_buffered)
+            }
+        }
     }
 }
 
@@ -159,7 +174,7 @@ impl Transport for Links {
                 None => peer.unless_ended(None),
                 sent => Ok(sent),
             },
-            None => tcp::try_send(peer.stream(Direction::Send)?, parts),
+            None => tcp::try_send(peer.stream_mut(Direction::Send)?, parts),
         }
     }
 
@@ -174,7 +189,7 @@ impl Transport for Links {
                 None => peer.unless_ended(None),
                 received => Ok(received),
             },
-            None => tcp::try_receive(peer.stream(Direction::Receive)?, parts),
+            None => tcp::try_receive(peer.stream_mut(Direction::Receive)?, parts),
         }
     }
 
@@ -190,19 +205,18 @@ impl Transport for Links {
     }
 
     fn wait(&mut self, interests: &[Interest], timeout: Duration) {
-        let memory = |interest: &Interest| self.peers[interest.peer].memory.as_ref();
         for interest in interests {
-            if let Some(memory) = memory(interest) {
+            if let Some(memory) = &self.peers[interest.peer].memory {
                 memory.announce_sleep(interest.direction);
             }
         }
         let ready = interests
             .iter()
-            .any(|i| memory(i).is_some_and(|memory| memory.ready(i.direction)));
+            .any(|i| self.peers[i.peer].is_ready(i.direction));
         if !ready {
             let sockets = interests.iter().filter_map(|interest| {
                 let peer = &self.peers[interest.peer];
-                let fd = peer.stream(interest.direction).ok()?.as_fd().as_raw_fd();
+                let fd = peer.stream(interest.direction)?.as_fd().as_raw_fd();
                 // Nothing arrives on the socket of a rank that shares memory, but its end.
                 Some(match interest.direction {
                     Direction::Send if peer.memory.is_none() => Interested::writable(fd),

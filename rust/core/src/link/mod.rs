@@ -7,7 +7,9 @@ pub mod links;
 pub mod memory;
 pub(crate) mod poll;
 pub mod shm;
+pub mod stream;
 mod tcp;
+pub mod tls;
 
 /// All links of one rank.
 ///

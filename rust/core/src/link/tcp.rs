@@ -1,11 +1,11 @@
 //! A link over TCP: one connection per direction, non-blocking.
 
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read as _};
-use std::net::TcpStream;
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
 
 use socket2::SockRef;
 
 use super::Broken;
+use super::stream::Stream;
 
 /// Congestion control of connections inside a host, where no packet is lost or late: BBR, the
 /// default of many systems, paces them, which costs a third of their bandwidth. Reno is the one
@@ -17,8 +17,9 @@ const LOOPBACK_CONGESTION: &str = "reno";
 const CONGESTION_VARIABLE: &str = "GRADRING_TCP_CONGESTION";
 
 /// Makes a connection fit for payload.
-pub(super) fn configure(stream: &TcpStream) -> std::io::Result<()> {
-    stream.set_nonblocking(true)?;
+pub(super) fn configure(stream: &mut Stream) -> std::io::Result<()> {
+    stream.be_nonblocking()?;
+    let stream = stream.tcp();
     stream.set_nodelay(true)?;
     let inside_host = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
     let wish = std::env::var(CONGESTION_VARIABLE).ok();
@@ -34,18 +35,21 @@ pub(super) fn configure(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-pub(super) fn try_send(stream: &TcpStream, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-    match SockRef::from(stream).send_vectored_with_flags(parts, libc::MSG_NOSIGNAL) {
+pub(super) fn try_send(
+    stream: &mut Stream,
+    parts: &[IoSlice<'_>],
+) -> Result<Option<usize>, Broken> {
+    match stream.send(parts) {
         Ok(sent) => Ok(Some(sent)),
         Err(error) => later_or_broken(&error),
     }
 }
 
 pub(super) fn try_receive(
-    mut stream: &TcpStream,
+    stream: &mut Stream,
     parts: &mut [IoSliceMut<'_>],
 ) -> Result<Option<usize>, Broken> {
-    match stream.read_vectored(parts) {
+    match stream.receive(parts) {
         Ok(0) => Err(Broken {
             reason: "was closed by the other side".into(),
         }),

@@ -83,6 +83,12 @@ pub(crate) enum Message {
     Refused(Error),
 }
 
+/// Tells the other side, from whichever, why there will be no conversation.
+pub(crate) fn refuse(stream: &mut impl Write, error: &Error) {
+    // It may have gone, which changes nothing here.
+    let _ = write_message(stream, &Message::Refused(error.clone()));
+}
+
 impl Hello {
     pub(crate) fn new(rank: usize, world_size: usize, purpose: Purpose) -> Result<Self> {
         Ok(Self {
@@ -120,8 +126,7 @@ pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8])
     let transcript = [&transcript[..], &nonce].concat();
     if !is_proof(token, b"callee", &transcript, &proof) {
         let error = Error::authentication("the rank that answered does not know this job's token");
-        // The callee is told as well; that it may be gone changes nothing here.
-        let _ = write_message(stream, &Message::Refused(wrong_token()));
+        refuse(stream, &wrong_token());
         return Err(error);
     }
     write_message(
@@ -256,7 +261,12 @@ fn unexpected(wanted: &str) -> Error {
     Error::protocol(format!("something else than {wanted} arrived"))
 }
 
-fn broken(error: &std::io::Error) -> Error {
+/// What is to be said about a connection that fails meanwhile: the error inside, if it is ours.
+pub(crate) fn broken(error: &std::io::Error) -> Error {
+    let inner = error.get_ref();
+    if let Some(error) = inner.and_then(|inner| inner.downcast_ref::<Error>()) {
+        return error.clone();
+    }
     Error::new(ErrorKind::Rendezvous {
         problem: format!("the connection broke during the handshake: {error}"),
     })

@@ -17,17 +17,17 @@
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::arena::Arena;
 use super::{RING_BYTES, ShmLink, passing};
 use crate::link::poll::{self, Interested};
+use crate::link::stream::Stream;
 
 /// Bytes of the random part of the socket's name, and of the nonce.
 const RANDOM_BYTES: usize = 16;
@@ -47,13 +47,13 @@ type Nonce = [u8; RANDOM_BYTES];
 /// Tries to share memory with the process at the other end of `stream`, which calls this at the
 /// same time; exactly one of both is the initiator.
 ///
-/// Returns the link, or why there is none: the same on both sides. `stream` must be blocking; it
-/// carries nothing of this afterwards. The other side rings `doorbell`, an eventfd.
+/// Returns the link, or why there is none: the same on both sides. `stream` is patient afterwards,
+/// and carries nothing of this. The other side rings `doorbell`, an eventfd.
 ///
 /// # Errors
 /// When the connection fails, or the other side says nothing for as long as `patience`.
 pub fn pair(
-    stream: &TcpStream,
+    stream: &mut Stream,
     initiator: bool,
     doorbell: &impl AsFd,
     patience: Duration,
@@ -258,20 +258,15 @@ fn abstract_address(name: &[u8]) -> io::Result<SockAddr> {
 
 /// The conversation over TCP: each message is a status byte, a length and that many bytes.
 struct Talk<'a> {
-    stream: &'a TcpStream,
+    stream: &'a mut Stream,
     deadline: Instant,
-    /// The stream's own limits, to be restored.
-    limits: (Option<Duration>, Option<Duration>),
 }
 
 impl<'a> Talk<'a> {
-    fn new(stream: &'a TcpStream, patience: Duration) -> io::Result<Self> {
-        let limits = (stream.read_timeout()?, stream.write_timeout()?);
-        Ok(Self {
-            stream,
-            deadline: Instant::now() + patience,
-            limits,
-        })
+    fn new(stream: &'a mut Stream, patience: Duration) -> io::Result<Self> {
+        let deadline = Instant::now() + patience;
+        stream.be_patient(deadline)?;
+        Ok(Self { stream, deadline })
     }
 
     fn go_on(&mut self, content: &[u8]) -> io::Result<()> {
@@ -289,18 +284,17 @@ impl<'a> Talk<'a> {
 
     fn say(&mut self, status: u8, content: &[u8]) -> io::Result<()> {
         let length = u8::try_from(content.len()).expect("contents are short");
-        let message = [&[status, length], content].concat();
-        self.stream.set_write_timeout(Some(self.limit()?))?;
-        self.stream.write_all(&message)
+        self.stream
+            .write_all(&[&[status, length], content].concat())
     }
 
     /// The other side's next message: its content, or why there is no more to say.
     fn hear(&mut self) -> io::Result<Result<Vec<u8>, String>> {
         let mut head = [0; 2];
-        self.read_exact(&mut head)?;
+        self.stream.read_exact(&mut head)?;
         let [status, length] = head;
         let mut content = vec![0; length.into()];
-        self.read_exact(&mut content)?;
+        self.stream.read_exact(&mut content)?;
         match status {
             GO_ON => Ok(Ok(content)),
             REFUSED => Ok(Err(String::from_utf8_lossy(&content).into_owned())),
@@ -308,44 +302,14 @@ impl<'a> Talk<'a> {
         }
     }
 
-    fn read_exact(&mut self, mut target: &mut [u8]) -> io::Result<()> {
-        while !target.is_empty() {
-            self.stream.set_read_timeout(Some(self.limit()?))?;
-            match self.stream.read(target) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(count) => target = &mut target[count..],
-                Err(error) if is_later(error.kind()) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
     /// Whether the other side has said something, or gone.
     fn has_answer(&self) -> bool {
-        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        let mut byte = [std::mem::MaybeUninit::uninit()];
-        match SockRef::from(self.stream).recv_with_flags(&mut byte, flags) {
-            Ok(_) => true,
-            Err(error) => !is_later(error.kind()),
-        }
-    }
-
-    fn limit(&self) -> io::Result<Duration> {
-        self.left().ok_or_else(|| ErrorKind::TimedOut.into())
+        self.stream.is_readable()
     }
 
     fn left(&self) -> Option<Duration> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
-    }
-}
-
-impl Drop for Talk<'_> {
-    fn drop(&mut self) {
-        // Of a broken stream the limits do not matter any more.
-        let _ = self.stream.set_read_timeout(self.limits.0);
-        let _ = self.stream.set_write_timeout(self.limits.1);
     }
 }
 

@@ -1,5 +1,5 @@
 use std::io::{IoSlice, IoSliceMut};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command};
 
 use super::*;
@@ -14,17 +14,17 @@ const ADDRESS_VARIABLE: &str = "GRADRING_TEST_ADDRESS";
 type Outcome = io::Result<Result<ShmLink, String>>;
 
 /// Runs an initiator against `visitor`, which gets the other end of its connection.
-fn with_initiator(visitor: impl FnOnce(TcpStream) -> Outcome) -> (Outcome, Outcome) {
-    let (ours, theirs) = connection();
+fn with_initiator(visitor: impl FnOnce(Stream) -> Outcome) -> (Outcome, Outcome) {
+    let (mut ours, theirs) = connection();
     std::thread::scope(|scope| {
         let initiator = scope.spawn(move || {
-            let outcome = pair(&ours, true, &WakeUp::new()?, PATIENCE);
+            let outcome = pair(&mut ours, true, &WakeUp::new()?, PATIENCE);
             if outcome.is_ok() {
-                (&ours).write_all(b"next")?;
+                ours.write_all(b"next")?;
             }
             outcome
         });
-        let stream = theirs.try_clone().unwrap();
+        let stream = theirs.tcp().try_clone().unwrap();
         let visited = visitor(theirs);
         let invited = initiator.join().unwrap();
         if invited.is_ok() {
@@ -38,10 +38,10 @@ fn with_initiator(visitor: impl FnOnce(TcpStream) -> Outcome) -> (Outcome, Outco
 
 /// What a visitor does, with its own idea of the invitation and of how to accept it.
 fn visit_with(
-    stream: &TcpStream,
+    mut stream: Stream,
     accept: impl FnOnce(Vec<u8>) -> Result<ShmLink, String>,
 ) -> Outcome {
-    let mut talk = Talk::new(stream, PATIENCE)?;
+    let mut talk = Talk::new(&mut stream, PATIENCE)?;
     match accept(talk.hear()?.unwrap()) {
         Ok(link) => {
             talk.go_on(&[])?;
@@ -51,10 +51,10 @@ fn visit_with(
     }
 }
 
-fn connection() -> (TcpStream, TcpStream) {
+fn connection() -> (Stream, Stream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (caller, listener.accept().unwrap().0)
+    (caller.into(), listener.accept().unwrap().0.into())
 }
 
 fn assert_connected(initiator: &mut ShmLink, visitor: &mut ShmLink) {
@@ -75,13 +75,8 @@ fn common_reason((invited, visited): (Outcome, Outcome)) -> String {
 
 #[test]
 fn two_ranks_of_one_host_pair() {
-    let limit = Some(Duration::from_secs(7));
-    let (invited, visited) = with_initiator(|stream| {
-        stream.set_read_timeout(limit)?;
-        let outcome = pair(&stream, false, &WakeUp::new()?, PATIENCE);
-        assert_eq!(stream.read_timeout()?, limit, "the limits are restored");
-        outcome
-    });
+    let (invited, visited) =
+        with_initiator(|mut stream| pair(&mut stream, false, &WakeUp::new()?, PATIENCE));
     assert_connected(
         &mut invited.unwrap().unwrap(),
         &mut visited.unwrap().unwrap(),
@@ -93,7 +88,7 @@ fn strangers_who_call_first_are_sent_away() {
     let bell = WakeUp::new().unwrap();
     let mut strangers = Vec::new();
     let (invited, visited) = with_initiator(|stream| {
-        visit_with(&stream, |invitation| {
+        visit_with(stream, |invitation| {
             let name = &invitation[..RANDOM_BYTES];
             for number in 0..6 {
                 let mut stranger = reach(name, PATIENCE).unwrap();
@@ -122,7 +117,7 @@ fn strangers_who_call_first_are_sent_away() {
 fn who_does_not_find_the_socket_is_on_another_host() {
     let bell = WakeUp::new().unwrap();
     let reason = common_reason(with_initiator(|stream| {
-        visit_with(&stream, |mut invitation| {
+        visit_with(stream, |mut invitation| {
             invitation[0] ^= 1;
             accept(&invitation, bell.as_fd(), PATIENCE)
         })
@@ -134,7 +129,7 @@ fn who_does_not_find_the_socket_is_on_another_host() {
 fn who_says_a_wrong_nonce_gets_nothing() {
     let bell = WakeUp::new().unwrap();
     let reason = common_reason(with_initiator(|stream| {
-        visit_with(&stream, |mut invitation| {
+        visit_with(stream, |mut invitation| {
             invitation[RANDOM_BYTES] ^= 1;
             accept(&invitation, bell.as_fd(), PATIENCE)
         })
@@ -147,19 +142,23 @@ fn who_says_a_wrong_nonce_gets_nothing() {
 
 #[test]
 fn a_doorbell_that_could_block_or_kill_is_refused() {
-    let reason = common_reason(with_initiator(|stream| {
-        pair(&stream, false, &stream.as_fd(), PATIENCE)
+    let (socket, _) = connection();
+    let reason = common_reason(with_initiator(|mut stream| {
+        pair(&mut stream, false, &socket.as_fd(), PATIENCE)
     }));
     assert_eq!(reason, "the initiator failed: the doorbell is no eventfd");
 }
 
 #[test]
 fn an_initiator_without_memory_says_so() {
-    let (ours, theirs) = connection();
+    let (mut ours, mut theirs) = connection();
     // Longer than a reason may be, with its limit inside a character.
     let reason = format!("x{}", "é".repeat(REASON_BYTES_MAX));
-    let told = Talk::new(&ours, PATIENCE).unwrap().refuse(reason).unwrap();
-    let heard = pair(&theirs, false, &WakeUp::new().unwrap(), PATIENCE).unwrap();
+    let told = Talk::new(&mut ours, PATIENCE)
+        .unwrap()
+        .refuse(reason)
+        .unwrap();
+    let heard = pair(&mut theirs, false, &WakeUp::new().unwrap(), PATIENCE).unwrap();
     let (told, heard) = (told.err().unwrap(), heard.err().unwrap());
     assert_eq!(told, heard);
     assert!(!heard.contains('\u{fffd}'));
@@ -170,13 +169,13 @@ fn a_partner_that_goes_or_says_nothing_is_an_error() {
     let bell = WakeUp::new().unwrap();
     let kind = |outcome: Outcome| outcome.err().unwrap().kind();
     for initiator in [true, false] {
-        let (ours, theirs) = connection();
-        let outcome = pair(&ours, initiator, &bell, Duration::from_millis(50));
+        let (mut ours, theirs) = connection();
+        let outcome = pair(&mut ours, initiator, &bell, Duration::from_millis(50));
         assert_eq!(kind(outcome), ErrorKind::TimedOut);
         drop(theirs);
-        let (ours, theirs) = connection();
+        let (mut ours, theirs) = connection();
         drop(theirs);
-        let outcome = pair(&ours, initiator, &bell, PATIENCE);
+        let outcome = pair(&mut ours, initiator, &bell, PATIENCE);
         assert_eq!(kind(outcome), ErrorKind::UnexpectedEof);
     }
 }
@@ -190,9 +189,9 @@ fn two_processes_exchange_bytes() {
         .env(ADDRESS_VARIABLE, listener.local_addr().unwrap().to_string())
         .spawn();
     let mut child = Ending(child.unwrap());
-    let stream = listener.accept().unwrap().0;
+    let mut stream = listener.accept().unwrap().0.into();
     let bell = WakeUp::new().unwrap();
-    let mut link = pair(&stream, true, &bell, PATIENCE).unwrap().unwrap();
+    let mut link = pair(&mut stream, true, &bell, PATIENCE).unwrap().unwrap();
     let bytes: Vec<u8> = (0..TOTAL).map(|index| ((index * 7) >> 3) as u8).collect();
     let mut echoed = vec![0; TOTAL];
     let (mut sent, mut received) = (0, 0);
@@ -217,9 +216,11 @@ fn two_processes_exchange_bytes() {
 #[test]
 #[ignore = "the second process of another test"]
 fn echo() {
-    let stream = TcpStream::connect(std::env::var(ADDRESS_VARIABLE).unwrap()).unwrap();
+    let mut stream = TcpStream::connect(std::env::var(ADDRESS_VARIABLE).unwrap())
+        .unwrap()
+        .into();
     let bell = WakeUp::new().unwrap();
-    let mut link = pair(&stream, false, &bell, PATIENCE).unwrap().unwrap();
+    let mut link = pair(&mut stream, false, &bell, PATIENCE).unwrap().unwrap();
     let mut pending = Vec::new();
     loop {
         match link.readable() {

@@ -1,0 +1,64 @@
+"""The network interfaces of this host."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+from gradring.errors import ConfigError
+
+SIOCGIFADDR = 0x8915
+"""Linux' request for the IPv4 address of an interface."""
+_NAME_BYTES = 16
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+
+
+def address_of(text: str, name: str) -> str:
+    """The IP address of the interface that ``text`` names, such as ``eth0``, or is the address of.
+
+    An interface with IPv4 and IPv6 addresses is taken by its IPv4 address.
+
+    Args:
+        text: Name or IP address.
+        name: The setting it comes from, for messages.
+
+    Raises:
+        ConfigError: There is no such interface, or it has no address.
+    """
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    names = [interface for _, interface in socket.if_nameindex()]
+    if text not in names:
+        raise ConfigError(
+            f"{name}={text!r} is neither an IP address nor one of this host's network interfaces "
+            f"({', '.join(names)}); correct it"
+        )
+    address = _ipv4(text) or _ipv6(text)
+    if address is None:
+        raise ConfigError(f"{name}={text!r} has no IP address; choose another interface")
+    return address
+
+
+def _ipv4(interface: str) -> str | None:
+    request = struct.pack(f"{2 * _NAME_BYTES}s", interface.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, SIOCGIFADDR, request)
+        except OSError:
+            return None
+    # The name, then the family and the port of a socket address, then the address.
+    return socket.inet_ntoa(answer[_NAME_BYTES + 4 : _NAME_BYTES + 8])
+
+
+def _ipv6(interface: str) -> str | None:
+    try:
+        rows = [row.split() for row in _IPV6_ADDRESSES.read_text().splitlines()]
+    except OSError:
+        return None
+    found = [ipaddress.ip_address(bytes.fromhex(row[0])) for row in rows if row[-1] == interface]
+    return next((str(address) for address in found if not address.is_link_local), None)

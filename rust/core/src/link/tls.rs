@@ -1,0 +1,215 @@
+//! TLS 1.3 (RFC 8446) for everything that travels over TCP, with a certificate on both sides.
+//!
+//! The caller checks that the certificate is for the name or address that it dialled; the callee,
+//! that the caller's is of the job's authority. Resumption and early data are off: every connection
+//! proves everything.
+
+use std::io;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustls::client::Resumption;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{
+    CertificateError, ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection,
+};
+
+use super::stream::Stream;
+use crate::error::{Error, Result};
+use crate::wire::handshake;
+
+pub(super) mod session;
+
+const CA: &str = "GRADRING_TLS_CA";
+const CERTIFICATE: &str = "GRADRING_TLS_CERT";
+const KEY: &str = "GRADRING_TLS_KEY";
+
+/// Where a rank finds what it needs for TLS: PEM files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates of the authorities whose certificates are accepted.
+    pub ca: PathBuf,
+    /// This rank's certificate, followed by those that lead to an authority.
+    pub certificate: PathBuf,
+    /// The private key of this rank's certificate.
+    pub key: PathBuf,
+}
+
+/// What a rank needs for TLS.
+#[derive(Debug, Clone)]
+pub(crate) struct Tls {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// `Config` when one cannot be read or used; names it.
+    pub(crate) fn load(files: &TlsFiles) -> Result<Self> {
+        let provider = Arc::new(ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(CA, &files.ca)? {
+            let unusable = |error| unusable(CA, &files.ca, &error);
+            roots.add(certificate).map_err(unusable)?;
+        }
+        let roots = Arc::new(roots);
+        let chain = certificates(CERTIFICATE, &files.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key)
+            .map_err(|error| unreadable(KEY, &files.key, &error))?;
+
+        let unusable = |error| unusable(CERTIFICATE, &files.certificate, &error);
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?
+            .with_root_certificates(Arc::clone(&roots))
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(unusable)?;
+        client.resumption = Resumption::disabled();
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .build()
+            .map_err(|error| Error::config(format!("{CA} cannot be used: {error}")))?;
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)
+            .map_err(unusable)?;
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        // A ticket would lie unread on a connection that carries payload the other way.
+        server.send_tls13_tickets = 0;
+        Ok(Self {
+            client: Arc::new(client),
+            server: Arc::new(server),
+        })
+    }
+}
+
+/// The caller's side of a connection to `address`, a `host:port`: plain without `tls`.
+///
+/// # Errors
+/// `Authentication` for a certificate that one side does not accept; `Config` when the callee
+/// speaks no TLS; `Rendezvous` when the connection breaks.
+pub(crate) fn call(
+    tcp: TcpStream,
+    tls: Option<&Tls>,
+    address: &str,
+    deadline: Instant,
+) -> Result<Stream> {
+    let stream = Stream::patient(tcp, deadline).map_err(|error| broken(&error))?;
+    let Some(tls) = tls else { return Ok(stream) };
+    let host = host_of(address);
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|_| Error::config(format!("{host:?} is no name that a certificate can be for")))?;
+    let connection =
+        ClientConnection::new(Arc::clone(&tls.client), name).map_err(|error| refusal(&error))?;
+    stream
+        .secure(connection.into())
+        .map_err(|(error, _)| broken(&error))
+}
+
+/// The callee's side.
+///
+/// # Errors
+/// As for `call`; `Config` when one side speaks TLS and the other does not, which the caller is
+/// told.
+pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Result<Stream> {
+    let mut stream = Stream::patient(tcp, deadline).map_err(|error| broken(&error))?;
+    let speaks_tls = stream.begins_with_tls().map_err(|error| broken(&error))?;
+    match (tls, speaks_tls) {
+        (None, false) => Ok(stream),
+        (Some(tls), true) => {
+            let connection =
+                ServerConnection::new(Arc::clone(&tls.server)).map_err(|error| refusal(&error))?;
+            stream.secure(connection.into()).map_err(|(error, stream)| {
+                stream.dismiss();
+                broken(&error)
+            })
+        }
+        (Some(_), false) => Err(refuse(
+            stream,
+            "takes TLS only; the caller does not speak it",
+        )),
+        (None, true) => Err(refuse(stream, "does not speak TLS; the caller does")),
+    }
+}
+
+fn refuse(mut stream: Stream, problem: &str) -> Error {
+    let error = Error::config(format!("it {problem}; {ALL_OR_NONE}"));
+    handshake::refuse(&mut stream, &error);
+    stream.dismiss();
+    error
+}
+
+const ALL_OR_NONE: &str =
+    "set GRADRING_TLS_CA, GRADRING_TLS_CERT and GRADRING_TLS_KEY on every rank or on none";
+
+/// What is to be said about an error of TLS on a connection.
+fn refusal(error: &rustls::Error) -> Error {
+    use rustls::Error::{
+        AlertReceived, InvalidCertificate, InvalidMessage, NoCertificatesPresented,
+    };
+    match error {
+        InvalidCertificate(reason) => Error::authentication(wrong_certificate(reason)),
+        NoCertificatesPresented => Error::authentication("it presents no certificate"),
+        AlertReceived(alert) => Error::authentication(format!(
+            "it does not accept this rank's certificate (alert {alert:?}); this rank's \
+             GRADRING_TLS_CERT must be valid now and lead to an authority in the other's \
+             GRADRING_TLS_CA"
+        )),
+        InvalidMessage(_) => Error::config(format!("it answers without TLS; {ALL_OR_NONE}")),
+        error => Error::protocol(format!("TLS fails: {error}")),
+    }
+}
+
+fn wrong_certificate(reason: &CertificateError) -> String {
+    use CertificateError as C;
+    match reason {
+        C::UnknownIssuer | C::BadSignature => {
+            "its certificate does not lead to an authority in GRADRING_TLS_CA".into()
+        }
+        reason => format!("its certificate is refused: {reason}"),
+    }
+}
+
+fn broken(error: &io::Error) -> Error {
+    let inner = error.get_ref();
+    match inner.and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(error) => refusal(error),
+        None => handshake::broken(error),
+    }
+}
+
+fn certificates(variable: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let unreadable = |error| unreadable(variable, path, &error);
+    let found: Vec<_> = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .map_err(unreadable)?;
+    if found.is_empty() {
+        return Err(unreadable(pem::Error::NoItemsFound));
+    }
+    Ok(found)
+}
+
+fn unreadable(variable: &str, path: &Path, error: &pem::Error) -> Error {
+    let path = path.display();
+    Error::config(format!("{variable}={path} cannot be read as PEM: {error}"))
+}
+
+fn unusable(variable: &str, path: &Path, error: &rustls::Error) -> Error {
+    let path = path.display();
+    Error::config(format!("{variable}={path} cannot be used: {error}"))
+}
+
+/// The host in `host:port`.
+pub(crate) fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}

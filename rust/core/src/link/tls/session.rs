@@ -1,0 +1,121 @@
+//! TLS over a socket that may block at any byte.
+//!
+//! Links report the bytes of a prefix as sent when the peer will get them without further calls. A
+//! record of TLS is on its way or it is not, so what was encrypted is reported only when the
+//! socket has taken all of it; until then the caller offers the same bytes again and waits for
+//! room. So no ciphertext is left behind when a collective ends.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
+
+use super::refusal;
+use crate::link::stream::Socket;
+
+/// Plaintext encrypted at a time: sixteen records, which stay in cache until they are sent.
+const SEND_BYTES: usize = 256 << 10;
+/// Ciphertext received at a time.
+const RECEIVE_BYTES: usize = 128 << 10;
+
+/// A connection that has shaken hands.
+pub(in crate::link) struct Session {
+    connection: rustls::Connection,
+    /// Bytes of plaintext that have been encrypted and whose ciphertext has not been sent in full.
+    in_flight: usize,
+    inbox: Box<[u8]>,
+    /// Which part of the inbox has not been decrypted.
+    received: std::ops::Range<usize>,
+    /// How many decrypted bytes wait inside the connection.
+    decrypted: usize,
+}
+
+impl Session {
+    pub(in crate::link) fn new(mut connection: rustls::Connection) -> Self {
+        connection.set_buffer_limit(None);
+        // The last message of the handshake may have come together with something else.
+        let state = connection.process_new_packets();
+        Self {
+            decrypted: state.map_or(0, |state| state.plaintext_bytes_to_read()),
+            connection,
+            in_flight: 0,
+            inbox: vec![0; RECEIVE_BYTES].into(),
+            received: 0..0,
+        }
+    }
+
+    pub(in crate::link) fn has_buffered(&self) -> bool {
+        self.decrypted > 0 || !self.received.is_empty()
+    }
+
+    /// As `Stream::send`.
+    pub(in crate::link) fn send(
+        &mut self,
+        socket: &mut Socket,
+        parts: &[IoSlice<'_>],
+    ) -> io::Result<usize> {
+        if self.in_flight == 0 {
+            for part in parts {
+                let length = part.len().min(SEND_BYTES - self.in_flight);
+                self.in_flight += self.connection.writer().write(&part[..length])?;
+            }
+        }
+        while self.connection.wants_write() {
+            self.connection.write_tls(socket)?;
+        }
+        Ok(std::mem::take(&mut self.in_flight))
+    }
+
+    /// As `Stream::receive`.
+    pub(in crate::link) fn receive(
+        &mut self,
+        socket: &mut Socket,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> io::Result<usize> {
+        let wanted: usize = parts.iter().map(|part| part.len()).sum();
+        let mut filled = 0;
+        loop {
+            filled += self.take_decrypted(parts, filled)?;
+            if filled == wanted {
+                return Ok(filled);
+            }
+            if self.received.is_empty() {
+                if filled > 0 {
+                    return Ok(filled);
+                }
+                match socket.read(&mut self.inbox)? {
+                    0 => return Ok(0),
+                    count => self.received = 0..count,
+                }
+            }
+            let mut ciphertext = &self.inbox[self.received.clone()];
+            self.received.start += self.connection.read_tls(&mut ciphertext)?;
+            let state = self
+                .connection
+                .process_new_packets()
+                .map_err(|error| io::Error::new(ErrorKind::InvalidData, refusal(&error)))?;
+            self.decrypted = state.plaintext_bytes_to_read();
+            if state.peer_has_closed() && self.decrypted == 0 {
+                return Ok(filled);
+            }
+        }
+    }
+
+    /// Moves what has been decrypted behind the first `filled` bytes of `parts`.
+    fn take_decrypted(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        mut filled: usize,
+    ) -> io::Result<usize> {
+        let mut taken = 0;
+        for part in parts {
+            let skipped = filled.min(part.len());
+            filled -= skipped;
+            let mut room = &mut part[skipped..];
+            while self.decrypted > 0 && !room.is_empty() {
+                let count = self.connection.reader().read(room)?;
+                taken += count;
+                self.decrypted -= count;
+                room = &mut room[count..];
+            }
+        }
+        Ok(taken)
+    }
+}

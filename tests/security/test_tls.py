@@ -1,0 +1,264 @@
+"""TLS between ranks: what travels is hidden, and a certificate that is not right is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from certificates import DAY, NOW, Authority, Certificate
+from recorder import Recorder
+
+import gradring
+from gradring import errors
+from gradring.config import Settings, TlsFiles
+from gradring.launch.ports import free_ports
+from gradring.testing import Outcome, run_ranks
+
+LOCAL = "127.0.0.1"
+# Wide: rank 0 waits so long for the others before it says why they did not come.
+FORMING_S = 3.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def use(certificate: Certificate | None) -> None:
+    """Makes this process, and the ranks that it starts, use a certificate."""
+    if certificate is not None:
+        os.environ.update(certificate.variables())
+
+
+def sums(transport: str, sizes: list[int]) -> tuple[str, list[float], list[float]]:
+    with gradring.init(transport=transport) as comm:
+        rank, ranks = comm.rank, comm.world_size
+        found, works = [], []
+        for size in sizes:
+            x = np.arange(size, dtype=np.float32) + rank
+            comm.all_reduce(x)
+            assert (x == np.arange(size) * ranks + sum(range(ranks))).all()
+            works.append(comm.all_reduce_async(np.full(size, rank + 1.0), name=f"w{size}"))
+        found = [float(work.wait().sum()) for work in works]
+        rows = comm.all_gather(np.full(3, rank))
+        comm.barrier()
+        return comm.stats()["transport"], found, rows.tolist()
+
+
+@pytest.mark.parametrize(("world_size", "transport"), [(2, "tcp"), (3, "tcp"), (4, "auto")])
+def test_collectives_work_inside_tls(authority: Authority, world_size: int, transport: str) -> None:
+    certificate = authority.certify("all", LOCAL)
+    sizes = [0, 1, 1000, 100_003, 3_000_001]
+    results = run_ranks(sums, world_size, transport, sizes, env=certificate.variables())
+    total = sum(range(1, world_size + 1))
+    rows = [float(rank) for rank in range(world_size) for _ in range(3)]
+    name = "tcp" if transport == "tcp" else "shm"
+    assert results == [(name, [float(size * total) for size in sizes], rows)] * world_size
+
+
+SECRET = b"nobody may read!"
+
+
+def send_a_secret() -> None:
+    with gradring.init(transport="tcp") as comm:
+        x = np.frombuffer(SECRET * 1000, np.uint8).copy()
+        comm.broadcast(x, root=1)
+        assert x.tobytes() == SECRET * 1000
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_contents_travel_in_clear_without_tls_and_hidden_with_it(
+    authority: Authority, hidden: bool
+) -> None:
+    variables = authority.certify("all", LOCAL).variables() if hidden else {}
+    with Recorder() as recorder:
+        direct = f"{LOCAL}:{recorder.target[1]}"
+        run_ranks(join_through, 2, direct, recorder.address, env=variables)
+        assert len(recorder.seen()) > len(SECRET) * 1000
+        assert (SECRET in recorder.seen()) is not hidden
+
+
+def join_through(direct: str, recorder: str) -> None:
+    """Rank 1 reaches rank 0 through the recorder, for data too."""
+    os.environ["GRADRING_RENDEZVOUS"] = direct if os.environ["GRADRING_RANK"] == "0" else recorder
+    send_a_secret()
+
+
+def join_with(certificates: list[Certificate | None], transport: str = "tcp") -> None:
+    use(certificates[int(os.environ["GRADRING_RANK"])])
+    with gradring.init(transport=transport, timeout=FORMING_S) as comm:
+        comm.barrier()
+
+
+def failures(certificates: list[Certificate | None]) -> list[errors.GradringError]:
+    """What ranks with these certificates raise."""
+    outcomes: list[Outcome] = run_ranks(
+        join_with, len(certificates), certificates, check=False, timeout=60
+    )
+    raised = []
+    for outcome in outcomes:
+        assert isinstance(outcome.exception, errors.GradringError), outcome
+        raised.append(outcome.exception)
+    return raised
+
+
+def other_authority(authority: Authority, directory: Path) -> Certificate:
+    return Authority(directory, "impostor").certify("odd", LOCAL, trusting=authority.path)
+
+
+def expired(authority: Authority, directory: Path) -> Certificate:
+    return authority.certify("odd", LOCAL, start=NOW - 5 * DAY)
+
+
+def not_valid_yet(authority: Authority, directory: Path) -> Certificate:
+    return authority.certify("odd", LOCAL, start=NOW + 5 * DAY)
+
+
+def other_name(authority: Authority, directory: Path) -> Certificate:
+    return authority.certify("odd", "another.host", "10.9.8.7")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (other_authority, "does not lead to an authority"),
+        (expired, "expired"),
+        (not_valid_yet, "not valid yet"),
+        (other_name, "not valid for name"),
+    ],
+)
+def test_a_wrong_certificate_of_rank_0_is_named_by_who_calls_it(
+    authority: Authority, tmp_path: Path, wrong: Callable[..., Certificate], reason: str
+) -> None:
+    certificates: list[Certificate | None] = [authority.certify("right", LOCAL)] * 2
+    certificates[0] = wrong(authority, tmp_path)
+    host, caller = failures(certificates)
+    assert isinstance(caller, errors.AuthenticationError)
+    assert caller.rank == 0 and caller.host
+    assert reason in str(caller)
+    assert "turned away" in str(host) and "does not accept this rank's certificate" in str(host)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason", "alert"),
+    [
+        (other_authority, "does not lead to an authority", "UnknownCA"),
+        (expired, "expired", "CertificateExpired"),
+    ],
+)
+def test_a_wrong_certificate_of_a_caller_is_named_on_both_sides(
+    authority: Authority,
+    tmp_path: Path,
+    wrong: Callable[..., Certificate],
+    reason: str,
+    alert: str,
+) -> None:
+    right = authority.certify("right", LOCAL)
+    host, caller = failures([right, wrong(authority, tmp_path)])
+    assert isinstance(caller, errors.AuthenticationError)
+    assert caller.rank == 0 and alert in str(caller)
+    assert "did not join" in str(host) and reason in str(host)
+
+
+def test_a_rank_whose_certificate_is_for_another_address_is_named_by_who_calls_it(
+    authority: Authority, tmp_path: Path
+) -> None:
+    right = authority.certify("right", LOCAL)
+    host, _ = failures([right, other_name(authority, tmp_path)])
+    assert isinstance(host, errors.AuthenticationError)
+    assert host.rank == 1 and "not valid for name" in str(host)
+
+
+@pytest.mark.parametrize("secure", [0, 1])
+def test_tls_on_one_side_only_is_told_to_both(authority: Authority, secure: int) -> None:
+    certificates: list[Certificate | None] = [None, None]
+    certificates[secure] = authority.certify("right", LOCAL)
+    host, caller = failures(certificates)
+    assert isinstance(caller, errors.ConfigError), repr(caller)
+    assert caller.rank == 0
+    for error in (host, caller):
+        assert "TLS" in str(error) and "on every rank or on none" in str(error)
+
+
+def reduce_until_lost() -> None:
+    with gradring.init(transport="tcp") as comm:
+        x = np.ones(1_000_000, np.float32)
+        for step in range(1_000_000):
+            if comm.rank == 1 and step == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.all_reduce(x, op="mean")
+
+
+def test_a_killed_rank_is_named_inside_tls(authority: Authority) -> None:
+    variables = authority.certify("all", LOCAL).variables()
+    outcomes = run_ranks(reduce_until_lost, 3, env=variables, check=False, timeout=60)
+    for outcome in (outcomes[0], outcomes[2]):
+        assert isinstance(outcome.exception, errors.PeerLostError), outcome
+        assert outcome.exception.rank == 1
+
+
+def differ() -> None:
+    with gradring.init(transport="tcp") as comm:
+        comm.all_reduce(np.ones(4 + comm.rank // 2), name="w")
+
+
+def test_a_mismatch_is_judged_inside_tls(authority: Authority) -> None:
+    variables = authority.certify("all", LOCAL).variables()
+    for outcome in run_ranks(differ, 3, env=variables, check=False, timeout=60):
+        assert isinstance(outcome.exception, errors.MismatchError), outcome
+        assert outcome.exception.rank == 2
+
+
+def name_certified() -> None:
+    """Ranks that are told names dial names."""
+    port = free_ports(1)[0]
+    with gradring.init(transport="tcp", listen=f"localhost:{port}") as comm:
+        comm.barrier()
+
+
+def test_certificates_may_be_for_names(authority: Authority) -> None:
+    port = free_ports(1)[0]
+    variables = authority.certify("all", "localhost").variables()
+    variables["GRADRING_RENDEZVOUS"] = f"localhost:{port}"
+    run_ranks(name_certified, 3, env=variables)
+
+
+def test_some_of_the_variables_are_an_error_that_names_the_others(authority: Authority) -> None:
+    variables = authority.certify("all", LOCAL).variables()
+    assert Settings.from_environ(variables).tls == TlsFiles(*variables.values())
+    for name in variables:
+        fewer = {other: text for other, text in variables.items() if other != name}
+        with pytest.raises(errors.ConfigError, match=f"{name} not; set all three"):
+            Settings.from_environ(fewer)
+
+
+def connect_alone(tls: TlsFiles) -> Any:
+    address = f"{LOCAL}:{free_ports(1)[0]}"
+    return gradring.Communicator(0, 2, rendezvous=address, tls=tls, timeout=1)
+
+
+def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
+    one, other = authority.certify("one", LOCAL), authority.certify("other", LOCAL)
+    ca, cert, key = (str(path) for path in (authority.path, one.path, one.key))
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for files, named in [
+        ((str(empty), cert, key), "GRADRING_TLS_CA=.*empty.pem cannot be read"),
+        ((ca, str(tmp_path / "missing.pem"), key), "GRADRING_TLS_CERT=.*missing.pem cannot be"),
+        ((ca, cert, cert), "GRADRING_TLS_KEY=.*one.pem cannot be read"),
+        ((ca, cert, str(other.key)), "GRADRING_TLS_CERT=.*one.pem cannot be used"),
+    ]:
+        with pytest.raises(errors.ConfigError, match=named):
+            connect_alone(TlsFiles(*files))
+
+
+def test_a_key_that_others_can_read_is_refused(authority: Authority) -> None:
+    certificate = authority.certify("all", LOCAL)
+    certificate.key.chmod(0o644)
+    with pytest.raises(errors.ConfigError, match=r"GRADRING_TLS_KEY=.* chmod 600"):
+        Settings.from_environ(certificate.variables())
