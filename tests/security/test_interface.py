@@ -1,0 +1,87 @@
+"""``GRADRING_INTERFACE``: a rank listens there and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import gradring
+from gradring.config import Settings
+from gradring.errors import ConfigError, RendezvousError
+from gradring.launch.ports import free_ports
+from gradring.testing import run_ranks
+
+LISTEN = "0A"
+"""A state in /proc/net/tcp."""
+
+
+def listening() -> set[tuple[str, int]]:
+    """The addresses on which this process listens, IPv4 and IPv6."""
+    inodes = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            inodes.add(os.readlink(fd))
+        except OSError:
+            continue
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            columns = row.split()
+            host, port = columns[1].split(":")
+            if columns[3] == LISTEN and f"socket:[{columns[9]}]" in inodes:
+                words = bytes.fromhex(host)
+                packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                found.add((socket.inet_ntop(family, packed), int(port, 16)))
+    return found
+
+
+def doors_while_forming(rendezvous: str) -> set[tuple[str, int]]:
+    """Where this rank listens while it waits for the last one, who stays away."""
+    rank = int(os.environ["GRADRING_RANK"])
+    if rank == 2:
+        return set()
+    seen: set[tuple[str, int]] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            seen.update(listening())
+            time.sleep(0.02)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        gradring.init(timeout=4, rendezvous=rendezvous if rank == 0 else None)
+    except RendezvousError:
+        return seen
+    finally:
+        over.set()
+        looking.join()
+    raise AssertionError("two of three are no group")
+
+
+@pytest.mark.parametrize(
+    ("interface", "address"), [("lo", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("", None)]
+)
+def test_doors_are_on_the_chosen_interface_only(interface: str, address: str | None) -> None:
+    """Rank 0's rendezvous, as it sees it, is all interfaces."""
+    port = free_ports(1)[0]
+    env = {
+        "GRADRING_INTERFACE": interface,
+        "GRADRING_RENDEZVOUS": f"{address or '127.0.0.1'}:{port}",
+    }
+    first, second, _ = run_ranks(doors_while_forming, 3, f"0.0.0.0:{port}", env=env)
+    assert first == {(address or "0.0.0.0", port)}
+    assert [host for host, _ in second] == [address or "127.0.0.1"]
+
+
+def test_an_interface_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"GRADRING_INTERFACE='eth99' is neither .*\(.*lo"):
+        Settings.from_environ({"GRADRING_INTERFACE": "eth99"})
+    assert Settings.from_environ({}, interface="lo").interface == "127.0.0.1"
+    assert Settings.from_environ({}, interface="::1").interface == "::1"
