@@ -224,9 +224,14 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner) = policy;
     }
 
+    /// Counts on from `sequence`; on all ranks alike, with nothing under way.
+    pub fn count_from(&self, sequence: u64) {
+        lock(&self.shared.queue).launched = sequence;
+    }
+
     /// Starts to count from one again; on all ranks alike, with nothing under way.
     pub fn forget(&self) {
-        lock(&self.shared.queue).launched = 0;
+        self.count_from(0);
         *lock(&self.shared.stats) = Stats::default();
         self.shared.recorder.forget();
     }
