@@ -204,6 +204,7 @@ def test_a_killed_rank_is_named_inside_tls(authority: Authority) -> None:
 
 def differ() -> None:
     with gradring.init(transport="tcp") as comm:
+        comm.barrier()
         comm.all_reduce(np.ones(4 + comm.rank // 2), name="w")
 
 
