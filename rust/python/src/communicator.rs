@@ -30,7 +30,7 @@ type Arrays<'py> = Vec<Bound<'py, PyUntypedArray>>;
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout, transport, algorithm, reproducible, wire_dtype))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout, transport, algorithm, reproducible, wire_dtype, streams))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -44,6 +44,7 @@ impl Communicator {
         algorithm: &str,
         reproducible: bool,
         wire_dtype: Option<&str>,
+        streams: usize,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
             let problem = format!("timeout={timeout} is not a number of seconds: {error}");
@@ -61,6 +62,7 @@ impl Communicator {
             algorithm,
             reproducible,
             wire_dtype,
+            streams,
             rank,
             world_size,
             rendezvous,
@@ -198,6 +200,7 @@ impl Communicator {
         }
         let result = totals_to_python(py, &all)?;
         result.set_item("transport", self.inner.transport_name())?;
+        result.set_item("streams", self.inner.streams())?;
         result.set_item("collectives", collectives)?;
         let lateness: BTreeMap<usize, f64> = stats
             .lateness
