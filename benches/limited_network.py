@@ -6,11 +6,16 @@ share of the line rate is what counts. Headers of TCP, IP and Ethernet take abou
 
 Each size is measured with float32 on the wire and with bfloat16, which halves the bytes; `busbw` is
 of the float32 bytes in both cases, so that half the bytes show as more than the line rate.
+
+`--flow-rate` limits each TCP connection, as clouds do; `--streams 1,2,4` then shows what several
+connections to each peer gain: `python -m benches.limited_network --rate 2gbit --flow-rate 500mbit
+--streams 1,2,4`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -40,6 +45,7 @@ BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 class Row:
     """One size with one dtype on the wire; `refused` says why it was not measured."""
 
+    streams: int
     wire_dtype: str
     bytes: int
     median_ms: float = 0.0
@@ -50,15 +56,17 @@ class Row:
     refused: str = ""
 
 
-def rank_main(sizes: tuple[int, ...], iterations: int, line_gbps: float) -> list[Row]:
+def rank_main(
+    streams: tuple[int, ...], sizes: tuple[int, ...], iterations: int, line_gbps: float
+) -> list[Row]:
     """Measures everything; only rank 0's rows count."""
     rows = []
-    for wire_dtype in WIRE_DTYPES:
+    for count, wire_dtype in itertools.product(streams, WIRE_DTYPES):
         name = wire_dtype or "float32"
         try:
-            comm = gradring.init(wire_dtype=wire_dtype)
+            comm = gradring.init(wire_dtype=wire_dtype, streams=count)
         except ConfigError as error:
-            rows += [Row(name, size, refused=str(error)) for size in sizes]
+            rows += [Row(count, name, size, refused=str(error)) for size in sizes]
             continue
         with comm:
             rows += [_measure(comm, name, size, iterations, line_gbps) for size in sizes]
@@ -84,6 +92,7 @@ def _measure(
     median_s = statistics.median(durations_s[WARM_UPS:])
     busbw_gbps = problem.link_bytes / median_s / 1e9
     return Row(
+        comm.stats()["streams"],
         wire_dtype,
         size,
         round(median_s * 1e3, 3),
@@ -108,10 +117,17 @@ def gbps(rate: str) -> float:
     return float(found[1]) * BITS_PER_S[found[2]] / 8e9
 
 
+def parse_streams(text: str) -> tuple[int, ...]:
+    """Reads `1,2,4`."""
+    return tuple(int(word) for word in text.split(","))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 1gbit")
+    parser.add_argument("--flow-rate", help="of each TCP connection; default: no such limit")
+    parser.add_argument("--streams", type=parse_streams, default="1", help="such as 1,2,4")
     parser.add_argument("--sizes", type=parse_sizes, default="16MiB,100MiB")
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=5)
@@ -119,12 +135,14 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         line_gbps = gbps(options.rate)
+        flow_gbps = gbps(options.flow_rate) if options.flow_rate else line_gbps
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
-    with simulated_hosts(options.world_size, options.rate) as hosts:
+    with simulated_hosts(options.world_size, options.rate, options.flow_rate) as hosts:
         rows: list[Row] = run_ranks(
             rank_main,
             options.world_size,
+            options.streams,
             options.sizes,
             options.iterations,
             line_gbps,
@@ -132,11 +150,13 @@ def main(arguments: list[str] | None = None) -> None:
             timeout=TIMEOUT_S,
         )[0]
     print(f"# {options.world_size} simulated hosts, links of {options.rate} = {line_gbps:g} GB/s")
+    if options.flow_rate:
+        print(f"# connections of {options.flow_rate} = {flow_gbps:g} GB/s at most")
     print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
     names = f"{'on the wire':>12} {'median ms':>10} {'busbw GB/s':>11} {'of line':>8}  wrong"
-    print(f"{'size':>8} {names}")
+    print(f"{'size':>8} {'streams':>7} {names}")
     for row in rows:
-        start = f"{format_size(row.bytes):>8} {row.wire_dtype:>12}"
+        start = f"{format_size(row.bytes):>8} {row.streams:7} {row.wire_dtype:>12}"
         if row.refused:
             print(f"{start} not supported: {row.refused}")
             continue

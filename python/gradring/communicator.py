@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native
+from gradring.config import STREAMS
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
@@ -53,6 +54,9 @@ class Communicator:
         wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions are rounded to
             it for travelling, which halves the traffic; the owner of each element sums them in
             float32, and rounds the result once. None: elements travel as they are.
+        streams: TCP connections to each peer in each direction, 1 to 16. Several fill a link that
+            limits each connection, such as a cloud's limit per flow or a long path; elsewhere they
+            only cost. Results are the same bits; shared memory does not use them.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -72,11 +76,13 @@ class Communicator:
         reproducible: bool = False,
         wire_dtype: str | None = None,
         *,
+        streams: int = 1,
         listen: str | None = None,
     ) -> None:
         _check_choice("transport", transport, ("auto", "tcp", "shm"))
         _check_choice("reproducible", reproducible, (False, True))
         _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
+        _check_choice("streams", streams, STREAMS)
         if rank < 0 or world_size < 1:
             raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
         if world_size > 1 and not rendezvous:
@@ -92,6 +98,7 @@ class Communicator:
             algorithm=algorithm,
             reproducible=reproducible,
             wire_dtype=wire_dtype,
+            streams=streams,
         )
         self.rank: int = self._native.rank
         self.world_size: int = self._native.world_size
@@ -221,7 +228,8 @@ class Communicator:
             A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
             peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
             buffer over ``time_s``) and ``algorithm``; the same for each kind of collective under
-            ``collectives``; ``transport``; ``lateness_s``: by peer, how long it was waited for.
+            ``collectives``; ``transport``; ``streams``, as given; ``lateness_s``: by peer, how long
+            it was waited for.
         """
         return self._native.stats()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gradring.errors import ConfigError
 
 TRANSPORTS = ("auto", "tcp", "shm")
+STREAMS = tuple(range(1, 17))
 DEFAULT_TIMEOUT_S = 300.0
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -25,12 +26,14 @@ class Settings:
         transport: ``auto`` (shared memory inside a host, sockets between hosts), ``tcp`` or
             ``shm``.
         timeout: Bound in seconds on forming the group and on every wait for a collective.
+        streams: TCP connections to each peer in each direction, 1 to 16.
     """
 
     token: bytes | None = field(default=None, repr=False)
     require_auth: bool = False
     transport: str = "auto"
     timeout: float = DEFAULT_TIMEOUT_S
+    streams: int = 1
 
     @classmethod
     def from_environ(
@@ -41,16 +44,19 @@ class Settings:
         require_auth: bool | None = None,
         transport: str | None = None,
         timeout: float | None = None,
+        streams: int | None = None,
     ) -> Settings:
         """Reads the ``GRADRING_*`` settings; an argument that is not None wins over its variable.
 
         Args:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
-                ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``.
+                ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
+                ``GRADRING_STREAMS``.
             token: Shared secret; a string is encoded as UTF-8.
             require_auth: Whether a token is obligatory.
             transport: ``auto``, ``tcp`` or ``shm``.
             timeout: In seconds, finite and above zero.
+            streams: TCP connections to each peer in each direction, 1 to 16.
 
         Raises:
             ConfigError: A value cannot be used; the message names the variable or argument.
@@ -60,6 +66,7 @@ class Settings:
             require_auth=_require_auth(environ, require_auth),
             transport=_transport(environ, transport),
             timeout=_timeout(environ, timeout),
+            streams=_streams(environ, streams),
         )
 
 
@@ -119,3 +126,14 @@ def _timeout(environ: Mapping[str, str], given: float | None) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise ConfigError(f"{name}={text!r} is not a number of seconds above 0; correct it")
     return seconds
+
+
+def _streams(environ: Mapping[str, str], given: int | None) -> int:
+    name = "streams" if given is not None else "GRADRING_STREAMS"
+    value = given if given is not None else environ.get(name, "").strip() or "1"
+    count = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(count, int) or count not in STREAMS:
+        raise ConfigError(
+            f"{name}={value!r} is not a number from {STREAMS[0]} to {STREAMS[-1]}; correct it"
+        )
+    return count

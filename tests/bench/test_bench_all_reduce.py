@@ -77,6 +77,16 @@ def test_transports_are_measured_in_one_run(tmp_path: Path) -> None:
     ]
 
 
+def test_several_streams_are_measured_and_their_number_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("--transport", "tcp", "--streams", "3", "--sizes", "1MiB", "--iterations", "2")
+    assert main([*BENCH, *arguments]) == 0
+    assert "--streams 3" in capsys.readouterr().out
+    assert main([*BENCH, "--streams", "17"]) == 2
+    assert "streams=17" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
 def test_three_ranks_find_every_dtype_and_op_right(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
@@ -269,7 +279,7 @@ def test_a_system_with_two_transports_is_told_apart_in_the_ratios() -> None:
 def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def without_shm(rank: int, world_size: int, *, transport: str, algorithm: str) -> Any:
+    def without_shm(rank: int, world_size: int, *, transport: str, **settings: object) -> Any:
         raise ConfigError(f"no transport {transport}")
 
     monkeypatch.setattr(plan, "Communicator", without_shm)

@@ -97,6 +97,18 @@ def test_a_limited_network_bounds_the_bandwidth(tmp_path: Path) -> None:
     assert narrow["refused"] or narrow["wrong"] == 0
 
 
+@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+def test_connections_are_limited_and_several_streams_measured(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    arguments = ("--rate", "1gbit", "--flow-rate", "100mbit", "--streams", "1,2", "--sizes", "2MiB")
+    done = run("limited_network", *arguments, "--iterations", "1", "--json", path)
+    assert done.returncode == 0, done.stderr
+    assert "connections of 100mbit = 0.0125 GB/s" in done.stdout
+    rows = json.loads(path.read_text())
+    assert [row["streams"] for row in rows] == [1, 1, 2, 2]
+    assert all(row["wrong"] == 0 and row["busbw_gbps"] > 0 for row in rows)
+
+
 def test_a_rate_that_tc_would_not_take_is_refused() -> None:
     done = run("limited_network", "--rate", "fast")
     assert done.returncode == 2

@@ -35,6 +35,7 @@ class Plan:
             that one takes.
         peers: Names from `gradring.bench.systems.PEERS` to compare with.
         congestion: The kernel's TCP congestion control for all systems; None leaves its default.
+        streams: gradring's TCP connections to each peer in each direction.
     """
 
     world_size: int
@@ -46,6 +47,7 @@ class Plan:
     iterations: int | None = None
     peers: tuple[str, ...] = ()
     congestion: str | None = None
+    streams: int = 1
 
     def check(self, *, allow_debug: bool = False) -> None:
         """Finds whatever would make the ranks fail, or their numbers worthless.
@@ -73,7 +75,9 @@ class Plan:
                 )
         values.period(self.dtype, self.world_size)
         for transport in self.transports:
-            Communicator(0, 1, transport=transport, algorithm=self.algorithm).close()
+            Communicator(
+                0, 1, transport=transport, algorithm=self.algorithm, streams=self.streams
+            ).close()
 
     def measurable(self) -> tuple[Plan, list[str]]:
         """The same with only those peers that are installed and can do it, and why not the others.
@@ -97,6 +101,8 @@ class Plan:
         words += ["--sizes", ",".join(format_size(size).replace(" ", "") for size in self.sizes)]
         words += ["--transport", ",".join(self.transports), "--algorithm", self.algorithm]
         words += ["--dtype", self.dtype, "--op", self.op]
+        if self.streams != 1:
+            words += ["--streams", str(self.streams)]
         if self.iterations is not None:
             words += ["--iterations", str(self.iterations)]
         if self.peers:

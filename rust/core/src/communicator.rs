@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::group::liveness::Liveness;
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
-use crate::link::Transport as _;
 use crate::link::links::Links;
+use crate::link::{STREAMS_MAX, Transport as _};
 use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
 use crate::trace::flight_recorder::FlightRecorder;
 use crate::trace::stats::Stats;
@@ -49,6 +49,9 @@ pub struct Config {
     pub reproducible: bool,
     /// Type to which float32 elements of reductions are rounded for travelling: a 16-bit float.
     pub wire_dtype: Option<DType>,
+    /// TCP connections to each peer in each direction, from 1 to [`STREAMS_MAX`]; must be the same
+    /// on all ranks.
+    pub streams: usize,
     /// Bound on forming the group, and on every wait for a collective without progress.
     pub timeout: Duration,
 }
@@ -69,6 +72,7 @@ pub struct Communicator {
     id: u64,
     rank: usize,
     roster: Roster,
+    streams: usize,
     transport_name: &'static str,
     memory_not_shared: BTreeMap<usize, String>,
     engine: Engine,
@@ -141,6 +145,7 @@ impl Communicator {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             rank: config.rank,
             roster,
+            streams: config.streams,
             transport_name,
             memory_not_shared,
             engine,
@@ -184,6 +189,12 @@ impl Communicator {
     #[must_use]
     pub const fn transport_name(&self) -> &'static str {
         self.transport_name
+    }
+
+    /// TCP connections to each peer in each direction.
+    #[must_use]
+    pub const fn streams(&self) -> usize {
+        self.streams
     }
 
     /// The ranks of this host with which it shares no memory although both would, and why not.
@@ -252,6 +263,12 @@ impl Config {
                 dtype.name()
             )));
         }
+        if !(1..=STREAMS_MAX).contains(&self.streams) {
+            return Err(Error::config(format!(
+                "streams={} is not a number of connections from 1 to {STREAMS_MAX}",
+                self.streams
+            )));
+        }
         if self.timeout.is_zero() {
             return Err(Error::config("timeout must be more than 0 seconds"));
         }
@@ -268,8 +285,8 @@ impl Config {
     pub(crate) fn plan(&self) -> String {
         let wire_dtype = self.wire_dtype.map_or("None", DType::name);
         format!(
-            "algorithm={}, reproducible={}, wire_dtype={wire_dtype}",
-            self.algorithm, self.reproducible
+            "algorithm={}, reproducible={}, wire_dtype={wire_dtype}, streams={}",
+            self.algorithm, self.reproducible, self.streams
         )
     }
 

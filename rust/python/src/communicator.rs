@@ -27,7 +27,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout, transport, algorithm, reproducible, wire_dtype))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout, transport, algorithm, reproducible, wire_dtype, streams))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -41,6 +41,7 @@ impl Communicator {
         algorithm: &str,
         reproducible: bool,
         wire_dtype: Option<&str>,
+        streams: usize,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
             let problem = format!("timeout={timeout} is not a number of seconds: {error}");
@@ -58,6 +59,7 @@ impl Communicator {
             algorithm,
             reproducible,
             wire_dtype,
+            streams,
             rank,
             world_size,
             rendezvous,
@@ -196,6 +198,7 @@ impl Communicator {
         }
         let result = totals_to_python(py, &all)?;
         result.set_item("transport", self.inner.transport_name())?;
+        result.set_item("streams", self.inner.streams())?;
         result.set_item("collectives", collectives)?;
         let lateness: BTreeMap<usize, f64> = stats
             .lateness

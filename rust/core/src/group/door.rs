@@ -40,6 +40,8 @@ pub(crate) struct Door {
 pub(crate) struct Admission {
     pub rank: usize,
     pub world_size: usize,
+    /// Of each pipe.
+    pub streams: usize,
     pub token: Vec<u8>,
 }
 
@@ -84,7 +86,7 @@ fn serve(
     sender: &Sender<Caller>,
     closing: &(AtomicBool, WakeUp),
 ) {
-    let admitted: Arc<Mutex<BTreeSet<(usize, u8)>>> = Arc::default();
+    let admitted: Arc<Mutex<BTreeSet<(usize, usize)>>> = Arc::default();
     let inside = Arc::new(AtomicUsize::new(0));
     while !closing.0.load(Ordering::Acquire) {
         let Ok((stream, from)) = listener.accept() else {
@@ -119,7 +121,7 @@ fn greet(
     mut stream: TcpStream,
     from: SocketAddr,
     admission: &Admission,
-    admitted: &Mutex<BTreeSet<(usize, u8)>>,
+    admitted: &Mutex<BTreeSet<(usize, usize)>>,
 ) -> Caller {
     let configured = stream
         .set_nonblocking(false)
@@ -136,10 +138,13 @@ fn greet(
         if admitted.insert(entrance) {
             return Ok(());
         }
-        Err(Error::rendezvous(format!(
-            "another process has joined as rank {} already",
-            hello.rank
-        )))
+        Err(Error::rendezvous(match hello.purpose {
+            Purpose::Data { stream } => format!(
+                "stream {stream} of rank {} has been connected already",
+                hello.rank
+            ),
+            _ => format!("another process has joined as rank {} already", hello.rank),
+        }))
     });
     match answered {
         Ok(hello) => Caller::Member(hello, stream),
@@ -151,7 +156,10 @@ impl Admission {
     /// Whether an authenticated caller has business here.
     fn judge(&self, hello: &Hello) -> Result<()> {
         let Self {
-            rank, world_size, ..
+            rank,
+            world_size,
+            streams,
+            ..
         } = *self;
         if hello.world_size != world_size {
             return Err(Error::rendezvous(format!(
@@ -167,7 +175,9 @@ impl Admission {
         }
         let welcome = match hello.purpose {
             Purpose::Join(_) => rank == 0,
-            Purpose::Data => receivers(hello.rank, world_size).contains(&rank),
+            Purpose::Data { stream } => {
+                stream < streams && receivers(hello.rank, world_size).contains(&rank)
+            }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
         };
         if welcome {

@@ -2,8 +2,8 @@
 //!
 //! Rank 0 listens at the rendezvous address. Every other rank opens its own door, joins at rank
 //! 0 with the address of that door, and gets the roster when all have joined. Then every rank
-//! connects for data to every other rank (to its successor on the ring, if they are many) and for
-//! control to its successor, and waits for the same from the others.
+//! connects for data to every other rank (to its successor on the ring, if they are many), once for
+//! each stream, and for control to its successor, and waits for the same from the others.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -30,9 +30,9 @@ const TURNED_AWAY_MAX: usize = 5;
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
     pub roster: Roster,
-    /// By rank: connections on which this rank sends, and on which it receives.
-    pub data_to: BTreeMap<usize, TcpStream>,
-    pub data_from: BTreeMap<usize, TcpStream>,
+    /// By rank: connections on which this rank sends, and on which it receives, one per stream.
+    pub data_to: BTreeMap<usize, Vec<TcpStream>>,
+    pub data_from: BTreeMap<usize, Vec<TcpStream>>,
     /// Connections to the neighbours on the ring, with their ranks.
     pub control: Vec<(usize, TcpStream)>,
 }
@@ -78,21 +78,23 @@ impl Forming<'_> {
             (rank + 1) % world_size,
             (rank + world_size - 1) % world_size,
         );
-        let mut data_to = BTreeMap::new();
-        for peer in receivers(rank, world_size) {
-            data_to.insert(peer, self.call(&roster, peer, &Purpose::Data)?);
+        let streams = self.config.streams;
+        let mut data_to: BTreeMap<usize, Vec<TcpStream>> = BTreeMap::new();
+        for (peer, stream) in each_stream(receivers(rank, world_size), streams) {
+            let connection = self.call(&roster, peer, &Purpose::Data { stream })?;
+            data_to.entry(peer).or_default().push(connection);
         }
         let control_to_successor = self.call(&roster, successor, &Purpose::Control)?;
-        let expected = senders(rank, world_size);
+        let expected: Vec<_> = each_stream(senders(rank, world_size), streams).collect();
         let (mut data_from, mut control_from_predecessor) = (BTreeMap::new(), None);
         loop {
-            let missing = expected.iter().find(|peer| !data_from.contains_key(*peer));
-            let late = match (missing, control_from_predecessor.take()) {
+            let missing = expected.iter().find(|data| !data_from.contains_key(*data));
+            let (late, what) = match (missing, control_from_predecessor.take()) {
                 (None, Some(control_from_predecessor)) => {
                     return Ok(Formed {
                         roster,
                         data_to,
-                        data_from,
+                        data_from: by_rank(data_from),
                         control: vec![
                             (successor, control_to_successor),
                             (predecessor, control_from_predecessor),
@@ -101,21 +103,24 @@ impl Forming<'_> {
                 }
                 (missing, control) => {
                     control_from_predecessor = control;
-                    *missing.unwrap_or(&predecessor)
+                    match missing {
+                        Some((peer, stream)) => (*peer, format!("stream {stream} of {streams}")),
+                        None => (predecessor, "control".into()),
+                    }
                 }
             };
             let Some((hello, stream)) = self.next_caller(&door)? else {
                 let member = &roster.members()[late];
                 let problem = format!(
-                    "joined from {} but did not connect to rank {rank} in time{}",
+                    "joined from {} but did not connect to rank {rank} in time ({what} is missing){}",
                     member.address,
                     self.turned_away_note()
                 );
                 return Err(Error::rendezvous(problem).blaming(late, &member.host));
             };
             match hello.purpose {
-                Purpose::Data => {
-                    data_from.insert(hello.rank, stream);
+                Purpose::Data { stream: index } => {
+                    data_from.insert((hello.rank, index), stream);
                 }
                 Purpose::Control => control_from_predecessor = Some(stream),
                 Purpose::Join(_) => {}
@@ -206,6 +211,7 @@ impl Forming<'_> {
         Admission {
             rank: self.config.rank,
             world_size: self.config.world_size,
+            streams: self.config.streams,
             token: self.config.token.clone(),
         }
     }
@@ -347,6 +353,21 @@ fn senders(rank: usize, world_size: usize) -> Vec<usize> {
         .collect()
 }
 
+/// Every stream of every peer, by rank and index.
+fn each_stream(peers: Vec<usize>, streams: usize) -> impl Iterator<Item = (usize, usize)> {
+    let of_peer = move |peer| (0..streams).map(move |stream| (peer, stream));
+    peers.into_iter().flat_map(of_peer)
+}
+
+/// The connections of each rank, in the order of their indices.
+fn by_rank(data: BTreeMap<(usize, usize), TcpStream>) -> BTreeMap<usize, Vec<TcpStream>> {
+    let mut by_rank: BTreeMap<usize, Vec<TcpStream>> = BTreeMap::new();
+    for ((peer, _), stream) in data {
+        by_rank.entry(peer).or_default().push(stream);
+    }
+    by_rank
+}
+
 fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     let mut outcome = Err(std::io::Error::other("the name has no address"));
     for resolved in address.to_socket_addrs()? {
@@ -377,4 +398,100 @@ fn announced(door: SocketAddr, own_ip: IpAddr) -> SocketAddr {
 fn is_timeout(kind: std::io::ErrorKind) -> bool {
     use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(kind, WouldBlock | TimedOut | Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+    use crate::communicator::TransportChoice;
+    use crate::error::ErrorKind;
+    use crate::schedule::choice::Rules;
+
+    const STREAMS: usize = 2;
+    const TIMEOUT: Duration = Duration::from_secs(3);
+
+    fn config(rank: usize, rendezvous: &str) -> Config {
+        Config {
+            rank,
+            world_size: 2,
+            rendezvous: rendezvous.into(),
+            listen: None,
+            token: b"secret".into(),
+            transport: TransportChoice::Tcp,
+            algorithm: Rules::default(),
+            reproducible: false,
+            wire_dtype: None,
+            streams: STREAMS,
+            timeout: TIMEOUT,
+        }
+    }
+
+    /// Lets rank 1 join rank 0 as it should, and then open connections for these streams alone;
+    /// returns what rank 0 made of it and how rank 1's last connection was answered.
+    fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let rank_0 = thread::spawn({
+            let config = config(0, &address);
+            move || form(&config, &mut || false)
+        });
+        let config = config(1, &address);
+        let mut forming = Forming {
+            config: &config,
+            deadline: Instant::now() + TIMEOUT,
+            interrupt: &mut || false,
+            turned_away: Vec::new(),
+        };
+        let (_door, roster) = forming.join().unwrap();
+        let mut connections: Vec<_> = streams
+            .iter()
+            .map(|&stream| forming.call(&roster, 0, &Purpose::Data { stream }))
+            .collect();
+        (rank_0.join().unwrap(), connections.pop().unwrap())
+    }
+
+    #[test]
+    fn a_missing_stream_is_named_within_the_deadline() {
+        let started = Instant::now();
+        let (formed, connected) = connect_streams(&[1]);
+        assert!(connected.is_ok());
+        let error = formed.err().expect("stream 0 is missing");
+        assert!(
+            matches!(error.kind, ErrorKind::Rendezvous { .. }),
+            "{error}"
+        );
+        assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(1));
+        assert!(
+            error.to_string().contains("stream 0 of 2 is missing"),
+            "{error}"
+        );
+        assert!(started.elapsed() < TIMEOUT + HANDSHAKE_LIMIT);
+    }
+
+    #[test]
+    fn a_stream_that_exists_already_is_turned_away_on_both_sides() {
+        let (formed, connected) = connect_streams(&[0, 0]);
+        let answered = connected.unwrap_err();
+        let problem = "stream 0 of rank 1 has been connected already";
+        assert!(
+            matches!(answered.kind, ErrorKind::Rendezvous { .. }),
+            "{answered}"
+        );
+        assert!(answered.to_string().contains(problem), "{answered}");
+        let error = formed.err().expect("stream 1 is missing");
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+
+    #[test]
+    fn a_stream_beyond_the_agreed_number_is_turned_away() {
+        for stream in [STREAMS, usize::MAX] {
+            let (_, connected) = connect_streams(&[stream]);
+            let error = connected.unwrap_err();
+            assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::poll::{self, Interested, WakeUp};
 use super::shm::{self, ShmLink};
+use super::streams::{Incoming, Outgoing};
 use super::{Broken, Direction, Interest, Transport, tcp};
 
 /// The links of one rank.
@@ -25,8 +26,8 @@ pub struct Links {
 /// What leads to one peer. Shared memory, where there is some, carries both directions.
 #[derive(Default)]
 struct Peer {
-    outgoing: Option<TcpStream>,
-    incoming: Option<TcpStream>,
+    outgoing: Option<Outgoing<TcpStream>>,
+    incoming: Option<Incoming<TcpStream>>,
     memory: Option<ShmLink>,
     /// Whether the connection to a peer that shares memory has ended: with its process.
     ended: bool,
@@ -34,24 +35,24 @@ struct Peer {
 
 impl Links {
     /// The links of a rank in a group of `world_size`, from the connections on which it sends and
-    /// receives.
+    /// receives: for each peer at least one, in the order of their indices.
     ///
     /// # Errors
     /// When a socket cannot be configured, or the system has no file descriptor left.
     pub fn new(
         world_size: usize,
-        outgoing: BTreeMap<usize, TcpStream>,
-        incoming: BTreeMap<usize, TcpStream>,
+        outgoing: BTreeMap<usize, Vec<TcpStream>>,
+        incoming: BTreeMap<usize, Vec<TcpStream>>,
     ) -> std::io::Result<Self> {
+        let streams = outgoing.values().chain(incoming.values()).flatten();
+        streams.into_iter().try_for_each(tcp::configure)?;
         let mut peers: Vec<Peer> = (0..world_size).map(|_| Peer::default()).collect();
-        for (peer, stream) in outgoing {
-            peers[peer].outgoing = Some(stream);
+        for (peer, streams) in outgoing {
+            peers[peer].outgoing = Some(Outgoing::new(streams));
         }
-        for (peer, stream) in incoming {
-            peers[peer].incoming = Some(stream);
+        for (peer, streams) in incoming {
+            peers[peer].incoming = Some(Incoming::new(streams));
         }
-        let streams = peers.iter().flat_map(|p| [&p.outgoing, &p.incoming]);
-        streams.flatten().try_for_each(tcp::configure)?;
         Ok(Self {
             peers,
             wake_up: Arc::new(WakeUp::new()?),
@@ -95,7 +96,7 @@ impl Links {
         let mut refused = BTreeMap::new();
         for (peer, paired) in paired {
             match paired? {
-                Ok(memory) => self.peers[peer].memory = Some(memory),
+                Ok(memory) => self.peers[peer].share(memory),
                 Err(reason) => drop(refused.insert(peer, reason)),
             }
         }
@@ -113,18 +114,30 @@ impl Links {
 impl Peer {
     /// The connection that both sides take: that on which the initiator sends, if there is one.
     fn stream_for_pairing(&self, initiator: bool) -> Option<&TcpStream> {
-        let (first, second) = match initiator {
-            true => (&self.outgoing, &self.incoming),
-            false => (&self.incoming, &self.outgoing),
-        };
-        first.as_ref().or(second.as_ref())
+        let outgoing = self.outgoing.as_ref().map(Outgoing::first);
+        let incoming = self.incoming.as_ref().map(Incoming::first);
+        match initiator {
+            true => outgoing.or(incoming),
+            false => incoming.or(outgoing),
+        }
+    }
+
+    /// Uses memory from now on; one connection stays in each direction, as a sign of life.
+    fn share(&mut self, memory: ShmLink) {
+        self.memory = Some(memory);
+        self.outgoing.iter_mut().for_each(Outgoing::keep_first);
+        self.incoming.iter_mut().for_each(Incoming::keep_first);
+    }
+
+    /// The connection that ends with the process of a peer that shares memory.
+    fn sign_of_life(&self) -> Option<&TcpStream> {
+        self.stream_for_pairing(false)
     }
 
     /// Looks whether the process that shares memory still lives.
     fn check_alive(&mut self) {
-        let stream = self.incoming.as_ref().or(self.outgoing.as_ref());
         // Nothing ever arrives on the connection but its end.
-        self.ended = stream.is_none_or(|stream| {
+        self.ended = self.sign_of_life().is_none_or(|stream| {
             let looked = stream.peek(&mut [0]);
             looked.map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |_| true)
         });
@@ -140,14 +153,26 @@ impl Peer {
         Ok(nothing)
     }
 
-    fn stream(&self, direction: Direction) -> Result<&TcpStream, Broken> {
-        let stream = match direction {
-            Direction::Send => &self.outgoing,
-            Direction::Receive => &self.incoming,
-        };
-        stream.as_ref().ok_or_else(|| Broken {
-            reason: "does not exist".into(),
-        })
+    /// What to poll before trying again.
+    fn sockets(&self, direction: Direction) -> impl Iterator<Item = Interested> {
+        let alone = self.memory.is_none();
+        let outgoing = self.outgoing.as_ref();
+        let incoming = self.incoming.as_ref();
+        let to_send = outgoing.filter(|_| alone && direction == Direction::Send);
+        let to_receive = incoming.filter(|_| alone && direction == Direction::Receive);
+        let sending = to_send.into_iter().flat_map(Outgoing::awaited);
+        let receiving = to_receive.into_iter().flat_map(Incoming::awaited);
+        let living = self.sign_of_life().filter(|_| !alone);
+        let readable = receiving.chain(living);
+        sending
+            .map(|stream| Interested::writable(stream.as_raw_fd()))
+            .chain(readable.map(|stream| Interested::readable(stream.as_raw_fd())))
+    }
+}
+
+fn no_pipe() -> Broken {
+    Broken {
+        reason: "does not exist".into(),
     }
 }
 
@@ -159,7 +184,7 @@ impl Transport for Links {
                 None => peer.unless_ended(None),
                 sent => Ok(sent),
             },
-            None => tcp::try_send(peer.stream(Direction::Send)?, parts),
+            None => peer.outgoing.as_mut().ok_or_else(no_pipe)?.try_send(parts),
         }
     }
 
@@ -174,7 +199,11 @@ impl Transport for Links {
                 None => peer.unless_ended(None),
                 received => Ok(received),
             },
-            None => tcp::try_receive(peer.stream(Direction::Receive)?, parts),
+            None => peer
+                .incoming
+                .as_mut()
+                .ok_or_else(no_pipe)?
+                .try_receive(parts),
         }
     }
 
@@ -200,15 +229,9 @@ impl Transport for Links {
             .iter()
             .any(|i| memory(i).is_some_and(|memory| memory.ready(i.direction)));
         if !ready {
-            let sockets = interests.iter().filter_map(|interest| {
-                let peer = &self.peers[interest.peer];
-                let fd = peer.stream(interest.direction).ok()?.as_fd().as_raw_fd();
-                // Nothing arrives on the socket of a rank that shares memory, but its end.
-                Some(match interest.direction {
-                    Direction::Send if peer.memory.is_none() => Interested::writable(fd),
-                    _ => Interested::readable(fd),
-                })
-            });
+            let sockets = interests
+                .iter()
+                .flat_map(|interest| self.peers[interest.peer].sockets(interest.direction));
             let doorbell = Interested::readable(self.doorbell.as_fd().as_raw_fd());
             poll::wait(sockets.chain([doorbell]), &self.wake_up, timeout);
         }

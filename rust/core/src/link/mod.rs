@@ -7,7 +7,11 @@ pub mod links;
 pub mod memory;
 pub(crate) mod poll;
 pub mod shm;
+mod streams;
 mod tcp;
+
+/// TCP connections of one pipe, at most.
+pub const STREAMS_MAX: usize = 16;
 
 /// All links of one rank.
 ///

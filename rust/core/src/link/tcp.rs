@@ -1,4 +1,4 @@
-//! A link over TCP: one connection per direction, non-blocking.
+//! A TCP connection as a stream of a pipe, non-blocking.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read as _};
 use std::net::TcpStream;
@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use socket2::SockRef;
 
 use super::Broken;
+use super::streams::Stream;
 
 /// Congestion control of connections inside a host, where no packet is lost or late: BBR, the
 /// default of many systems, paces them, which costs a third of their bandwidth. Reno is the one
@@ -34,23 +35,16 @@ pub(super) fn configure(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-pub(super) fn try_send(stream: &TcpStream, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-    match SockRef::from(stream).send_vectored_with_flags(parts, libc::MSG_NOSIGNAL) {
-        Ok(sent) => Ok(Some(sent)),
-        Err(error) => later_or_broken(&error),
+impl Stream for TcpStream {
+    fn try_send(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        let sent = SockRef::from(self).send_vectored_with_flags(parts, libc::MSG_NOSIGNAL);
+        sent.map_or_else(|error| later_or_broken(&error), |sent| Ok(Some(sent)))
     }
-}
 
-pub(super) fn try_receive(
-    mut stream: &TcpStream,
-    parts: &mut [IoSliceMut<'_>],
-) -> Result<Option<usize>, Broken> {
-    match stream.read_vectored(parts) {
-        Ok(0) => Err(Broken {
-            reason: "was closed by the other side".into(),
-        }),
-        Ok(received) => Ok(Some(received)),
-        Err(error) => later_or_broken(&error),
+    fn try_receive(&self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
+        let mut stream = self;
+        let received = stream.read_vectored(parts);
+        received.map_or_else(|error| later_or_broken(&error), |count| Ok(Some(count)))
     }
 }
 

@@ -19,7 +19,7 @@ use sha2::Sha256;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 1;
+pub(crate) const PROTOCOL_VERSION: u32 = 2;
 
 /// Bound on one message: a roster of 10,000 ranks fits.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -29,19 +29,19 @@ const MESSAGE_BYTES_MAX: usize = 1 << 20;
 pub(crate) enum Purpose {
     /// To join the group; sent to rank 0 only.
     Join(Member),
-    /// To carry payload from the caller to the callee.
-    Data,
+    /// To carry payload from the caller to the callee, as one of the streams of their pipe.
+    Data { stream: usize },
     /// To carry signs of life, questions and aborts, both ways.
     Control,
 }
 
 impl Purpose {
     /// Equal for two connections of the same purpose.
-    pub(crate) const fn number(&self) -> u8 {
+    pub(crate) const fn number(&self) -> usize {
         match self {
             Self::Join(_) => 0,
-            Self::Data => 1,
-            Self::Control => 2,
+            Self::Control => 1,
+            Self::Data { stream } => 2_usize.saturating_add(*stream),
         }
     }
 }
@@ -247,7 +247,7 @@ mod tests {
             let mut stream = TcpStream::connect(address).unwrap();
             call(
                 &mut stream,
-                Hello::new(1, 2, Purpose::Data).unwrap(),
+                Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap(),
                 caller,
             )
         });
