@@ -48,10 +48,9 @@ def test_two_ranks_write_one_row_per_size(
     assert [list(row) for row in rows] == [KEYS] * 4
     assert [row["bytes"] for row in rows] == [4, 4096, 4 << 20, 4 << 20]
     assert (rows[3]["system"], rows[3]["wrong"]) == ("link", 0)
-    assert [row["algorithm"] for row in rows[:3]] in (
-        ["one_shot", "one_shot", "ring"],
-        ["one_shot", "ring", "ring"],  # as measured when the group formed
-    )
+    # Which of them is faster for small buffers was measured when the group formed.
+    assert {row["algorithm"] for row in rows[:3]} <= {"one_shot", "ring"}
+    assert rows[2]["algorithm"] == "ring"
     for row in rows[:3]:
         assert (row["system"], row["transport"]) == ("gradring", "tcp")
         assert (row["world_size"], row["dtype"]) == (2, "float32")
