@@ -120,12 +120,11 @@ impl Communicator {
         let transport_name = links.name();
         let engine = Engine::new(Parts {
             rank: config.rank,
-            world_size: config.world_size,
             policy: Policy {
                 rules: config.algorithm.clone(),
                 reproducible: config.reproducible,
                 wire_dtype: config.wire_dtype,
-                ..Policy::new(config.world_size)
+                ..Policy::new(roster.topology())
             },
             transport: Box::new(links),
             supervisor: Arc::clone(&liveness) as _,
