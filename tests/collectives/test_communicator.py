@@ -80,9 +80,9 @@ def test_buckets_buffers_and_numbers_are_reduced() -> None:
     assert run_ranks(kinds_of_arguments, world_size=2) == [expected] * 2
 
 
-def rounding() -> list[bool]:
+def rounding(algorithm: str = "auto") -> list[bool]:
     """16-bit sums of values that a 16-bit accumulator would round on the way."""
-    with gradring.init() as comm:
+    with gradring.init(algorithm=algorithm) as comm:
         checks = []
         for dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
             parts = [

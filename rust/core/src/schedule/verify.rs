@@ -30,7 +30,6 @@ struct Operation {
     action: Option<Action>,
     contents: Contents,
     access: Access,
-    done: bool,
     step: usize,
 }
 
@@ -49,13 +48,16 @@ fn run(
     let mut state: Vec<Vec<Element>> = (0..schedules.len())
         .map(|rank| (0..count).map(|index| initial(rank, index)).collect())
         .collect();
+    // What is left to do.
     let mut operations: Vec<Vec<Operation>> = (0..).zip(schedules).map(flatten).collect();
     let all = u64::MAX >> (64 - schedules.len());
     loop {
         let mut progressed = false;
         for sender in 0..schedules.len() {
-            for index in 0..operations[sender].len() {
+            let mut index = 0;
+            while index < operations[sender].len() {
                 let Some((receiver, other)) = ready(&operations, sender, index) else {
+                    index += 1;
                     continue;
                 };
                 let (send, receive) = (&operations[sender][index], &operations[receiver][other]);
@@ -81,12 +83,14 @@ fn run(
                 {
                     apply(action, all, target, source)?;
                 }
-                operations[sender][index].done = true;
-                operations[receiver][other].done = true;
+                operations[receiver].remove(other);
+                if sender != receiver {
+                    operations[sender].remove(index);
+                }
                 progressed = true;
             }
         }
-        if operations.iter().flatten().all(|operation| operation.done) {
+        if operations.iter().all(Vec::is_empty) {
             return Ok(state);
         }
         if !progressed {
@@ -110,7 +114,6 @@ fn flatten((rank, schedule): (usize, &Schedule)) -> Vec<Operation> {
             action: None,
             contents: send.contents,
             access: Access::SEND,
-            done: false,
             step,
         }));
         operations.extend(exchange.receive.iter().map(|receive| Operation {
@@ -119,7 +122,6 @@ fn flatten((rank, schedule): (usize, &Schedule)) -> Vec<Operation> {
             action: Some(receive.action),
             contents: receive.action.contents(),
             access: Access::receive(rank, receive.peer, receive.action),
-            done: false,
             step,
         }));
     }
@@ -141,21 +143,19 @@ fn ready(operations: &[Vec<Operation>], sender: usize, index: usize) -> Option<(
     let receiver = send.peer;
     let other = operations[receiver]
         .iter()
-        .position(|op| !op.done && !op.is_send() && op.peer == sender)?;
+        .position(|op| !op.is_send() && op.peer == sender)?;
     startable(&operations[receiver], other).then_some((receiver, other))
 }
 
-/// Whether an operation is not done, first on its link, and free of earlier conflicts.
+/// Whether an operation is first on its link, and free of earlier conflicts.
 fn startable(operations: &[Operation], index: usize) -> bool {
     let operation = &operations[index];
-    !operation.done
-        && operations[..index].iter().all(|earlier| {
-            earlier.done
-                || earlier.step == operation.step
-                || !((earlier.is_send() == operation.is_send() && earlier.peer == operation.peer)
-                    || (overlap(&earlier.range, &operation.range)
-                        && earlier.access.conflicts(operation.access)))
-        })
+    operations[..index].iter().all(|earlier| {
+        earlier.step == operation.step
+            || !((earlier.is_send() == operation.is_send() && earlier.peer == operation.peer)
+                || (overlap(&earlier.range, &operation.range)
+                    && earlier.access.conflicts(operation.access)))
+    })
 }
 
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
@@ -296,11 +296,12 @@ fn prove_all_reduce(schedules: &[Schedule], topology: &Topology, count: usize) {
     assert!(end.iter().flatten().all(|element| *element == complete));
 }
 
+/// The algorithms whose schedules are others than on one host.
 fn where_ranks_are_matters(topology: &Topology) -> impl Iterator<Item = Algorithm> {
-    let all_reduce = Collective::AllReduce { op: OP };
-    [Algorithm::Ring, Algorithm::Hierarchical]
-        .into_iter()
-        .filter(move |algorithm| algorithm.performs(&all_reduce, topology))
+    let reordered = !topology.hosts().concat().is_sorted();
+    let ring = reordered.then_some(Algorithm::Ring);
+    let hierarchical = topology.has_levels().then_some(Algorithm::Hierarchical);
+    ring.into_iter().chain(hierarchical)
 }
 
 #[test]
