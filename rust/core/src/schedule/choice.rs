@@ -19,7 +19,7 @@ pub const MESH_RANKS_MAX: usize = 64;
 
 /// Most ranks that reduce large buffers directly: above, streams that meet at every rank cost more
 /// than a ring's longer way.
-const DIRECT_RANKS_MAX: usize = 8;
+pub(super) const DIRECT_RANKS_MAX: usize = 8;
 
 /// Largest chunk, in bytes, that is sent directly between many ranks or many hosts: where latency
 /// still counts.
@@ -215,6 +215,16 @@ impl Policy {
         match self.world_size() {
             2 => Algorithm::Ring,
             _ => Algorithm::Direct,
+        }
+    }
+
+    /// What an all-reduce by `algorithm` was measured to cost, if it was.
+    #[must_use]
+    pub fn measured(&self, algorithm: Algorithm) -> Option<Cost> {
+        let measured = self.measured?;
+        match algorithm {
+            Algorithm::OneShot => Some(measured.one_shot),
+            _ => (algorithm == self.two_steps()).then_some(measured.two_steps),
         }
     }
 

@@ -7,9 +7,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Algorithm;
-use super::choice::{Cost, DIRECT_CHUNK_BYTES_MAX, ONE_SHOT_BYTES_MAX, Policy, Reason};
+use super::choice::{
+    Cost, DIRECT_CHUNK_BYTES_MAX, DIRECT_RANKS_MAX, ONE_SHOT_BYTES_MAX, Policy, Reason,
+};
 use crate::collective::{Call, Collective, Name};
 use crate::dtype::{DType, ReduceOp};
+
+const TOO_MANY_RANKS: &str = "so many ranks are connected as a ring";
 
 /// Sizes from one bound to the next, for which all choices are the same.
 struct Range {
@@ -25,6 +29,9 @@ impl Policy {
     #[must_use]
     pub fn explain(&self) -> BTreeMap<&'static str, String> {
         let mut explained = BTreeMap::<_, String>::new();
+        if self.topology.world_size() == 1 {
+            return explained;
+        }
         for &(algorithm, _) in self.rules.parts() {
             if let Some(obstacle) = self.obstacle(algorithm) {
                 explained.insert(algorithm.name(), format!("never: {obstacle}"));
@@ -87,7 +94,7 @@ impl Policy {
     fn obstacle(&self, algorithm: Algorithm) -> Option<&'static str> {
         let call = float_sum(0);
         if !self.is_mesh() && algorithm != Algorithm::Ring {
-            return Some("so many ranks are connected as a ring");
+            return Some(TOO_MANY_RANKS);
         }
         if !algorithm.performs(&call.collective, &self.topology) {
             return Some("it needs several hosts, and several ranks on one of them");
@@ -99,7 +106,7 @@ impl Policy {
         match (reason, self.measured) {
             (Reason::Wish, _) => format!("algorithm={}", self.rules),
             (Reason::NoOther, _) => "there is no other".into(),
-            (Reason::TooManyRanks, _) => "so many ranks are connected as a ring".into(),
+            (Reason::TooManyRanks, _) => TOO_MANY_RANKS.into(),
             (Reason::FewerSteps, None) => "fewer steps".into(),
             (Reason::FewerSteps, Some(measured)) => format!(
                 "measured {} against {} for {}",
@@ -113,9 +120,11 @@ impl Policy {
             }
             (Reason::TwoRanks, _) => "2 ranks".into(),
             (Reason::Reproducible, _) => "sums in the order of ranks".into(),
-            (Reason::FewRanks, _) => "few ranks".into(),
-            (Reason::SmallChunks, _) => "small chunks".into(),
-            (Reason::ManyRanks, _) => "many ranks".into(),
+            (Reason::FewRanks, _) => format!("at most {DIRECT_RANKS_MAX} ranks"),
+            (Reason::SmallChunks, _) => {
+                format!("chunks of at most {}", size(DIRECT_CHUNK_BYTES_MAX))
+            }
+            (Reason::ManyRanks, _) => format!("more than {DIRECT_RANKS_MAX} ranks"),
         }
     }
 }
@@ -201,7 +210,10 @@ mod tests {
         assert_eq!(
             explained(&policy),
             [
-                ("direct", "above 14.6 KiB, up to 128 KiB: few ranks".into()),
+                (
+                    "direct",
+                    "above 14.6 KiB, up to 128 KiB: at most 8 ranks".into()
+                ),
                 (
                     "hierarchical",
                     "above 128 KiB: several ranks on one of 2 hosts".into()
@@ -218,7 +230,7 @@ mod tests {
         assert_eq!(
             explained(&policy),
             [
-                ("direct", "above 4 KiB: few ranks".to_owned()),
+                ("direct", "above 4 KiB: at most 8 ranks".to_owned()),
                 (
                     "hierarchical",
                     "never: it needs several hosts, and several ranks on one of them".into()
