@@ -25,6 +25,10 @@ pub(super) const DIRECT_RANKS_MAX: usize = 8;
 /// still counts.
 pub(super) const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
 
+/// Largest buffer, in bytes, for which measured times count: they are of much smaller ones, and on a
+/// busy machine their slope may be anything.
+pub(super) const MEASURED_BYTES_MAX: usize = 1 << 20;
+
 /// Largest buffer, in bytes, that takes one step if nothing was measured.
 pub(super) const ONE_SHOT_BYTES_MAX: usize = 4096;
 
@@ -320,7 +324,8 @@ impl Policy {
     fn one_shot_is_faster(&self, bytes: usize) -> bool {
         self.measured
             .map_or(bytes <= ONE_SHOT_BYTES_MAX, |measured| {
-                measured.one_shot.of(bytes) <= measured.two_steps.of(bytes)
+                bytes <= MEASURED_BYTES_MAX
+                    && measured.one_shot.of(bytes) <= measured.two_steps.of(bytes)
             })
     }
 }
@@ -424,6 +429,22 @@ mod tests {
         });
         assert_eq!(policy.choose(&call(DType::U8, 14_999)), Algorithm::OneShot);
         assert_eq!(policy.choose(&call(DType::U8, 15_001)), Algorithm::Direct);
+    }
+
+    #[test]
+    fn measured_times_of_small_buffers_decide_nothing_for_large_ones() {
+        let cost = |seconds_per_byte| Cost {
+            latency: Duration::ZERO,
+            seconds_per_byte,
+        };
+        let mut policy = policy(4, "auto");
+        policy.measured = Some(Measured {
+            one_shot: cost(1e-9),
+            two_steps: cost(3e-9),
+        });
+        let (small, large) = (call(DType::U8, 1 << 20), call(DType::U8, (1 << 20) + 1));
+        assert_eq!(policy.choose(&small), Algorithm::OneShot);
+        assert_eq!(policy.choose(&large), Algorithm::Direct);
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::fmt;
 
 use super::Algorithm;
 use super::choice::{
-    Cost, DIRECT_CHUNK_BYTES_MAX, DIRECT_RANKS_MAX, ONE_SHOT_BYTES_MAX, Policy, Reason,
+    Cost, DIRECT_CHUNK_BYTES_MAX, DIRECT_RANKS_MAX, MEASURED_BYTES_MAX, ONE_SHOT_BYTES_MAX, Policy,
+    Reason,
 };
 use crate::collective::{Call, Collective, Name};
 use crate::dtype::{DType, ReduceOp};
@@ -82,6 +83,7 @@ impl Policy {
         let mut bounds: Vec<usize> = wished
             .filter(|&limit| limit < usize::MAX)
             .chain(one_shot)
+            .chain([MEASURED_BYTES_MAX])
             .chain([self.topology.world_size(), self.topology.hosts().len()].map(small_chunks))
             .map(|bytes| float_sum(bytes).bytes())
             .collect();
