@@ -182,7 +182,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.flow_rate:
         print(f"# connections of {options.flow_rate} = {flow_gbps:g} GB/s at most")
     print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
-    names = f"{'on the wire':>12} {'median ms':>10} {'busbw GB/s':>11} {'of line':>8} {'crossed':>8}"
+    names = (
+        f"{'on the wire':>12} {'median ms':>10} {'busbw GB/s':>11} {'of line':>8} {'crossed':>8}"
+    )
     print(f"{'size':>8} {'algorithm':>13} {'streams':>7} {names}  wrong")
     for row in rows:
         how = f"{row.algorithm:>13} {row.streams:7} {row.wire_dtype:>12}"

@@ -230,8 +230,8 @@ class Communicator:
             A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
             peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
             buffer over ``time_s``) and ``algorithm``, the one used last; the same for each kind of
-            collective under ``collectives``; ``transport``; ``streams``, as given; ``lateness_s``: by
-            peer, how long it was waited for.
+            collective under ``collectives``; ``transport``; ``streams``, as given; ``lateness_s``:
+            by peer, how long it was waited for.
 
             ``algorithms`` has for each algorithm by its name: ``count`` and ``bytes`` of the
             collectives that used it; ``latency_s`` and ``seconds_per_byte``, measured when the
