@@ -46,9 +46,11 @@ class Communicator:
             TCP everywhere; ``shm``: shared memory everywhere, or `ConfigError`.
         timeout: Seconds in which the group must form, and bound on every wait in which nothing
             moves.
-        algorithm: ``auto``: by the size of the buffer, the number of ranks, and times measured when
-            the group forms; or ``ring``, ``direct`` or ``one_shot``; or a list such as
-            ``one_shot:64KiB,direct``: each up to its size, the last for everything else.
+        algorithm: ``auto``: by the size of the buffer, the number of ranks, which of them share a
+            host, and times measured when the group forms; or ``ring``, ``direct``, ``one_shot`` or
+            ``hierarchical``; or a list such as ``one_shot:64KiB,direct``: each up to its size, the
+            last for everything else. A collective that the wish does not fit is done as by
+            ``auto``: ``hierarchical`` needs several hosts, and several ranks on one of them.
         reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
             the algorithm, the transport and the buckets; at most 64 ranks.
         wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions are rounded to
@@ -227,9 +229,17 @@ class Communicator:
         Returns:
             A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
             peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
-            buffer over ``time_s``) and ``algorithm``; the same for each kind of collective under
-            ``collectives``; ``transport``; ``streams``, as given; ``lateness_s``: by peer, how long
-            it was waited for.
+            buffer over ``time_s``) and ``algorithm``, the one used last; the same for each kind of
+            collective under ``collectives``; ``transport``; ``streams``, as given; ``lateness_s``:
+            by peer, how long it was waited for.
+
+            ``algorithms`` has for each algorithm by its name: ``count`` and ``bytes`` of the
+            collectives that used it; ``latency_s`` and ``seconds_per_byte``, measured when the
+            group formed, or None; and ``chosen``: for which sizes float32 sums use it, and why,
+            such as ``up to 21.3 KiB: measured 8.0 us + 0.60 ns/B against ...``, or None.
+
+            ``tcp_congestion`` has the TCP congestion controls of the connections between ranks
+            that share no memory, each with the reason: ``{"reno": "same host"}``.
         """
         return self._native.stats()
 

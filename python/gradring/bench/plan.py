@@ -13,7 +13,7 @@ from gradring.errors import ConfigError
 
 DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
 TRANSPORTS = ("auto", "tcp", "shm")
-ALGORITHMS = ("auto", "ring")
+ALGORITHMS = ("auto", "ring", "direct", "one_shot", "hierarchical")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+) ?(?:([kmg])i?)?b?", re.IGNORECASE)
@@ -30,7 +30,7 @@ class Plan:
         dtype: Element type by numpy's name.
         op: The reduce op.
         transports: gradring's own, each measured: ``auto``, ``tcp`` or ``shm``.
-        algorithm: ``auto`` or ``ring``.
+        algorithm: One of `ALGORITHMS`; where it does not apply, ``auto`` chooses.
         iterations: Timed iterations of each system at each size; None adapts them to the time
             that one takes.
         peers: Names from `gradring.bench.systems.PEERS` to compare with.

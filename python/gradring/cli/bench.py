@@ -68,7 +68,13 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="TRANSPORTS",
         help=f"gradring's own, measured in turns: {', '.join(plan.TRANSPORTS)} (default auto)",
     )
-    sub.add_argument("--algorithm", choices=plan.ALGORITHMS, default="auto")
+    sub.add_argument(
+        "--algorithm",
+        choices=plan.ALGORITHMS,
+        default="auto",
+        help="gradring's own; auto chooses where it does not apply, as hierarchical does not on "
+        "one host (default auto)",
+    )
     sub.add_argument(
         "--streams",
         type=_count,

@@ -1,6 +1,6 @@
 //! A connected group of ranks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -75,6 +75,7 @@ pub struct Communicator {
     streams: usize,
     transport_name: &'static str,
     memory_not_shared: BTreeMap<usize, String>,
+    tcp_congestion: BTreeMap<String, BTreeSet<String>>,
     engine: Engine,
     liveness: Arc<Liveness>,
 }
@@ -118,14 +119,14 @@ impl Communicator {
         let liveness = Arc::new(liveness);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let transport_name = links.name();
+        let tcp_congestion = links.congestion().map_err(cannot)?;
         let engine = Engine::new(Parts {
             rank: config.rank,
-            world_size: config.world_size,
             policy: Policy {
                 rules: config.algorithm.clone(),
                 reproducible: config.reproducible,
                 wire_dtype: config.wire_dtype,
-                ..Policy::new(config.world_size)
+                ..Policy::new(roster.topology())
             },
             transport: Box::new(links),
             supervisor: Arc::clone(&liveness) as _,
@@ -148,6 +149,7 @@ impl Communicator {
             streams: config.streams,
             transport_name,
             memory_not_shared,
+            tcp_congestion,
             engine,
             liveness,
         });
@@ -201,6 +203,18 @@ impl Communicator {
     #[must_use]
     pub const fn memory_not_shared(&self) -> &BTreeMap<usize, String> {
         &self.memory_not_shared
+    }
+
+    /// The TCP congestion controls of connections that carry payload, and why they do.
+    #[must_use]
+    pub const fn tcp_congestion(&self) -> &BTreeMap<String, BTreeSet<String>> {
+        &self.tcp_congestion
+    }
+
+    /// How algorithms are chosen.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        self.engine.policy()
     }
 
     /// Runs a collective to its end, on the calling thread when the engine is idle.

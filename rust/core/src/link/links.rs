@@ -1,6 +1,6 @@
 //! All links of one rank: over shared memory to ranks of its host, over TCP to others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -108,6 +108,20 @@ impl Links {
             _ => "shm+tcp",
         };
         Ok(refused)
+    }
+
+    /// The TCP congestion controls of connections that carry payload, and why they do.
+    ///
+    /// # Errors
+    /// When a socket cannot be asked.
+    pub fn congestion(&self) -> std::io::Result<BTreeMap<String, BTreeSet<String>>> {
+        let over_tcp = self.peers.iter().filter(|peer| peer.memory.is_none());
+        let mut reasons = BTreeMap::<_, BTreeSet<_>>::new();
+        for outgoing in over_tcp.flat_map(|peer| &peer.outgoing) {
+            let (name, reason) = tcp::congestion(outgoing.first())?;
+            reasons.entry(name).or_default().insert(reason);
+        }
+        Ok(reasons)
     }
 }
 

@@ -21,18 +21,34 @@ const CONGESTION_VARIABLE: &str = "GRADRING_TCP_CONGESTION";
 pub(super) fn configure(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
-    let inside_host = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
-    let wish = std::env::var(CONGESTION_VARIABLE).ok();
-    let congestion = match wish.as_deref() {
-        Some("system") => None,
-        None => inside_host.then_some(LOOPBACK_CONGESTION),
-        wish => wish,
-    };
-    if let Some(congestion) = congestion {
+    if let (Some(congestion), _) = wished_congestion(stream)? {
         // Where the kernel does not allow it, the system's choice works as well, if slower.
         let _ = SockRef::from(stream).set_tcp_congestion(congestion.as_bytes());
     }
     Ok(())
+}
+
+/// The congestion control that a configured connection uses, and why.
+pub(super) fn congestion(stream: &TcpStream) -> std::io::Result<(String, String)> {
+    let name = SockRef::from(stream).tcp_congestion()?;
+    let name = String::from_utf8_lossy(&name);
+    let name = name.trim_end_matches('\0');
+    let why = match wished_congestion(stream)? {
+        (Some(wish), _) if wish != name => format!("the system's, which does not allow {wish}"),
+        (_, why) => why.into(),
+    };
+    Ok((name.into(), why))
+}
+
+/// The congestion control that a connection should use, if not the system's, and why.
+fn wished_congestion(stream: &TcpStream) -> std::io::Result<(Option<String>, &'static str)> {
+    let inside_host = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
+    Ok(match std::env::var(CONGESTION_VARIABLE) {
+        Ok(wish) if wish == "system" => (None, CONGESTION_VARIABLE),
+        Ok(wish) => (Some(wish), CONGESTION_VARIABLE),
+        Err(_) if inside_host => (Some(LOOPBACK_CONGESTION.into()), "same host"),
+        Err(_) => (None, "the system's, between hosts"),
+    })
 }
 
 impl Stream for TcpStream {

@@ -53,7 +53,7 @@ pub(crate) struct Member {
     pub address: String,
     /// Name for messages.
     pub host: String,
-    /// Equal for two ranks exactly if they run on the same booted system.
+    /// Equal for two ranks exactly if they run on the same booted system and network.
     pub host_id: String,
     /// Settings that must be equal on all ranks, as text.
     pub plan: String,
