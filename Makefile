@@ -7,7 +7,11 @@ BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom fuzz lint format bench bench-peers wheel clean
+=======
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom tsan miri lint format bench bench-peers wheel clean
+>>>>>>> main
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +29,7 @@ test-rust: prerequisites ## the tests of the Rust crates
 loom: prerequisites ## all interleavings of the shared memory's protocol
 	RUSTFLAGS="--cfg loom" cargo test --package gradring-core --lib --release --target-dir target/loom loom
 
+<<<<<<< HEAD
 # A failing input is printed and kept in fuzz/artifacts. One allocation may take 4 MiB: a message is at most 1.
 RUNS ?= 10000000
 fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each (10 million)
@@ -33,6 +38,19 @@ fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each
 	set -e; for decoder in $$(cargo +nightly fuzz list); do \
 		cargo +nightly fuzz run --sanitizer none $$decoder -- -runs=$(RUNS) -max_len=4096 -timeout=10 \
 			-malloc_limit_mb=4 -rss_limit_mb=1024 -print_final_stats=1; done
+=======
+# Both need a nightly toolchain with parts that only nightly has:
+# rustup toolchain install nightly --component rust-src,miri
+tsan: prerequisites ## data races in the core's tests, with ThreadSanitizer (see CONTRIBUTING.md)
+	RUSTFLAGS=-Zsanitizer=thread cargo +nightly test --package gradring-core --lib --tests -Zbuild-std \
+		--target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir target/tsan \
+		-- --skip verify --skip instruction_set
+
+miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats, with Miri (see CONTRIBUTING.md)
+	cargo +nightly miri test --package gradring-core --lib --target-dir target/miri -- \
+		kernel::tests buffer:: wire::contract wire::control wire::handshake::tests::a_giant \
+		schedule::choice schedule::topology schedule::explanation::tests::sizes
+>>>>>>> main
 
 test-python: setup ## the tests of the package
 	$(BIN)/python -m pytest -q

@@ -48,6 +48,7 @@ class Communicator:
         algorithm: str,
         reproducible: bool,
         wire_dtype: str | None,
+        streams: int,
     ) -> Communicator: ...
     @property
     def id(self) -> int: ...

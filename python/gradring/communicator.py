@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native
-from gradring.config import TlsFiles
+from gradring.config import STREAMS, TlsFiles
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
@@ -50,14 +50,19 @@ class Communicator:
             TCP everywhere; ``shm``: shared memory everywhere, or `ConfigError`.
         timeout: Seconds in which the group must form, and bound on every wait in which nothing
             moves.
-        algorithm: ``auto``: by the size of the buffer, the number of ranks, and times measured when
-            the group forms; or ``ring``, ``direct`` or ``one_shot``; or a list such as
-            ``one_shot:64KiB,direct``: each up to its size, the last for everything else.
+        algorithm: ``auto``: by the size of the buffer, the number of ranks, which of them share a
+            host, and times measured when the group forms; or ``ring``, ``direct``, ``one_shot`` or
+            ``hierarchical``; or a list such as ``one_shot:64KiB,direct``: each up to its size, the
+            last for everything else. A collective that the wish does not fit is done as by
+            ``auto``: ``hierarchical`` needs several hosts, and several ranks on one of them.
         reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
             the algorithm, the transport and the buckets; at most 64 ranks.
         wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions are rounded to
             it for travelling, which halves the traffic; the owner of each element sums them in
             float32, and rounds the result once. None: elements travel as they are.
+        streams: TCP connections to each peer in each direction, 1 to 16. Several fill a link that
+            limits each connection, such as a cloud's limit per flow or a long path; elsewhere they
+            only cost. Results are the same bits; shared memory does not use them.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -77,6 +82,7 @@ class Communicator:
         reproducible: bool = False,
         wire_dtype: str | None = None,
         *,
+        streams: int = 1,
         listen: str | None = None,
         interface: str | None = None,
         tls: TlsFiles | None = None,
@@ -84,6 +90,7 @@ class Communicator:
         _check_choice("transport", transport, ("auto", "tcp", "shm"))
         _check_choice("reproducible", reproducible, (False, True))
         _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
+        _check_choice("streams", streams, STREAMS)
         if rank < 0 or world_size < 1:
             raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
         if world_size > 1 and not rendezvous:
@@ -101,6 +108,7 @@ class Communicator:
             algorithm=algorithm,
             reproducible=reproducible,
             wire_dtype=wire_dtype,
+            streams=streams,
         )
         self.rank: int = self._native.rank
         self.world_size: int = self._native.world_size
@@ -229,8 +237,17 @@ class Communicator:
         Returns:
             A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
             peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
-            buffer over ``time_s``) and ``algorithm``; the same for each kind of collective under
-            ``collectives``; ``transport``; ``lateness_s``: by peer, how long it was waited for.
+            buffer over ``time_s``) and ``algorithm``, the one used last; the same for each kind of
+            collective under ``collectives``; ``transport``; ``streams``, as given; ``lateness_s``:
+            by peer, how long it was waited for.
+
+            ``algorithms`` has for each algorithm by its name: ``count`` and ``bytes`` of the
+            collectives that used it; ``latency_s`` and ``seconds_per_byte``, measured when the
+            group formed, or None; and ``chosen``: for which sizes float32 sums use it, and why,
+            such as ``up to 21.3 KiB: measured 8.0 us + 0.60 ns/B against ...``, or None.
+
+            ``tcp_congestion`` has the TCP congestion controls of the connections between ranks
+            that share no memory, each with the reason: ``{"reno": "same host"}``.
         """
         return self._native.stats()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from gradring.errors import ConfigError
 
 TRANSPORTS = ("auto", "tcp", "shm")
+STREAMS = tuple(range(1, 17))
 DEFAULT_TIMEOUT_S = 300.0
 TLS_VARIABLES = ("GRADRING_TLS_CA", "GRADRING_TLS_CERT", "GRADRING_TLS_KEY")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -46,12 +47,14 @@ class Settings:
         transport: ``auto`` (shared memory inside a host, sockets between hosts), ``tcp`` or
             ``shm``.
         timeout: Bound in seconds on forming the group and on every wait for a collective.
+        streams: TCP connections to each peer in each direction, 1 to 16.
     """
 
     token: bytes | None = field(default=None, repr=False)
     require_auth: bool = False
     transport: str = "auto"
     timeout: float = DEFAULT_TIMEOUT_S
+    streams: int = 1
     tls: TlsFiles | None = None
     interface: str | None = None
 
@@ -64,6 +67,7 @@ class Settings:
         require_auth: bool | None = None,
         transport: str | None = None,
         timeout: float | None = None,
+        streams: int | None = None,
         tls: TlsFiles | None = None,
         interface: str | None = None,
     ) -> Settings:
@@ -72,12 +76,14 @@ class Settings:
         Args:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
+                ``GRADRING_STREAMS``,
                 ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
                 ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
             require_auth: Whether a token is obligatory.
             transport: ``auto``, ``tcp`` or ``shm``.
             timeout: In seconds, finite and above zero.
+            streams: TCP connections to each peer in each direction, 1 to 16.
             tls: Certificates for TLS.
             interface: Name or IP address of a network interface.
 
@@ -89,6 +95,7 @@ class Settings:
             require_auth=_require_auth(environ, require_auth),
             transport=_transport(environ, transport),
             timeout=_timeout(environ, timeout),
+            streams=_streams(environ, streams),
             tls=_tls(environ, tls),
             interface=_interface(environ, interface),
         )
@@ -191,3 +198,14 @@ def _timeout(environ: Mapping[str, str], given: float | None) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise ConfigError(f"{name}={text!r} is not a number of seconds above 0; correct it")
     return seconds
+
+
+def _streams(environ: Mapping[str, str], given: int | None) -> int:
+    name = "streams" if given is not None else "GRADRING_STREAMS"
+    value = given if given is not None else environ.get(name, "").strip() or "1"
+    count = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(count, int) or count not in STREAMS:
+        raise ConfigError(
+            f"{name}={value!r} is not a number from {STREAMS[0]} to {STREAMS[-1]}; correct it"
+        )
+    return count

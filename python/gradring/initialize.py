@@ -31,6 +31,7 @@ def init(
     algorithm: str = "auto",
     reproducible: bool = False,
     wire_dtype: str | None = None,
+    streams: int | None = None,
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
 
@@ -57,6 +58,8 @@ def init(
         algorithm: The all-reduce algorithm; ``auto`` chooses by size.
         reproducible: Sum in rank order, whatever the algorithm and the number of streams.
         wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``.
+        streams: TCP connections to each peer in each direction, 1 to 16, for networks in which one
+            cannot fill the link; default ``GRADRING_STREAMS``, or 1.
 
     Returns:
         The connected communicator; close it, or use it in a ``with`` statement.
@@ -75,6 +78,7 @@ def init(
         interface=interface,
         transport=transport,
         timeout=timeout,
+        streams=streams,
     )
     check_authentication(cluster, settings)
 
@@ -93,6 +97,7 @@ def init(
         algorithm=algorithm,
         reproducible=reproducible,
         wire_dtype=wire_dtype,
+        streams=settings.streams,
     )
 
 

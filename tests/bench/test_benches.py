@@ -97,6 +97,32 @@ def test_a_limited_network_bounds_the_bandwidth(tmp_path: Path) -> None:
     assert narrow["refused"] or narrow["wrong"] == 0
 
 
+@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+def test_connections_are_limited_and_several_streams_measured(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    arguments = ("--rate", "1gbit", "--flow-rate", "100mbit", "--streams", "1,2", "--sizes", "2MiB")
+    done = run("limited_network", *arguments, "--iterations", "1", "--json", path)
+    assert done.returncode == 0, done.stderr
+    assert "connections of 100mbit = 0.0125 GB/s" in done.stdout
+    rows = json.loads(path.read_text())
+    assert [row["streams"] for row in rows] == [1, 1, 2, 2]
+    assert all(row["wrong"] == 0 and row["busbw_gbps"] > 0 for row in rows)
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+def test_reducing_inside_hosts_first_sends_less_between_them(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    arguments = ("--ranks-per-host", "2", "--algorithms", "direct,hierarchical")
+    done = run(
+        "limited_network", *arguments, "--sizes", "2MiB", "--iterations", "1", "--json", path
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {(row["algorithm"], row["wire_dtype"]): row for row in json.loads(path.read_text())}
+    # For each byte of the buffer: 2(H-1)/H for each rank of a host, or for the host.
+    assert rows["direct", "float32"]["crossed"] == pytest.approx(2.0, rel=0.1)
+    assert rows["hierarchical", "float32"]["crossed"] == pytest.approx(1.0, rel=0.1)
+
+
 def test_a_rate_that_tc_would_not_take_is_refused() -> None:
     done = run("limited_network", "--rate", "fast")
     assert done.returncode == 2

@@ -9,7 +9,7 @@ from gradring.errors import ConfigError
 
 
 def test_the_defaults_need_no_variables() -> None:
-    assert Settings.from_environ({}) == Settings(None, False, "auto", 300.0)
+    assert Settings.from_environ({}) == Settings(None, False, "auto", 300.0, 1)
 
 
 def test_variables_are_read() -> None:
@@ -18,8 +18,9 @@ def test_variables_are_read() -> None:
         "GRADRING_REQUIRE_AUTH": "1",
         "GRADRING_TRANSPORT": "tcp",
         "GRADRING_TIMEOUT_S": "2.5",
+        "GRADRING_STREAMS": "16",
     }
-    assert Settings.from_environ(environ) == Settings(b"secret", True, "tcp", 2.5)
+    assert Settings.from_environ(environ) == Settings(b"secret", True, "tcp", 2.5, 16)
 
 
 def test_an_argument_beats_a_variable() -> None:
@@ -28,11 +29,12 @@ def test_an_argument_beats_a_variable() -> None:
         "GRADRING_REQUIRE_AUTH": "1",
         "GRADRING_TRANSPORT": "nonsense",
         "GRADRING_TIMEOUT_S": "nonsense",
+        "GRADRING_STREAMS": "nonsense",
     }
     settings = Settings.from_environ(
-        environ, token=b"other", require_auth=False, transport="shm", timeout=7
+        environ, token=b"other", require_auth=False, transport="shm", timeout=7, streams=4
     )
-    assert settings == Settings(b"other", False, "shm", 7.0)
+    assert settings == Settings(b"other", False, "shm", 7.0, 4)
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
@@ -53,6 +55,10 @@ def test_a_token_is_never_printed() -> None:
         ({"GRADRING_TIMEOUT_S": "soon"}, "GRADRING_TIMEOUT_S='soon'"),
         ({"GRADRING_TIMEOUT_S": "0"}, "GRADRING_TIMEOUT_S='0'"),
         ({"GRADRING_TIMEOUT_S": "inf"}, "GRADRING_TIMEOUT_S='inf'"),
+        ({"GRADRING_STREAMS": "many"}, "GRADRING_STREAMS='many' is not a number from 1 to 16"),
+        ({"GRADRING_STREAMS": "0"}, "GRADRING_STREAMS='0'"),
+        ({"GRADRING_STREAMS": "17"}, "GRADRING_STREAMS='17'"),
+        ({"GRADRING_STREAMS": "1.5"}, "GRADRING_STREAMS='1.5'"),
         ({"GRADRING_REQUIRE_AUTH": "maybe"}, "GRADRING_REQUIRE_AUTH='maybe'"),
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
@@ -61,6 +67,12 @@ def test_a_token_is_never_printed() -> None:
 def test_a_value_that_cannot_be_used_is_named(environ: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         Settings.from_environ(environ)
+
+
+@pytest.mark.parametrize("streams", [0, 17, -1, 1.5, "many"])
+def test_an_impossible_number_of_streams_is_named(streams: int) -> None:
+    with pytest.raises(ConfigError, match=f"streams={streams!r} is not a number from 1 to 16"):
+        Settings.from_environ({}, streams=streams)
 
 
 def test_an_empty_token_is_an_error(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import array
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -80,9 +81,9 @@ def test_buckets_buffers_and_numbers_are_reduced() -> None:
     assert run_ranks(kinds_of_arguments, world_size=2) == [expected] * 2
 
 
-def rounding() -> list[bool]:
+def rounding(algorithm: str = "auto") -> list[bool]:
     """16-bit sums of values that a 16-bit accumulator would round on the way."""
-    with gradring.init() as comm:
+    with gradring.init(algorithm=algorithm) as comm:
         checks = []
         for dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
             parts = [
@@ -139,6 +140,48 @@ def test_works_end_in_launch_order_and_a_wait_can_time_out_without_harm() -> Non
     results = run_ranks(asynchronous, world_size=2)
     assert results[0] == [values, True, True, 11, "one_shot", True]
     assert results[1] == [values, True, None, 11, "one_shot", True]
+
+
+def chosen(algorithm: str, transport: str) -> dict[str, Any]:
+    with gradring.init(algorithm=algorithm, transport=transport) as comm:
+        comm.all_reduce(np.ones(10, np.float32))
+        comm.all_reduce(np.ones(1 << 20, np.float32))
+        comm.barrier()
+        return comm.stats()
+
+
+def test_stats_tell_which_algorithms_were_used_and_why() -> None:
+    stats = run_ranks(chosen, 3, "auto", "tcp")[0]
+    assert stats["algorithm"] == "one_shot"
+    assert stats["collectives"]["all_reduce"]["algorithm"] == "direct"
+    one_shot, direct = (stats["algorithms"].pop(name) for name in ("one_shot", "direct"))
+    assert not stats["algorithms"]
+    # Ten floats, and the one byte of a barrier.
+    assert (one_shot["count"], one_shot["bytes"]) == (2, 41)
+    assert (direct["count"], direct["bytes"]) == (1, 4 << 20)
+    assert 0 < one_shot["latency_s"] < 60 and 0 <= direct["seconds_per_byte"] < 1
+    latency = f"{one_shot['latency_s'] * 1e6:.1f} us"
+    assert f": measured {latency} + " in one_shot["chosen"]
+    assert direct["chosen"].endswith(": at most 8 ranks")
+
+
+def test_stats_tell_why_a_wish_was_not_granted() -> None:
+    algorithms = run_ranks(chosen, 2, "hierarchical", "auto")[0]["algorithms"]
+    hierarchical = algorithms["hierarchical"]
+    assert (hierarchical["count"], hierarchical["latency_s"]) == (0, None)
+    assert hierarchical["chosen"].startswith("never: it needs several hosts")
+
+
+def test_stats_tell_the_congestion_control_and_why() -> None:
+    assert run_ranks(chosen, 2, "auto", "tcp")[0]["tcp_congestion"] == {"reno": "same host"}
+    assert run_ranks(chosen, 2, "auto", "shm")[0]["tcp_congestion"] == {}
+    system = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    env = {"GRADRING_TCP_CONGESTION": "system"}
+    stats = run_ranks(chosen, 2, "auto", "tcp", env=env)[0]
+    assert stats["tcp_congestion"] == {system: "GRADRING_TCP_CONGESTION"}
+    env = {"GRADRING_TCP_CONGESTION": "nonsense"}
+    stats = run_ranks(chosen, 2, "auto", "tcp", env=env)[0]
+    assert stats["tcp_congestion"] == {system: "the system's, which does not allow nonsense"}
 
 
 def _alone() -> gradring.Communicator:
@@ -205,6 +248,8 @@ def test_arrays_that_share_memory_are_refused() -> None:
         ({"rank": 0, "world_size": 1, "algorithm": "tree"}, "algorithm"),
         ({"rank": 0, "world_size": 1, "algorithm": "direct:8MB"}, "has no size"),
         ({"rank": 0, "world_size": 1, "wire_dtype": "float32"}, "wire_dtype"),
+        ({"rank": 0, "world_size": 1, "streams": 0}, "streams"),
+        ({"rank": 0, "world_size": 1, "streams": 17}, "streams"),
         ({"rank": 0, "world_size": 65, "rendezvous": "h:1", "reproducible": True}, "64 ranks"),
     ],
 )

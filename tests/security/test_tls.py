@@ -35,8 +35,10 @@ def use(certificate: Certificate | None) -> None:
         os.environ.update(certificate.variables())
 
 
-def sums(transport: str, sizes: list[int]) -> tuple[str, list[float], list[float]]:
-    with gradring.init(transport=transport) as comm:
+def sums(
+    transport: str, streams: int, sizes: list[int]
+) -> tuple[str, list[float], list[float]]:
+    with gradring.init(transport=transport, streams=streams) as comm:
         rank, ranks = comm.rank, comm.world_size
         found, works = [], []
         for size in sizes:
@@ -50,11 +52,16 @@ def sums(transport: str, sizes: list[int]) -> tuple[str, list[float], list[float
         return comm.stats()["transport"], found, rows.tolist()
 
 
-@pytest.mark.parametrize(("world_size", "transport"), [(2, "tcp"), (3, "tcp"), (4, "auto")])
-def test_collectives_work_inside_tls(authority: Authority, world_size: int, transport: str) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "transport", "streams"),
+    [(2, "tcp", 1), (3, "tcp", 1), (2, "tcp", 4), (3, "tcp", 16), (4, "auto", 2)],
+)
+def test_collectives_work_inside_tls(
+    authority: Authority, world_size: int, transport: str, streams: int
+) -> None:
     certificate = authority.certify("all", LOCAL)
     sizes = [0, 1, 1000, 100_003, 3_000_001]
-    results = run_ranks(sums, world_size, transport, sizes, env=certificate.variables())
+    results = run_ranks(sums, world_size, transport, streams, sizes, env=certificate.variables())
     total = sum(range(1, world_size + 1))
     rows = [float(rank) for rank in range(world_size) for _ in range(3)]
     name = "tcp" if transport == "tcp" else "shm"

@@ -13,7 +13,7 @@ from gradring.errors import ConfigError
 
 DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
 TRANSPORTS = ("auto", "tcp", "shm")
-ALGORITHMS = ("auto", "ring")
+ALGORITHMS = ("auto", "ring", "direct", "one_shot", "hierarchical")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+) ?(?:([kmg])i?)?b?", re.IGNORECASE)
@@ -30,11 +30,12 @@ class Plan:
         dtype: Element type by numpy's name.
         op: The reduce op.
         transports: gradring's own, each measured: ``auto``, ``tcp`` or ``shm``.
-        algorithm: ``auto`` or ``ring``.
+        algorithm: One of `ALGORITHMS`; where it does not apply, ``auto`` chooses.
         iterations: Timed iterations of each system at each size; None adapts them to the time
             that one takes.
         peers: Names from `gradring.bench.systems.PEERS` to compare with.
         congestion: The kernel's TCP congestion control for all systems; None leaves its default.
+        streams: gradring's TCP connections to each peer in each direction.
     """
 
     world_size: int
@@ -46,6 +47,7 @@ class Plan:
     iterations: int | None = None
     peers: tuple[str, ...] = ()
     congestion: str | None = None
+    streams: int = 1
 
     def check(self, *, allow_debug: bool = False) -> None:
         """Finds whatever would make the ranks fail, or their numbers worthless.
@@ -73,7 +75,9 @@ class Plan:
                 )
         values.period(self.dtype, self.world_size)
         for transport in self.transports:
-            Communicator(0, 1, transport=transport, algorithm=self.algorithm).close()
+            Communicator(
+                0, 1, transport=transport, algorithm=self.algorithm, streams=self.streams
+            ).close()
 
     def measurable(self) -> tuple[Plan, list[str]]:
         """The same with only those peers that are installed and can do it, and why not the others.
@@ -97,6 +101,8 @@ class Plan:
         words += ["--sizes", ",".join(format_size(size).replace(" ", "") for size in self.sizes)]
         words += ["--transport", ",".join(self.transports), "--algorithm", self.algorithm]
         words += ["--dtype", self.dtype, "--op", self.op]
+        if self.streams != 1:
+            words += ["--streams", str(self.streams)]
         if self.iterations is not None:
             words += ["--iterations", str(self.iterations)]
         if self.peers:

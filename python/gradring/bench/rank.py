@@ -49,7 +49,7 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
     """
     first, *others = plan.transports
     with (
-        gradring.init(transport=first, algorithm=plan.algorithm) as comm,
+        gradring.init(transport=first, algorithm=plan.algorithm, streams=plan.streams) as comm,
         contextlib.ExitStack() as closing,
     ):
         systems: list[System] = [Gradring(comm)]
@@ -80,6 +80,7 @@ def _communicator(
         rendezvous=f"{LOOPBACK}:{port}",
         transport=transport,
         algorithm=plan.algorithm,
+        streams=plan.streams,
     )
     return closing.enter_context(more)
 

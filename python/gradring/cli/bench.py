@@ -68,7 +68,20 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="TRANSPORTS",
         help=f"gradring's own, measured in turns: {', '.join(plan.TRANSPORTS)} (default auto)",
     )
-    sub.add_argument("--algorithm", choices=plan.ALGORITHMS, default="auto")
+    sub.add_argument(
+        "--algorithm",
+        choices=plan.ALGORITHMS,
+        default="auto",
+        help="gradring's own; auto chooses where it does not apply, as hierarchical does not on "
+        "one host (default auto)",
+    )
+    sub.add_argument(
+        "--streams",
+        type=_count,
+        default=1,
+        metavar="K",
+        help="gradring's TCP connections to each peer in each direction, 1 to 16 (default 1)",
+    )
     sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
     sub.add_argument("--op", choices=values.OPS, default="sum")
     sub.add_argument(
@@ -125,6 +138,7 @@ def _run_all_reduce(arguments: argparse.Namespace) -> int:
         iterations=arguments.iterations,
         peers=arguments.compare,
         congestion=arguments.congestion,
+        streams=arguments.streams,
     )
     plan.check(allow_debug=arguments.allow_debug)
     measured = bench_all_reduce(plan, _say)

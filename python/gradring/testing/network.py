@@ -20,6 +20,9 @@ from dataclasses import dataclass
 #: What a limited link may send at once, in bytes: some milliseconds at 10 Gbit/s.
 _BURST_BYTES = 1 << 20
 
+#: Flows that are limited apart; others share the limit of one of them.
+_FLOWS = 256
+
 
 @dataclass(frozen=True)
 class Host:
@@ -58,13 +61,17 @@ def why_unavailable() -> str | None:
 
 
 @contextlib.contextmanager
-def simulated_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
+def simulated_hosts(
+    count: int, rate: str | None = None, flow_rate: str | None = None
+) -> Iterator[list[Host]]:
     """Hosts that reach one another through a switch, and nothing else.
 
     Args:
       count: number of hosts, 1 to 200.
       rate: bandwidth of each host's link in each direction, as `tc` writes it ("1gbit"); default:
         what the machine can do.
+      flow_rate: bandwidth of each connection that a host sends on, as clouds limit it; default: no
+        such limit.
 
     Yields:
       The hosts, removed with the end of the block.
@@ -86,27 +93,53 @@ def simulated_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]
         _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "switch", "up")
         for host in hosts:
-            _connect(host, rate)
+            _connect(host, rate, flow_rate)
         yield hosts
     finally:
         for name in made:
             _run("ip", "netns", "delete", name)
 
 
-def _connect(host: Host, rate: str | None) -> None:
+def _connect(host: Host, rate: str | None, flow_rate: str | None) -> None:
     inside, outside = ("-n", host.name), ("-n", host._switch)
     _run("ip", *outside, "link", "add", host._port, "type", "veth",
          "peer", "name", "eth0", "netns", host.name)  # fmt: skip
     _run("ip", *outside, "link", "set", host._port, "master", "switch", "up")
     _run("ip", *inside, "address", "add", f"{host.address}/24", "dev", "eth0")
     _run("ip", *inside, "link", "set", "eth0", "up")
+    ends = [(outside, host._port)]
+    if flow_rate is None:
+        ends.append((inside, "eth0"))
+    else:
+        _run("tc", *inside, "-batch", "-", given=_flow_limits("eth0", flow_rate))
     if rate is not None:
-        for where, device in ((inside, "eth0"), (outside, host._port)):
+        for where, device in ends:
             _run("tc", *where, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate,
                  "burst", str(_BURST_BYTES), "latency", "50ms")  # fmt: skip
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _flow_limits(device: str, rate: str) -> str:
+    """Commands for `tc`: a class for each value of the low byte of the port that sends.
+
+    `fq maxrate` would do it in one line, but not every kernel has that. A host calls with ports in
+    a row, so that its connections to a peer differ in this byte.
+    """
+    filters = f"filter add dev {device} parent 1: prio 1 protocol ip u32"
+    lines = [
+        f"qdisc add dev {device} root handle 1: htb",
+        f"filter add dev {device} parent 1: prio 1 handle 2: protocol ip u32 divisor {_FLOWS}",
+    ]
+    for flow in range(_FLOWS):
+        lines += [
+            f"class add dev {device} parent 1: classid 1:{flow + 1:x} htb rate {rate} "
+            f"burst {_BURST_BYTES} cburst {_BURST_BYTES} quantum 60000",
+            f"{filters} ht 2:{flow:x}: match u8 0 0 flowid 1:{flow + 1:x}",
+        ]
+    lines.append(f"{filters} ht 800:: match u8 0 0 hashkey mask 0x00ff0000 at 20 link 2:")
+    return "\n".join(lines) + "\n"
+
+
+def _run(*command: str, given: str | None = None) -> None:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()}")

@@ -1,6 +1,6 @@
 //! A connected group of ranks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -15,9 +15,9 @@ use crate::error::{Error, Result, shortened};
 use crate::group::liveness::Liveness;
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
-use crate::link::Transport as _;
 use crate::link::links::Links;
 use crate::link::tls::TlsFiles;
+use crate::link::{STREAMS_MAX, Transport as _};
 use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
 use crate::trace::flight_recorder::FlightRecorder;
 use crate::trace::stats::Stats;
@@ -56,6 +56,9 @@ pub struct Config {
     pub reproducible: bool,
     /// Type to which float32 elements of reductions are rounded for travelling: a 16-bit float.
     pub wire_dtype: Option<DType>,
+    /// TCP connections to each peer in each direction, from 1 to [`STREAMS_MAX`]; must be the same
+    /// on all ranks.
+    pub streams: usize,
     /// Bound on forming the group, and on every wait for a collective without progress.
     pub timeout: Duration,
 }
@@ -76,8 +79,10 @@ pub struct Communicator {
     id: u64,
     rank: usize,
     roster: Roster,
+    streams: usize,
     transport_name: &'static str,
     memory_not_shared: BTreeMap<usize, String>,
+    tcp_congestion: BTreeMap<String, BTreeSet<String>>,
     engine: Engine,
     liveness: Arc<Liveness>,
 }
@@ -121,14 +126,14 @@ impl Communicator {
         let liveness = Arc::new(liveness);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let transport_name = links.name();
+        let tcp_congestion = links.congestion().map_err(cannot)?;
         let engine = Engine::new(Parts {
             rank: config.rank,
-            world_size: config.world_size,
             policy: Policy {
                 rules: config.algorithm.clone(),
                 reproducible: config.reproducible,
                 wire_dtype: config.wire_dtype,
-                ..Policy::new(config.world_size)
+                ..Policy::new(roster.topology())
             },
             transport: Box::new(links),
             supervisor: Arc::clone(&liveness) as _,
@@ -148,8 +153,10 @@ impl Communicator {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             rank: config.rank,
             roster,
+            streams: config.streams,
             transport_name,
             memory_not_shared,
+            tcp_congestion,
             engine,
             liveness,
         });
@@ -193,10 +200,28 @@ impl Communicator {
         self.transport_name
     }
 
+    /// TCP connections to each peer in each direction.
+    #[must_use]
+    pub const fn streams(&self) -> usize {
+        self.streams
+    }
+
     /// The ranks of this host with which it shares no memory although both would, and why not.
     #[must_use]
     pub const fn memory_not_shared(&self) -> &BTreeMap<usize, String> {
         &self.memory_not_shared
+    }
+
+    /// The TCP congestion controls of connections that carry payload, and why they do.
+    #[must_use]
+    pub const fn tcp_congestion(&self) -> &BTreeMap<String, BTreeSet<String>> {
+        &self.tcp_congestion
+    }
+
+    /// How algorithms are chosen.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        self.engine.policy()
     }
 
     /// Runs a collective to its end, on the calling thread when the engine is idle.
@@ -259,6 +284,12 @@ impl Config {
                 dtype.name()
             )));
         }
+        if !(1..=STREAMS_MAX).contains(&self.streams) {
+            return Err(Error::config(format!(
+                "streams={} is not a number of connections from 1 to {STREAMS_MAX}",
+                self.streams
+            )));
+        }
         if self.timeout.is_zero() {
             return Err(Error::config("timeout must be more than 0 seconds"));
         }
@@ -275,8 +306,8 @@ impl Config {
     pub(crate) fn plan(&self) -> String {
         let wire_dtype = self.wire_dtype.map_or("None", DType::name);
         format!(
-            "algorithm={}, reproducible={}, wire_dtype={wire_dtype}",
-            self.algorithm, self.reproducible
+            "algorithm={}, reproducible={}, wire_dtype={wire_dtype}, streams={}",
+            self.algorithm, self.reproducible, self.streams
         )
     }
 

@@ -18,6 +18,7 @@ use crate::executor::{Execution, Fault, Progress, Scratch};
 use crate::link::Transport;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
+use crate::schedule::topology::Topology;
 use crate::trace::flight_recorder::{Entry, FlightRecorder};
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{self, Header};
@@ -71,9 +72,7 @@ pub trait Supervisor: Send + Sync {
 pub struct Parts {
     /// This process's index.
     pub rank: usize,
-    /// Number of processes.
-    pub world_size: usize,
-    /// How collectives are performed.
+    /// How collectives are performed, and among which ranks.
     pub policy: Policy,
     /// The links.
     pub transport: Box<dyn Transport>,
@@ -97,7 +96,7 @@ pub struct Engine {
 
 struct Shared {
     rank: usize,
-    world_size: usize,
+    topology: Arc<Topology>,
     policy: RwLock<Policy>,
     timeout: Duration,
     spin: Duration,
@@ -143,7 +142,7 @@ impl Engine {
         parts.abort.wake_with(parts.transport.waker());
         let shared = Arc::new(Shared {
             rank: parts.rank,
-            world_size: parts.world_size,
+            topology: Arc::clone(&parts.policy.topology),
             policy: RwLock::new(parts.policy),
             timeout: parts.timeout,
             spin: parts.spin,
@@ -276,7 +275,7 @@ impl Shared {
     /// Gives a request its place in the order.
     fn launch(&self, queue: &mut Queue, request: Request) -> Result<Launched> {
         let (call, buffer) = request.into_parts();
-        call.validate(self.world_size)?;
+        call.validate(self.topology.world_size())?;
         let sequence = queue.launched + 1;
         let closed = || {
             queue
@@ -385,7 +384,8 @@ impl Shared {
         spin: Duration,
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
-        if self.world_size == 1 {
+        let world_size = self.topology.world_size();
+        if world_size == 1 {
             return self.abort.cause().map_or(Ok(()), Err);
         }
         let mut driver = lock(&self.driver);
@@ -399,12 +399,12 @@ impl Shared {
             // SAFETY: the driver stays locked until the collective has ended.
             unsafe { launched.buffer.narrowed(dtype, narrowed) }
         });
-        let predecessor = (self.rank + self.world_size - 1) % self.world_size;
+        let predecessor = (self.rank + world_size - 1) % world_size;
         let mut execution = Execution::new(
             narrow.as_mut().unwrap_or(&mut launched.buffer),
             call,
             launched.algorithm,
-            (self.rank, self.world_size),
+            (self.rank, &self.topology),
             launched.header,
             scratch,
         );

@@ -13,6 +13,7 @@ use crate::group::rendezvous::Answer;
 use crate::schedule::Algorithm;
 use crate::wire::contract::{self, HEADER_BYTES, Header};
 use crate::wire::control::{self, Entered, Testimony};
+use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
 use crate::wire::handshake::{self, Hello, Member, Purpose};
 
 const TOKEN: &[u8] = b"what no input contains";
@@ -28,11 +29,16 @@ pub struct Decoder {
 }
 
 /// All decoders.
-pub const DECODERS: [Decoder; 5] = [
+pub const DECODERS: [Decoder; 6] = [
     Decoder {
         name: "contract",
         run: contract_header,
         samples: contract_samples,
+    },
+    Decoder {
+        name: "frame",
+        run: frame,
+        samples: frame_samples,
     },
     Decoder {
         name: "control",
@@ -69,6 +75,17 @@ pub fn contract_header(bytes: &[u8]) {
     }
 }
 
+/// A frame that is taken for one is what a sender writes, and bounded.
+pub fn frame(bytes: &[u8]) {
+    let Some(header) = bytes.first_chunk() else {
+        return;
+    };
+    if let Some(frame) = Frame::decode(header) {
+        assert!((1..=FRAME_BYTES_MAX).contains(&frame.length));
+        assert_eq!(&frame.encode(), header);
+    }
+}
+
 /// Messages are taken out of a stream whole, and mean what they say.
 pub fn control_messages(bytes: &[u8]) {
     let (mut inbox, mut left) = (bytes.to_vec(), bytes.len());
@@ -84,7 +101,8 @@ pub fn control_messages(bytes: &[u8]) {
 
 /// Nobody who does not know the token gets through as a callee.
 pub fn handshake_caller(bytes: &[u8]) {
-    let hello = Hello::new(1, 2, Purpose::Data).expect("the system has random numbers");
+    let hello =
+        Hello::new(1, 2, Purpose::Data { stream: 0 }).expect("the system has random numbers");
     let called = handshake::call(&mut Script::new(bytes), hello, TOKEN);
     assert!(called.is_err(), "a stranger answered for a rank");
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
@@ -165,6 +183,12 @@ fn contract_samples() -> Vec<Vec<u8>> {
     vec![own_header().to_vec()]
 }
 
+fn frame_samples() -> Vec<Vec<u8>> {
+    let frames =
+        [(0, 1), (7, FRAME_BYTES_MAX)].map(|(sequence, length)| Frame { sequence, length });
+    frames.map(|frame| frame.encode().to_vec()).into()
+}
+
 fn control_samples() -> Vec<Vec<u8>> {
     use control::Message::{Abort, Goodbye, Heartbeat, Inquest, Testimony as Said};
     let testimony = |entered| {
@@ -192,7 +216,7 @@ fn handshake_samples() -> Vec<Vec<u8>> {
     let hello = |purpose| handshake::Message::Hello(Hello::sample(purpose));
     let proof = [7; 32];
     let conversations = [
-        vec![hello(Purpose::Data), Proof(proof)],
+        vec![hello(Purpose::Data { stream: 0 }), Proof(proof)],
         vec![hello(Purpose::Join(member())), Proof(proof)],
         vec![
             Welcome {

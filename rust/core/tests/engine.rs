@@ -12,6 +12,7 @@ use gradring_core::engine::{Engine, Parts, Supervisor, Suspicion};
 use gradring_core::error::{Error, ErrorKind};
 use gradring_core::link::memory;
 use gradring_core::schedule::choice::{Policy, Rules};
+use gradring_core::schedule::topology::Topology;
 use gradring_core::schedule::{self, Algorithm};
 use gradring_core::work::WaitOutcome;
 
@@ -51,17 +52,19 @@ fn group<T: Send + 'static>(
     timeout: Duration,
     body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
-    group_with("auto", world_size, capacity_bytes, timeout, body)
+    let topology = Topology::one_host(world_size);
+    group_with("auto", &topology, capacity_bytes, timeout, body)
 }
 
-/// As `group`, with a user's choice of algorithms.
+/// As `group`, with a user's choice of algorithms, and ranks on hosts.
 fn group_with<T: Send + 'static>(
     algorithm: &str,
-    world_size: usize,
+    topology: &Topology,
     capacity_bytes: usize,
     timeout: Duration,
     body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
+    let world_size = topology.world_size();
     let switches: Vec<Arc<AbortSwitch>> = (0..world_size).map(|_| Arc::default()).collect();
     let judge = Arc::new(Judge {
         switches: switches.clone(),
@@ -73,10 +76,9 @@ fn group_with<T: Send + 'static>(
         .map(|(rank, transport)| {
             let engine = Engine::new(Parts {
                 rank,
-                world_size,
                 policy: Policy {
                     rules: Rules::parse(algorithm).unwrap(),
-                    ..Policy::new(world_size)
+                    ..Policy::new(topology.clone())
                 },
                 transport: Box::new(transport),
                 supervisor: Arc::clone(&judge) as _,
@@ -123,30 +125,44 @@ fn contribution(rank: usize, count: usize) -> Vec<f32> {
 
 const SUM: Collective = Collective::AllReduce { op: ReduceOp::Sum };
 
+/// Sums `count` elements with every algorithm, over pipes that hold little and much.
+fn assert_sums(topology: &Topology, count: usize) {
+    let ranks = (0..topology.world_size()).map(|rank| contribution(rank, count));
+    let expected: Vec<f32> = (0..count)
+        .map(|index| ranks.clone().map(|values| values[index]).sum())
+        .collect();
+    for (algorithm, capacity_bytes) in Algorithm::ALL
+        .into_iter()
+        .flat_map(|a| [(a, 3), (a, 100_000)])
+    {
+        let name = algorithm.name();
+        let body = move |rank, engine: &Engine| {
+            let mut values = contribution(rank, count);
+            engine
+                .run(request(&mut values, SUM), &mut || false)
+                .unwrap();
+            values
+        };
+        for result in group_with(name, topology, capacity_bytes, PATIENT, body) {
+            assert_eq!(result, expected, "{name} {topology:?} count={count}");
+        }
+    }
+}
+
 #[test]
 fn all_reduce_sums_for_every_algorithm_world_size_count_and_pipe_capacity() {
-    let sizes = [1, 2, 3, 5, 8].into_iter();
-    let cases = sizes.flat_map(|n| [0, 1, 2, 7, 1000].map(|count| (n, count)));
-    for (world_size, count) in cases {
-        let ranks = (0..world_size).map(|rank| contribution(rank, count));
-        let expected: Vec<f32> = (0..count)
-            .map(|index| ranks.clone().map(|values| values[index]).sum())
-            .collect();
-        for (algorithm, capacity_bytes) in Algorithm::ALL
-            .into_iter()
-            .flat_map(|a| [(a, 3), (a, 100_000)])
-        {
-            let name = algorithm.name();
-            let body = move |rank, engine: &Engine| {
-                let mut values = contribution(rank, count);
-                engine
-                    .run(request(&mut values, SUM), &mut || false)
-                    .unwrap();
-                values
-            };
-            for result in group_with(name, world_size, capacity_bytes, PATIENT, body) {
-                assert_eq!(result, expected, "{name} N={world_size} count={count}");
-            }
+    for world_size in [1, 2, 3, 5, 8] {
+        for count in [0, 1, 2, 7, 1000] {
+            assert_sums(&Topology::one_host(world_size), count);
+        }
+    }
+}
+
+#[test]
+fn all_reduce_sums_wherever_the_ranks_are() {
+    for hosts in ["aabb", "abab", "aab", "abbaccc"] {
+        for count in [1, 7, 1000] {
+            assert_sums(&Topology::by_host(hosts.chars()), count);
         }
     }
 }

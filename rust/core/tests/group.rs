@@ -19,6 +19,7 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         algorithm: Rules::default(),
         reproducible: false,
         wire_dtype: None,
+        streams: 1,
         rank,
         world_size,
         rendezvous: rendezvous.into(),
@@ -95,6 +96,65 @@ fn groups_of_several_sizes_reduce_over_tcp_and_know_their_hosts() {
         });
         let expected = (world_size * (world_size + 1) / 2) as f32;
         assert!(sums.iter().flatten().all(|&value| value == expected));
+    }
+}
+
+#[test]
+fn groups_of_several_streams_reduce_and_close_in_good_order() {
+    for (world_size, streams) in [(2, 2), (3, 16)] {
+        let address = free_address();
+        let configs = (0..world_size).map(|rank| Config {
+            streams,
+            ..config(rank, world_size, &address)
+        });
+        let sums = members(configs.collect(), |rank, communicator| {
+            let communicator = communicator.unwrap();
+            let mut sums = Vec::new();
+            for count in [1, 70_000, 3_000_001] {
+                let mut values = vec![rank as f32 + 1.0; count];
+                all_reduce(&communicator, &mut values).unwrap();
+                sums.extend(values);
+            }
+            communicator.close();
+            sums
+        });
+        let expected = (world_size * (world_size + 1) / 2) as f32;
+        assert!(sums.iter().flatten().all(|&value| value == expected));
+    }
+}
+
+#[test]
+fn ranks_with_another_number_of_streams_are_named_on_all() {
+    let address = free_address();
+    let configs = [1, 1, 4]
+        .into_iter()
+        .enumerate()
+        .map(|(rank, streams)| Config {
+            streams,
+            ..config(rank, 3, &address)
+        });
+    for error in members(configs.collect(), |_, communicator| {
+        communicator.err().unwrap()
+    }) {
+        assert!(matches!(error.kind, ErrorKind::Config { .. }), "{error}");
+        assert_eq!(blamed(&error), Some(2), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("streams=4") && text.contains("streams=1"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn impossible_numbers_of_streams_are_config_errors() {
+    for streams in [0, 17] {
+        let config = Config {
+            streams,
+            ..config(0, 1, "")
+        };
+        let error = Communicator::connect(&config, &mut || false).err().unwrap();
+        assert!(matches!(error.kind, ErrorKind::Config { .. }), "{error}");
     }
 }
 

@@ -11,13 +11,13 @@ use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::Error;
 use gradring_core::link::tls::TlsFiles;
 use gradring_core::schedule::choice::Rules;
-use gradring_core::trace::stats::Totals;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::{Arrays, Bucket};
 use crate::errors::to_python;
+use crate::stats;
 use crate::work::Work;
 
 /// A connected group of ranks.
@@ -29,7 +29,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, token, tls, timeout, transport, algorithm, reproducible, wire_dtype))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, token, tls, timeout, transport, algorithm, reproducible, wire_dtype, streams))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -45,6 +45,7 @@ impl Communicator {
         algorithm: &str,
         reproducible: bool,
         wire_dtype: Option<&str>,
+        streams: usize,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
             let problem = format!("timeout={timeout} is not a number of seconds: {error}");
@@ -71,6 +72,7 @@ impl Communicator {
             algorithm,
             reproducible,
             wire_dtype,
+            streams,
             rank,
             world_size,
             rendezvous,
@@ -197,28 +199,7 @@ impl Communicator {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.inner.stats();
-        let mut all = Totals::default();
-        let collectives = PyDict::new(py);
-        for (name, totals) in &stats.collectives {
-            collectives.set_item(name, totals_to_python(py, totals)?)?;
-            all.count += totals.count;
-            all.bytes += totals.bytes;
-            all.bytes_sent += totals.bytes_sent;
-            all.waiting += totals.waiting;
-            all.moving += totals.moving;
-            all.algorithm = totals.algorithm;
-        }
-        let result = totals_to_python(py, &all)?;
-        result.set_item("transport", self.inner.transport_name())?;
-        result.set_item("collectives", collectives)?;
-        let lateness: BTreeMap<usize, f64> = stats
-            .lateness
-            .iter()
-            .map(|(&rank, time)| (rank, time.as_secs_f64()))
-            .collect();
-        result.set_item("lateness_s", lateness)?;
-        Ok(result)
+        stats::to_python(py, &self.inner)
     }
 
     fn abort(&self, py: Python<'_>, reason: &str) {
@@ -299,23 +280,4 @@ fn reduce_op(name: &str) -> PyResult<ReduceOp> {
         let known: Vec<&str> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
         PyValueError::new_err(format!("op={name:?} is none of {}", known.join(", ")))
     })
-}
-
-fn totals_to_python<'py>(py: Python<'py>, totals: &Totals) -> PyResult<Bound<'py, PyDict>> {
-    let time_s = (totals.waiting + totals.moving).as_secs_f64();
-    let algbw_gbps = if time_s > 0.0 {
-        totals.bytes as f64 / time_s / 1e9
-    } else {
-        0.0
-    };
-    let result = PyDict::new(py);
-    result.set_item("count", totals.count)?;
-    result.set_item("bytes", totals.bytes)?;
-    result.set_item("bytes_sent", totals.bytes_sent)?;
-    result.set_item("time_s", time_s)?;
-    result.set_item("waiting_s", totals.waiting.as_secs_f64())?;
-    result.set_item("moving_s", totals.moving.as_secs_f64())?;
-    result.set_item("algbw_gbps", algbw_gbps)?;
-    result.set_item("algorithm", totals.algorithm)?;
-    Ok(result)
 }

@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 mod arrays;
 mod communicator;
 mod errors;
+mod stats;
 mod tensorflow;
 mod work;
 

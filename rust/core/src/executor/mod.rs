@@ -15,6 +15,7 @@ use std::time::Instant;
 use crate::buffer::Buffer;
 use crate::collective::Call;
 use crate::link::{Broken, Direction, Interest, Transport};
+use crate::schedule::topology::Topology;
 use crate::schedule::{Action, Algorithm};
 use crate::wire::contract::{HEADER_BYTES, Header};
 
@@ -121,7 +122,7 @@ impl<'a> Execution<'a> {
         buffer: &'a mut Buffer,
         call: &Call,
         algorithm: Algorithm,
-        (rank, world_size): (usize, usize),
+        (rank, topology): (usize, &Topology),
         header: Header,
         scratch: &'a mut Scratch,
     ) -> Self {
@@ -133,13 +134,19 @@ impl<'a> Execution<'a> {
             arrivals,
             interests,
         } = scratch;
-        let plan = plans.get(call, buffer.dtype(), algorithm, rank, world_size);
+        let plan = plans.get(call, buffer.dtype(), algorithm, rank, topology);
         headers_sent.clear();
         headers_sent.resize(plan.outgoing.len(), 0);
         arrivals.clear();
         arrivals.resize(plan.incoming.len(), Arrival::NOTHING);
         Self {
-            operands: Operands::new(buffer, call.collective.op(), world_size, plan, fold),
+            operands: Operands::new(
+                buffer,
+                call.collective.op(),
+                topology.world_size(),
+                plan,
+                fold,
+            ),
             header,
             plan,
             headers_sent,

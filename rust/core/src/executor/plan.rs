@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
+use crate::schedule::topology::Topology;
 use crate::schedule::{self, Access, Action, Algorithm, Contents, Schedule, Turn};
 
 /// How many plans are kept: more than a step of most models has buckets.
@@ -252,7 +253,7 @@ impl Plans {
         dtype: DType,
         algorithm: Algorithm,
         rank: usize,
-        world_size: usize,
+        topology: &Topology,
     ) -> &mut Plan {
         let found = self.kept.iter().position(|(key, _)| {
             key.count == call.count
@@ -266,16 +267,21 @@ impl Plans {
                 algorithm,
                 &call.collective,
                 rank,
-                world_size,
+                topology,
                 call.count,
                 block,
             );
             let op = call.collective.op();
             let partial = op.map_or(dtype, |op| dtype.accumulator(op));
-            let plan = Plan::new(schedule, rank, world_size, |contents| match contents {
-                Contents::Partial => partial.size_bytes(),
-                Contents::Final | Contents::Contribution => dtype.size_bytes(),
-            });
+            let plan = Plan::new(
+                schedule,
+                rank,
+                topology.world_size(),
+                |contents| match contents {
+                    Contents::Partial => partial.size_bytes(),
+                    Contents::Final | Contents::Contribution => dtype.size_bytes(),
+                },
+            );
             let key = Key {
                 count: call.count,
                 dtype,

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::group::rendezvous::receivers;
+use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
-use crate::link::stream::Stream;
 use crate::link::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 
@@ -36,7 +36,7 @@ const CALLER_STACK_BYTES: usize = 512 << 10;
 /// Somebody who called.
 pub(crate) enum Caller {
     /// A member that proved to be one.
-    Member(Hello, Stream),
+    Member(Hello, Connection),
     /// Somebody who was turned away, and why; for error messages.
     TurnedAway(String),
 }
@@ -53,6 +53,8 @@ pub(crate) struct Door {
 pub(crate) struct Admission {
     pub rank: usize,
     pub world_size: usize,
+    /// Of each pipe.
+    pub streams: usize,
     pub token: Vec<u8>,
     pub tls: Option<Tls>,
 }
@@ -98,7 +100,7 @@ fn serve(
     sender: &Sender<Caller>,
     closing: &(AtomicBool, WakeUp),
 ) {
-    let admitted: Arc<Mutex<BTreeSet<(usize, u8)>>> = Arc::default();
+    let admitted: Arc<Mutex<BTreeSet<(usize, usize)>>> = Arc::default();
     let hall = Arc::new(Hall::default());
     let listening = || std::iter::once(Interested::readable(listener.as_raw_fd()));
     while !closing.0.load(Ordering::Acquire) {
@@ -212,7 +214,7 @@ fn greet(
     tcp: TcpStream,
     place: Place,
     admission: &Admission,
-    admitted: &Mutex<BTreeSet<(usize, u8)>>,
+    admitted: &Mutex<BTreeSet<(usize, usize)>>,
 ) -> Result<Caller> {
     tcp.set_nodelay(true)
         .map_err(|error| handshake::broken(&error))?;
@@ -223,10 +225,13 @@ fn greet(
     let answered = handshake::answer(&mut stream, &admission.token, |hello| {
         admission.judge(hello)?;
         if !admitted().insert((hello.rank, hello.purpose.number())) {
-            return Err(Error::rendezvous(format!(
-                "another process has joined as rank {} already",
-                hello.rank
-            )));
+            return Err(Error::rendezvous(match hello.purpose {
+                Purpose::Data { stream } => format!(
+                    "stream {stream} of rank {} has been connected already",
+                    hello.rank
+                ),
+                _ => format!("another process has joined as rank {} already", hello.rank),
+            }));
         }
         entrance = Some((hello.rank, hello.purpose.number()));
         // From here on it is a member, whom nobody sends away.
@@ -244,7 +249,10 @@ impl Admission {
     /// Whether an authenticated caller has business here.
     fn judge(&self, hello: &Hello) -> Result<()> {
         let Self {
-            rank, world_size, ..
+            rank,
+            world_size,
+            streams,
+            ..
         } = *self;
         if hello.world_size != world_size {
             return Err(Error::rendezvous(format!(
@@ -260,7 +268,9 @@ impl Admission {
         }
         let welcome = match hello.purpose {
             Purpose::Join(_) => rank == 0,
-            Purpose::Data => receivers(hello.rank, world_size).contains(&rank),
+            Purpose::Data { stream } => {
+                stream < streams && receivers(hello.rank, world_size).contains(&rank)
+            }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
         };
         if welcome {

@@ -15,8 +15,8 @@ use crate::abort::AbortSwitch;
 use crate::engine::{Supervisor, Suspicion};
 use crate::error::{Error, shortened};
 use crate::group::inquest::Inquest;
+use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
-use crate::link::stream::Stream;
 use crate::trace::flight_recorder::FlightRecorder;
 use crate::wire::control::{self, Entered, Message, Testimony};
 
@@ -60,7 +60,7 @@ impl Liveness {
     pub(crate) fn start(
         rank: usize,
         hosts: Vec<String>,
-        neighbours: Vec<(usize, Stream)>,
+        neighbours: Vec<(usize, Connection)>,
         abort: Arc<AbortSwitch>,
         recorder: Arc<FlightRecorder>,
     ) -> std::io::Result<Self> {
@@ -185,7 +185,7 @@ struct Watch {
 struct Neighbour {
     rank: usize,
     /// `None` once the connection has ended.
-    stream: Option<Stream>,
+    stream: Option<Connection>,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     heard_at: Instant,

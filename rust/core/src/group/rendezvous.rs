@@ -2,8 +2,8 @@
 //!
 //! Rank 0 listens at the rendezvous address. Every other rank opens its own door, joins at rank
 //! 0 with the address of that door, and gets the roster when all have joined. Then every rank
-//! connects for data to every other rank (to its successor on the ring, if they are many) and for
-//! control to its successor, and waits for the same from the others.
+//! connects for data to every other rank (to its successor on the ring, if they are many), once for
+//! each stream, and for control to its successor, and waits for the same from the others.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -17,8 +17,8 @@ use crate::communicator::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT};
 use crate::group::roster::{Roster, this_member};
+use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested};
-use crate::link::stream::Stream;
 use crate::link::tls::{self, Tls};
 use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::wire::handshake::{self, Hello, Member, Purpose};
@@ -34,11 +34,11 @@ const TURNED_AWAY_MAX: usize = 8;
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
     pub roster: Roster,
-    /// By rank: connections on which this rank sends, and on which it receives.
-    pub data_to: BTreeMap<usize, Stream>,
-    pub data_from: BTreeMap<usize, Stream>,
+    /// By rank: connections on which this rank sends, and on which it receives, one per stream.
+    pub data_to: BTreeMap<usize, Vec<Connection>>,
+    pub data_from: BTreeMap<usize, Vec<Connection>>,
     /// Connections to the neighbours on the ring, with their ranks.
-    pub control: Vec<(usize, Stream)>,
+    pub control: Vec<(usize, Connection)>,
 }
 
 /// Rank 0's answer to those who joined, when all have or the time is over.
@@ -85,21 +85,23 @@ impl Forming<'_> {
             (rank + 1) % world_size,
             (rank + world_size - 1) % world_size,
         );
-        let mut data_to = BTreeMap::new();
-        for peer in receivers(rank, world_size) {
-            data_to.insert(peer, self.call(&roster, peer, &Purpose::Data)?);
+        let streams = self.config.streams;
+        let mut data_to: BTreeMap<usize, Vec<Connection>> = BTreeMap::new();
+        for (peer, stream) in each_stream(receivers(rank, world_size), streams) {
+            let connection = self.call(&roster, peer, &Purpose::Data { stream })?;
+            data_to.entry(peer).or_default().push(connection);
         }
         let control_to_successor = self.call(&roster, successor, &Purpose::Control)?;
-        let expected = senders(rank, world_size);
+        let expected: Vec<_> = each_stream(senders(rank, world_size), streams).collect();
         let (mut data_from, mut control_from_predecessor) = (BTreeMap::new(), None);
         loop {
-            let missing = expected.iter().find(|peer| !data_from.contains_key(*peer));
-            let late = match (missing, control_from_predecessor.take()) {
+            let missing = expected.iter().find(|data| !data_from.contains_key(*data));
+            let (late, what) = match (missing, control_from_predecessor.take()) {
                 (None, Some(control_from_predecessor)) => {
                     return Ok(Formed {
                         roster,
                         data_to,
-                        data_from,
+                        data_from: by_rank(data_from),
                         control: vec![
                             (successor, control_to_successor),
                             (predecessor, control_from_predecessor),
@@ -108,21 +110,24 @@ impl Forming<'_> {
                 }
                 (missing, control) => {
                     control_from_predecessor = control;
-                    *missing.unwrap_or(&predecessor)
+                    match missing {
+                        Some((peer, stream)) => (*peer, format!("stream {stream} of {streams}")),
+                        None => (predecessor, "control".into()),
+                    }
                 }
             };
             let Some((hello, stream)) = self.next_caller(&door)? else {
                 let member = &roster.members()[late];
                 let problem = format!(
-                    "joined from {} but did not connect to rank {rank} in time{}",
+                    "joined from {} but did not connect to rank {rank} in time ({what} is missing){}",
                     member.address,
                     self.turned_away_note()
                 );
                 return Err(Error::rendezvous(problem).blaming(late, &member.host));
             };
             match hello.purpose {
-                Purpose::Data => {
-                    data_from.insert(hello.rank, stream);
+                Purpose::Data { stream: index } => {
+                    data_from.insert((hello.rank, index), stream);
                 }
                 Purpose::Control => control_from_predecessor = Some(stream),
                 Purpose::Join(_) => {}
@@ -151,7 +156,7 @@ impl Forming<'_> {
             ..
         } = self.config;
         let door = Door::open(&self.on_interface(rendezvous), self.admission())?;
-        let mut joined: BTreeMap<usize, (Member, Stream)> = BTreeMap::new();
+        let mut joined: BTreeMap<usize, (Member, Connection)> = BTreeMap::new();
         while joined.len() < world_size - 1 {
             match self.next_caller(&door) {
                 Ok(Some((hello, stream))) => {
@@ -260,13 +265,14 @@ impl Forming<'_> {
         Admission {
             rank: self.config.rank,
             world_size: self.config.world_size,
+            streams: self.config.streams,
             token: self.config.token.clone(),
             tls: self.tls.clone(),
         }
     }
 
     /// The next member that calls, or `None` when the time is over.
-    fn next_caller(&mut self, door: &Door) -> Result<Option<(Hello, Stream)>> {
+    fn next_caller(&mut self, door: &Door) -> Result<Option<(Hello, Connection)>> {
         loop {
             match door.callers.recv_timeout(INTERRUPT_INTERVAL) {
                 Ok(Caller::Member(hello, stream)) => return Ok(Some((hello, stream))),
@@ -287,7 +293,7 @@ impl Forming<'_> {
     }
 
     /// Connects to a rank for one purpose.
-    fn call(&mut self, roster: &Roster, rank: usize, purpose: &Purpose) -> Result<Stream> {
+    fn call(&mut self, roster: &Roster, rank: usize, purpose: &Purpose) -> Result<Connection> {
         let member = &roster.members()[rank];
         self.meet(rank, &member.host, &member.address, |_, _| {
             Ok(purpose.clone())
@@ -302,7 +308,7 @@ impl Forming<'_> {
         host: &str,
         address: &str,
         mut purpose: impl FnMut(&Self, &TcpStream) -> Result<Purpose>,
-    ) -> Result<Stream> {
+    ) -> Result<Connection> {
         loop {
             let tcp = self.reach(rank, host, address)?;
             let purpose = purpose(self, &tcp)?;
@@ -341,7 +347,7 @@ impl Forming<'_> {
         tcp: TcpStream,
         address: &str,
         purpose: Purpose,
-    ) -> Result<Stream, (Error, bool)> {
+    ) -> Result<Connection, (Error, bool)> {
         tcp.set_nodelay(true)
             .map_err(|error| (socket_fails(&error), false))?;
         let deadline = Instant::now() + HANDSHAKE_LIMIT;
@@ -363,7 +369,7 @@ impl Forming<'_> {
     }
 
     /// Waits until rank 0 has something to say, or has ended.
-    fn await_answer(&mut self, stream: &Stream) -> Result<()> {
+    fn await_answer(&mut self, stream: &Connection) -> Result<()> {
         // Rank 0 gives up at about the same time, and knows better who is missing.
         let deadline = self.deadline + HANDSHAKE_LIMIT;
         while !stream.is_readable() {
@@ -386,7 +392,7 @@ impl Forming<'_> {
         Ok(())
     }
 
-    fn missing(&self, joined: &BTreeMap<usize, (Member, Stream)>) -> Error {
+    fn missing(&self, joined: &BTreeMap<usize, (Member, Connection)>) -> Error {
         let world_size = self.config.world_size;
         let missing: Vec<usize> = (1..world_size)
             .filter(|rank| !joined.contains_key(rank))
@@ -435,6 +441,21 @@ fn senders(rank: usize, world_size: usize) -> Vec<usize> {
         .collect()
 }
 
+/// Every stream of every peer, by rank and index.
+fn each_stream(peers: Vec<usize>, streams: usize) -> impl Iterator<Item = (usize, usize)> {
+    let of_peer = move |peer| (0..streams).map(move |stream| (peer, stream));
+    peers.into_iter().flat_map(of_peer)
+}
+
+/// The connections of each rank, in the order of their indices.
+fn by_rank(data: BTreeMap<(usize, usize), Connection>) -> BTreeMap<usize, Vec<Connection>> {
+    let mut by_rank: BTreeMap<usize, Vec<Connection>> = BTreeMap::new();
+    for ((peer, _), stream) in data {
+        by_rank.entry(peer).or_default().push(stream);
+    }
+    by_rank
+}
+
 fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     let mut outcome = Err(std::io::Error::other("the name has no address"));
     for resolved in address.to_socket_addrs()? {
@@ -454,7 +475,7 @@ fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
 }
 
 /// Sends rank 0's answer to a rank that has waited for it, maybe for long.
-fn send(stream: &mut Stream, answer: &Answer) -> Result<()> {
+fn send(stream: &mut Connection, answer: &Answer) -> Result<()> {
     let until = Instant::now() + HANDSHAKE_LIMIT;
     stream
         .be_patient(until)
@@ -464,4 +485,102 @@ fn send(stream: &mut Stream, answer: &Answer) -> Result<()> {
 
 fn socket_fails(error: &std::io::Error) -> Error {
     Error::rendezvous(format!("a socket fails: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+    use crate::communicator::TransportChoice;
+    use crate::schedule::choice::Rules;
+
+    const STREAMS: usize = 2;
+    const TIMEOUT: Duration = Duration::from_secs(3);
+
+    fn config(rank: usize, rendezvous: &str) -> Config {
+        Config {
+            rank,
+            world_size: 2,
+            rendezvous: rendezvous.into(),
+            listen: None,
+            interface: None,
+            tls: None,
+            token: b"secret".into(),
+            transport: TransportChoice::Tcp,
+            algorithm: Rules::default(),
+            reproducible: false,
+            wire_dtype: None,
+            streams: STREAMS,
+            timeout: TIMEOUT,
+        }
+    }
+
+    /// Lets rank 1 join rank 0 as it should, and then open connections for these streams alone;
+    /// returns what rank 0 made of it and how rank 1's last connection was answered.
+    fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let rank_0 = thread::spawn({
+            let config = config(0, &address);
+            move || form(&config, &mut || false)
+        });
+        let config = config(1, &address);
+        let mut forming = Forming {
+            config: &config,
+            deadline: Instant::now() + TIMEOUT,
+            tls: None,
+            interrupt: &mut || false,
+            turned_away: BTreeMap::new(),
+        };
+        let (_door, roster) = forming.join().unwrap();
+        let mut connections: Vec<_> = streams
+            .iter()
+            .map(|&stream| forming.call(&roster, 0, &Purpose::Data { stream }))
+            .collect();
+        (rank_0.join().unwrap(), connections.pop().unwrap())
+    }
+
+    #[test]
+    fn a_missing_stream_is_named_within_the_deadline() {
+        let started = Instant::now();
+        let (formed, connected) = connect_streams(&[1]);
+        assert!(connected.is_ok());
+        let error = formed.err().expect("stream 0 is missing");
+        assert!(
+            matches!(error.kind, ErrorKind::Rendezvous { .. }),
+            "{error}"
+        );
+        assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(1));
+        assert!(
+            error.to_string().contains("stream 0 of 2 is missing"),
+            "{error}"
+        );
+        assert!(started.elapsed() < TIMEOUT + HANDSHAKE_LIMIT);
+    }
+
+    #[test]
+    fn a_stream_that_exists_already_is_turned_away_on_both_sides() {
+        let (formed, connected) = connect_streams(&[0, 0]);
+        let answered = connected.err().unwrap();
+        let problem = "stream 0 of rank 1 has been connected already";
+        assert!(
+            matches!(answered.kind, ErrorKind::Rendezvous { .. }),
+            "{answered}"
+        );
+        assert!(answered.to_string().contains(problem), "{answered}");
+        let error = formed.err().expect("stream 1 is missing");
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+
+    #[test]
+    fn a_stream_beyond_the_agreed_number_is_turned_away() {
+        for stream in [STREAMS, usize::MAX] {
+            let (_, connected) = connect_streams(&[stream]);
+            let error = connected.err().unwrap();
+            assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 
 use crate::communicator::Config;
+use crate::schedule::topology::Topology;
 use crate::wire::handshake::Member;
 
 /// Who is in the group, by rank.
@@ -26,7 +27,13 @@ impl Roster {
         &self.members[rank].host
     }
 
-    /// Whether two ranks say that they run on the same booted system.
+    /// Which ranks share a host.
+    #[must_use]
+    pub(crate) fn topology(&self) -> Topology {
+        Topology::by_host(self.members.iter().map(|member| &member.host_id))
+    }
+
+    /// Whether two ranks say that they run on the same host.
     #[must_use]
     pub fn same_host(&self, one: usize, other: usize) -> bool {
         self.members[one].host_id == self.members[other].host_id
@@ -55,12 +62,14 @@ impl Roster {
 
 /// This process as a member that listens at `address`.
 pub(crate) fn this_member(address: String, config: &Config) -> Member {
-    // Containers may share a host name; two systems never share a boot id.
+    // Containers may share a host name; two systems never share a boot id. Namespaces of the
+    // network are hosts of their own: they share no memory, and talk over a line that may be slow.
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = fs::read_link("/proc/self/ns/net").unwrap_or_default();
     Member {
         address,
         host: host_name(),
-        host_id: format!("{} {}", host_name(), boot_id.trim()),
+        host_id: format!("{} {} {}", host_name(), boot_id.trim(), network.display()),
         plan: config.plan(),
         shares_memory: config.shares_memory(),
     }
@@ -93,5 +102,6 @@ mod tests {
             .map(|rank| (roster.local_rank(rank), roster.local_size(rank)))
             .collect();
         assert_eq!(local, [(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]);
+        assert_eq!(roster.topology().hosts(), [vec![0, 2], vec![1, 3, 4]]);
     }
 }

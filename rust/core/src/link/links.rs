@@ -1,14 +1,15 @@
 //! All links of one rank: over shared memory to ranks of its host, over TCP to others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::connection::Connection;
 use super::poll::{self, Interested, WakeUp};
 use super::shm::{self, ShmLink};
-use super::stream::Stream;
+use super::streams::{Incoming, Outgoing};
 use super::{Broken, Direction, Interest, Transport, tcp};
 
 /// The links of one rank.
@@ -25,8 +26,8 @@ pub struct Links {
 /// What leads to one peer. Shared memory, where there is some, carries both directions.
 #[derive(Default)]
 struct Peer {
-    outgoing: Option<Stream>,
-    incoming: Option<Stream>,
+    outgoing: Option<Outgoing<Connection>>,
+    incoming: Option<Incoming<Connection>>,
     memory: Option<ShmLink>,
     /// Whether the connection to a peer that shares memory has ended: with its process.
     ended: bool,
@@ -34,23 +35,23 @@ struct Peer {
 
 impl Links {
     /// The links of a rank in a group of `world_size`, from the connections on which it sends and
-    /// receives.
+    /// receives: for each peer at least one, in the order of their indices.
     ///
     /// # Errors
     /// When a socket cannot be configured, or the system has no file descriptor left.
     pub fn new(
         world_size: usize,
-        outgoing: BTreeMap<usize, Stream>,
-        incoming: BTreeMap<usize, Stream>,
+        mut outgoing: BTreeMap<usize, Vec<Connection>>,
+        mut incoming: BTreeMap<usize, Vec<Connection>>,
     ) -> std::io::Result<Self> {
+        let streams = outgoing.values_mut().chain(incoming.values_mut());
+        streams.flatten().try_for_each(tcp::configure)?;
         let mut peers: Vec<Peer> = (0..world_size).map(|_| Peer::default()).collect();
-        for (peer, mut stream) in outgoing {
-            tcp::configure(&mut stream)?;
-            peers[peer].outgoing = Some(stream);
+        for (peer, streams) in outgoing {
+            peers[peer].outgoing = Some(Outgoing::new(streams));
         }
-        for (peer, mut stream) in incoming {
-            tcp::configure(&mut stream)?;
-            peers[peer].incoming = Some(stream);
+        for (peer, streams) in incoming {
+            peers[peer].incoming = Some(Incoming::new(streams));
         }
         Ok(Self {
             peers,
@@ -72,7 +73,7 @@ impl Links {
         patience: Duration,
     ) -> std::io::Result<BTreeMap<usize, String>> {
         let doorbell = &self.doorbell;
-        let pair = |stream: &mut Stream, initiator| {
+        let pair = |stream: &mut Connection, initiator| {
             let paired = shm::pair(stream, initiator, doorbell, patience)?;
             stream.be_nonblocking().map(|()| paired)
         };
@@ -95,7 +96,7 @@ impl Links {
         let mut refused = BTreeMap::new();
         for (peer, paired) in paired {
             match paired? {
-                Ok(memory) => self.peers[peer].memory = Some(memory),
+                Ok(memory) => self.peers[peer].share(memory),
                 Err(reason) => drop(refused.insert(peer, reason)),
             }
         }
@@ -108,23 +109,50 @@ impl Links {
         };
         Ok(refused)
     }
+
+    /// The TCP congestion controls of connections that carry payload, and why they do.
+    ///
+    /// # Errors
+    /// When a socket cannot be asked.
+    pub fn congestion(&self) -> std::io::Result<BTreeMap<String, BTreeSet<String>>> {
+        let over_tcp = self.peers.iter().filter(|peer| peer.memory.is_none());
+        let mut reasons = BTreeMap::<_, BTreeSet<_>>::new();
+        for outgoing in over_tcp.flat_map(|peer| &peer.outgoing) {
+            let (name, reason) = tcp::congestion(outgoing.first().tcp())?;
+            reasons.entry(name).or_default().insert(reason);
+        }
+        Ok(reasons)
+    }
 }
 
 impl Peer {
     /// The connection that both sides take: that on which the initiator sends, if there is one.
-    fn stream_for_pairing(&mut self, initiator: bool) -> Option<&mut Stream> {
-        let (first, second) = match initiator {
-            true => (&mut self.outgoing, &mut self.incoming),
-            false => (&mut self.incoming, &mut self.outgoing),
-        };
-        first.as_mut().or(second.as_mut())
+    fn stream_for_pairing(&mut self, initiator: bool) -> Option<&mut Connection> {
+        let outgoing = self.outgoing.as_mut().map(Outgoing::first_mut);
+        let incoming = self.incoming.as_mut().map(Incoming::first_mut);
+        match initiator {
+            true => outgoing.or(incoming),
+            false => incoming.or(outgoing),
+        }
+    }
+
+    /// Uses memory from now on; one connection stays in each direction, as a sign of life.
+    fn share(&mut self, memory: ShmLink) {
+        self.memory = Some(memory);
+        self.outgoing.iter_mut().for_each(Outgoing::keep_first);
+        self.incoming.iter_mut().for_each(Incoming::keep_first);
+    }
+
+    /// The connection that ends with the process of a peer that shares memory.
+    fn sign_of_life(&self) -> Option<&Connection> {
+        let incoming = self.incoming.as_ref().map(Incoming::first);
+        incoming.or(self.outgoing.as_ref().map(Outgoing::first))
     }
 
     /// Looks whether the process that shares memory still lives.
     fn check_alive(&mut self) {
-        let stream = self.incoming.as_ref().or(self.outgoing.as_ref());
         // Nothing ever arrives on the connection but its end.
-        self.ended = stream.is_none_or(Stream::is_readable);
+        self.ended = self.sign_of_life().is_none_or(Connection::is_readable);
     }
 
     /// What nothing means: to wait, unless the peer has ended.
@@ -137,32 +165,37 @@ impl Peer {
         Ok(nothing)
     }
 
-    const fn stream(&self, direction: Direction) -> Option<&Stream> {
-        match direction {
-            Direction::Send => self.outgoing.as_ref(),
-            Direction::Receive => self.incoming.as_ref(),
-        }
-    }
-
-    fn stream_mut(&mut self, direction: Direction) -> Result<&mut Stream, Broken> {
-        let stream = match direction {
-            Direction::Send => &mut self.outgoing,
-            Direction::Receive => &mut self.incoming,
-        };
-        stream.as_mut().ok_or_else(|| Broken {
-            reason: "does not exist".into(),
-        })
-    }
-
     /// Whether there is something to do without waiting for a socket.
     fn is_ready(&self, direction: Direction) -> bool {
-        match &self.memory {
-            Some(memory) => memory.ready(direction),
-            None => {
-                direction == Direction::Receive
-                    && self.stream(direction).is_some_and(Stream::has_buffered)
+        match (&self.memory, &self.incoming) {
+            (Some(memory), _) => memory.ready(direction),
+            (None, Some(incoming)) if direction == Direction::Receive => {
+                incoming.awaited().any(Connection::has_buffered)
             }
+            _ => false,
         }
+    }
+
+    /// What to poll before trying again.
+    fn sockets(&self, direction: Direction) -> impl Iterator<Item = Interested> {
+        let alone = self.memory.is_none();
+        let outgoing = self.outgoing.as_ref();
+        let incoming = self.incoming.as_ref();
+        let to_send = outgoing.filter(|_| alone && direction == Direction::Send);
+        let to_receive = incoming.filter(|_| alone && direction == Direction::Receive);
+        let sending = to_send.into_iter().flat_map(Outgoing::awaited);
+        let receiving = to_receive.into_iter().flat_map(Incoming::awaited);
+        let living = self.sign_of_life().filter(|_| !alone);
+        let readable = receiving.chain(living);
+        sending
+            .map(|stream| Interested::writable(stream.as_fd().as_raw_fd()))
+            .chain(readable.map(|stream| Interested::readable(stream.as_fd().as_raw_fd())))
+    }
+}
+
+fn no_pipe() -> Broken {
+    Broken {
+        reason: "does not exist".into(),
     }
 }
 
@@ -174,7 +207,7 @@ impl Transport for Links {
                 None => peer.unless_ended(None),
                 sent => Ok(sent),
             },
-            None => tcp::try_send(peer.stream_mut(Direction::Send)?, parts),
+            None => peer.outgoing.as_mut().ok_or_else(no_pipe)?.try_send(parts),
         }
     }
 
@@ -189,7 +222,11 @@ impl Transport for Links {
                 None => peer.unless_ended(None),
                 received => Ok(received),
             },
-            None => tcp::try_receive(peer.stream_mut(Direction::Receive)?, parts),
+            None => peer
+                .incoming
+                .as_mut()
+                .ok_or_else(no_pipe)?
+                .try_receive(parts),
         }
     }
 
@@ -214,15 +251,9 @@ impl Transport for Links {
             .iter()
             .any(|i| self.peers[i.peer].is_ready(i.direction));
         if !ready {
-            let sockets = interests.iter().filter_map(|interest| {
-                let peer = &self.peers[interest.peer];
-                let fd = peer.stream(interest.direction)?.as_fd().as_raw_fd();
-                // Nothing arrives on the socket of a rank that shares memory, but its end.
-                Some(match interest.direction {
-                    Direction::Send if peer.memory.is_none() => Interested::writable(fd),
-                    _ => Interested::readable(fd),
-                })
-            });
+            let sockets = interests
+                .iter()
+                .flat_map(|interest| self.peers[interest.peer].sockets(interest.direction));
             let doorbell = Interested::readable(self.doorbell.as_fd().as_raw_fd());
             poll::wait(sockets.chain([doorbell]), &self.wake_up, timeout);
         }

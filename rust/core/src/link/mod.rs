@@ -3,13 +3,17 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
+pub mod connection;
 pub mod links;
 pub mod memory;
 pub(crate) mod poll;
 pub mod shm;
-pub mod stream;
+mod streams;
 mod tcp;
 pub mod tls;
+
+/// TCP connections of one pipe, at most.
+pub const STREAMS_MAX: usize = 16;
 
 /// All links of one rank.
 ///

@@ -20,7 +20,7 @@ use rustls::{
     CertificateError, ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection,
 };
 
-use super::stream::Stream;
+use super::connection::Connection;
 use crate::error::{Error, Result};
 use crate::wire::handshake;
 
@@ -102,8 +102,8 @@ pub(crate) fn call(
     tls: Option<&Tls>,
     address: &str,
     deadline: Instant,
-) -> Result<Stream> {
-    let stream = Stream::patient(tcp, deadline).map_err(|error| broken(&error))?;
+) -> Result<Connection> {
+    let stream = Connection::patient(tcp, deadline).map_err(|error| broken(&error))?;
     let Some(tls) = tls else { return Ok(stream) };
     let host = host_of(address);
     let name = ServerName::try_from(host.to_owned())
@@ -120,8 +120,8 @@ pub(crate) fn call(
 /// # Errors
 /// As for `call`; `Config` when one side speaks TLS and the other does not, which the caller is
 /// told.
-pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Result<Stream> {
-    let mut stream = Stream::patient(tcp, deadline).map_err(|error| broken(&error))?;
+pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Result<Connection> {
+    let mut stream = Connection::patient(tcp, deadline).map_err(|error| broken(&error))?;
     let speaks_tls = stream.begins_with_tls().map_err(|error| broken(&error))?;
     match (tls, speaks_tls) {
         (None, false) => Ok(stream),
@@ -141,7 +141,7 @@ pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Re
     }
 }
 
-fn refuse(mut stream: Stream, problem: &str) -> Error {
+fn refuse(mut stream: Connection, problem: &str) -> Error {
     let error = Error::config(format!("it {problem}; {ALL_OR_NONE}"));
     handshake::refuse(&mut stream, &error);
     stream.dismiss();

@@ -1,13 +1,15 @@
 //! Which algorithm performs a collective.
 //!
 //! What decides between sums of different order, and so between different bits, depends on nothing
-//! but the call and the number of ranks. Direct and one-shot sum in the same order; between these
+//! but the call, the number of ranks, and which of them share a host. Direct and one-shot sum in the same order; between these
 //! two the times measured when the group formed decide.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Algorithm;
+use super::topology::Topology;
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -17,10 +19,18 @@ pub const MESH_RANKS_MAX: usize = 64;
 
 /// Most ranks that reduce large buffers directly: above, streams that meet at every rank cost more
 /// than a ring's longer way.
-const DIRECT_RANKS_MAX: usize = 8;
+pub(super) const DIRECT_RANKS_MAX: usize = 8;
 
-/// Largest chunk, in bytes, that is sent directly between many ranks: where latency still counts.
-const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
+/// Largest chunk, in bytes, that is sent directly between many ranks or many hosts: where latency
+/// still counts.
+pub(super) const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
+
+/// Largest buffer, in bytes, for which measured times count: they are of much smaller ones, and on a
+/// busy machine their slope may be anything.
+pub(super) const MEASURED_BYTES_MAX: usize = 1 << 20;
+
+/// Largest buffer, in bytes, that takes one step if nothing was measured.
+pub(super) const ONE_SHOT_BYTES_MAX: usize = 4096;
 
 /// What an algorithm was found to cost: a latency and a time per byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -103,10 +113,14 @@ impl Rules {
         Self(vec![(algorithm, usize::MAX)])
     }
 
-    fn choose(&self, call: &Call) -> Option<Algorithm> {
+    pub(super) fn parts(&self) -> &[(Algorithm, usize)] {
+        &self.0
+    }
+
+    fn choose(&self, call: &Call, topology: &Topology) -> Option<Algorithm> {
         let bytes = call.bytes();
         let fits = |&&(algorithm, limit): &&(Algorithm, usize)| {
-            bytes <= limit && algorithm.performs(&call.collective)
+            bytes <= limit && algorithm.performs(&call.collective, topology)
         };
         self.0.iter().find(fits).map(|rule| rule.0)
     }
@@ -145,8 +159,8 @@ fn bytes(text: &str) -> Option<usize> {
 /// How a group chooses.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// Number of ranks.
-    pub world_size: usize,
+    /// Which ranks share a host.
+    pub topology: Arc<Topology>,
     /// What the user wants.
     pub rules: Rules,
     /// Whether sums must be folds in the order of ranks.
@@ -157,12 +171,37 @@ pub struct Policy {
     pub measured: Option<Measured>,
 }
 
+/// Why an algorithm was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The user wants it.
+    Wish,
+    /// There is no other for this collective.
+    NoOther,
+    /// There are too many ranks to connect each with every other.
+    TooManyRanks,
+    /// The measured times say so, or the size, if there are none.
+    FewerSteps,
+    /// Ranks share hosts, and bytes between hosts count.
+    SharedHosts,
+    /// Between two ranks a ring is direct.
+    TwoRanks,
+    /// Sums must be folds in the order of ranks.
+    Reproducible,
+    /// Few enough ranks to send to each.
+    FewRanks,
+    /// Chunks are so small that latency counts.
+    SmallChunks,
+    /// Nothing else applies.
+    ManyRanks,
+}
+
 impl Policy {
     /// A policy without wishes or measurements.
     #[must_use]
-    pub fn new(world_size: usize) -> Self {
+    pub fn new(topology: Topology) -> Self {
         Self {
-            world_size,
+            topology: Arc::new(topology),
             rules: Rules::default(),
             reproducible: false,
             wire_dtype: None,
@@ -170,19 +209,33 @@ impl Policy {
         }
     }
 
+    fn world_size(&self) -> usize {
+        self.topology.world_size()
+    }
+
     /// The algorithm that sums in the order of ranks in two steps.
     #[must_use]
-    pub const fn two_steps(&self) -> Algorithm {
-        match self.world_size {
+    pub fn two_steps(&self) -> Algorithm {
+        match self.world_size() {
             2 => Algorithm::Ring,
             _ => Algorithm::Direct,
         }
     }
 
+    /// What an all-reduce by `algorithm` was measured to cost, if it was.
+    #[must_use]
+    pub fn measured(&self, algorithm: Algorithm) -> Option<Cost> {
+        let measured = self.measured?;
+        match algorithm {
+            Algorithm::OneShot => Some(measured.one_shot),
+            _ => (algorithm == self.two_steps()).then_some(measured.two_steps),
+        }
+    }
+
     /// Whether all ranks are connected with one another.
     #[must_use]
-    pub const fn is_mesh(&self) -> bool {
-        self.world_size <= MESH_RANKS_MAX
+    pub fn is_mesh(&self) -> bool {
+        self.world_size() <= MESH_RANKS_MAX
     }
 
     /// The type in which elements of `call` travel, if it is not their own.
@@ -197,26 +250,67 @@ impl Policy {
     /// The algorithm for `call`, which is the same on all ranks.
     #[must_use]
     pub fn choose(&self, call: &Call) -> Algorithm {
+        self.decide(call).0
+    }
+
+    /// The algorithm for `call`, and why.
+    pub(super) fn decide(&self, call: &Call) -> (Algorithm, Reason) {
         if !self.is_mesh() {
-            return Algorithm::Ring;
+            return (Algorithm::Ring, Reason::TooManyRanks);
         }
-        let wished = self.rules.choose(call);
-        if let Some(chosen) = wished.filter(|&a| a != Algorithm::Ring || !self.must_fold(call)) {
-            return chosen;
+        let wished = self.rules.choose(call, &self.topology);
+        if let Some(chosen) = wished.filter(|&algorithm| self.allows(algorithm, call)) {
+            return (chosen, Reason::Wish);
         }
         match call.collective {
-            Collective::Broadcast { .. } => Algorithm::Ring,
-            Collective::Barrier => Algorithm::OneShot,
-            Collective::AllReduce { .. } if self.one_shot_is_faster(call) => Algorithm::OneShot,
-            _ if self.must_fold(call) || self.direct_is_better(call) => Algorithm::Direct,
-            _ => Algorithm::Ring,
+            Collective::Broadcast { .. } => (Algorithm::Ring, Reason::NoOther),
+            Collective::Barrier => (Algorithm::OneShot, Reason::NoOther),
+            Collective::AllReduce { .. } => {
+                let of_several_steps = self.decide_by_size(call);
+                // Where the two sum differently, a measurement must not decide.
+                if self.folds(of_several_steps.0, call) && self.one_shot_is_faster(call.bytes()) {
+                    return (Algorithm::OneShot, Reason::FewerSteps);
+                }
+                of_several_steps
+            }
+            _ => self.decide_by_size(call),
         }
     }
 
-    /// Whether the ring would sum in another order than that of ranks.
-    fn must_fold(&self, call: &Call) -> bool {
+    fn decide_by_size(&self, call: &Call) -> (Algorithm, Reason) {
+        let hierarchical = Algorithm::Hierarchical;
+        let small_chunks = |parts| call.bytes() / parts <= DIRECT_CHUNK_BYTES_MAX;
+        if hierarchical.performs(&call.collective, &self.topology)
+            && self.allows(hierarchical, call)
+            && !small_chunks(self.topology.hosts().len())
+        {
+            (hierarchical, Reason::SharedHosts)
+        } else if self.ring_is_direct(call) {
+            (Algorithm::Ring, Reason::TwoRanks)
+        } else if !self.allows(Algorithm::Ring, call) {
+            (Algorithm::Direct, Reason::Reproducible)
+        } else if self.world_size() <= DIRECT_RANKS_MAX {
+            (Algorithm::Direct, Reason::FewRanks)
+        } else if small_chunks(self.world_size()) {
+            (Algorithm::Direct, Reason::SmallChunks)
+        } else {
+            (Algorithm::Ring, Reason::ManyRanks)
+        }
+    }
+
+    /// Whether sums of `algorithm` are in the order that they must be in.
+    pub(super) fn allows(&self, algorithm: Algorithm, call: &Call) -> bool {
         let reduces = call.collective.op().is_some();
-        self.reproducible && reduces && !self.ring_is_direct(call)
+        !(self.reproducible && reduces) || self.folds(algorithm, call)
+    }
+
+    /// Whether `algorithm` sums in the order of ranks.
+    fn folds(&self, algorithm: Algorithm, call: &Call) -> bool {
+        match algorithm {
+            Algorithm::Direct | Algorithm::OneShot => true,
+            Algorithm::Ring => self.ring_is_direct(call),
+            Algorithm::Hierarchical => false,
+        }
     }
 
     /// Between two ranks the ring and the direct way are the same, without a fold beside the
@@ -224,23 +318,14 @@ impl Policy {
     fn ring_is_direct(&self, call: &Call) -> bool {
         let dtype = self.wire_dtype(call).unwrap_or(call.dtype);
         let accumulator = call.collective.op().map(|op| dtype.accumulator(op));
-        self.world_size == 2 && accumulator.is_none_or(|accumulator| accumulator == dtype)
+        self.world_size() == 2 && accumulator.is_none_or(|accumulator| accumulator == dtype)
     }
 
-    fn direct_is_better(&self, call: &Call) -> bool {
-        !self.ring_is_direct(call)
-            && (self.world_size <= DIRECT_RANKS_MAX
-                || call.bytes() / self.world_size <= DIRECT_CHUNK_BYTES_MAX)
-    }
-
-    fn one_shot_is_faster(&self, call: &Call) -> bool {
-        // Beyond the range where the two sum alike, a measurement must not decide.
-        let alike =
-            self.must_fold(call) || self.ring_is_direct(call) || self.direct_is_better(call);
-        let bytes = call.bytes();
-        alike
-            && self.measured.map_or(bytes <= 4096, |measured| {
-                measured.one_shot.of(bytes) <= measured.two_steps.of(bytes)
+    fn one_shot_is_faster(&self, bytes: usize) -> bool {
+        self.measured
+            .map_or(bytes <= ONE_SHOT_BYTES_MAX, |measured| {
+                bytes <= MEASURED_BYTES_MAX
+                    && measured.one_shot.of(bytes) <= measured.two_steps.of(bytes)
             })
     }
 }
@@ -263,8 +348,44 @@ mod tests {
     fn policy(world_size: usize, rules: &str) -> Policy {
         Policy {
             rules: Rules::parse(rules).unwrap(),
-            ..Policy::new(world_size)
+            ..Policy::new(Topology::one_host(world_size))
         }
+    }
+
+    fn on_hosts(hosts: usize, ranks_on_each: usize) -> Policy {
+        Policy::new(Topology::by_host(
+            (0..hosts * ranks_on_each).map(|rank| rank / ranks_on_each),
+        ))
+    }
+
+    #[test]
+    fn ranks_that_share_hosts_reduce_large_buffers_inside_them_first() {
+        let (small, large) = (call(DType::F32, 30_000), call(DType::F32, 40_000));
+        assert_eq!(on_hosts(2, 2).choose(&small), Algorithm::Direct);
+        assert_eq!(on_hosts(2, 2).choose(&large), Algorithm::Hierarchical);
+        assert_eq!(on_hosts(4, 1).choose(&large), Algorithm::Direct);
+        let mut reproducible = on_hosts(2, 2);
+        reproducible.reproducible = true;
+        assert_eq!(reproducible.choose(&large), Algorithm::Direct);
+        reproducible.rules = Rules::always(Algorithm::Hierarchical);
+        assert_eq!(reproducible.choose(&large), Algorithm::Direct);
+    }
+
+    #[test]
+    fn a_wish_for_levels_is_granted_where_there_are_any() {
+        let large = call(DType::F32, 1 << 20);
+        let rules = Rules::parse("one_shot:64KiB,hierarchical").unwrap();
+        let wishing = |policy: Policy| Policy {
+            rules: rules.clone(),
+            ..policy
+        };
+        let small = call(DType::U8, 64 << 10);
+        assert_eq!(wishing(on_hosts(3, 2)).choose(&small), Algorithm::OneShot);
+        assert_eq!(
+            wishing(on_hosts(3, 2)).choose(&large),
+            Algorithm::Hierarchical
+        );
+        assert_eq!(wishing(on_hosts(1, 6)).choose(&large), Algorithm::Direct);
     }
 
     #[test]
@@ -308,6 +429,22 @@ mod tests {
         });
         assert_eq!(policy.choose(&call(DType::U8, 14_999)), Algorithm::OneShot);
         assert_eq!(policy.choose(&call(DType::U8, 15_001)), Algorithm::Direct);
+    }
+
+    #[test]
+    fn measured_times_of_small_buffers_decide_nothing_for_large_ones() {
+        let cost = |seconds_per_byte| Cost {
+            latency: Duration::ZERO,
+            seconds_per_byte,
+        };
+        let mut policy = policy(4, "auto");
+        policy.measured = Some(Measured {
+            one_shot: cost(1e-9),
+            two_steps: cost(3e-9),
+        });
+        let (small, large) = (call(DType::U8, 1 << 20), call(DType::U8, (1 << 20) + 1));
+        assert_eq!(policy.choose(&small), Algorithm::OneShot);
+        assert_eq!(policy.choose(&large), Algorithm::Direct);
     }
 
     #[test]

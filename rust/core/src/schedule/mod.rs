@@ -17,9 +17,16 @@ use crate::dtype::ReduceOp;
 
 pub mod choice;
 mod direct;
+mod explanation;
+mod hierarchical;
 mod ring;
+pub mod topology;
 #[cfg(test)]
 mod verify;
+
+use hierarchical::Levels;
+use ring::Ring;
+use topology::Topology;
 
 /// The part of one rank in one collective.
 pub type Schedule = Vec<Step>;
@@ -176,11 +183,13 @@ pub enum Algorithm {
     Direct,
     /// Every rank sends everything to every other, in one step.
     OneShot,
+    /// Ranks reduce inside their hosts first, then across hosts.
+    Hierarchical,
 }
 
 impl Algorithm {
     /// Every algorithm, for tests and for tables.
-    pub const ALL: [Self; 3] = [Self::Ring, Self::Direct, Self::OneShot];
+    pub const ALL: [Self; 4] = [Self::Ring, Self::Direct, Self::OneShot, Self::Hierarchical];
 
     /// The name used in every interface.
     #[must_use]
@@ -189,6 +198,7 @@ impl Algorithm {
             Self::Ring => "ring",
             Self::Direct => "direct",
             Self::OneShot => "one_shot",
+            Self::Hierarchical => "hierarchical",
         }
     }
 
@@ -200,9 +210,9 @@ impl Algorithm {
             .find(|algorithm| algorithm.name() == name)
     }
 
-    /// Whether this algorithm performs such a collective.
+    /// Whether this algorithm performs such a collective in such a group.
     #[must_use]
-    pub const fn performs(self, collective: &Collective) -> bool {
+    pub fn performs(self, collective: &Collective, topology: &Topology) -> bool {
         match self {
             Self::Ring => true,
             Self::Direct => !matches!(
@@ -213,6 +223,9 @@ impl Algorithm {
                 collective,
                 Collective::AllReduce { .. } | Collective::Barrier
             ),
+            Self::Hierarchical => {
+                matches!(collective, Collective::AllReduce { .. }) && topology.has_levels()
+            }
         }
     }
 }
@@ -222,47 +235,46 @@ impl Algorithm {
 /// An all-reduce of two halves is done in blocks of at most `block` elements, one after the other.
 ///
 /// # Panics
-/// When `algorithm` does not perform `collective`.
+/// When `algorithm` does not perform `collective` in such a group.
 #[must_use]
 pub fn build(
     algorithm: Algorithm,
     collective: &Collective,
     rank: usize,
-    world_size: usize,
+    topology: &Topology,
     count: usize,
     block: usize,
 ) -> Schedule {
+    let world_size = topology.world_size();
     if world_size == 1 {
         return Schedule::new();
     }
+    let ring = Ring::through_all(topology, rank);
+    let chunks = |block: &Range<usize>| even_parts(block, world_size);
     match (algorithm, collective) {
         (Algorithm::Ring, Collective::AllReduce { .. }) => in_blocks(
             count,
-            world_size,
             block,
-            |chunks| ring::reduce_scatter(rank, chunks),
-            |chunks| ring::all_gather(rank, chunks),
+            |block| ring.reduce_scatter(&chunks(block)),
+            |block| ring.all_gather(&chunks(block)),
         ),
         (Algorithm::Ring, Collective::ReduceScatter { counts, .. }) => {
-            ring::reduce_scatter(rank, &chunks_of(counts))
+            ring.reduce_scatter(&ring.in_order(&chunks_of(counts)))
         }
         (Algorithm::Ring, Collective::AllGather { counts }) => {
-            ring::all_gather(rank, &chunks_of(counts))
+            ring.all_gather(&ring.in_order(&chunks_of(counts)))
         }
-        (Algorithm::Ring, Collective::Broadcast { root }) => {
-            ring::broadcast(rank, world_size, count, *root)
-        }
+        (Algorithm::Ring, Collective::Broadcast { root }) => ring.broadcast(count, *root),
         // Everybody's contribution to one element passes through everybody.
         (Algorithm::Ring, Collective::Barrier) => {
             let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
-            build(algorithm, &all_reduce, rank, world_size, 1, block)
+            build(algorithm, &all_reduce, rank, topology, 1, block)
         }
         (Algorithm::Direct, Collective::AllReduce { .. }) => in_blocks(
             count,
-            world_size,
             block,
-            |chunks| direct::reduce_scatter(rank, chunks),
-            |chunks| direct::all_gather(rank, chunks),
+            |block| direct::reduce_scatter(rank, &chunks(block)),
+            |block| direct::all_gather(rank, &chunks(block)),
         ),
         (Algorithm::Direct, Collective::ReduceScatter { counts, .. }) => {
             direct::reduce_scatter(rank, &chunks_of(counts))
@@ -274,8 +286,17 @@ pub fn build(
             direct::one_shot(rank, world_size, count)
         }
         (Algorithm::OneShot, Collective::Barrier) => direct::one_shot(rank, world_size, 1),
+        (Algorithm::Hierarchical, Collective::AllReduce { .. }) if topology.has_levels() => {
+            let levels = Levels::of(rank, topology);
+            in_blocks(
+                count,
+                block,
+                |block| levels.reduce_scatter(block),
+                |block| levels.all_gather(block),
+            )
+        }
         _ => panic!(
-            "{} does not perform {}",
+            "{} does not perform {} here",
             algorithm.name(),
             collective.name()
         ),
@@ -292,26 +313,18 @@ const BLOCKS_AHEAD: usize = 2;
 /// buffer passes through memory twice (read and written once), and not three times.
 fn in_blocks(
     count: usize,
-    world_size: usize,
     block: usize,
-    reduce_scatter: impl Fn(&[Range<usize>]) -> Schedule,
-    all_gather: impl Fn(&[Range<usize>]) -> Schedule,
+    reduce_scatter: impl Fn(&Range<usize>) -> Schedule,
+    all_gather: impl Fn(&Range<usize>) -> Schedule,
 ) -> Schedule {
-    let blocks = count.div_ceil(block).max(1);
-    let chunks = |number| -> Vec<Range<usize>> {
-        let block = chunk(count, blocks, number);
-        let chunks = even_chunks(block.len(), world_size).into_iter();
-        chunks
-            .map(|chunk| block.start + chunk.start..block.start + chunk.end)
-            .collect()
-    };
+    let blocks = even_parts(&(0..count), count.div_ceil(block).max(1));
     let mut steps = Schedule::new();
-    for number in 0..blocks + BLOCKS_AHEAD {
-        if number < blocks {
-            steps.extend(reduce_scatter(&chunks(number)));
+    for number in 0..blocks.len() + BLOCKS_AHEAD {
+        if let Some(block) = blocks.get(number) {
+            steps.extend(reduce_scatter(block));
         }
         if number >= BLOCKS_AHEAD {
-            steps.extend(all_gather(&chunks(number - BLOCKS_AHEAD)));
+            steps.extend(all_gather(&blocks[number - BLOCKS_AHEAD]));
         }
     }
     steps
@@ -339,8 +352,13 @@ pub const fn chunk(count: usize, parts: usize, index: usize) -> Range<usize> {
     start..start + least + (index < longer) as usize
 }
 
-fn even_chunks(count: usize, parts: usize) -> Vec<Range<usize>> {
-    (0..parts).map(|index| chunk(count, parts, index)).collect()
+/// `whole`, cut as by `chunk`.
+fn even_parts(whole: &Range<usize>, parts: usize) -> Vec<Range<usize>> {
+    let part = |index| {
+        let part = chunk(whole.len(), parts, index);
+        whole.start + part.start..whole.start + part.end
+    };
+    (0..parts).map(part).collect()
 }
 
 fn chunks_of(counts: &[usize]) -> Vec<Range<usize>> {

@@ -14,86 +14,131 @@
 //! Comput. 69 (2009).
 //!
 //! *Broadcast* is a pipeline: the root sends to its successor, which forwards while it receives.
+//!
+//! Ranks of one host stand in a row, so that bytes enter each host once. Above, "rank r" is the one
+//! at position r.
 
 use std::ops::Range;
 
+use super::choice::MESH_RANKS_MAX;
+use super::topology::Topology;
 use super::{Action, Contents, Receive, Schedule, Send, Step};
 
-pub(super) fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
-    let world_size = chunks.len();
-    let last = world_size - 2;
-    exchange(rank, world_size, |step| {
-        let sent = behind(rank, step + 1, world_size);
-        let received = behind(rank, step + 2, world_size);
-        let action = if step == last {
-            Action::ReduceAndFinish
-        } else {
-            Action::Reduce
+/// Ranks that each talk to the next one of them, seen from one of them.
+pub(super) struct Ring {
+    members: Vec<usize>,
+    position: usize,
+}
+
+impl Ring {
+    /// The ring through `members`, seen from the one at `position`.
+    pub(super) const fn new(members: Vec<usize>, position: usize) -> Self {
+        Self { members, position }
+    }
+
+    /// The ring through all ranks, seen from `rank`.
+    pub(super) fn through_all(topology: &Topology, rank: usize) -> Self {
+        let world_size = topology.world_size();
+        let members = match world_size {
+            ..=MESH_RANKS_MAX => topology.hosts().concat(),
+            // More ranks are connected in this order only.
+            _ => (0..world_size).collect(),
         };
-        (chunks[sent].clone(), chunks[received].clone(), action)
-    })
-}
+        let position = position(&members, rank);
+        Self { members, position }
+    }
 
-pub(super) fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
-    let world_size = chunks.len();
-    exchange(rank, world_size, |step| {
-        let sent = behind(rank, step, world_size);
-        let received = behind(rank, step + 1, world_size);
-        (chunks[sent].clone(), chunks[received].clone(), Action::Copy)
-    })
-}
+    /// What belongs to each rank, in the order of the ring.
+    pub(super) fn in_order<T: Clone>(&self, of_ranks: &[T]) -> Vec<T> {
+        let members = self.members.iter();
+        members.map(|&rank| of_ranks[rank].clone()).collect()
+    }
 
-pub(super) fn broadcast(rank: usize, world_size: usize, count: usize, root: usize) -> Schedule {
-    let distance = behind(rank, root, world_size);
-    let receive = (distance > 0).then(|| Receive {
-        peer: behind(rank, 1, world_size),
-        range: 0..count,
-        action: Action::Copy,
-    });
-    let send = (distance + 1 < world_size).then(|| Send {
-        peer: (rank + 1) % world_size,
-        range: 0..count,
-        contents: Contents::Final,
-    });
-    // Two steps, because the send forwards what the receive brings.
-    vec![
-        Step {
-            send: None,
-            receive,
-        },
-        Step {
-            send,
-            receive: None,
-        },
-    ]
-}
-
-/// N-1 steps that each send one range to the successor and receive one from the predecessor.
-fn exchange(
-    rank: usize,
-    world_size: usize,
-    ranges: impl Fn(usize) -> (Range<usize>, Range<usize>, Action),
-) -> Schedule {
-    (0..world_size - 1)
-        .map(|step| {
-            let (sent, received, action) = ranges(step);
-            Step {
-                send: Some(Send {
-                    peer: (rank + 1) % world_size,
-                    range: sent,
-                    contents: action.contents(),
-                }),
-                receive: Some(Receive {
-                    peer: behind(rank, 1, world_size),
-                    range: received,
-                    action,
-                }),
-            }
+    /// Leaves each member with its own of `chunks`, which are in the order of the ring.
+    pub(super) fn reduce_scatter(&self, chunks: &[Range<usize>]) -> Schedule {
+        let last = self.members.len() - 2;
+        self.exchange(|step| {
+            let (sent, received) = (self.behind(step + 1), self.behind(step + 2));
+            let action = if step == last {
+                Action::ReduceAndFinish
+            } else {
+                Action::Reduce
+            };
+            (chunks[sent].clone(), chunks[received].clone(), action)
         })
-        .collect()
+    }
+
+    /// Gives every member all `chunks`, of which each has its own, in the order of the ring.
+    pub(super) fn all_gather(&self, chunks: &[Range<usize>]) -> Schedule {
+        self.exchange(|step| {
+            let (sent, received) = (self.behind(step), self.behind(step + 1));
+            (chunks[sent].clone(), chunks[received].clone(), Action::Copy)
+        })
+    }
+
+    /// Gives every member what rank `root` has.
+    pub(super) fn broadcast(&self, count: usize, root: usize) -> Schedule {
+        let distance = self.behind(position(&self.members, root));
+        let receive = (distance > 0).then(|| Receive {
+            peer: self.predecessor(),
+            range: 0..count,
+            action: Action::Copy,
+        });
+        let send = (distance + 1 < self.members.len()).then(|| Send {
+            peer: self.successor(),
+            range: 0..count,
+            contents: Contents::Final,
+        });
+        // Two steps, because the send forwards what the receive brings.
+        vec![
+            Step {
+                send: None,
+                receive,
+            },
+            Step {
+                send,
+                receive: None,
+            },
+        ]
+    }
+
+    /// N-1 steps that each send one range to the successor and receive one from the predecessor.
+    fn exchange(&self, ranges: impl Fn(usize) -> (Range<usize>, Range<usize>, Action)) -> Schedule {
+        (0..self.members.len() - 1)
+            .map(|step| {
+                let (sent, received, action) = ranges(step);
+                Step {
+                    send: Some(Send {
+                        peer: self.successor(),
+                        range: sent,
+                        contents: action.contents(),
+                    }),
+                    receive: Some(Receive {
+                        peer: self.predecessor(),
+                        range: received,
+                        action,
+                    }),
+                }
+            })
+            .collect()
+    }
+
+    fn successor(&self) -> usize {
+        self.members[(self.position + 1) % self.members.len()]
+    }
+
+    fn predecessor(&self) -> usize {
+        self.members[self.behind(1)]
+    }
+
+    /// The position `distance` places before this one.
+    const fn behind(&self, distance: usize) -> usize {
+        let size = self.members.len();
+        (self.position + size - distance % size) % size
+    }
 }
 
-/// The index `distance` places before `rank` on the ring.
-const fn behind(rank: usize, distance: usize, world_size: usize) -> usize {
-    (rank + world_size - distance % world_size) % world_size
+fn position(members: &[usize], rank: usize) -> usize {
+    let found = members.iter().position(|&member| member == rank);
+    found.expect("every rank is on the ring")
 }

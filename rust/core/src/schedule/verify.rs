@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::topology::Topology;
 use super::{Access, Action, Algorithm, Contents, Schedule, Turn, build};
 use crate::collective::Collective;
 use crate::dtype::ReduceOp;
@@ -29,7 +30,6 @@ struct Operation {
     action: Option<Action>,
     contents: Contents,
     access: Access,
-    done: bool,
     step: usize,
 }
 
@@ -48,13 +48,16 @@ fn run(
     let mut state: Vec<Vec<Element>> = (0..schedules.len())
         .map(|rank| (0..count).map(|index| initial(rank, index)).collect())
         .collect();
+    // What is left to do.
     let mut operations: Vec<Vec<Operation>> = (0..).zip(schedules).map(flatten).collect();
     let all = u64::MAX >> (64 - schedules.len());
     loop {
         let mut progressed = false;
         for sender in 0..schedules.len() {
-            for index in 0..operations[sender].len() {
+            let mut index = 0;
+            while index < operations[sender].len() {
                 let Some((receiver, other)) = ready(&operations, sender, index) else {
+                    index += 1;
                     continue;
                 };
                 let (send, receive) = (&operations[sender][index], &operations[receiver][other]);
@@ -80,12 +83,14 @@ fn run(
                 {
                     apply(action, all, target, source)?;
                 }
-                operations[sender][index].done = true;
-                operations[receiver][other].done = true;
+                operations[receiver].remove(other);
+                if sender != receiver {
+                    operations[sender].remove(index);
+                }
                 progressed = true;
             }
         }
-        if operations.iter().flatten().all(|operation| operation.done) {
+        if operations.iter().all(Vec::is_empty) {
             return Ok(state);
         }
         if !progressed {
@@ -109,7 +114,6 @@ fn flatten((rank, schedule): (usize, &Schedule)) -> Vec<Operation> {
             action: None,
             contents: send.contents,
             access: Access::SEND,
-            done: false,
             step,
         }));
         operations.extend(exchange.receive.iter().map(|receive| Operation {
@@ -118,7 +122,6 @@ fn flatten((rank, schedule): (usize, &Schedule)) -> Vec<Operation> {
             action: Some(receive.action),
             contents: receive.action.contents(),
             access: Access::receive(rank, receive.peer, receive.action),
-            done: false,
             step,
         }));
     }
@@ -140,21 +143,19 @@ fn ready(operations: &[Vec<Operation>], sender: usize, index: usize) -> Option<(
     let receiver = send.peer;
     let other = operations[receiver]
         .iter()
-        .position(|op| !op.done && !op.is_send() && op.peer == sender)?;
+        .position(|op| !op.is_send() && op.peer == sender)?;
     startable(&operations[receiver], other).then_some((receiver, other))
 }
 
-/// Whether an operation is not done, first on its link, and free of earlier conflicts.
+/// Whether an operation is first on its link, and free of earlier conflicts.
 fn startable(operations: &[Operation], index: usize) -> bool {
     let operation = &operations[index];
-    !operation.done
-        && operations[..index].iter().all(|earlier| {
-            earlier.done
-                || earlier.step == operation.step
-                || !((earlier.is_send() == operation.is_send() && earlier.peer == operation.peer)
-                    || (overlap(&earlier.range, &operation.range)
-                        && earlier.access.conflicts(operation.access)))
-        })
+    operations[..index].iter().all(|earlier| {
+        earlier.step == operation.step
+            || !((earlier.is_send() == operation.is_send() && earlier.peer == operation.peer)
+                || (overlap(&earlier.range, &operation.range)
+                    && earlier.access.conflicts(operation.access)))
+    })
 }
 
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
@@ -204,24 +205,24 @@ fn apply(action: Action, all: u64, target: &mut Element, source: Element) -> Res
 fn schedules(
     algorithm: Algorithm,
     collective: &Collective,
-    world_size: usize,
+    topology: &Topology,
     count: usize,
 ) -> Vec<Schedule> {
-    (0..world_size)
-        .map(|rank| build(algorithm, collective, rank, world_size, count, BLOCK))
+    (0..topology.world_size())
+        .map(|rank| build(algorithm, collective, rank, topology, count, BLOCK))
         .collect()
 }
 
 /// The schedules of every algorithm that performs `collective`.
 fn each_algorithm(
     collective: &Collective,
-    world_size: usize,
+    topology: &Topology,
     count: usize,
 ) -> impl Iterator<Item = Vec<Schedule>> {
     Algorithm::ALL
         .into_iter()
-        .filter(|algorithm| algorithm.performs(collective))
-        .map(move |algorithm| schedules(algorithm, collective, world_size, count))
+        .filter(|algorithm| algorithm.performs(collective, topology))
+        .map(move |algorithm| schedules(algorithm, collective, topology, count))
 }
 
 fn own_contribution(rank: usize, _: usize) -> Element {
@@ -232,27 +233,96 @@ fn own_contribution(rank: usize, _: usize) -> Element {
     }
 }
 
+fn final_values_of_its_own(rank: usize, _: usize) -> Element {
+    Element {
+        contributions: 1 << rank,
+        is_final: true,
+        folded: 0,
+    }
+}
+
 /// World sizes to prove, each with counts below, at and above it.
 fn cases() -> impl Iterator<Item = (usize, usize)> {
     (2..=64).flat_map(|n| [0, 1, n - 1, n, n + 1, 2 * n + 1].map(|count| (n, count)))
+}
+
+/// From how many ranks each host has: one host after the other, and a rank on each in turn.
+fn in_a_row_and_interleaved(sizes: &[usize]) -> [Topology; 2] {
+    let hosts = || 0..sizes.len();
+    let largest = *sizes.iter().max().unwrap();
+    let in_a_row = hosts().flat_map(|host| vec![host; sizes[host]]);
+    let interleaved = (0..largest).flat_map(|turn| hosts().filter(move |&h| turn < sizes[h]));
+    [Topology::by_host(in_a_row), Topology::by_host(interleaved)]
+}
+
+/// One host, and three hosts that take ranks in turn.
+fn groups(world_size: usize) -> [Topology; 2] {
+    let in_turn = Topology::by_host((0..world_size).map(|rank| rank % 3));
+    [Topology::one_host(world_size), in_turn]
+}
+
+/// Groups of up to 64 ranks on several hosts: as many ranks on each, and different numbers.
+fn groups_on_hosts() -> impl Iterator<Item = Topology> {
+    let even = (2..=32).flat_map(|hosts| (1..=64 / hosts).map(move |size| vec![size; hosts]));
+    let uneven = (2..=10).flat_map(|hosts| {
+        let sizes = [
+            (0..hosts).map(|host| host % 3 + 1).collect(),
+            (0..hosts).map(|host| 1 + 5 * host % 7).collect(),
+            (0..hosts).map(|host| hosts - host).collect(),
+            (0..hosts)
+                .map(|host| if host == 1 { 8 } else { 1 })
+                .collect(),
+        ];
+        sizes
+            .into_iter()
+            .filter(|sizes: &Vec<usize>| sizes.iter().sum::<usize>() <= 64)
+    });
+    even.chain(uneven)
+        .flat_map(|sizes| in_a_row_and_interleaved(&sizes))
 }
 
 /// Small enough for several blocks where there are more elements than ranks.
 const BLOCK: usize = 20;
 const OP: ReduceOp = ReduceOp::Sum;
 
+fn prove_all_reduce(schedules: &[Schedule], topology: &Topology, count: usize) {
+    let complete = Element {
+        contributions: u64::MAX >> (64 - topology.world_size()),
+        is_final: true,
+        folded: 0,
+    };
+    let end = run(schedules, count, own_contribution)
+        .unwrap_or_else(|why| panic!("{topology:?} count={count}: {why}"));
+    assert!(end.iter().flatten().all(|element| *element == complete));
+}
+
+/// The algorithms whose schedules are others than on one host.
+fn where_ranks_are_matters(topology: &Topology) -> impl Iterator<Item = Algorithm> {
+    let reordered = !topology.hosts().concat().is_sorted();
+    let ring = reordered.then_some(Algorithm::Ring);
+    let hierarchical = topology.has_levels().then_some(Algorithm::Hierarchical);
+    ring.into_iter().chain(hierarchical)
+}
+
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_exactly_once() {
     for (world_size, count) in cases() {
-        let complete = Element {
-            contributions: u64::MAX >> (64 - world_size),
-            is_final: true,
-            folded: 0,
-        };
-        for schedules in each_algorithm(&Collective::AllReduce { op: OP }, world_size, count) {
-            let end = run(&schedules, count, own_contribution)
-                .unwrap_or_else(|why| panic!("N={world_size} count={count}: {why}"));
-            assert!(end.iter().flatten().all(|element| *element == complete));
+        let topology = Topology::one_host(world_size);
+        for schedules in each_algorithm(&Collective::AllReduce { op: OP }, &topology, count) {
+            prove_all_reduce(&schedules, &topology, count);
+        }
+    }
+}
+
+#[test]
+fn all_reduce_does_so_wherever_the_ranks_are() {
+    for topology in groups_on_hosts() {
+        for count in [1, 2 * topology.world_size() + 1] {
+            for algorithm in where_ranks_are_matters(&topology) {
+                let all_reduce = Collective::AllReduce { op: OP };
+                let schedules = schedules(algorithm, &all_reduce, &topology, count);
+                prove_all_reduce(&schedules, &topology, count);
+            }
         }
     }
 }
@@ -263,14 +333,16 @@ fn reduce_scatter_gives_every_rank_its_own_chunk_even_of_uneven_lengths() {
         let counts: Vec<usize> = (0..world_size).map(|rank| rank * 7 % 4).collect();
         let (chunks, count) = (super::chunks_of(&counts), counts.iter().sum());
         let collective = Collective::ReduceScatter { op: OP, counts };
-        for schedules in each_algorithm(&collective, world_size, count) {
-            let end = run(&schedules, count, own_contribution).unwrap();
-            for (elements, chunk) in end.iter().zip(&chunks) {
-                assert!(
-                    elements[chunk.clone()]
-                        .iter()
-                        .all(|element| element.is_final)
-                );
+        for topology in &groups(world_size) {
+            for schedules in each_algorithm(&collective, topology, count) {
+                let end = run(&schedules, count, own_contribution).unwrap();
+                for (elements, chunk) in end.iter().zip(&chunks) {
+                    assert!(
+                        elements[chunk.clone()]
+                            .iter()
+                            .all(|element| element.is_final)
+                    );
+                }
             }
         }
     }
@@ -286,16 +358,14 @@ fn all_gather_gives_every_rank_every_chunk_even_of_uneven_lengths() {
             .flat_map(|(rank, chunk)| chunk.map(move |index| (index, rank)))
             .collect();
         let count = counts.iter().sum();
-        for schedules in each_algorithm(&Collective::AllGather { counts }, world_size, count) {
-            let end = run(&schedules, count, |rank, _| Element {
-                contributions: 1 << rank,
-                is_final: true,
-                folded: 0,
-            })
-            .unwrap();
-            for elements in end {
-                for (index, element) in elements.iter().enumerate() {
-                    assert_eq!(element.contributions, 1 << owner[&index]);
+        let all_gather = Collective::AllGather { counts };
+        for topology in &groups(world_size) {
+            for schedules in each_algorithm(&all_gather, topology, count) {
+                let end = run(&schedules, count, final_values_of_its_own).unwrap();
+                for elements in end {
+                    for (index, element) in elements.iter().enumerate() {
+                        assert_eq!(element.contributions, 1 << owner[&index]);
+                    }
                 }
             }
         }
@@ -305,15 +375,13 @@ fn all_gather_gives_every_rank_every_chunk_even_of_uneven_lengths() {
 #[test]
 fn broadcast_gives_every_rank_the_roots_contents() {
     for world_size in 2..=64 {
-        for root in [0, world_size / 2, world_size - 1] {
+        for (root, topology) in [0, world_size / 2, world_size - 1]
+            .into_iter()
+            .flat_map(|root| groups(world_size).map(|topology| (root, topology)))
+        {
             let collective = Collective::Broadcast { root };
-            let schedules = schedules(Algorithm::Ring, &collective, world_size, 3);
-            let end = run(&schedules, 3, |rank, _| Element {
-                contributions: 1 << rank,
-                is_final: true,
-                folded: 0,
-            })
-            .unwrap();
+            let schedules = schedules(Algorithm::Ring, &collective, &topology, 3);
+            let end = run(&schedules, 3, final_values_of_its_own).unwrap();
             assert!(
                 end.iter()
                     .flatten()
@@ -324,15 +392,51 @@ fn broadcast_gives_every_rank_the_roots_contents() {
 }
 
 #[test]
+fn a_ring_enters_each_host_once() {
+    for topology in groups_on_hosts() {
+        let host = |rank| topology.place(rank).0;
+        let all_reduce = Collective::AllReduce { op: OP };
+        let schedules = schedules(Algorithm::Ring, &all_reduce, &topology, 64);
+        let entries = schedules.iter().enumerate().filter(|(rank, schedule)| {
+            let sends = schedule.iter().filter_map(|step| step.send.as_ref());
+            sends.into_iter().any(|send| host(send.peer) != host(*rank))
+        });
+        assert_eq!(entries.count(), topology.hosts().len(), "{topology:?}");
+    }
+}
+
+#[test]
+fn hierarchical_sends_as_little_as_possible_between_hosts() {
+    for topology in groups_on_hosts().filter(Topology::has_levels) {
+        let (host, hosts) = (|rank| topology.place(rank).0, topology.hosts().len());
+        let count = hosts * 64;
+        let all_reduce = Collective::AllReduce { op: OP };
+        let schedules = schedules(Algorithm::Hierarchical, &all_reduce, &topology, count);
+        let mut sent = vec![0; hosts];
+        for (rank, schedule) in schedules.iter().enumerate() {
+            let sends = schedule.iter().filter_map(|step| step.send.as_ref());
+            let leaving = sends.filter(|send| host(send.peer) != host(rank));
+            sent[host(rank)] += leaving.map(|send| send.range.len()).sum::<usize>();
+        }
+        assert_eq!(
+            sent.iter().sum::<usize>(),
+            2 * count * (hosts - 1),
+            "{topology:?}"
+        );
+    }
+}
+
+#[test]
 fn chunks_cover_a_buffer_as_array_split_does() {
-    assert_eq!(super::even_chunks(7, 3), [0..3, 3..5, 5..7]);
-    assert_eq!(super::even_chunks(2, 4), [0..1, 1..2, 2..2, 2..2]);
+    assert_eq!(super::even_parts(&(0..7), 3), [0..3, 3..5, 5..7]);
+    assert_eq!(super::even_parts(&(5..7), 4), [5..6, 6..7, 7..7, 7..7]);
 }
 
 #[test]
 fn a_wrong_schedule_is_refused() {
     let all_reduce = Collective::AllReduce { op: OP };
-    let right = schedules(Algorithm::Ring, &all_reduce, 3, 6);
+    let topology = Topology::one_host(3);
+    let right = schedules(Algorithm::Ring, &all_reduce, &topology, 6);
     let run = |schedules: &[Schedule]| run(schedules, 6, own_contribution).unwrap_err();
 
     let mut unpaired = right.clone();
@@ -354,7 +458,7 @@ fn a_wrong_schedule_is_refused() {
     }
     assert_eq!(run(&hasty), "an incomplete result was finished");
 
-    let mut unsorted = schedules(Algorithm::OneShot, &all_reduce, 3, 6);
+    let mut unsorted = schedules(Algorithm::OneShot, &all_reduce, &topology, 6);
     unsorted[0].swap(3, 4);
     assert!(run(&unsorted).contains("in another order"));
 }

@@ -10,6 +10,10 @@ use crate::collective::Call;
 pub struct Stats {
     /// Totals of each kind of collective, by its name.
     pub collectives: BTreeMap<&'static str, Totals>,
+    /// How much each algorithm was used, by its name.
+    pub algorithms: BTreeMap<&'static str, Used>,
+    /// The algorithm that was used last.
+    pub last_algorithm: &'static str,
     /// For each peer that this rank listens to: how long it kept this rank waiting at the start
     /// of collectives.
     pub lateness: BTreeMap<usize, Duration>,
@@ -32,6 +36,15 @@ pub struct Totals {
     pub algorithm: &'static str,
 }
 
+/// How much one algorithm was used.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Used {
+    /// Number of collectives that ended well.
+    pub count: u64,
+    /// Bytes of the buffers they worked on.
+    pub bytes: u64,
+}
+
 /// How one collective went.
 pub struct Measured {
     /// Algorithm used.
@@ -51,11 +64,15 @@ impl Stats {
     pub fn add(&mut self, call: &Call, measured: &Measured) {
         let totals = self.collectives.entry(call.collective.name()).or_default();
         totals.count += 1;
-        totals.bytes += (call.count * call.dtype.size_bytes()) as u64;
+        totals.bytes += call.bytes() as u64;
         totals.bytes_sent += measured.bytes_sent;
         totals.waiting += measured.waiting;
         totals.moving += measured.moving;
         totals.algorithm = measured.algorithm;
+        let used = self.algorithms.entry(measured.algorithm).or_default();
+        used.count += 1;
+        used.bytes += call.bytes() as u64;
+        self.last_algorithm = measured.algorithm;
         *self.lateness.entry(measured.awaited).or_default() += measured.waiting;
     }
 }

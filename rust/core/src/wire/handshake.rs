@@ -19,7 +19,7 @@ use sha2::Sha256;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 1;
+pub(crate) const PROTOCOL_VERSION: u32 = 2;
 
 /// Bound on what a member may send: a roster of 10,000 ranks fits.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -31,19 +31,19 @@ const STRANGERS_MESSAGE_BYTES_MAX: usize = 64 << 10;
 pub(crate) enum Purpose {
     /// To join the group; sent to rank 0 only.
     Join(Member),
-    /// To carry payload from the caller to the callee.
-    Data,
+    /// To carry payload from the caller to the callee, as one of the streams of their pipe.
+    Data { stream: usize },
     /// To carry signs of life, questions and aborts, both ways.
     Control,
 }
 
 impl Purpose {
     /// Equal for two connections of the same purpose.
-    pub(crate) const fn number(&self) -> u8 {
+    pub(crate) const fn number(&self) -> usize {
         match self {
             Self::Join(_) => 0,
-            Self::Data => 1,
-            Self::Control => 2,
+            Self::Control => 1,
+            Self::Data { stream } => 2_usize.saturating_add(*stream),
         }
     }
 }
@@ -55,7 +55,7 @@ pub(crate) struct Member {
     pub address: String,
     /// Name for messages.
     pub host: String,
-    /// Equal for two ranks exactly if they run on the same booted system.
+    /// Equal for two ranks exactly if they run on the same booted system and network.
     pub host_id: String,
     /// Settings that must be equal on all ranks, as text.
     pub plan: String,
@@ -286,7 +286,7 @@ mod tests {
             let mut stream = TcpStream::connect(address).unwrap();
             call(
                 &mut stream,
-                Hello::new(1, 2, Purpose::Data).unwrap(),
+                Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap(),
                 caller,
             )
         });
@@ -395,7 +395,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let calling = std::thread::spawn(move || {
             let mut wire = Wire(TcpStream::connect(address).unwrap(), Vec::new());
-            let hello = Hello::new(1, 2, Purpose::Data).unwrap();
+            let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
             call(&mut wire, hello, b"secret").unwrap();
             wire.1
         });
@@ -412,7 +412,7 @@ mod tests {
     }
 
     fn assert_refuses_callee(tape: &mut Tape) {
-        let hello = Hello::new(1, 2, Purpose::Data).unwrap();
+        let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
         let error = call(tape, hello, b"secret").unwrap_err();
         let refused = matches!(error.kind, ErrorKind::Authentication { .. });
         assert!(refused, "{error}");
@@ -448,7 +448,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let mirror = std::thread::spawn(move || {
             let mut stream = TcpStream::connect(address).unwrap();
-            let hello = Message::Hello(Hello::sample(Purpose::Data));
+            let hello = Message::Hello(Hello::sample(Purpose::Data { stream: 0 }));
             write_message(&mut stream, &hello).unwrap();
             let Message::Welcome { proof, .. } = hear(&mut stream).unwrap() else {
                 panic!("a greeting is answered with a welcome");
@@ -466,11 +466,11 @@ mod tests {
 
     #[test]
     fn a_missing_proof_is_refused_on_both_sides() {
-        let hello = || Message::Hello(Hello::sample(Purpose::Data));
+        let hello = || Message::Hello(Hello::sample(Purpose::Data { stream: 0 }));
         assert_refuses_caller(&mut Tape::saying(&[hello(), Message::Accepted]));
         assert_refuses_caller(&mut Tape::saying(&[hello(), hello()]));
         let mut tape = Tape::saying(&[Message::Accepted]);
-        let hello = Hello::new(1, 2, Purpose::Data).unwrap();
+        let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
         assert!(call(&mut tape, hello, b"secret").is_err());
     }
 

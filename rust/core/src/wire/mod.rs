@@ -2,4 +2,5 @@
 
 pub mod contract;
 pub(crate) mod control;
+pub(crate) mod frame;
 pub(crate) mod handshake;

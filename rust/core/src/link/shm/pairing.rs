@@ -26,8 +26,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::arena::Arena;
 use super::{RING_BYTES, ShmLink, passing};
+use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested};
-use crate::link::stream::Stream;
 
 /// Bytes of the random part of the socket's name, and of the nonce.
 const RANDOM_BYTES: usize = 16;
@@ -53,7 +53,7 @@ type Nonce = [u8; RANDOM_BYTES];
 /// # Errors
 /// When the connection fails, or the other side says nothing for as long as `patience`.
 pub fn pair(
-    stream: &mut Stream,
+    stream: &mut Connection,
     initiator: bool,
     doorbell: &impl AsFd,
     patience: Duration,
@@ -258,12 +258,12 @@ fn abstract_address(name: &[u8]) -> io::Result<SockAddr> {
 
 /// The conversation over TCP: each message is a status byte, a length and that many bytes.
 struct Talk<'a> {
-    stream: &'a mut Stream,
+    stream: &'a mut Connection,
     deadline: Instant,
 }
 
 impl<'a> Talk<'a> {
-    fn new(stream: &'a mut Stream, patience: Duration) -> io::Result<Self> {
+    fn new(stream: &'a mut Connection, patience: Duration) -> io::Result<Self> {
         let deadline = Instant::now() + patience;
         stream.be_patient(deadline)?;
         Ok(Self { stream, deadline })

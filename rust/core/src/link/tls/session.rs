@@ -1,14 +1,15 @@
 //! TLS over a socket that may block at any byte.
 //!
-//! Links report the bytes of a prefix as sent when the peer will get them without further calls. A
-//! record of TLS is on its way or it is not, so what was encrypted is reported only when the
-//! socket has taken all of it; until then the caller offers the same bytes again and waits for
-//! room. So no ciphertext is left behind when a collective ends.
+//! Whoever sends is told of bytes as sent when the peer will get them without further calls, and as
+//! not sent when another connection could take them instead. What was encrypted is neither until the
+//! socket has taken all of its ciphertext. So meanwhile all but the last byte of it count as sent:
+//! the bytes belong to this connection, and the caller comes back for the last one. No ciphertext
+//! is left behind when a collective ends.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
 
 use super::refusal;
-use crate::link::stream::Socket;
+use crate::link::connection::{Socket, is_later};
 
 /// Plaintext encrypted at a time: sixteen records, which stay in cache until they are sent.
 const SEND_BYTES: usize = 256 << 10;
@@ -18,8 +19,9 @@ const RECEIVE_BYTES: usize = 128 << 10;
 /// A connection that has shaken hands.
 pub(in crate::link) struct Session {
     connection: rustls::Connection,
-    /// Bytes of plaintext that have been encrypted and whose ciphertext has not been sent in full.
-    in_flight: usize,
+    /// Bytes of plaintext, one at most, that have been encrypted and not been reported as sent: the
+    /// ciphertext has not been sent in full.
+    withheld: usize,
     inbox: Box<[u8]>,
     /// Which part of the inbox has not been decrypted.
     received: std::ops::Range<usize>,
@@ -35,7 +37,7 @@ impl Session {
         Self {
             decrypted: state.map_or(0, |state| state.plaintext_bytes_to_read()),
             connection,
-            in_flight: 0,
+            withheld: 0,
             inbox: vec![0; RECEIVE_BYTES].into(),
             received: 0..0,
         }
@@ -45,25 +47,41 @@ impl Session {
         self.decrypted > 0 || !self.received.is_empty()
     }
 
-    /// As `Stream::send`.
+    /// As `Connection::send`.
     pub(in crate::link) fn send(
         &mut self,
         socket: &mut Socket,
         parts: &[IoSlice<'_>],
     ) -> io::Result<usize> {
-        if self.in_flight == 0 {
-            for part in parts {
-                let length = part.len().min(SEND_BYTES - self.in_flight);
-                self.in_flight += self.connection.writer().write(&part[..length])?;
-            }
+        if self.withheld > 0 {
+            self.flush(socket)?;
+            return Ok(std::mem::take(&mut self.withheld));
         }
+        let mut encrypted = 0;
+        for part in parts {
+            let length = part.len().min(SEND_BYTES - encrypted);
+            encrypted += self.connection.writer().write(&part[..length])?;
+        }
+        match self.flush(socket) {
+            Err(error) if is_later(error.kind()) && encrypted > 0 => {
+                self.withheld = 1;
+                match encrypted {
+                    1 => Err(error),
+                    _ => Ok(encrypted - 1),
+                }
+            }
+            flushed => flushed.map(|()| encrypted),
+        }
+    }
+
+    fn flush(&mut self, socket: &mut Socket) -> io::Result<()> {
         while self.connection.wants_write() {
             self.connection.write_tls(socket)?;
         }
-        Ok(std::mem::take(&mut self.in_flight))
+        Ok(())
     }
 
-    /// As `Stream::receive`.
+    /// As `Connection::receive`.
     pub(in crate::link) fn receive(
         &mut self,
         socket: &mut Socket,

@@ -14,7 +14,7 @@ const ADDRESS_VARIABLE: &str = "GRADRING_TEST_ADDRESS";
 type Outcome = io::Result<Result<ShmLink, String>>;
 
 /// Runs an initiator against `visitor`, which gets the other end of its connection.
-fn with_initiator(visitor: impl FnOnce(Stream) -> Outcome) -> (Outcome, Outcome) {
+fn with_initiator(visitor: impl FnOnce(Connection) -> Outcome) -> (Outcome, Outcome) {
     let (mut ours, theirs) = connection();
     std::thread::scope(|scope| {
         let initiator = scope.spawn(move || {
@@ -38,7 +38,7 @@ fn with_initiator(visitor: impl FnOnce(Stream) -> Outcome) -> (Outcome, Outcome)
 
 /// What a visitor does, with its own idea of the invitation and of how to accept it.
 fn visit_with(
-    mut stream: Stream,
+    mut stream: Connection,
     accept: impl FnOnce(Vec<u8>) -> Result<ShmLink, String>,
 ) -> Outcome {
     let mut talk = Talk::new(&mut stream, PATIENCE)?;
@@ -51,7 +51,7 @@ fn visit_with(
     }
 }
 
-fn connection() -> (Stream, Stream) {
+fn connection() -> (Connection, Connection) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (caller.into(), listener.accept().unwrap().0.into())

@@ -17,7 +17,7 @@ const DISMISSAL_LIMIT: Duration = Duration::from_secs(1);
 ///
 /// It is non-blocking, or patient until a deadline that bounds everything together: a peer that
 /// sends a byte now and then gains no time.
-pub struct Stream {
+pub struct Connection {
     socket: Socket,
     tls: Option<Box<Session>>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Socket {
     ended: bool,
 }
 
-impl Stream {
+impl Connection {
     /// A plain connection that waits until `deadline`.
     ///
     /// # Errors
@@ -134,8 +134,9 @@ impl Stream {
         while self.socket.read(&mut unread).is_ok_and(|count| count > 0) {}
     }
 
-    /// Sends a prefix of `parts` and returns its length. After `WouldBlock` the same bytes, or more
-    /// that begin with them, must be offered again: some may be on their way already.
+    /// Sends a prefix of `parts` and returns its length. Inside TLS a single byte may be on its way
+    /// although there was `WouldBlock`: the same bytes must be offered again. Of more, all but one
+    /// count as sent.
     pub(super) fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.socket.write_vectored(parts),
@@ -153,7 +154,7 @@ impl Stream {
 }
 
 /// A plain, non-blocking connection, once it is made so.
-impl From<TcpStream> for Stream {
+impl From<TcpStream> for Connection {
     fn from(tcp: TcpStream) -> Self {
         let socket = Socket {
             tcp,
@@ -164,19 +165,19 @@ impl From<TcpStream> for Stream {
     }
 }
 
-impl AsFd for Stream {
+impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.tcp.as_fd()
     }
 }
 
-impl Read for Stream {
+impl Read for Connection {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         self.receive(&mut [IoSliceMut::new(target)])
     }
 }
 
-impl Write for Stream {
+impl Write for Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.send(&[IoSlice::new(bytes)])
     }
@@ -252,6 +253,6 @@ impl Write for Socket {
     }
 }
 
-fn is_later(kind: ErrorKind) -> bool {
+pub(super) fn is_later(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

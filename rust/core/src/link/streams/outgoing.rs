@@ -1,0 +1,181 @@
+//! The sending end of a pipe.
+
+use std::io::IoSlice;
+use std::ops::Range;
+
+use super::{SLICES, Stream, on_stream};
+use crate::link::{Broken, STREAMS_MAX};
+use crate::wire::frame::{FRAME_BYTES_MAX, Frame, FrameHeader};
+
+/// The sending end of a pipe of one or more streams.
+pub(in crate::link) struct Outgoing<S> {
+    outlets: Vec<Outlet<S>>,
+    /// Of the frame to begin next.
+    sequence: u64,
+    /// Bytes from the start of the next offer on that belong to begun frames.
+    framed: usize,
+    /// The stream to begin that frame, if it has room.
+    turn: usize,
+    /// Whether streams without a begun frame would have had more to do.
+    wants_room: bool,
+}
+
+struct Outlet<S> {
+    stream: S,
+    unsent: Option<Unsent>,
+}
+
+/// What is left of a frame that its stream has taken in part.
+#[derive(Clone)]
+struct Unsent {
+    header: FrameHeader,
+    header_sent: usize,
+    /// Where the rest lies in the next offer.
+    payload: Range<usize>,
+}
+
+impl<S: Stream> Outgoing<S> {
+    /// A pipe over `streams`, at least one.
+    pub(in crate::link) fn new(streams: Vec<S>) -> Self {
+        assert!((1..=STREAMS_MAX).contains(&streams.len()));
+        let outlet = |stream| Outlet {
+            stream,
+            unsent: None,
+        };
+        Self {
+            outlets: streams.into_iter().map(outlet).collect(),
+            sequence: 0,
+            framed: 0,
+            turn: 0,
+            wants_room: false,
+        }
+    }
+
+    /// The first stream.
+    pub(in crate::link) fn first(&self) -> &S {
+        &self.outlets[0].stream
+    }
+
+    pub(in crate::link) fn first_mut(&mut self) -> &mut S {
+        &mut self.outlets[0].stream
+    }
+
+    /// Closes all streams but the first, before anything is sent.
+    pub(in crate::link) fn keep_first(&mut self) {
+        self.outlets.truncate(1);
+    }
+
+    /// The streams for which to wait after `try_send` found no room: any of them may go on.
+    pub(in crate::link) fn awaited(&self) -> impl Iterator<Item = &S> {
+        let only = self.outlets.len() == 1;
+        let awaited = move |outlet: &&Outlet<S>| only || self.wants_room || outlet.unsent.is_some();
+        self.outlets.iter().filter(awaited).map(|o| &o.stream)
+    }
+
+    /// Sends a prefix of `parts`; returns its length, or `None` if the pipe is full.
+    pub(in crate::link) fn try_send(
+        &mut self,
+        parts: &[IoSlice<'_>],
+    ) -> Result<Option<usize>, Broken> {
+        if let [only] = &mut self.outlets[..] {
+            return only.stream.try_send(parts);
+        }
+        let offered = parts.iter().map(|part| part.len()).sum();
+        assert!(self.framed <= offered, "an offer repeats what was not sent");
+        let mut full = [false; STREAMS_MAX];
+        let mut in_vain = 0;
+        while in_vain < self.outlets.len() {
+            let index = self.turn;
+            self.turn = (index + 1) % self.outlets.len();
+            full[index] = full[index] || !self.push(index, parts, offered)?;
+            in_vain = if full[index] { in_vain + 1 } else { 0 };
+        }
+        self.wants_room = self.framed < offered;
+
+        let begun = self.outlets.iter().filter_map(|o| o.unsent.as_ref());
+        let sent = begun.map(|u| u.payload.start).min().unwrap_or(self.framed);
+        self.framed -= sent;
+        for Unsent { payload, .. } in self.outlets.iter_mut().filter_map(|o| o.unsent.as_mut()) {
+            *payload = payload.start - sent..payload.end - sent;
+        }
+        Ok((sent > 0).then_some(sent))
+    }
+
+    /// Goes on with a stream's frame, or begins the next one; whether there may be room for more.
+    fn push(
+        &mut self,
+        index: usize,
+        parts: &[IoSlice<'_>],
+        offered: usize,
+    ) -> Result<bool, Broken> {
+        let frame_bytes = self.frame_bytes();
+        let outlet = &mut self.outlets[index];
+        let fresh = outlet.unsent.is_none();
+        let mut unsent = match &outlet.unsent {
+            Some(unsent) => unsent.clone(),
+            None if self.framed == offered => return Ok(false),
+            None => {
+                let payload = self.framed..offered.min(self.framed + frame_bytes);
+                Unsent::new(self.sequence, payload)
+            }
+        };
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        slices[0] = IoSlice::new(&unsent.header[unsent.header_sent..]);
+        let filled = 1 + select(parts, unsent.payload.clone(), &mut slices[1..]);
+        let wanted = slices[..filled].iter().map(|slice| slice.len()).sum();
+        let sent = outlet.stream.try_send(&slices[..filled]);
+        // A stream that took nothing has not begun a frame: another may.
+        let Some(sent) = sent.map_err(on_stream(index))? else {
+            return Ok(false);
+        };
+        if fresh {
+            self.sequence += 1;
+            self.framed = unsent.payload.end;
+        }
+        unsent.advance(sent);
+        outlet.unsent = (!unsent.payload.is_empty()).then_some(unsent);
+        Ok(sent == wanted)
+    }
+
+    /// Small enough that an offer has frames for all streams, and again while some wait.
+    fn frame_bytes(&self) -> usize {
+        2 * FRAME_BYTES_MAX / self.outlets.len()
+    }
+}
+
+impl Unsent {
+    fn new(sequence: u64, payload: Range<usize>) -> Self {
+        let length = payload.len();
+        Self {
+            header: Frame { sequence, length }.encode(),
+            header_sent: 0,
+            payload,
+        }
+    }
+
+    fn advance(&mut self, sent: usize) {
+        let of_header = sent.min(self.header.len() - self.header_sent);
+        self.header_sent += of_header;
+        self.payload.start += sent - of_header;
+    }
+}
+
+/// Fills `slices` with the given range of all `parts` together; returns how many it filled.
+fn select<'a>(parts: &'a [IoSlice<'_>], range: Range<usize>, slices: &mut [IoSlice<'a>]) -> usize {
+    let (mut from, mut left) = (range.start, range.len());
+    let mut filled = 0;
+    for part in parts {
+        if left == 0 || filled == slices.len() {
+            break;
+        }
+        let skipped = from.min(part.len());
+        from -= skipped;
+        let length = left.min(part.len() - skipped);
+        left -= length;
+        if length > 0 {
+            slices[filled] = IoSlice::new(&part[skipped..skipped + length]);
+            filled += 1;
+        }
+    }
+    filled
+}

@@ -1,0 +1,382 @@
+//! Pipes over made-up streams, whose readiness the tests decide, and over real sockets.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use socket2::SockRef;
+
+use super::incoming::LAST_BYTES_LIMIT;
+use super::{Incoming, Outgoing, Stream};
+use crate::link::connection::Connection;
+use crate::link::links::Links;
+use crate::link::{Broken, Direction, Interest, Transport};
+use crate::wire::frame::Frame;
+
+/// Repeatable random numbers: SplitMix64 of G. Steele, D. Lea and C. Flood.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+}
+
+fn payload(length: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..length).map(|_| random.below(256) as u8).collect()
+}
+
+/// Cuts `bytes` into slices of random lengths, some of them empty.
+fn slices<'a>(mut bytes: &'a [u8], random: &mut Random) -> Vec<IoSlice<'a>> {
+    let mut slices = Vec::new();
+    while !bytes.is_empty() {
+        let (slice, rest) = bytes.split_at(random.below(bytes.len() + 1));
+        slices.push(IoSlice::new(slice));
+        bytes = rest;
+    }
+    slices
+}
+
+/// One connection, of which the test decides what it takes and what has arrived.
+#[derive(Clone, Default)]
+struct Wire(Rc<RefCell<WireState>>);
+
+#[derive(Default)]
+struct WireState {
+    /// What it takes before it is full.
+    room: usize,
+    under_way: VecDeque<u8>,
+    arrived: VecDeque<u8>,
+    ended: bool,
+}
+
+impl Wire {
+    fn arrive(&self, count: usize) {
+        let mut state = self.0.borrow_mut();
+        let count = count.min(state.under_way.len());
+        let arriving: Vec<u8> = state.under_way.drain(..count).collect();
+        state.arrived.extend(arriving);
+    }
+
+    fn carry(&self, bytes: &[u8]) {
+        self.0.borrow_mut().arrived.extend(bytes);
+    }
+
+    fn end(&self) {
+        self.0.borrow_mut().ended = true;
+    }
+
+    fn is_readable(&self) -> bool {
+        let state = self.0.borrow();
+        state.ended || !state.arrived.is_empty()
+    }
+}
+
+impl Stream for Wire {
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        let state = &mut *self.0.borrow_mut();
+        let bytes = parts.iter().flat_map(|part| part.iter());
+        let before = state.under_way.len();
+        state.under_way.extend(bytes.take(state.room));
+        let sent = state.under_way.len() - before;
+        state.room -= sent;
+        Ok((sent > 0).then_some(sent))
+    }
+
+    fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
+        let state = &mut *self.0.borrow_mut();
+        if state.arrived.is_empty() {
+            return Ok(state.ended.then_some(0));
+        }
+        let mut received = 0;
+        for slot in parts.iter_mut().flat_map(|part| part.iter_mut()) {
+            let Some(byte) = state.arrived.pop_front() else {
+                break;
+            };
+            *slot = byte;
+            received += 1;
+        }
+        Ok(Some(received))
+    }
+}
+
+fn is(one: &Wire, other: &Wire) -> bool {
+    Rc::ptr_eq(&one.0, &other.0)
+}
+
+/// Sends `sent` over a pipe of made-up streams, which get room and deliver in random order, and
+/// waits as an executor would: only for the streams that the pipe asks for.
+fn transfer(streams: usize, sent: &[u8], step: usize, random: &mut Random) -> Vec<u8> {
+    let wires: Vec<Wire> = (0..streams).map(|_| Wire::default()).collect();
+    let mut outgoing = Outgoing::new(wires.clone());
+    let mut incoming = Incoming::new(wires.clone());
+    let mut source = sent.to_vec();
+    let (mut position, mut end) = (0, 0);
+    let mut received = Vec::new();
+    let (mut may_send, mut may_receive) = (true, true);
+    while received.len() < sent.len() {
+        if position < source.len() && may_send {
+            // An offer reaches as far as the one before, or farther.
+            end = end.max(source.len().min(position + 1 + random.below(1 << 20)));
+            let offer = slices(&source[position..end], random);
+            let accepted = outgoing.try_send(&offer).unwrap();
+            if accepted.is_none() {
+                assert!(outgoing.awaited().count() > 0, "nothing to wait for");
+                assert!(outgoing.awaited().all(|wire| wire.0.borrow().room == 0));
+                may_send = false;
+            }
+            // What was accepted is on its way, whatever becomes of the buffer.
+            let accepted = accepted.unwrap_or(0);
+            source[position..position + accepted].fill(0xaa);
+            position += accepted;
+        }
+        if may_receive {
+            let mut memory = vec![0; 4 + random.below(300_000)];
+            let (one, other) = memory.split_at_mut(random.below(4));
+            let mut parts = [IoSliceMut::new(one), IoSliceMut::new(other)];
+            match incoming.try_receive(&mut parts).unwrap() {
+                Some(count) => received.extend(&memory[..count]),
+                None => {
+                    assert!(incoming.awaited().count() > 0, "nothing to wait for");
+                    assert!(!incoming.awaited().any(Wire::is_readable));
+                    may_receive = false;
+                }
+            }
+        }
+        let wire = &wires[random.below(streams)];
+        wire.0.borrow_mut().room += random.below(step + 1);
+        wire.arrive(random.below(step + 1));
+        let has_room = |wire: &&Wire| wire.0.borrow().room > 0;
+        may_send |= outgoing.awaited().any(|w| is(w, wire) && has_room(&w));
+        may_receive |= incoming.awaited().any(|w| is(w, wire) && w.is_readable());
+    }
+    received
+}
+
+#[test]
+fn whatever_streams_are_ready_when_the_bytes_keep_their_order() {
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let streams = 1 + random.below(16);
+        // What wires take and deliver at a time; smaller ones move less, to end in time.
+        let step = [1, 40, 5_000, 500_000][random.below(4)];
+        let sent = payload(1 + random.below((2_000 * step).min(3_000_000)), seed);
+        let received = transfer(streams, &sent, step, &mut random);
+        assert!(received == sent, "seed {seed}: {streams} streams");
+    }
+}
+
+#[test]
+fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
+    let wires = [Wire::default(), Wire::default()];
+    let mut outgoing = Outgoing::new(wires.to_vec());
+    wires[0].0.borrow_mut().room = 100;
+    wires[1].0.borrow_mut().room = usize::MAX;
+    let sent = payload(1 << 20, 1);
+    // The first stream takes a frame's announcement and 84 bytes of it.
+    assert_eq!(outgoing.try_send(&[IoSlice::new(&sent)]).unwrap(), Some(84));
+    let beyond = wires[1].0.borrow().under_way.len();
+    assert_eq!(beyond, (1 << 20) - (256 << 10) + 3 * 16);
+    // All is begun: only the stalled stream can go on.
+    assert_eq!(outgoing.try_send(&[IoSlice::new(&sent[84..])]), Ok(None));
+    assert!(outgoing.awaited().all(|wire| is(wire, &wires[0])));
+    wires[0].0.borrow_mut().room = usize::MAX;
+    let rest = outgoing.try_send(&[IoSlice::new(&sent[84..])]).unwrap();
+    assert_eq!(rest, Some(sent.len() - 84));
+}
+
+#[test]
+fn a_header_and_the_first_payload_leave_in_one_call() {
+    let wires = [Wire::default(), Wire::default()];
+    wires[0].0.borrow_mut().room = 1000;
+    let mut outgoing = Outgoing::new(wires.to_vec());
+    let parts = [IoSlice::new(&[1; 56]), IoSlice::new(&[2; 100])];
+    assert_eq!(outgoing.try_send(&parts), Ok(Some(156)));
+    assert_eq!(wires[0].0.borrow().under_way.len(), 16 + 156);
+}
+
+/// A pipe of two streams which carry these bytes.
+fn arriving(carried: [&[u8]; 2]) -> ([Wire; 2], Incoming<Wire>) {
+    let wires = [Wire::default(), Wire::default()];
+    for (wire, bytes) in wires.iter().zip(carried) {
+        wire.carry(bytes);
+    }
+    let incoming = Incoming::new(wires.to_vec());
+    (wires, incoming)
+}
+
+fn framed(sequence: u64, payload: &[u8]) -> Vec<u8> {
+    let length = payload.len();
+    [&Frame { sequence, length }.encode(), payload].concat()
+}
+
+fn receive(incoming: &mut Incoming<Wire>) -> Result<Option<usize>, Broken> {
+    incoming.try_receive(&mut [IoSliceMut::new(&mut [0; 100])])
+}
+
+#[test]
+fn frames_that_no_sender_sends_break_the_pipe() {
+    let first = framed(0, b"abc");
+    let again = [first.clone(), framed(0, b"d")].concat();
+    let twice = framed(5, b"d");
+    for (carried, reason) in [
+        (
+            [&b"0123456789abcdef"[..], b""],
+            "carried a frame out of place (stream 0)",
+        ),
+        ([&again, b""], "carried a frame out of place (stream 0)"),
+        ([&twice, &twice], "carried a frame out of place (stream 1)"),
+        ([&framed(1, b"a"), &framed(2, b"b")], "lost a frame"),
+    ] {
+        let (_, mut incoming) = arriving(carried);
+        let outcome = receive(&mut incoming).and_then(|_| receive(&mut incoming));
+        assert_eq!(outcome.unwrap_err().reason, reason);
+    }
+}
+
+#[test]
+fn last_bytes_arrive_after_another_stream_has_ended() {
+    let (wires, mut incoming) = arriving([b"", &framed(0, b"a")]);
+    wires[1].end();
+    assert_eq!(receive(&mut incoming), Ok(Some(1)));
+    assert_eq!(receive(&mut incoming), Ok(None));
+    assert!(incoming.awaited().all(|wire| is(wire, &wires[0])));
+    wires[0].carry(&framed(1, b"bc"));
+    wires[0].end();
+    assert_eq!(receive(&mut incoming), Ok(Some(2)));
+    let broken = receive(&mut incoming).unwrap_err();
+    assert_eq!(broken.reason, "was closed by the other side");
+}
+
+#[test]
+fn an_end_in_the_middle_of_a_frame_or_its_announcement_breaks_the_pipe() {
+    let whole = framed(0, b"abc");
+    for cut in [1, 15, 16, 18] {
+        let (wires, mut incoming) = arriving([&whole[..cut], b""]);
+        wires[0].end();
+        let outcome = (0..3).find_map(|_| receive(&mut incoming).err());
+        let reason = outcome.expect("the pipe is broken").reason;
+        assert_eq!(reason, "was closed by the other side (stream 0)", "{cut}");
+    }
+}
+
+#[test]
+fn silence_after_the_end_of_a_stream_breaks_the_pipe() {
+    let (wires, mut incoming) = arriving([b"", b""]);
+    wires[1].end();
+    assert_eq!(receive(&mut incoming), Ok(None));
+    thread::sleep(LAST_BYTES_LIMIT);
+    let broken = receive(&mut incoming).unwrap_err();
+    assert_eq!(broken.reason, "was closed by the other side (stream 1)");
+}
+
+/// Connected sockets with the smallest buffers there are, so that most writes are short.
+fn sockets(streams: usize) -> (Vec<Connection>, Vec<Connection>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    SockRef::from(&listener).set_recv_buffer_size(1).unwrap();
+    (0..streams)
+        .map(|_| {
+            let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            SockRef::from(&sender).set_send_buffer_size(1).unwrap();
+            (sender.into(), listener.accept().unwrap().0.into())
+        })
+        .unzip()
+}
+
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn send_all(mut links: Links, bytes: &[u8], random: &mut Random) {
+    let (mut position, mut end) = (0, 0);
+    while position < bytes.len() {
+        end = bytes
+            .len()
+            .min(end.max(position + 1 + random.below(1 << 20)));
+        let parts = slices(&bytes[position..end], random);
+        match links.try_send(1, &parts).unwrap() {
+            Some(sent) => position += sent,
+            None => links.wait(&[interest(1, Direction::Send)], PATIENCE),
+        }
+    }
+}
+
+const fn interest(peer: usize, direction: Direction) -> Interest {
+    Interest { peer, direction }
+}
+
+#[test]
+fn bytes_keep_their_order_over_sockets_with_short_writes() {
+    for streams in [1, 2, 3, 4, 16] {
+        let (senders, receivers) = sockets(streams);
+        let sent = payload(4_000_000, streams as u64);
+        let sending = thread::spawn({
+            let sent = sent.clone();
+            let links = Links::new(2, BTreeMap::from([(1, senders)]), BTreeMap::new()).unwrap();
+            move || send_all(links, &sent, &mut Random(7))
+        });
+        let incoming = BTreeMap::from([(0, receivers)]);
+        let mut links = Links::new(2, BTreeMap::new(), incoming).unwrap();
+        let mut random = Random(8);
+        let mut received: Vec<u8> = Vec::new();
+        while received.len() < sent.len() {
+            let mut memory = vec![0; 1 + random.below(100_000)];
+            match links
+                .try_receive(0, &mut [IoSliceMut::new(&mut memory)])
+                .unwrap()
+            {
+                Some(count) => received.extend(&memory[..count]),
+                None => links.wait(&[interest(0, Direction::Receive)], PATIENCE),
+            }
+        }
+        sending.join().unwrap();
+        assert!(received == sent, "{streams} streams");
+    }
+}
+
+#[test]
+fn waiting_sleeps_while_no_stream_can_go_on() {
+    let (senders, receivers) = sockets(3);
+    let mut sending = Links::new(2, BTreeMap::from([(1, senders)]), BTreeMap::new()).unwrap();
+    let sent = payload(4_000_000, 1);
+    let mut position = 0;
+    let mut turns = 0;
+    let started = Instant::now();
+    while started.elapsed() < 2 * PATIENCE {
+        match sending
+            .try_send(1, &[IoSlice::new(&sent[position..])])
+            .unwrap()
+        {
+            Some(count) => position += count,
+            None => sending.wait(&[interest(1, Direction::Send)], PATIENCE),
+        }
+        turns += 1;
+    }
+    // The kernels hold some bytes; then nothing moves, because nobody receives.
+    assert!(position < sent.len());
+    assert!(turns < 1000, "{turns} turns");
+    drop(receivers);
+}
+
+#[test]
+fn one_stream_adds_nothing_to_the_bytes() {
+    let (mut senders, mut receivers) = sockets(1);
+    Outgoing::<Connection>::new(vec![senders[0].tcp().try_clone().unwrap().into()])
+        .try_send(&[IoSlice::new(b"abc"), IoSlice::new(b"d")])
+        .unwrap();
+    let mut received = [0; 4];
+    receivers[0].read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"abcd");
+
+    senders[0].write_all(b"efgh").unwrap();
+    let mut incoming = Incoming::new(receivers);
+    let received = incoming.try_receive(&mut [IoSliceMut::new(&mut received)]);
+    assert_eq!(received, Ok(Some(4)));
+}

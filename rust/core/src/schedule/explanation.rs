@@ -1,0 +1,278 @@
+//! Why algorithms are chosen, in words: for statistics.
+//!
+//! The words come from the choices themselves, made for every range of sizes, so they cannot say
+//! anything else.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::Algorithm;
+use super::choice::{
+    Cost, DIRECT_CHUNK_BYTES_MAX, DIRECT_RANKS_MAX, MEASURED_BYTES_MAX, ONE_SHOT_BYTES_MAX, Policy,
+    Reason,
+};
+use crate::collective::{Call, Collective, Name};
+use crate::dtype::{DType, ReduceOp};
+
+const TOO_MANY_RANKS: &str = "so many ranks are connected as a ring";
+
+/// Sizes from one bound to the next, for which all choices are the same.
+struct Range {
+    above: usize,
+    up_to: Option<usize>,
+    algorithm: Algorithm,
+    reason: Reason,
+}
+
+impl Policy {
+    /// For each algorithm that sums of float32 use or were wished to use: for which sizes, and
+    /// why.
+    #[must_use]
+    pub fn explain(&self) -> BTreeMap<&'static str, String> {
+        let mut explained = BTreeMap::<_, String>::new();
+        if self.topology.world_size() == 1 {
+            return explained;
+        }
+        for &(algorithm, _) in self.rules.parts() {
+            if let Some(obstacle) = self.obstacle(algorithm) {
+                explained.insert(algorithm.name(), format!("never: {obstacle}"));
+            }
+        }
+        for range in self.ranges() {
+            let words = format!("{range}: {}", self.words(range.reason));
+            explained
+                .entry(range.algorithm.name())
+                .and_modify(|known| *known = format!("{known}; {words}"))
+                .or_insert(words);
+        }
+        explained
+    }
+
+    /// The choices for all sizes, from small to large.
+    fn ranges(&self) -> Vec<Range> {
+        let mut ranges = Vec::<Range>::new();
+        let mut above = 0;
+        let bounds = self.bounds().into_iter().map(Some);
+        for up_to in bounds.chain([None]) {
+            // Every choice that depends on the size changes at one of the bounds.
+            let (algorithm, reason) = self.decide(&float_sum(up_to.unwrap_or(usize::MAX)));
+            match ranges.last_mut() {
+                Some(last) if (last.algorithm, last.reason) == (algorithm, reason) => {
+                    last.up_to = up_to;
+                }
+                _ => ranges.push(Range {
+                    above,
+                    up_to,
+                    algorithm,
+                    reason,
+                }),
+            }
+            above = up_to.unwrap_or(above);
+        }
+        ranges
+    }
+
+    /// Sizes, in bytes of whole elements and in order, above which another choice may be made.
+    fn bounds(&self) -> Vec<usize> {
+        let small_chunks = |parts| DIRECT_CHUNK_BYTES_MAX * parts + parts - 1;
+        let one_shot = match self.measured {
+            Some(measured) => measured.one_shot.crossing(measured.two_steps),
+            None => Some(ONE_SHOT_BYTES_MAX),
+        };
+        let wished = self.rules.parts().iter().map(|rule| rule.1);
+        let mut bounds: Vec<usize> = wished
+            .filter(|&limit| limit < usize::MAX)
+            .chain(one_shot)
+            .chain([MEASURED_BYTES_MAX])
+            .chain([self.topology.world_size(), self.topology.hosts().len()].map(small_chunks))
+            .map(|bytes| float_sum(bytes).bytes())
+            .collect();
+        bounds.sort_unstable();
+        bounds.dedup();
+        bounds
+    }
+
+    /// What prevents an algorithm from ever summing float32, if something does.
+    fn obstacle(&self, algorithm: Algorithm) -> Option<&'static str> {
+        let call = float_sum(0);
+        if !self.is_mesh() && algorithm != Algorithm::Ring {
+            return Some(TOO_MANY_RANKS);
+        }
+        if !algorithm.performs(&call.collective, &self.topology) {
+            return Some("it needs several hosts, and several ranks on one of them");
+        }
+        (!self.allows(algorithm, &call)).then_some("its sums are not reproducible")
+    }
+
+    fn words(&self, reason: Reason) -> String {
+        match (reason, self.measured) {
+            (Reason::Wish, _) => format!("algorithm={}", self.rules),
+            (Reason::NoOther, _) => "there is no other".into(),
+            (Reason::TooManyRanks, _) => TOO_MANY_RANKS.into(),
+            (Reason::FewerSteps, None) => "fewer steps".into(),
+            (Reason::FewerSteps, Some(measured)) => format!(
+                "measured {} against {} for {}",
+                measured.one_shot,
+                measured.two_steps,
+                self.two_steps().name()
+            ),
+            (Reason::SharedHosts, _) => {
+                let hosts = self.topology.hosts().len();
+                format!("several ranks on one of {hosts} hosts")
+            }
+            (Reason::TwoRanks, _) => "2 ranks".into(),
+            (Reason::Reproducible, _) => "sums in the order of ranks".into(),
+            (Reason::FewRanks, _) => format!("at most {DIRECT_RANKS_MAX} ranks"),
+            (Reason::SmallChunks, _) => {
+                format!("chunks of at most {}", size(DIRECT_CHUNK_BYTES_MAX))
+            }
+            (Reason::ManyRanks, _) => format!("more than {DIRECT_RANKS_MAX} ranks"),
+        }
+    }
+}
+
+impl Cost {
+    /// The size at which both cost the same.
+    fn crossing(&self, other: Self) -> Option<usize> {
+        let latency = other.latency.as_secs_f64() - self.latency.as_secs_f64();
+        let bytes = latency / (self.seconds_per_byte - other.seconds_per_byte);
+        (bytes.is_finite() && bytes >= 0.0).then_some(bytes as usize)
+    }
+}
+
+/// Such as `8.1 us + 0.60 ns/B`.
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (latency_us, per_byte_ns) = (
+            self.latency.as_secs_f64() * 1e6,
+            self.seconds_per_byte * 1e9,
+        );
+        write!(f, "{latency_us:.1} us + {per_byte_ns:.2} ns/B")
+    }
+}
+
+/// Such as `above 21.3 KiB, up to 1 MiB`.
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.above, self.up_to) {
+            (0, None) => f.write_str("always"),
+            (0, Some(up_to)) => write!(f, "up to {}", size(up_to)),
+            (above, None) => write!(f, "above {}", size(above)),
+            (above, Some(up_to)) => write!(f, "above {}, up to {}", size(above), size(up_to)),
+        }
+    }
+}
+
+/// A number of bytes to one decimal, such as `21.3 KiB`.
+fn size(bytes: usize) -> String {
+    let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let Some((unit, factor)) = units.into_iter().find(|&(_, factor)| bytes >= factor) else {
+        return format!("{bytes} B");
+    };
+    let rounded = format!("{:.1}", bytes as f64 / factor as f64);
+    format!("{} {unit}", rounded.strip_suffix(".0").unwrap_or(&rounded))
+}
+
+/// An all-reduce of as many float32 as fit into `bytes`.
+fn float_sum(bytes: usize) -> Call {
+    Call {
+        collective: Collective::AllReduce { op: ReduceOp::Sum },
+        dtype: DType::F32,
+        count: bytes / DType::F32.size_bytes(),
+        name: Name::default(),
+        shapes: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::choice::{Measured, Rules};
+    use super::super::topology::Topology;
+    use super::*;
+
+    fn explained(policy: &Policy) -> Vec<(&'static str, String)> {
+        policy.explain().into_iter().collect()
+    }
+
+    #[test]
+    fn sizes_and_measured_times_are_told() {
+        let cost = |latency_us, seconds_per_byte| Cost {
+            latency: Duration::from_micros(latency_us),
+            seconds_per_byte,
+        };
+        let mut policy = Policy::new(Topology::by_host([0, 0, 1, 1].into_iter()));
+        policy.measured = Some(Measured {
+            one_shot: cost(10, 3e-9),
+            two_steps: cost(40, 1e-9),
+        });
+        let one_shot = "up to 14.6 KiB: measured 10.0 us + 3.00 ns/B against 40.0 us + 1.00 ns/B \
+                        for direct";
+        assert_eq!(
+            explained(&policy),
+            [
+                (
+                    "direct",
+                    "above 14.6 KiB, up to 128 KiB: at most 8 ranks".into()
+                ),
+                (
+                    "hierarchical",
+                    "above 128 KiB: several ranks on one of 2 hosts".into()
+                ),
+                ("one_shot", one_shot.to_owned()),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_wish_that_cannot_be_granted_is_told() {
+        let mut policy = Policy::new(Topology::one_host(4));
+        policy.rules = Rules::parse("ring:1KiB,hierarchical").unwrap();
+        assert_eq!(
+            explained(&policy),
+            [
+                ("direct", "above 4 KiB: at most 8 ranks".to_owned()),
+                (
+                    "hierarchical",
+                    "never: it needs several hosts, and several ranks on one of them".into()
+                ),
+                ("one_shot", "above 1 KiB, up to 4 KiB: fewer steps".into()),
+                (
+                    "ring",
+                    "up to 1 KiB: algorithm=ring:1024,hierarchical".into()
+                ),
+            ]
+        );
+        policy.reproducible = true;
+        let reproducible = policy.explain();
+        assert_eq!(reproducible["ring"], "never: its sums are not reproducible");
+        assert_eq!(
+            reproducible["direct"],
+            "above 4 KiB: sums in the order of ranks"
+        );
+    }
+
+    #[test]
+    fn what_is_told_is_what_is_chosen() {
+        for ranks in [2, 4, 9, 64, 65] {
+            for hosts in [1, 3] {
+                let mut policy = Policy::new(Topology::by_host((0..ranks).map(|r| r % hosts)));
+                for wish in ["auto", "one_shot:100,ring:64KiB,hierarchical"] {
+                    policy.rules = Rules::parse(wish).unwrap();
+                    let ranges = policy.ranges();
+                    for bytes in
+                        (0..24).flat_map(|power| [(1 << power) - 1, 1 << power, 3 << power])
+                    {
+                        let call = float_sum(bytes);
+                        let told = ranges
+                            .iter()
+                            .find(|range| range.up_to.is_none_or(|up_to| call.bytes() <= up_to))
+                            .unwrap();
+                        assert_eq!(told.algorithm, policy.choose(&call), "{wish} {bytes}");
+                    }
+                }
+            }
+        }
+    }
+}

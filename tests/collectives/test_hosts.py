@@ -1,0 +1,105 @@
+"""Ranks that share hosts: exact results of what depends on it, and failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import grid
+import numpy as np
+import pytest
+from test_communicator import rounding
+from test_numerics import reproducible_sums
+
+import gradring
+from gradring import errors
+from gradring.testing import network, run_ranks, simulated_hosts
+
+pytestmark = pytest.mark.skipif(
+    network.why_unavailable() is not None, reason=str(network.why_unavailable())
+)
+
+# The host of each rank.
+TWO_OF_TWO = [0, 0, 1, 1]
+TWO_IN_TURN = [0, 1, 0, 1]
+THREE_IN_TURN = [0, 1, 2, 0, 1, 2]
+UNEVEN = [0, 0, 1]
+
+
+def run_on_hosts(fn: Any, host_of_each_rank: list[int], *args: Any, **options: Any) -> list[Any]:
+    with simulated_hosts(max(host_of_each_rank) + 1) as hosts:
+        placed = [hosts[host] for host in host_of_each_rank]
+        return run_ranks(fn, len(placed), *args, hosts=placed, **options)
+
+
+@pytest.mark.parametrize("placed", [TWO_OF_TWO, TWO_IN_TURN, THREE_IN_TURN, UNEVEN], ids=str)
+def test_reducing_inside_hosts_first_is_exact_on_every_rank(placed: list[int]) -> None:
+    wrong = run_on_hosts(grid.every_dtype_op_and_count, placed, "hierarchical", timeout=300)
+    assert wrong == [[]] * len(placed)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot:64KiB,hierarchical"])
+def test_every_algorithm_is_exact_wherever_the_ranks_are(algorithm: str) -> None:
+    wrong = run_on_hosts(grid.every_dtype_op_and_count, TWO_IN_TURN, algorithm, timeout=300)
+    assert wrong == [[]] * 4
+
+
+@pytest.mark.parametrize("placed", [TWO_IN_TURN, UNEVEN], ids=str)
+def test_sixteen_bit_floats_are_rounded_once(placed: list[int]) -> None:
+    assert run_on_hosts(rounding, placed, "hierarchical") == [[True, True]] * len(placed)
+
+
+def every_other_collective() -> list[Any]:
+    with gradring.init(algorithm="ring") as comm:
+        scattered = comm.reduce_scatter(np.arange(7.0))
+        gathered = comm.all_gather(np.full(comm.rank, comm.rank))
+        copied = comm.broadcast(np.full(3, comm.rank), root=1)
+        comm.barrier()
+        return [scattered.tolist(), gathered.tolist(), copied.tolist()]
+
+
+def test_a_ring_through_hosts_gives_every_rank_its_own() -> None:
+    parts = [[0.0, 4.0], [8.0, 12.0], [16.0, 20.0], [24.0]]
+    expected = [[part, [1, 2, 2, 3, 3, 3], [1, 1, 1]] for part in parts]
+    assert run_on_hosts(every_other_collective, TWO_IN_TURN) == expected
+
+
+def test_reproducible_sums_are_folds_wherever_the_ranks_are() -> None:
+    assert run_on_hosts(reproducible_sums, TWO_IN_TURN, "hierarchical", "float32") == [[]] * 4
+
+
+def chosen_algorithms(algorithm: str) -> list[str]:
+    with gradring.init(algorithm=algorithm) as comm:
+        chosen = []
+        for count in [1000, 1 << 20]:
+            comm.all_reduce(np.ones(count, np.float32))
+            chosen.append(comm.stats()["algorithm"])
+        return [str(comm.local_rank), str(comm.local_size), *chosen]
+
+
+def test_large_buffers_are_reduced_inside_hosts_first_by_default() -> None:
+    on_hosts = run_on_hosts(chosen_algorithms, TWO_IN_TURN, "one_shot:4KiB,hierarchical")
+    assert on_hosts[2] == ["1", "2", "one_shot", "hierarchical"]
+    assert run_on_hosts(chosen_algorithms, TWO_IN_TURN, "auto")[3][3] == "hierarchical"
+    # A host for each rank, or one for all: there are no two levels.
+    assert run_on_hosts(chosen_algorithms, [0, 1, 2], "hierarchical")[0][3] == "direct"
+    assert run_ranks(chosen_algorithms, 3, "hierarchical")[0][3] == "direct"
+
+
+def reduce_until_killed(faulty: int) -> None:
+    with gradring.init(algorithm="hierarchical") as comm:
+        x = np.ones(5_000_000, np.float32)
+        for step in range(1_000_000):
+            if comm.rank == faulty and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.all_reduce(x, op="mean", name="w")
+
+
+@pytest.mark.parametrize("faulty", [0, 3])
+def test_a_killed_rank_is_named_on_every_host(faulty: int) -> None:
+    outcomes = run_on_hosts(reduce_until_killed, TWO_IN_TURN, faulty, check=False)
+    for outcome in outcomes:
+        if outcome.rank != faulty:
+            assert isinstance(outcome.exception, errors.PeerLostError), outcome
+            assert outcome.exception.rank == faulty

@@ -1,0 +1,103 @@
+"""Several TCP connections per link change how bytes travel, and no bit of any result."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import grid
+import numpy as np
+import pytest
+from test_numerics import contribution, left_fold
+
+import gradring
+from gradring import errors
+from gradring.testing import run_ranks
+
+COUNTS = [5, 40_000, 300_001]
+DTYPES = ["float32", "bfloat16"]
+
+
+def results(streams: int, reproducible: bool) -> dict[str, str]:
+    """Digests of what every algorithm makes of every dtype and count; and what went wrong."""
+    found = {}
+    for algorithm in ("ring", "direct", "one_shot"):
+        with gradring.init(
+            transport="tcp", algorithm=algorithm, reproducible=reproducible, streams=streams
+        ) as comm:
+            for dtype in DTYPES:
+                for count in COUNTS:
+                    cell = f"{algorithm} {dtype}[{count}]"
+                    found[cell] = check(comm, dtype, count, reproducible)
+            assert comm.stats()["streams"] == streams
+            assert comm.stats()["transport"] == "tcp"
+    return found
+
+
+def check(comm: gradring.Communicator, dtype: str, count: int, reproducible: bool) -> str:
+    exact = grid.contribution(comm.rank, count, "sum", dtype)
+    rounded = contribution(comm.rank, count, dtype)
+    works = [comm.all_reduce_async(x) for x in (exact, rounded)]
+    for work in works:
+        work.wait()
+    gathered = comm.all_gather(comm.reduce_scatter(contribution(comm.rank, count, dtype)))
+    if exact.tobytes() != grid.expectation(comm.world_size, count, "sum", dtype).tobytes():
+        return "wrong"
+    if reproducible:
+        expected = left_fold(comm.world_size, count, dtype).tobytes()
+        if not rounded.tobytes() == gathered.tobytes() == expected:
+            return "not the left fold"
+    root = comm.broadcast(contribution(comm.rank, count, dtype), root=comm.world_size - 1)
+    if root.tobytes() != contribution(comm.world_size - 1, count, dtype).tobytes():
+        return "wrong broadcast"
+    return hashlib.sha256(rounded.tobytes() + gathered.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_results_have_the_same_bits_with_any_number_of_streams(
+    world_size: int, reproducible: bool
+) -> None:
+    one, *others = (run_ranks(results, world_size, k, reproducible) for k in (1, 2, 4))
+    assert all(len(digest) == 64 for digest in one[0].values()), one[0]
+    for several in (one, *others):
+        assert several == [one[0]] * world_size
+
+
+def from_the_environment() -> tuple[int, float]:
+    with gradring.init() as comm:
+        return comm.stats()["streams"], float(comm.all_reduce(np.ones(100_000))[-1])
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_the_variable_is_read_and_shared_memory_not_affected(transport: str) -> None:
+    env = {"GRADRING_STREAMS": "3", "GRADRING_TRANSPORT": transport}
+    assert run_ranks(from_the_environment, 3, env=env) == [(3, 3.0)] * 3
+
+
+def leave_first(streams: int) -> Any:
+    """The root leaves with everything under way; the others come late."""
+    with gradring.init(transport="tcp", streams=streams) as comm:
+        if comm.rank != 0:
+            time.sleep(1.0)
+        return int(comm.broadcast(np.full(300_000, comm.rank + 1)).sum())
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_what_a_rank_sent_before_it_left_arrives(streams: int) -> None:
+    assert run_ranks(leave_first, 3, streams) == [300_000] * 3
+
+
+def differ() -> None:
+    import os
+
+    gradring.init(streams=1 + int(os.environ["GRADRING_RANK"]), timeout=20)
+
+
+def test_ranks_with_different_numbers_of_streams_do_not_form_a_group() -> None:
+    for outcome in run_ranks(differ, 2, check=False):
+        assert isinstance(outcome.exception, errors.ConfigError), outcome
+        assert outcome.exception.rank == 1
+        assert "streams=2, rank 0 with" in str(outcome.exception)
+        assert "streams=1" in str(outcome.exception)
