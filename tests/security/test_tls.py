@@ -35,9 +35,7 @@ def use(certificate: Certificate | None) -> None:
         os.environ.update(certificate.variables())
 
 
-def sums(
-    transport: str, streams: int, sizes: list[int]
-) -> tuple[str, list[float], list[float]]:
+def sums(transport: str, streams: int, sizes: list[int]) -> tuple[str, list[float], list[float]]:
     with gradring.init(transport=transport, streams=streams) as comm:
         rank, ranks = comm.rank, comm.world_size
         found, works = [], []
