@@ -40,6 +40,7 @@ class Communicator:
         world_size: int,
         rendezvous: str,
         listen: str | None,
+        announce: str | None,
         token: bytes,
         timeout: float,
         transport: str,

@@ -41,6 +41,8 @@ class Communicator:
         rendezvous: ``host:port`` at which rank 0 listens; not needed in a world of one.
         listen: ``host:port`` at which this rank listens; by default a free port on the interface
             that reaches the rendezvous.
+        announce: ``host:port`` by which the others reach this rank, where that is not where it
+            listens: behind a forwarded port.
         token: The job's shared secret; a peer without it is turned away.
         transport: ``auto``: shared memory between ranks of one host, TCP between hosts; ``tcp``:
             TCP everywhere; ``shm``: shared memory everywhere, or `ConfigError`.
@@ -78,6 +80,7 @@ class Communicator:
         *,
         streams: int = 1,
         listen: str | None = None,
+        announce: str | None = None,
     ) -> None:
         _check_choice("transport", transport, ("auto", "tcp", "shm"))
         _check_choice("reproducible", reproducible, (False, True))
@@ -92,6 +95,7 @@ class Communicator:
             world_size=world_size,
             rendezvous=rendezvous,
             listen=listen,
+            announce=announce,
             token=token or b"",
             timeout=timeout,
             transport=transport,

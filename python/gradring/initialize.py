@@ -22,6 +22,7 @@ def init(
     world_size: int | None = None,
     rendezvous: str | None = None,
     listen: str | None = None,
+    announce: str | None = None,
     token: bytes | str | None = None,
     require_auth: bool | None = None,
     transport: str | None = None,
@@ -44,6 +45,8 @@ def init(
             of the detected cluster.
         listen: ``host:port`` at which this rank listens; by default a free port, or the address in
             ``TF_CONFIG``.
+        announce: ``host:port`` by which the others reach this rank, where that is not where it
+            listens: behind a forwarded port.
         token: The job's shared secret; default ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``.
         require_auth: Refuse to join without a token; default ``GRADRING_REQUIRE_AUTH``.
         transport: ``auto``, ``tcp`` or ``shm``; default ``GRADRING_TRANSPORT``, or ``auto``.
@@ -81,6 +84,7 @@ def init(
         world_size=cluster.world_size,
         rendezvous=cluster.rendezvous,
         listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
+        announce=parse.address(announce, "announce") if announce is not None else None,
         token=settings.token,
         transport=settings.transport,
         timeout=settings.timeout,

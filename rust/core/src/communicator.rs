@@ -39,6 +39,9 @@ pub struct Config {
     /// `host:port` at which this rank listens; by default a free port on the interface that
     /// reaches the rendezvous.
     pub listen: Option<String>,
+    /// `host:port` by which others reach this rank, where that is not the address it listens at:
+    /// behind a forwarded port.
+    pub announce: Option<String>,
     /// Shared secret of the job; empty for none.
     pub token: Vec<u8>,
     /// What links are made of.

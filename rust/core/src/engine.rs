@@ -40,6 +40,13 @@ pub enum Suspicion {
         /// The reason, to follow "the connection".
         reason: String,
     },
+    /// A peer sent what no correct peer sends.
+    Garbled {
+        /// The rank that sent it.
+        peer: usize,
+        /// What is wrong.
+        problem: String,
+    },
     /// A peer's header differs from this rank's at the same position.
     HeadersDiffer {
         /// The rank that sent the other header.
@@ -503,9 +510,9 @@ fn suspicion(fault: Fault, sequence: u64) -> Suspicion {
         Fault::Header { peer, received } if contract::is_header(&received) => {
             Suspicion::HeadersDiffer { peer, sequence }
         }
-        Fault::Header { peer, .. } => Suspicion::LinkBroken {
+        Fault::Header { peer, .. } => Suspicion::Garbled {
             peer,
-            reason: "carried bytes that are not a collective's header".into(),
+            problem: "sent bytes that are not a collective's header".into(),
         },
     }
 }

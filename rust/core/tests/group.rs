@@ -24,6 +24,7 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         world_size,
         rendezvous: rendezvous.into(),
         listen: None,
+        announce: None,
         token: b"secret".into(),
         timeout: Duration::from_secs(30),
     }

@@ -27,7 +27,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, token, timeout, transport, algorithm, reproducible, wire_dtype, streams))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, announce, token, timeout, transport, algorithm, reproducible, wire_dtype, streams))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -35,6 +35,7 @@ impl Communicator {
         world_size: usize,
         rendezvous: String,
         listen: Option<String>,
+        announce: Option<String>,
         token: Vec<u8>,
         timeout: f64,
         transport: &str,
@@ -64,6 +65,7 @@ impl Communicator {
             world_size,
             rendezvous,
             listen,
+            announce,
             token,
             timeout,
         };

@@ -84,6 +84,7 @@ impl Liveness {
                     outbox: Vec::new(),
                     heard_at: now,
                     left: false,
+                    garbled: false,
                 })
             })
             .collect::<std::io::Result<_>>()?;
@@ -192,6 +193,9 @@ struct Neighbour {
     outbox: Vec<u8>,
     heard_at: Instant,
     left: bool,
+    /// Whether it has sent what cannot be understood: what follows means nothing, but it still
+    /// has to be told the cause.
+    garbled: bool,
 }
 
 impl Watch {
@@ -261,6 +265,9 @@ impl Watch {
                 self.broken
                     .push((peer, reason, Instant::now() + LINK_GRACE));
             }
+            Suspicion::Garbled { peer, problem } => {
+                self.fail(Error::protocol(problem).blaming(peer, &self.hosts[peer]));
+            }
             Suspicion::HeadersDiffer { sequence, .. } => {
                 self.open_inquest(sequence, None);
                 self.own_inquest = true;
@@ -317,13 +324,13 @@ impl Watch {
     fn listen(&mut self, index: usize) {
         let neighbour = &mut self.neighbours[index];
         let end = neighbour.receive();
-        loop {
+        while !self.neighbours[index].garbled {
             match control::decode(&mut self.neighbours[index].inbox) {
                 Ok(Some(message)) => self.hear(message, index),
                 Ok(None) => break,
                 Err(error) => {
                     let rank = self.neighbours[index].rank;
-                    self.neighbours[index].stream = None;
+                    self.neighbours[index].garbled = true;
                     return self.fail(error.blaming(rank, &self.hosts[rank]));
                 }
             }
@@ -441,6 +448,7 @@ impl Neighbour {
         loop {
             let reason = match self.stream.as_mut()?.read(&mut bytes) {
                 Ok(0) => "was closed: its process has ended".into(),
+                Ok(_) if self.garbled => continue,
                 Ok(received) => {
                     self.inbox.extend_from_slice(&bytes[..received]);
                     self.heard_at = Instant::now();

@@ -168,7 +168,7 @@ impl Forming<'_> {
                 }
             }
         }
-        let mut members = vec![this_member(door.address.to_string(), self.config)];
+        let mut members = vec![this_member(self.announced(door.address), self.config)];
         members.extend(joined.values().map(|(member, _)| member.clone()));
         let answer = Answer::Formed(members.clone());
         for (rank, (member, stream)) in &mut joined {
@@ -191,8 +191,8 @@ impl Forming<'_> {
             None => SocketAddr::new(own_ip, 0).to_string(),
         };
         let door = Door::open(&listen, self.admission())?;
-        let announced = announced(door.address, own_ip);
-        let purpose = Purpose::Join(this_member(announced.to_string(), self.config));
+        let announced = self.announced(reachable(door.address, own_ip));
+        let purpose = Purpose::Join(this_member(announced, self.config));
         self.greet(&mut stream, 0, address, purpose)?;
         self.await_readable(&stream)?;
         let answer = handshake::read_message(&mut stream).map_err(|_| {
@@ -205,6 +205,12 @@ impl Forming<'_> {
             Answer::Formed(_) => Err(Error::protocol("rank 0 sent a roster of another size")),
             Answer::Failed(error) => Err(error),
         }
+    }
+
+    /// The address that others should use for this rank.
+    fn announced(&self, door: SocketAddr) -> String {
+        let given = self.config.announce.clone();
+        given.unwrap_or_else(|| door.to_string())
     }
 
     fn admission(&self) -> Admission {
@@ -386,8 +392,8 @@ fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     outcome
 }
 
-/// The address that others should use for a door.
-fn announced(door: SocketAddr, own_ip: IpAddr) -> SocketAddr {
+/// The address at which other hosts find a door.
+fn reachable(door: SocketAddr, own_ip: IpAddr) -> SocketAddr {
     if door.ip().is_unspecified() {
         SocketAddr::new(own_ip, door.port())
     } else {
