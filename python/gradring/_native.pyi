@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict, final, type_check_only
 
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ class Communicator:
         rendezvous: str,
         listen: str | None,
         announce: str | None,
+        addresses: Sequence[str],
         token: bytes,
         timeout: float,
         transport: str,
@@ -48,6 +50,7 @@ class Communicator:
         reproducible: bool,
         wire_dtype: str | None,
         streams: int,
+        stall_warning: float,
     ) -> Communicator: ...
     @property
     def id(self) -> int: ...

@@ -31,6 +31,7 @@ def init(
     reproducible: bool = False,
     wire_dtype: str | None = None,
     streams: int | None = None,
+    stall_warning: float | None = None,
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
 
@@ -57,6 +58,9 @@ def init(
         wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``.
         streams: TCP connections to each peer in each direction, 1 to 16, for networks in which one
             cannot fill the link; default ``GRADRING_STREAMS``, or 1.
+        stall_warning: Seconds of standstill in a collective after which the log (logger
+            ``gradring``, by default stderr) names the late ranks; default
+            ``GRADRING_STALL_WARNING_S``, or 30.
 
     Returns:
         The connected communicator; close it, or use it in a ``with`` statement.
@@ -74,6 +78,7 @@ def init(
         transport=transport,
         timeout=timeout,
         streams=streams,
+        stall_warning=stall_warning,
     )
     check_authentication(cluster, settings)
 
@@ -85,6 +90,7 @@ def init(
         rendezvous=cluster.rendezvous,
         listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
         announce=parse.address(announce, "announce") if announce is not None else None,
+        addresses=cluster.addresses,
         token=settings.token,
         transport=settings.transport,
         timeout=settings.timeout,
@@ -92,6 +98,7 @@ def init(
         reproducible=reproducible,
         wire_dtype=wire_dtype,
         streams=settings.streams,
+        stall_warning=settings.stall_warning,
     )
 
 

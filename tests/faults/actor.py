@@ -23,6 +23,7 @@ HOW_TO_STRIKE = signal.SIGUSR2
 ELEMENTS = 1 << 24
 """64 MiB of float32: a collective takes much longer than it takes to look how far it is."""
 LOOK_S = 0.0001
+PAUSE_S = 0.05
 LEAK_LIMIT_S = 6.0
 """How long what belongs to a group that has ended may take to disappear."""
 
@@ -112,7 +113,10 @@ def work(cell: Cell, comm: gradring.Communicator, stage: Stage, seen: Seen) -> N
     if cell.phase == matrix.IDLE:
         stage.wait("struck")
     seen.right &= bool((comm.all_reduce(x, name="large") == total).all())
-    comm.barrier()
+    until = time.monotonic() + cell.within_s
+    while cell.error is not None and time.monotonic() < until:
+        comm.barrier()  # the connection that fails may be one that a collective does not need
+        time.sleep(PAUSE_S)
 
 
 def come_to_an_end(
