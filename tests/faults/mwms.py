@@ -36,7 +36,7 @@ def train(stage: Stage, ports: list[int], how: signal.Signals) -> tuple[str, int
     with strategy.scope():
         weights = tf.Variable(tf.ones([512, 512]))
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step() -> None:
         def replica() -> None:
             with tf.GradientTape() as tape:
