@@ -23,8 +23,8 @@ STEPS_BEFORE = 20
 LIMIT_S = 180.0
 
 
-def train(stage: Stage, ports: list[int], how: signal.Signals) -> tuple[str, int, float]:
-    """Trains until the strategy fails; returns the error, its lines, and the seconds it took."""
+def train(stage: Stage, ports: list[int], how: signal.Signals) -> tuple[str, float]:
+    """Trains until the strategy fails; returns the error, and the seconds it took."""
     rank = int(os.environ["GRADRING_RANK"])
     workers = [f"{LOOPBACK}:{port}" for port in ports]
     task = {"type": "worker", "index": rank}
@@ -57,9 +57,8 @@ def train(stage: Stage, ports: list[int], how: signal.Signals) -> tuple[str, int
     except Exception as error:
         ended_at = time.monotonic()
         stage.tell("done")
-        lines = str(error).splitlines()
         took = ended_at - (stage.told("struck") or ended_at)
-        return f"{type(error).__name__}: {lines[0]}", len(lines), took
+        return f"{type(error).__name__}: {error}", took
     raise AssertionError("the strategy did not notice")
 
 
@@ -80,8 +79,8 @@ def main() -> None:
             first, _ = run_ranks(train, 2, *arguments, timeout=LIMIT_S, check=False)
             director.join()
         if isinstance(first.value, tuple):
-            error, lines, seconds = first.value
-            print(f"{how.name}: after {seconds:.1f} s, {lines} lines: {error}")
+            error, seconds = first.value
+            print(f"{how.name}: after {seconds:.1f} s, {len(error.splitlines())} lines:\n{error}\n")
         else:  # TensorFlow may end the process from one of its own threads
             print(f"{how.name}: {first.summary()}\n{first.details()}")
 

@@ -160,7 +160,10 @@ mod tests {
                     header: call.as_bytes().into(),
                     call: call.into(),
                 }),
-                waits: Some(((rank + 1) % calls.len(), Duration::from_secs(rank as u64))),
+                waits: Some((
+                    (rank + 1) % calls.len(),
+                    Duration::from_secs(60 - rank as u64)
+                )),
             }));
         }
         assert!(inquest.complete());
@@ -192,11 +195,10 @@ mod tests {
 
     #[test]
     fn the_rank_awaited_for_longest_is_blamed_when_all_have_entered() {
-        // Rank 2 has waited longest, for rank 0.
-        let error = judge(&[Some("a"), Some("a"), Some("a")]);
-        assert_eq!(blamed(&error), 0);
-        let Error { kind, .. } = judge(&[Some("a"); 4]);
-        assert!(matches!(kind, ErrorKind::CollectiveTimeout { .. }));
+        // Rank 0 has waited longest, for rank 1; the judge itself waits for rank 0.
+        let error = judge(&[Some("a"); 3]);
+        assert_eq!(blamed(&error), 1);
+        assert!(matches!(error.kind, ErrorKind::CollectiveTimeout { .. }));
     }
 
     #[test]
