@@ -8,6 +8,7 @@ once, and ``done-R`` at its end. The director says ``go`` when all are ready; wh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import tempfile
@@ -21,10 +22,11 @@ from faults.actor import Addresses
 from faults.matrix import Cell
 from faults.proxy import Flow, Harm, Proxies, Trap
 from faults.stage import Stage
-from gradring.launch.ports import LOOPBACK, free_ports
+from gradring.launch.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks, simulated_hosts
 
 LIMIT_S = 120.0
+RENDEZVOUS_PORTS = itertools.count(20_000)
 RATE = "400mbit"
 """Of simulated hosts: a collective takes seconds, so a cut is in its middle."""
 INSIDE_A_GREETING = 30
@@ -53,20 +55,33 @@ def drill(cell: Cell) -> Result:
         stage = Stage(Path(directory))
         hosts: list[Host] = []
         proxies, addresses = None, []
+        address = own_address()
         if cell.fault == matrix.CUT:
             hosts = resources.enter_context(simulated_hosts(cell.world_size, rate=RATE))
         elif cell.fault in matrix.BY_PROXY or cell.phase == matrix.HANDSHAKE:
-            targets = [(LOOPBACK, port) for port in free_ports(cell.world_size)]
+            targets = [(address, port) for port in free_ports(cell.world_size, address)]
             proxies = resources.enter_context(Proxies(targets))
             addresses = addresses_of(targets, proxies)
         director = threading.Thread(target=direct, args=(cell, stage, proxies, hosts))
         director.start()
         arguments = (cell, stage, addresses)
         outcomes = run_ranks(
-            actor.act, cell.world_size, *arguments, timeout=LIMIT_S, check=False, hosts=hosts
+            actor.act,
+            cell.world_size,
+            *arguments,
+            timeout=LIMIT_S,
+            env={} if hosts else {"GRADRING_RENDEZVOUS": f"{address}:{next(RENDEZVOUS_PORTS)}"},
+            check=False,
+            hosts=hosts,
         )
         director.join()
         return judge(cell, stage, outcomes)
+
+
+def own_address() -> str:
+    """A loopback address that no other drill of this machine uses, in whatever process."""
+    pid = os.getpid()
+    return f"127.{64 + (pid >> 16) % 64}.{pid >> 8 & 255}.{pid & 255}"
 
 
 def addresses_of(targets: list[tuple[str, int]], proxies: Proxies) -> list[Addresses]:
@@ -95,7 +110,7 @@ def direct(cell: Cell, stage: Stage, proxies: Proxies | None, hosts: list[Host])
                 stage.wait("reached")
             hosts[cell.faulty].cut()
             stage.tell("struck", time.monotonic())
-        stage.wait(*(f"done-{rank}" for rank in cell.survivors), within_s=LIMIT_S)
+        stage.wait("struck", *(f"done-{rank}" for rank in cell.survivors), within_s=LIMIT_S)
     pid = stage.told(f"pid-{cell.faulty}")
     if cell.fault == matrix.STOPPED and pid is not None:
         with contextlib.suppress(ProcessLookupError):
