@@ -531,6 +531,8 @@ mod tests {
             world_size: 2,
             rendezvous: rendezvous.into(),
             listen: None,
+            announce: None,
+            addresses: Vec::new(),
             token: b"secret".into(),
             transport: TransportChoice::Tcp,
             algorithm: Rules::default(),
@@ -538,6 +540,8 @@ mod tests {
             wire_dtype: None,
             streams: STREAMS,
             timeout: TIMEOUT,
+            stall_warning: TIMEOUT,
+            on_warning: drop,
         }
     }
 
@@ -557,6 +561,8 @@ mod tests {
             deadline: Instant::now() + TIMEOUT,
             interrupt: &mut || false,
             turned_away: Vec::new(),
+            meeting: Meeting::Outside,
+            given_up: None,
         };
         let (_door, roster) = forming.join().unwrap();
         let mut connections: Vec<_> = streams

@@ -19,7 +19,7 @@ use sha2::Sha256;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 2;
+pub(crate) const PROTOCOL_VERSION: u32 = 3;
 
 /// Bound on one message: a roster of 10,000 ranks fits.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -291,7 +291,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let calling = std::thread::spawn(move || {
-            let mut hello = Hello::new(1, 2, Purpose::Data).unwrap();
+            let mut hello = Hello::new(1, 2, Purpose::Control).unwrap();
             hello.version += 1;
             call(&mut TcpStream::connect(address).unwrap(), hello, b"")
         });
