@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom tsan miri lint format bench bench-peers wheel clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix fault-report conformance loom tsan miri lint format bench bench-peers wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,12 @@ demo: setup ## two workers train on real data; table, comparison and picture
 	$(BIN)/gradring demo --report demo-report
 
 test: setup lint test-rust test-python test-wheel ## lints and all tests, also of the built wheel
+
+test-all: setup lint test-rust test-wheel ## as test, and the slow tests: the whole fault matrix
+	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+fault-report: setup ## what survivors see of every fault in every phase, as a table
+	PYTHONPATH=tests $(BIN)/python -m faults.report
 
 test-rust: prerequisites ## the tests of the Rust crates
 	cargo test --workspace --quiet

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict, final, type_check_only
 
 from numpy.typing import NDArray
@@ -40,6 +41,8 @@ class Communicator:
         world_size: int,
         rendezvous: str,
         listen: str | None,
+        announce: str | None,
+        addresses: Sequence[str],
         token: bytes,
         timeout: float,
         transport: str,
@@ -47,6 +50,7 @@ class Communicator:
         reproducible: bool,
         wire_dtype: str | None,
         streams: int,
+        stall_warning: float,
     ) -> Communicator: ...
     @property
     def id(self) -> int: ...

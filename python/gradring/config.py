@@ -13,6 +13,7 @@ from gradring.errors import ConfigError
 TRANSPORTS = ("auto", "tcp", "shm")
 STREAMS = tuple(range(1, 17))
 DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_STALL_WARNING_S = 30.0
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -27,6 +28,7 @@ class Settings:
             ``shm``.
         timeout: Bound in seconds on forming the group and on every wait for a collective.
         streams: TCP connections to each peer in each direction, 1 to 16.
+        stall_warning: Seconds of standstill in a collective after which a warning is logged.
     """
 
     token: bytes | None = field(default=None, repr=False)
@@ -34,6 +36,7 @@ class Settings:
     transport: str = "auto"
     timeout: float = DEFAULT_TIMEOUT_S
     streams: int = 1
+    stall_warning: float = DEFAULT_STALL_WARNING_S
 
     @classmethod
     def from_environ(
@@ -45,18 +48,20 @@ class Settings:
         transport: str | None = None,
         timeout: float | None = None,
         streams: int | None = None,
+        stall_warning: float | None = None,
     ) -> Settings:
         """Reads the ``GRADRING_*`` settings; an argument that is not None wins over its variable.
 
         Args:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
-                ``GRADRING_STREAMS``.
+                ``GRADRING_STREAMS``, ``GRADRING_STALL_WARNING_S``.
             token: Shared secret; a string is encoded as UTF-8.
             require_auth: Whether a token is obligatory.
             transport: ``auto``, ``tcp`` or ``shm``.
             timeout: In seconds, finite and above zero.
             streams: TCP connections to each peer in each direction, 1 to 16.
+            stall_warning: As ``timeout``.
 
         Raises:
             ConfigError: A value cannot be used; the message names the variable or argument.
@@ -65,7 +70,14 @@ class Settings:
             token=_token(environ, token),
             require_auth=_require_auth(environ, require_auth),
             transport=_transport(environ, transport),
-            timeout=_timeout(environ, timeout),
+            timeout=_seconds(environ, "timeout", "GRADRING_TIMEOUT_S", timeout, DEFAULT_TIMEOUT_S),
+            stall_warning=_seconds(
+                environ,
+                "stall_warning",
+                "GRADRING_STALL_WARNING_S",
+                stall_warning,
+                DEFAULT_STALL_WARNING_S,
+            ),
             streams=_streams(environ, streams),
         )
 
@@ -116,9 +128,11 @@ def _transport(environ: Mapping[str, str], given: str | None) -> str:
     return text
 
 
-def _timeout(environ: Mapping[str, str], given: float | None) -> float:
-    name = "timeout" if given is not None else "GRADRING_TIMEOUT_S"
-    text = given if given is not None else environ.get(name, "").strip() or DEFAULT_TIMEOUT_S
+def _seconds(
+    environ: Mapping[str, str], argument: str, variable: str, given: float | None, default: float
+) -> float:
+    name = argument if given is not None else variable
+    text = given if given is not None else environ.get(name, "").strip() or default
     try:
         seconds = float(text)
     except (TypeError, ValueError):

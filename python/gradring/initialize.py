@@ -22,6 +22,7 @@ def init(
     world_size: int | None = None,
     rendezvous: str | None = None,
     listen: str | None = None,
+    announce: str | None = None,
     token: bytes | str | None = None,
     require_auth: bool | None = None,
     transport: str | None = None,
@@ -30,6 +31,7 @@ def init(
     reproducible: bool = False,
     wire_dtype: str | None = None,
     streams: int | None = None,
+    stall_warning: float | None = None,
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
 
@@ -44,6 +46,8 @@ def init(
             of the detected cluster.
         listen: ``host:port`` at which this rank listens; by default a free port, or the address in
             ``TF_CONFIG``.
+        announce: ``host:port`` by which the others reach this rank, where that is not where it
+            listens: behind a forwarded port.
         token: The job's shared secret; default ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``.
         require_auth: Refuse to join without a token; default ``GRADRING_REQUIRE_AUTH``.
         transport: ``auto``, ``tcp`` or ``shm``; default ``GRADRING_TRANSPORT``, or ``auto``.
@@ -54,6 +58,9 @@ def init(
         wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``.
         streams: TCP connections to each peer in each direction, 1 to 16, for networks in which one
             cannot fill the link; default ``GRADRING_STREAMS``, or 1.
+        stall_warning: Seconds of standstill in a collective after which the log (logger
+            ``gradring``, by default stderr) names the late ranks; default
+            ``GRADRING_STALL_WARNING_S``, or 30.
 
     Returns:
         The connected communicator; close it, or use it in a ``with`` statement.
@@ -71,6 +78,7 @@ def init(
         transport=transport,
         timeout=timeout,
         streams=streams,
+        stall_warning=stall_warning,
     )
     check_authentication(cluster, settings)
 
@@ -81,6 +89,8 @@ def init(
         world_size=cluster.world_size,
         rendezvous=cluster.rendezvous,
         listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
+        announce=parse.address(announce, "announce") if announce is not None else None,
+        addresses=cluster.addresses,
         token=settings.token,
         transport=settings.transport,
         timeout=settings.timeout,
@@ -88,6 +98,7 @@ def init(
         reproducible=reproducible,
         wire_dtype=wire_dtype,
         streams=settings.streams,
+        stall_warning=settings.stall_warning,
     )
 
 

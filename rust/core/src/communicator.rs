@@ -11,7 +11,7 @@ use crate::collective::Request;
 use crate::dtype::DType;
 use crate::engine::{Engine, Parts, Supervisor as _};
 use crate::error::{Error, Result};
-use crate::group::liveness::Liveness;
+use crate::group::liveness::{Liveness, shortened};
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
 use crate::link::links::Links;
@@ -39,6 +39,11 @@ pub struct Config {
     /// `host:port` at which this rank listens; by default a free port on the interface that
     /// reaches the rendezvous.
     pub listen: Option<String>,
+    /// `host:port` by which others reach this rank, where that is not the address it listens at:
+    /// behind a forwarded port.
+    pub announce: Option<String>,
+    /// Where each rank listens, by rank, if that is known beforehand; for messages only.
+    pub addresses: Vec<String>,
     /// Shared secret of the job; empty for none.
     pub token: Vec<u8>,
     /// What links are made of.
@@ -54,6 +59,10 @@ pub struct Config {
     pub streams: usize,
     /// Bound on forming the group, and on every wait for a collective without progress.
     pub timeout: Duration,
+    /// After how long a collective that stands still is worth a warning.
+    pub stall_warning: Duration,
+    /// Shows people a warning; called on threads that must not wait.
+    pub on_warning: fn(String),
 }
 
 /// What links may be made of.
@@ -101,8 +110,6 @@ impl Communicator {
             let links = Links::new(config.world_size, formed.data_to, formed.data_from);
             (formed.roster, links.map_err(cannot)?, formed.control)
         };
-        let memory_not_shared = config.share_memory(&roster, &mut links)?;
-
         let abort = Arc::new(AbortSwitch::default());
         let recorder = Arc::new(FlightRecorder::default());
         let hosts = (0..config.world_size)
@@ -114,9 +121,13 @@ impl Communicator {
             neighbours,
             Arc::clone(&abort),
             Arc::clone(&recorder),
+            config.on_warning,
         )
         .map_err(cannot)?;
         let liveness = Arc::new(liveness);
+        let memory_not_shared = config
+            .share_memory(&roster, &mut links)
+            .map_err(|error| liveness.first_cause(error))?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let transport_name = links.name();
         let tcp_congestion = links.congestion().map_err(cannot)?;
@@ -133,6 +144,7 @@ impl Communicator {
             abort,
             recorder,
             timeout: config.timeout,
+            stall_warning: config.stall_warning,
             spin: if roster.local_size(config.rank) <= cores {
                 SPIN
             } else {
@@ -235,6 +247,7 @@ impl Communicator {
 
     /// Fails every pending and later work of every rank with this reason.
     pub fn abort(&self, reason: &str) {
+        let reason = shortened(reason.to_owned());
         let cause = Error::aborted(format!("aborted the communicator: {reason}"));
         let host = self.roster.host(self.rank);
         self.liveness.abort(cause.blaming(self.rank, host));

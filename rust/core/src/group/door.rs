@@ -131,7 +131,9 @@ fn greet(
     if let Err(error) = configured {
         return Caller::TurnedAway(format!("{from}: {error}"));
     }
+    let mut name = from.to_string();
     let answered = handshake::answer(&mut stream, &admission.token, |hello| {
+        name = format!("rank {} at {from}", hello.rank);
         admission.judge(hello)?;
         let entrance = (hello.rank, hello.purpose.number());
         let mut admitted = admitted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +150,7 @@ fn greet(
     });
     match answered {
         Ok(hello) => Caller::Member(hello, stream),
-        Err(error) => Caller::TurnedAway(format!("{from}: {error}")),
+        Err(error) => Caller::TurnedAway(format!("{name}: {error}")),
     }
 }
 

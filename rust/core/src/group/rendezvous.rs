@@ -3,27 +3,32 @@
 //! Rank 0 listens at the rendezvous address. Every other rank opens its own door, joins at rank
 //! 0 with the address of that door, and gets the roster when all have joined. Then every rank
 //! connects for data to every other rank (to its successor on the ring, if they are many), once for
-//! each stream, and for control to its successor, and waits for the same from the others.
+//! each stream, and for control to its successor, and waits for the same from the others. The
+//! connections to rank 0 last until all are connected (see `meeting`).
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-
-use serde::{Deserialize, Serialize};
 
 use crate::communicator::Config;
 use crate::error::{Error, Result};
 use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT};
-use crate::group::roster::{Roster, this_member};
+use crate::group::meeting::{Answer, Guest, Host, Meeting};
+use crate::group::roster::{Roster, host_name, this_member};
 use crate::schedule::choice::MESH_RANKS_MAX;
-use crate::wire::handshake::{self, Hello, Member, Purpose};
+use crate::wire::handshake::{self, Hello, Purpose};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 
 /// Pause between two attempts to reach a rank that does not listen yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How much longer than the timeout rank 0 waits for the others' word on who is late.
+const READY_GRACE: Duration = Duration::from_secs(1);
+/// Bound on a look at the address of a rank that did not join.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Callers that were turned away and are named in an error.
 const TURNED_AWAY_MAX: usize = 5;
 
@@ -37,13 +42,6 @@ pub(crate) struct Formed {
     pub control: Vec<(usize, TcpStream)>,
 }
 
-/// Rank 0's answer to those who joined, when all have or the time is over.
-#[derive(Debug, Serialize, Deserialize)]
-enum Answer {
-    Formed(Vec<Member>),
-    Failed(Error),
-}
-
 /// Forms the group; for world sizes above one.
 pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> {
     let started = Instant::now();
@@ -52,10 +50,12 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         deadline: started + config.timeout,
         interrupt,
         turned_away: Vec::new(),
+        meeting: Meeting::Outside,
+        given_up: None,
     };
     forming
         .run()
-        .map_err(|error| error.after(started.elapsed()))
+        .map_err(|error| forming.meeting.fail(error).after(started.elapsed()))
 }
 
 struct Forming<'a> {
@@ -63,6 +63,9 @@ struct Forming<'a> {
     deadline: Instant,
     interrupt: Interrupt<'a>,
     turned_away: Vec<String>,
+    meeting: Meeting,
+    /// The first reason to give up.
+    given_up: Option<Error>,
 }
 
 impl Forming<'_> {
@@ -91,6 +94,7 @@ impl Forming<'_> {
             let missing = expected.iter().find(|data| !data_from.contains_key(*data));
             let (late, what) = match (missing, control_from_predecessor.take()) {
                 (None, Some(control_from_predecessor)) => {
+                    self.await_others()?;
                     return Ok(Formed {
                         roster,
                         data_to,
@@ -149,32 +153,21 @@ impl Forming<'_> {
             ..
         } = self.config;
         let door = Door::open(rendezvous, self.admission())?;
-        let mut joined: BTreeMap<usize, (Member, TcpStream)> = BTreeMap::new();
-        while joined.len() < world_size - 1 {
-            match self.next_caller(&door) {
-                Ok(Some((hello, stream))) => {
-                    // Nobody connects to a neighbour before it has the roster.
-                    if let Purpose::Join(member) = hello.purpose {
-                        joined.insert(hello.rank, (member, stream));
-                    }
-                }
-                outcome => {
-                    let error = outcome.err().unwrap_or_else(|| self.missing(&joined));
-                    for (_, stream) in joined.values_mut() {
-                        // A rank that has gone meanwhile needs no answer.
-                        let _ = handshake::write_message(stream, &Answer::Failed(error.clone()));
-                    }
-                    return Err(error);
-                }
+        self.meeting = Meeting::Host(BTreeMap::new());
+        while self.joined().len() < world_size - 1 {
+            let Some((hello, stream)) = self.next_caller(&door)? else {
+                return Err(self.missing());
+            };
+            // Nobody connects to a neighbour before it has the roster.
+            if let (Purpose::Join(member), Meeting::Host(guests)) =
+                (hello.purpose, &mut self.meeting)
+            {
+                guests.insert(hello.rank, Guest::new(member, stream));
             }
         }
-        let mut members = vec![this_member(door.address.to_string(), self.config)];
-        members.extend(joined.values().map(|(member, _)| member.clone()));
-        let answer = Answer::Formed(members.clone());
-        for (rank, (member, stream)) in &mut joined {
-            handshake::write_message(stream, &answer)
-                .map_err(|error| error.blaming(*rank, &member.host))?;
-        }
+        let mut members = vec![this_member(self.announced(door.address), self.config)];
+        members.extend(self.joined().values().map(|guest| guest.member.clone()));
+        self.meeting.announce(members.clone());
         Ok((door, Roster::new(members)))
     }
 
@@ -191,20 +184,64 @@ impl Forming<'_> {
             None => SocketAddr::new(own_ip, 0).to_string(),
         };
         let door = Door::open(&listen, self.admission())?;
-        let announced = announced(door.address, own_ip);
-        let purpose = Purpose::Join(this_member(announced.to_string(), self.config));
+        let announced = self.announced(reachable(door.address, own_ip));
+        let purpose = Purpose::Join(this_member(announced, self.config));
         self.greet(&mut stream, 0, address, purpose)?;
-        self.await_readable(&stream)?;
-        let answer = handshake::read_message(&mut stream).map_err(|_| {
-            Error::rendezvous("it ended before the group was complete").blaming(0, address)
-        })?;
-        match answer {
-            Answer::Formed(members) if members.len() == self.config.world_size => {
-                Ok((door, Roster::new(members)))
+        // Rank 0 gives up at about the same time, and knows better who is missing.
+        let limit = self.deadline + HANDSHAKE_LIMIT;
+        let answer = handshake::read_message(&mut self.attentive(&mut stream, limit));
+        let name = address.clone();
+        let members = match answer {
+            Ok(Answer::Formed(members)) => members,
+            Ok(Answer::Failed(error)) => return Err(error),
+            Ok(Answer::Complete) | Err(_) => {
+                self.check()?;
+                let problem = if Instant::now() >= limit {
+                    "it accepted this rank but sent no roster in time"
+                } else {
+                    "it ended before the group was complete"
+                };
+                return Err(Error::rendezvous(problem).blaming(0, name));
             }
-            Answer::Formed(_) => Err(Error::protocol("rank 0 sent a roster of another size")),
-            Answer::Failed(error) => Err(error),
+        };
+        if members.len() != self.config.world_size {
+            return Err(Error::protocol("rank 0 sent a roster of another size"));
         }
+        self.meeting = Meeting::Guest(Host::new(stream, members[0].host.clone()));
+        Ok((door, Roster::new(members)))
+    }
+
+    /// Waits until all ranks are connected with all.
+    fn await_others(&mut self) -> Result<()> {
+        let patience = match self.meeting {
+            Meeting::Host(_) => READY_GRACE,
+            _ => HANDSHAKE_LIMIT,
+        };
+        self.meeting.be_ready();
+        loop {
+            self.check()?;
+            if self.meeting.is_complete() {
+                return Ok(());
+            }
+            if Instant::now() >= self.deadline + patience {
+                return Err(self.meeting.late());
+            }
+            self.meeting.wait(INTERRUPT_INTERVAL);
+        }
+    }
+
+    fn joined(&self) -> &BTreeMap<usize, Guest> {
+        static NOBODY: BTreeMap<usize, Guest> = BTreeMap::new();
+        match &self.meeting {
+            Meeting::Host(guests) => guests,
+            _ => &NOBODY,
+        }
+    }
+
+    /// The address that others should use for this rank.
+    fn announced(&self, door: SocketAddr) -> String {
+        let given = self.config.announce.clone();
+        given.unwrap_or_else(|| door.to_string())
     }
 
     fn admission(&self) -> Admission {
@@ -223,7 +260,7 @@ impl Forming<'_> {
                 Ok(Caller::Member(hello, stream)) => return Ok(Some((hello, stream))),
                 Ok(Caller::TurnedAway(note)) => self.turned_away.push(note),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    self.check_interrupt()?;
+                    self.check()?;
                 }
             }
             if Instant::now() >= self.deadline {
@@ -243,11 +280,11 @@ impl Forming<'_> {
     /// Opens a connection, trying again until the deadline: the other side may start later.
     fn reach(&mut self, rank: usize, host: &str, address: &str) -> Result<TcpStream> {
         loop {
-            let reason = match connect(address, self.deadline) {
+            let reason = match self.attempt(address)? {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
-            self.check_interrupt()?;
+            self.check()?;
             if Instant::now() + RETRY_INTERVAL >= self.deadline {
                 let own = self.config.rank;
                 let problem = format!("rank {own} cannot reach it at {address}: {reason}");
@@ -257,61 +294,91 @@ impl Forming<'_> {
         }
     }
 
+    /// One attempt to connect, in a thread of its own, because the system does not let go of a
+    /// caller while it looks up a name.
+    fn attempt(&mut self, address: &str) -> Result<std::io::Result<TcpStream>> {
+        let (sender, outcome) = channel();
+        let (address, deadline) = (address.to_owned(), self.deadline);
+        std::thread::Builder::new()
+            .name("gradring-call".into())
+            .spawn(move || sender.send(connect(&address, deadline)))
+            .map_err(|error| Error::rendezvous(format!("no thread to connect with: {error}")))?;
+        loop {
+            match outcome.recv_timeout(INTERRUPT_INTERVAL) {
+                Ok(outcome) => return Ok(outcome),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Ok(Err(std::io::Error::other("the attempt failed")));
+                }
+                Err(RecvTimeoutError::Timeout) => self.check()?,
+            }
+            if Instant::now() >= self.deadline {
+                return Ok(Err(std::io::Error::other("no answer in time")));
+            }
+        }
+    }
+
     fn greet(
-        &self,
+        &mut self,
         stream: &mut TcpStream,
         rank: usize,
         host: &str,
         purpose: Purpose,
     ) -> Result<()> {
-        let limit = Some(HANDSHAKE_LIMIT);
         stream
             .set_nodelay(true)
-            .and_then(|()| stream.set_read_timeout(limit))
-            .and_then(|()| stream.set_write_timeout(limit))
+            .and_then(|()| stream.set_write_timeout(Some(HANDSHAKE_LIMIT)))
             .map_err(|error| Error::rendezvous(format!("a socket fails: {error}")))?;
-        let hello = Hello::new(self.config.rank, self.config.world_size, purpose)?;
-        handshake::call(stream, hello, &self.config.token)
-            .map_err(|error| error.blaming(rank, host))
+        let config = self.config;
+        let hello = Hello::new(config.rank, config.world_size, purpose)?;
+        let limit = Instant::now() + HANDSHAKE_LIMIT;
+        let called = handshake::call(&mut self.attentive(stream, limit), hello, &config.token);
+        called.or_else(|error| {
+            // What ended the group is also what ended this conversation.
+            self.check()?;
+            Err(error.blaming(rank, host))
+        })
     }
 
-    /// Waits until a connection has something to read, or has ended.
-    fn await_readable(&mut self, stream: &TcpStream) -> Result<()> {
-        let limit = |timeout| {
-            stream
-                .set_read_timeout(Some(timeout))
-                .map_err(|error| Error::rendezvous(format!("a socket fails: {error}")))
-        };
-        limit(INTERRUPT_INTERVAL)?;
-        // Rank 0 gives up at about the same time, and knows better who is missing.
-        let deadline = self.deadline + HANDSHAKE_LIMIT;
-        while stream
-            .peek(&mut [0])
-            .is_err_and(|error| is_timeout(error.kind()))
-        {
-            self.check_interrupt()?;
-            if Instant::now() >= deadline {
-                let problem = "it accepted this rank but sent no roster in time";
-                return Err(Error::rendezvous(problem).blaming(0, &self.config.rendezvous));
-            }
+    fn attentive<'s>(&'s mut self, stream: &'s mut TcpStream, limit: Instant) -> Attentive<'s> {
+        Attentive {
+            stream,
+            limit,
+            check: Box::new(|| self.check().is_ok()),
         }
-        limit(HANDSHAKE_LIMIT)
     }
 
-    fn check_interrupt(&mut self) -> Result<()> {
-        if (self.interrupt)() {
-            let reason = "was interrupted while the group was forming";
-            return Err(Error::aborted(reason).blaming(self.config.rank, "this host"));
+    /// Looks whether there is any reason to give up.
+    fn check(&mut self) -> Result<()> {
+        if self.given_up.is_none() {
+            self.given_up = if (self.interrupt)() {
+                let reason = "was interrupted while the group was forming";
+                Some(Error::aborted(reason).blaming(self.config.rank, host_name()))
+            } else {
+                self.meeting.look().err()
+            };
         }
-        Ok(())
+        self.given_up.clone().map_or(Ok(()), Err)
     }
 
-    fn missing(&self, joined: &BTreeMap<usize, (Member, TcpStream)>) -> Error {
+    fn missing(&self) -> Error {
         let world_size = self.config.world_size;
         let missing: Vec<usize> = (1..world_size)
-            .filter(|rank| !joined.contains_key(rank))
+            .filter(|rank| !self.joined().contains_key(rank))
             .collect();
-        let names: Vec<String> = missing.iter().map(usize::to_string).collect();
+        let address = |rank: usize| self.config.addresses.get(rank).map(String::as_str);
+        let names: Vec<String> = std::thread::scope(|scope| {
+            let name = |rank: usize| {
+                address(rank).map_or_else(
+                    || rank.to_string(),
+                    |address| format!("{rank} at {address} ({})", looked_at(address)),
+                )
+            };
+            let looks: Vec<_> = missing
+                .iter()
+                .map(|&rank| scope.spawn(move || name(rank)))
+                .collect();
+            looks.into_iter().flat_map(|look| look.join()).collect()
+        });
         let problem = format!(
             "rank {} of {world_size} did not join rank 0 at {} within {:.0} s{}",
             names.join(", "),
@@ -319,7 +386,8 @@ impl Forming<'_> {
             self.config.timeout.as_secs_f64(),
             self.turned_away_note(),
         );
-        Error::rendezvous(problem).blaming(missing[0], "an unknown host")
+        let host = address(missing[0]).unwrap_or("an unknown host");
+        Error::rendezvous(problem).blaming(missing[0], host)
     }
 
     /// What those who were turned away would like the user to know.
@@ -368,6 +436,14 @@ fn by_rank(data: BTreeMap<(usize, usize), TcpStream>) -> BTreeMap<usize, Vec<Tcp
     by_rank
 }
 
+/// What is found where a rank that did not join should listen.
+fn looked_at(address: &str) -> String {
+    match connect(address, Instant::now() + LOOK_LIMIT) {
+        Ok(_) => "something listens there, but it did not join".into(),
+        Err(error) => error.to_string(),
+    }
+}
+
 fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     let mut outcome = Err(std::io::Error::other("the name has no address"));
     for resolved in address.to_socket_addrs()? {
@@ -386,8 +462,8 @@ fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     outcome
 }
 
-/// The address that others should use for a door.
-fn announced(door: SocketAddr, own_ip: IpAddr) -> SocketAddr {
+/// The address at which other hosts find a door.
+fn reachable(door: SocketAddr, own_ip: IpAddr) -> SocketAddr {
     if door.ip().is_unspecified() {
         SocketAddr::new(own_ip, door.port())
     } else {
@@ -395,9 +471,45 @@ fn announced(door: SocketAddr, own_ip: IpAddr) -> SocketAddr {
     }
 }
 
-fn is_timeout(kind: std::io::ErrorKind) -> bool {
-    use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
-    matches!(kind, WouldBlock | TimedOut | Interrupted)
+/// A connection whose reader looks up now and then, and gives up when the time is over, however
+/// slowly the other side talks.
+struct Attentive<'s> {
+    stream: &'s mut TcpStream,
+    limit: Instant,
+    /// Whether there is no reason to give up.
+    check: Box<dyn FnMut() -> bool + 's>,
+}
+
+impl Read for Attentive<'_> {
+    fn read(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
+        use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+        self.stream.set_read_timeout(Some(INTERRUPT_INTERVAL))?;
+        loop {
+            if Instant::now() >= self.limit {
+                return Err(std::io::Error::other("no answer in time"));
+            }
+            match self.stream.read(target) {
+                Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {}
+                outcome => {
+                    self.stream.set_read_timeout(Some(HANDSHAKE_LIMIT))?;
+                    return outcome;
+                }
+            }
+            if !(self.check)() {
+                return Err(std::io::Error::other("this rank gave up"));
+            }
+        }
+    }
+}
+
+impl Write for Attentive<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 #[cfg(test)]
@@ -419,6 +531,8 @@ mod tests {
             world_size: 2,
             rendezvous: rendezvous.into(),
             listen: None,
+            announce: None,
+            addresses: Vec::new(),
             token: b"secret".into(),
             transport: TransportChoice::Tcp,
             algorithm: Rules::default(),
@@ -426,6 +540,8 @@ mod tests {
             wire_dtype: None,
             streams: STREAMS,
             timeout: TIMEOUT,
+            stall_warning: TIMEOUT,
+            on_warning: drop,
         }
     }
 
@@ -445,6 +561,8 @@ mod tests {
             deadline: Instant::now() + TIMEOUT,
             interrupt: &mut || false,
             turned_away: Vec::new(),
+            meeting: Meeting::Outside,
+            given_up: None,
         };
         let (_door, roster) = forming.join().unwrap();
         let mut connections: Vec<_> = streams

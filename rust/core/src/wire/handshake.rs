@@ -19,7 +19,7 @@ use sha2::Sha256;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 2;
+pub(crate) const PROTOCOL_VERSION: u32 = 3;
 
 /// Bound on one message: a roster of 10,000 ranks fits.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -132,8 +132,8 @@ pub(crate) fn answer(
     };
     if hello.version != PROTOCOL_VERSION {
         let error = Error::protocol(format!(
-            "protocol version {} met version {PROTOCOL_VERSION}",
-            hello.version
+            "rank {} speaks protocol version {}, the rank it called version {PROTOCOL_VERSION}",
+            hello.rank, hello.version
         ));
         write_message(stream, &Message::Refused(error.clone()))?;
         return Err(error);
@@ -283,6 +283,23 @@ mod tests {
                     "{error}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn another_version_is_named_on_both_sides() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let calling = std::thread::spawn(move || {
+            let mut hello = Hello::new(1, 2, Purpose::Control).unwrap();
+            hello.version += 1;
+            call(&mut TcpStream::connect(address).unwrap(), hello, b"")
+        });
+        let answered = answer(&mut listener.accept().unwrap().0, b"", |_| Ok(()));
+        for error in [calling.join().unwrap().unwrap_err(), answered.unwrap_err()] {
+            assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+            let versions = format!("version {}, the rank it called", PROTOCOL_VERSION + 1);
+            assert!(error.to_string().contains(&versions), "{error}");
         }
     }
 
