@@ -7,11 +7,7 @@ BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom fuzz lint format bench bench-peers wheel clean
-=======
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix conformance loom tsan miri lint format bench bench-peers wheel clean
->>>>>>> main
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix fault-report conformance loom tsan miri fuzz lint format bench bench-peers wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,22 +19,18 @@ demo: setup ## two workers train on real data; table, comparison and picture
 
 test: setup lint test-rust test-python test-wheel ## lints and all tests, also of the built wheel
 
+test-all: setup lint test-rust test-wheel ## as test, and the slow tests: the whole fault matrix
+	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+fault-report: setup ## what survivors see of every fault in every phase, as a table
+	PYTHONPATH=tests $(BIN)/python -m faults.report
+
 test-rust: prerequisites ## the tests of the Rust crates
 	cargo test --workspace --quiet
 
 loom: prerequisites ## all interleavings of the shared memory's protocol
 	RUSTFLAGS="--cfg loom" cargo test --package gradring-core --lib --release --target-dir target/loom loom
 
-<<<<<<< HEAD
-# A failing input is printed and kept in fuzz/artifacts. One allocation may take 4 MiB: a message is at most 1.
-RUNS ?= 10000000
-fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each (10 million)
-	@cargo fuzz --version >/dev/null 2>&1 || { echo "cargo-fuzz is missing. Install it with: cargo install cargo-fuzz"; exit 1; }
-	cargo run --quiet --release --package gradring-core --example decoder_samples fuzz/corpus
-	set -e; for decoder in $$(cargo +nightly fuzz list); do \
-		cargo +nightly fuzz run --sanitizer none $$decoder -- -runs=$(RUNS) -max_len=4096 -timeout=10 \
-			-malloc_limit_mb=4 -rss_limit_mb=1024 -print_final_stats=1; done
-=======
 # Both need a nightly toolchain with parts that only nightly has:
 # rustup toolchain install nightly --component rust-src,miri
 tsan: prerequisites ## data races in the core's tests, with ThreadSanitizer (see CONTRIBUTING.md)
@@ -50,7 +42,15 @@ miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats,
 	cargo +nightly miri test --package gradring-core --lib --target-dir target/miri -- \
 		kernel::tests buffer:: wire::contract wire::control wire::handshake::tests::a_giant \
 		schedule::choice schedule::topology schedule::explanation::tests::sizes
->>>>>>> main
+
+# A failing input is printed and kept in fuzz/artifacts. One allocation may take 4 MiB: a message is at most 1.
+RUNS ?= 10000000
+fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each (10 million)
+	@cargo fuzz --version >/dev/null 2>&1 || { echo "cargo-fuzz is missing. Install it with: cargo install cargo-fuzz"; exit 1; }
+	cargo run --quiet --release --package gradring-core --example decoder_samples fuzz/corpus
+	set -e; for decoder in $$(cargo +nightly fuzz list); do \
+		cargo +nightly fuzz run --sanitizer none $$decoder -- -runs=$(RUNS) -max_len=4096 -timeout=10 \
+			-malloc_limit_mb=4 -rss_limit_mb=1024 -print_final_stats=1; done
 
 test-python: setup ## the tests of the package
 	$(BIN)/python -m pytest -q

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict, final, type_check_only
 
 from numpy.typing import NDArray
@@ -41,6 +42,8 @@ class Communicator:
         rendezvous: str,
         listen: str | None,
         interface: str | None,
+        announce: str | None,
+        addresses: Sequence[str],
         token: bytes,
         tls: tuple[str, str, str] | None,
         timeout: float,
@@ -49,6 +52,7 @@ class Communicator:
         reproducible: bool,
         wire_dtype: str | None,
         streams: int,
+        stall_warning: float,
     ) -> Communicator: ...
     @property
     def id(self) -> int: ...

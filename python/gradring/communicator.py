@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native
-from gradring.config import STREAMS, TlsFiles
+from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
@@ -41,6 +42,10 @@ class Communicator:
         rendezvous: ``host:port`` at which rank 0 listens; not needed in a world of one.
         listen: ``host:port`` at which this rank listens; by default a free port on the interface
             that reaches the rendezvous.
+        announce: ``host:port`` by which the others reach this rank, where that is not where it
+            listens: behind a forwarded port.
+        addresses: ``host:port`` of every rank, if known beforehand: messages about ranks that are
+            missing then say what is found there.
         token: The job's shared secret; a peer without it is turned away.
         interface: IP address at which this rank listens, whatever ``rendezvous`` and ``listen``
             say; they still say the port. By default the addresses that these two say.
@@ -63,6 +68,8 @@ class Communicator:
         streams: TCP connections to each peer in each direction, 1 to 16. Several fill a link that
             limits each connection, such as a cloud's limit per flow or a long path; elsewhere they
             only cost. Results are the same bits; shared memory does not use them.
+        stall_warning: Seconds without any movement in a collective after which a line in the log
+            (logger ``gradring``) names the ranks that it waits for.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -86,6 +93,9 @@ class Communicator:
         listen: str | None = None,
         interface: str | None = None,
         tls: TlsFiles | None = None,
+        announce: str | None = None,
+        addresses: Sequence[str] = (),
+        stall_warning: float = DEFAULT_STALL_WARNING_S,
     ) -> None:
         _check_choice("transport", transport, ("auto", "tcp", "shm"))
         _check_choice("reproducible", reproducible, (False, True))
@@ -101,6 +111,8 @@ class Communicator:
             rendezvous=rendezvous,
             listen=listen,
             interface=interface,
+            announce=announce,
+            addresses=list(addresses),
             token=token or b"",
             tls=(tls.ca, tls.cert, tls.key) if tls is not None else None,
             timeout=timeout,
@@ -109,6 +121,7 @@ class Communicator:
             reproducible=reproducible,
             wire_dtype=wire_dtype,
             streams=streams,
+            stall_warning=stall_warning,
         )
         self.rank: int = self._native.rank
         self.world_size: int = self._native.world_size

@@ -15,6 +15,7 @@ TRANSPORTS = ("auto", "tcp", "shm")
 STREAMS = tuple(range(1, 17))
 DEFAULT_TIMEOUT_S = 300.0
 TLS_VARIABLES = ("GRADRING_TLS_CA", "GRADRING_TLS_CERT", "GRADRING_TLS_KEY")
+DEFAULT_STALL_WARNING_S = 30.0
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -48,6 +49,7 @@ class Settings:
             ``shm``.
         timeout: Bound in seconds on forming the group and on every wait for a collective.
         streams: TCP connections to each peer in each direction, 1 to 16.
+        stall_warning: Seconds of standstill in a collective after which a warning is logged.
     """
 
     token: bytes | None = field(default=None, repr=False)
@@ -57,6 +59,7 @@ class Settings:
     streams: int = 1
     tls: TlsFiles | None = None
     interface: str | None = None
+    stall_warning: float = DEFAULT_STALL_WARNING_S
 
     @classmethod
     def from_environ(
@@ -70,13 +73,14 @@ class Settings:
         streams: int | None = None,
         tls: TlsFiles | None = None,
         interface: str | None = None,
+        stall_warning: float | None = None,
     ) -> Settings:
         """Reads the ``GRADRING_*`` settings; an argument that is not None wins over its variable.
 
         Args:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
-                ``GRADRING_STREAMS``,
+                ``GRADRING_STREAMS``, ``GRADRING_STALL_WARNING_S``,
                 ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
                 ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
@@ -86,6 +90,7 @@ class Settings:
             streams: TCP connections to each peer in each direction, 1 to 16.
             tls: Certificates for TLS.
             interface: Name or IP address of a network interface.
+            stall_warning: As ``timeout``.
 
         Raises:
             ConfigError: A value cannot be used; the message names the variable or argument.
@@ -94,7 +99,14 @@ class Settings:
             token=_token(environ, token),
             require_auth=_require_auth(environ, require_auth),
             transport=_transport(environ, transport),
-            timeout=_timeout(environ, timeout),
+            timeout=_seconds(environ, "timeout", "GRADRING_TIMEOUT_S", timeout, DEFAULT_TIMEOUT_S),
+            stall_warning=_seconds(
+                environ,
+                "stall_warning",
+                "GRADRING_STALL_WARNING_S",
+                stall_warning,
+                DEFAULT_STALL_WARNING_S,
+            ),
             streams=_streams(environ, streams),
             tls=_tls(environ, tls),
             interface=_interface(environ, interface),
@@ -188,9 +200,11 @@ def _transport(environ: Mapping[str, str], given: str | None) -> str:
     return text
 
 
-def _timeout(environ: Mapping[str, str], given: float | None) -> float:
-    name = "timeout" if given is not None else "GRADRING_TIMEOUT_S"
-    text = given if given is not None else environ.get(name, "").strip() or DEFAULT_TIMEOUT_S
+def _seconds(
+    environ: Mapping[str, str], argument: str, variable: str, given: float | None, default: float
+) -> float:
+    name = argument if given is not None else variable
+    text = given if given is not None else environ.get(name, "").strip() or default
     try:
         seconds = float(text)
     except (TypeError, ValueError):

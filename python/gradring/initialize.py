@@ -22,6 +22,7 @@ def init(
     world_size: int | None = None,
     rendezvous: str | None = None,
     listen: str | None = None,
+    announce: str | None = None,
     token: bytes | str | None = None,
     require_auth: bool | None = None,
     tls: TlsFiles | None = None,
@@ -32,6 +33,7 @@ def init(
     reproducible: bool = False,
     wire_dtype: str | None = None,
     streams: int | None = None,
+    stall_warning: float | None = None,
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
 
@@ -46,6 +48,8 @@ def init(
             of the detected cluster.
         listen: ``host:port`` at which this rank listens; by default a free port, or the address in
             ``TF_CONFIG``.
+        announce: ``host:port`` by which the others reach this rank, where that is not where it
+            listens: behind a forwarded port.
         token: The job's shared secret; default ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``.
         require_auth: Refuse to join without a token; default ``GRADRING_REQUIRE_AUTH``.
         tls: Certificates for TLS between all ranks; default ``GRADRING_TLS_CA``,
@@ -60,6 +64,9 @@ def init(
         wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``.
         streams: TCP connections to each peer in each direction, 1 to 16, for networks in which one
             cannot fill the link; default ``GRADRING_STREAMS``, or 1.
+        stall_warning: Seconds of standstill in a collective after which the log (logger
+            ``gradring``, by default stderr) names the late ranks; default
+            ``GRADRING_STALL_WARNING_S``, or 30.
 
     Returns:
         The connected communicator; close it, or use it in a ``with`` statement.
@@ -79,6 +86,7 @@ def init(
         transport=transport,
         timeout=timeout,
         streams=streams,
+        stall_warning=stall_warning,
     )
     check_authentication(cluster, settings)
 
@@ -90,6 +98,8 @@ def init(
         rendezvous=cluster.rendezvous,
         listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
         interface=settings.interface,
+        announce=parse.address(announce, "announce") if announce is not None else None,
+        addresses=cluster.addresses,
         token=settings.token,
         tls=settings.tls,
         transport=settings.transport,
@@ -98,6 +108,7 @@ def init(
         reproducible=reproducible,
         wire_dtype=wire_dtype,
         streams=settings.streams,
+        stall_warning=settings.stall_warning,
     )
 
 

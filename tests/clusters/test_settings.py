@@ -19,8 +19,9 @@ def test_variables_are_read() -> None:
         "GRADRING_TRANSPORT": "tcp",
         "GRADRING_TIMEOUT_S": "2.5",
         "GRADRING_STREAMS": "16",
+        "GRADRING_STALL_WARNING_S": "1.5",
     }
-    assert Settings.from_environ(environ) == Settings(b"secret", True, "tcp", 2.5, 16)
+    assert Settings.from_environ(environ) == Settings(b"secret", True, "tcp", 2.5, 16, 1.5)
 
 
 def test_an_argument_beats_a_variable() -> None:
@@ -30,11 +31,18 @@ def test_an_argument_beats_a_variable() -> None:
         "GRADRING_TRANSPORT": "nonsense",
         "GRADRING_TIMEOUT_S": "nonsense",
         "GRADRING_STREAMS": "nonsense",
+        "GRADRING_STALL_WARNING_S": "nonsense",
     }
     settings = Settings.from_environ(
-        environ, token=b"other", require_auth=False, transport="shm", timeout=7, streams=4
+        environ,
+        token=b"other",
+        require_auth=False,
+        transport="shm",
+        timeout=7,
+        streams=4,
+        stall_warning=3,
     )
-    assert settings == Settings(b"other", False, "shm", 7.0, 4)
+    assert settings == Settings(b"other", False, "shm", 7.0, 4, 3.0)
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
@@ -59,6 +67,7 @@ def test_a_token_is_never_printed() -> None:
         ({"GRADRING_STREAMS": "0"}, "GRADRING_STREAMS='0'"),
         ({"GRADRING_STREAMS": "17"}, "GRADRING_STREAMS='17'"),
         ({"GRADRING_STREAMS": "1.5"}, "GRADRING_STREAMS='1.5'"),
+        ({"GRADRING_STALL_WARNING_S": "-1"}, "GRADRING_STALL_WARNING_S='-1'"),
         ({"GRADRING_REQUIRE_AUTH": "maybe"}, "GRADRING_REQUIRE_AUTH='maybe'"),
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),

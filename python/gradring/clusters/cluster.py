@@ -33,6 +33,7 @@ class Cluster:
             (``TF_CONFIG`` does); None for a free port on the interface that reaches the rendezvous.
         source: The environment it was found in, such as ``TF_CONFIG``.
         reason: A sentence that tells why that environment was chosen.
+        addresses: ``host:port`` of every rank, where the environment tells; for messages.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Cluster:
     listen: str | None
     source: str
     reason: str
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

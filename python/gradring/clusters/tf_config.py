@@ -54,6 +54,7 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
         ENVIRONMENT.source,
         f"TF_CONFIG names this process {own.job} {own.index} "
         f"among {place.world_size} chief and worker tasks.",
+        addresses=tuple(task.address for task in tasks),
     )
 
 

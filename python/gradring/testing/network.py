@@ -11,6 +11,7 @@ Needs root and the programs `ip` and `tc` (Debian: `apt install iproute2`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 #: What a limited link may send at once, in bytes: some milliseconds at 10 Gbit/s.
 _BURST_BYTES = 1 << 20
+_networks = itertools.count()
 
 #: Flows that are limited apart; others share the limit of one of them.
 _FLOWS = 256
@@ -81,7 +83,7 @@ def simulated_hosts(
     """
     if reason := why_unavailable():
         raise RuntimeError(f"cannot simulate hosts: {reason}")
-    prefix = f"gradring-{os.getpid()}"
+    prefix = f"gradring-{os.getpid()}-{next(_networks)}"
     switch = f"{prefix}-switch"
     hosts = [Host(f"{prefix}-{i}", f"10.99.0.{i + 1}", switch, f"port{i}") for i in range(count)]
     made: list[str] = []

@@ -44,6 +44,11 @@ pub struct Config {
     /// Address at which this rank listens, whatever `rendezvous` and `listen` say; they still say
     /// the port. For hosts with several networks.
     pub interface: Option<IpAddr>,
+    /// `host:port` by which others reach this rank, where that is not the address it listens at:
+    /// behind a forwarded port.
+    pub announce: Option<String>,
+    /// Where each rank listens, by rank, if that is known beforehand; for messages only.
+    pub addresses: Vec<String>,
     /// Shared secret of the job; empty for none.
     pub token: Vec<u8>,
     /// Certificates, if everything that travels over TCP is to be inside TLS.
@@ -61,6 +66,10 @@ pub struct Config {
     pub streams: usize,
     /// Bound on forming the group, and on every wait for a collective without progress.
     pub timeout: Duration,
+    /// After how long a collective that stands still is worth a warning.
+    pub stall_warning: Duration,
+    /// Shows people a warning; called on threads that must not wait.
+    pub on_warning: fn(String),
 }
 
 /// What links may be made of.
@@ -108,8 +117,6 @@ impl Communicator {
             let links = Links::new(config.world_size, formed.data_to, formed.data_from);
             (formed.roster, links.map_err(cannot)?, formed.control)
         };
-        let memory_not_shared = config.share_memory(&roster, &mut links)?;
-
         let abort = Arc::new(AbortSwitch::default());
         let recorder = Arc::new(FlightRecorder::default());
         let hosts = (0..config.world_size)
@@ -121,9 +128,13 @@ impl Communicator {
             neighbours,
             Arc::clone(&abort),
             Arc::clone(&recorder),
+            config.on_warning,
         )
         .map_err(cannot)?;
         let liveness = Arc::new(liveness);
+        let memory_not_shared = config
+            .share_memory(&roster, &mut links)
+            .map_err(|error| liveness.first_cause(error))?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let transport_name = links.name();
         let tcp_congestion = links.congestion().map_err(cannot)?;
@@ -140,6 +151,7 @@ impl Communicator {
             abort,
             recorder,
             timeout: config.timeout,
+            stall_warning: config.stall_warning,
             spin: if roster.local_size(config.rank) <= cores {
                 SPIN
             } else {

@@ -4,6 +4,7 @@
 //! waking another one (about 50 microseconds). Everything else is queued for the progress thread.
 //! Whoever drives holds the `driving` flag, so there is one driver at a time and order is kept.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -19,7 +20,7 @@ use crate::link::Transport;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
-use crate::trace::flight_recorder::{Entry, FlightRecorder};
+use crate::trace::flight_recorder::{Entry, FlightRecorder, Waiting};
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{self, Header};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
@@ -40,6 +41,13 @@ pub enum Suspicion {
         peer: usize,
         /// The reason, to follow "the connection".
         reason: String,
+    },
+    /// A peer sent what no correct peer sends.
+    Garbled {
+        /// The rank that sent it.
+        peer: usize,
+        /// What is wrong.
+        problem: String,
     },
     /// A peer's header differs from this rank's at the same position.
     HeadersDiffer {
@@ -66,6 +74,26 @@ pub trait Supervisor: Send + Sync {
 
     /// Raises the abort switch on all ranks, unless it has been raised before.
     fn abort(&self, cause: Error);
+
+    /// Tells people about a collective that may be in trouble.
+    fn warn(&self, stall: &Stall);
+}
+
+/// A collective in which nothing has moved for a while.
+#[derive(Debug)]
+pub struct Stall<'a> {
+    /// The ranks waited for.
+    pub awaited: Vec<usize>,
+    /// Whether those ranks have entered the collective.
+    pub entered: bool,
+    /// The collective.
+    pub call: &'a Call,
+    /// Its ordinal.
+    pub sequence: u64,
+    /// How long nothing moved.
+    pub idle: Duration,
+    /// When it will fail, counted as `idle` is.
+    pub timeout: Duration,
 }
 
 /// What an engine is built from.
@@ -84,6 +112,8 @@ pub struct Parts {
     pub recorder: Arc<FlightRecorder>,
     /// How long a collective may stand still.
     pub timeout: Duration,
+    /// After how long a standstill is worth a warning.
+    pub stall_warning: Duration,
     /// How long a blocked caller spins before it sleeps; zero where cores are scarce.
     pub spin: Duration,
 }
@@ -99,6 +129,7 @@ struct Shared {
     topology: Arc<Topology>,
     policy: RwLock<Policy>,
     timeout: Duration,
+    stall_warning: Duration,
     spin: Duration,
     supervisor: Arc<dyn Supervisor>,
     abort: Arc<AbortSwitch>,
@@ -145,6 +176,7 @@ impl Engine {
             topology: Arc::clone(&parts.policy.topology),
             policy: RwLock::new(parts.policy),
             timeout: parts.timeout,
+            stall_warning: parts.stall_warning,
             spin: parts.spin,
             supervisor: parts.supervisor,
             abort: parts.abort,
@@ -361,11 +393,7 @@ impl Shared {
             self.drive(launched, started, spin, interrupt)
         }))
         .unwrap_or_else(|panic| {
-            let what = panic
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| panic.downcast_ref::<&str>().copied())
-                .unwrap_or("no message");
+            let what = message_of(&*panic);
             let cause = Error::protocol(format!("the engine failed: {what}; please report this"));
             self.supervisor.abort(self.blame_self(cause));
             Err(self.abort.cause().unwrap_or_else(|| Error::protocol(what)))
@@ -412,6 +440,7 @@ impl Shared {
         let mut asked_at = started;
         let mut moved = false;
         let mut looks = 0_u32;
+        let (mut noted, mut warned) = (false, false);
         loop {
             if let Some(cause) = self.abort.cause() {
                 return Err(cause);
@@ -437,6 +466,9 @@ impl Shared {
             let now = Instant::now();
             if std::mem::take(&mut moved) {
                 moved_at = now;
+                if std::mem::take(&mut noted) {
+                    self.recorder.note_waiting(None);
+                }
             }
             let idle = now - moved_at;
             if idle < spin {
@@ -454,6 +486,25 @@ impl Shared {
                     idle,
                 }));
             }
+            if idle >= INTERRUPT_INTERVAL && !noted {
+                noted = true;
+                let awaited = execution.awaited().next();
+                let since = moved_at;
+                self.recorder
+                    .note_waiting(awaited.map(|awaited| Waiting { awaited, since }));
+            }
+            if idle >= self.stall_warning && !warned {
+                warned = true;
+                let (awaited, entered) = execution.late();
+                self.supervisor.warn(&Stall {
+                    awaited,
+                    entered,
+                    call,
+                    sequence: launched.sequence,
+                    idle,
+                    timeout: self.timeout,
+                });
+            }
             let patience = INTERRUPT_INTERVAL.min(self.timeout - idle);
             transport.wait(execution.interests(), patience);
             if asked_at.elapsed() >= INTERRUPT_INTERVAL {
@@ -462,6 +513,9 @@ impl Shared {
                     self.supervisor.abort(self.interrupted());
                 }
             }
+        }
+        if noted {
+            self.recorder.note_waiting(None);
         }
         let (bytes_sent, everyone_entered) = (execution.bytes_sent, execution.everyone_entered);
         if let Some(narrow) = narrow {
@@ -491,6 +545,15 @@ impl Shared {
     }
 }
 
+/// What a panic said.
+pub(crate) fn message_of(panic: &(dyn Any + std::marker::Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message")
+}
+
 /// The error, placed in this collective if the cause did not come with another.
 fn placed(error: Error, call: &Call, sequence: u64) -> Error {
     if error.collective.is_some() {
@@ -508,9 +571,9 @@ fn suspicion(fault: Fault, sequence: u64) -> Suspicion {
         Fault::Header { peer, received } if contract::is_header(&received) => {
             Suspicion::HeadersDiffer { peer, sequence }
         }
-        Fault::Header { peer, .. } => Suspicion::LinkBroken {
+        Fault::Header { peer, .. } => Suspicion::Garbled {
             peer,
-            reason: "carried bytes that are not a collective's header".into(),
+            problem: "sent bytes that are not a collective's header".into(),
         },
     }
 }

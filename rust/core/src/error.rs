@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Bound on each text of an error that travels, and on the description of a call: a bucket can have
-/// hundreds of names.
+/// hundreds of names, and an exception pages of text.
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// A failure that every rank can report in the same words: it travels in abort frames.
@@ -316,6 +316,8 @@ mod tests {
         assert!(reason.len() <= TEXT_BYTES_MAX + 4 && reason.starts_with("?[2Jx?[2J"));
         assert_eq!(error.blamed.unwrap().host, "h?");
         assert_eq!(shortened("two\nlines \u{e9}"), "two\nlines \u{e9}");
+        let cut = shortened(&"\u{e9}".repeat(100_000));
+        assert!(cut.len() <= TEXT_BYTES_MAX + 4 && cut.ends_with("\u{e9} ..."));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::collective::{Call, Collective};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
-use crate::group::rendezvous::Answer;
+use crate::group::meeting::{Answer, Report};
 use crate::schedule::Algorithm;
 use crate::wire::contract::{self, HEADER_BYTES, Header};
 use crate::wire::control::{self, Entered, Testimony};
@@ -116,8 +116,11 @@ pub fn handshake_callee(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
 }
 
-/// A roster that can be read can be sent on.
+/// A roster that can be read can be sent on; so can what those who get it report.
 pub fn roster(bytes: &[u8]) {
+    decode_alone(bytes, |mut bytes| {
+        handshake::read_message::<Report>(&mut bytes)
+    });
     decode_alone(bytes, |mut bytes| {
         handshake::read_message::<Answer>(&mut bytes)
     });
@@ -196,6 +199,7 @@ fn control_samples() -> Vec<Vec<u8>> {
             rank: 3,
             sequence: 7,
             entered,
+            waits: Some((2, std::time::Duration::from_millis(1500))),
         })
     };
     let entered = Entered {
@@ -231,12 +235,14 @@ fn handshake_samples() -> Vec<Vec<u8>> {
 }
 
 fn roster_samples() -> Vec<Vec<u8>> {
-    let answers = [Answer::Formed(vec![member(); 3])];
+    let answers = [Answer::Formed(vec![member(); 3]), Answer::Complete];
     let failures = errors().into_iter().map(Answer::Failed);
+    let reports = errors().into_iter().map(Report::Failed);
+    let reports = reports.chain([Report::Ready]);
+    let answers = answers.into_iter().chain(failures);
     answers
-        .into_iter()
-        .chain(failures)
         .map(|answer| script(&[answer]))
+        .chain(reports.map(|report| script(&[report])))
         .collect()
 }
 

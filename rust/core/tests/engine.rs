@@ -1,6 +1,7 @@
 //! The engine over in-process links: every collective, and every way to fail.
 
-use std::sync::Arc;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -8,9 +9,9 @@ use gradring_core::abort::AbortSwitch;
 use gradring_core::buffer::{Buffer, Slice};
 use gradring_core::collective::{Collective, Request};
 use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::engine::{Engine, Parts, Supervisor, Suspicion};
+use gradring_core::engine::{Engine, Parts, Stall, Supervisor, Suspicion};
 use gradring_core::error::{Error, ErrorKind};
-use gradring_core::link::memory;
+use gradring_core::link::{Broken, Interest, Transport, memory};
 use gradring_core::schedule::choice::{Policy, Rules};
 use gradring_core::schedule::topology::Topology;
 use gradring_core::schedule::{self, Algorithm};
@@ -19,12 +20,15 @@ use gradring_core::work::WaitOutcome;
 /// Turns every suspicion into an error and ends all ranks of one test with it.
 struct Judge {
     switches: Vec<Arc<AbortSwitch>>,
+    /// Who was late, whether it had entered, and in which collective.
+    warnings: Mutex<Vec<(Vec<usize>, bool, u64)>>,
 }
 
 impl Supervisor for Judge {
     fn investigate(&self, suspicion: Suspicion) -> Error {
         let error = match suspicion {
             Suspicion::LinkBroken { peer, reason } => Error::peer_lost(reason).blaming(peer, "h"),
+            Suspicion::Garbled { peer, problem } => Error::protocol(problem).blaming(peer, "h"),
             Suspicion::HeadersDiffer { peer, .. } => Error::new(ErrorKind::Mismatch {
                 theirs: "theirs".into(),
                 others: "ours".into(),
@@ -42,6 +46,11 @@ impl Supervisor for Judge {
         for switch in &self.switches {
             switch.raise(cause.clone());
         }
+    }
+
+    fn warn(&self, stall: &Stall<'_>) {
+        let warning = (stall.awaited.clone(), stall.entered, stall.sequence);
+        self.warnings.lock().unwrap().push(warning);
     }
 }
 
@@ -68,6 +77,7 @@ fn group_with<T: Send + 'static>(
     let switches: Vec<Arc<AbortSwitch>> = (0..world_size).map(|_| Arc::default()).collect();
     let judge = Arc::new(Judge {
         switches: switches.clone(),
+        warnings: Mutex::default(),
     });
     let body = Arc::new(body);
     let ranks: Vec<_> = memory::mesh(world_size, capacity_bytes)
@@ -85,6 +95,7 @@ fn group_with<T: Send + 'static>(
                 abort: Arc::clone(&switches[rank]),
                 recorder: Arc::default(),
                 timeout,
+                stall_warning: timeout,
                 spin: Duration::ZERO,
             });
             let body = Arc::clone(&body);
@@ -327,4 +338,93 @@ fn an_interrupt_ends_a_blocking_call() {
     for kind in results {
         assert!(matches!(kind, ErrorKind::Aborted { .. }), "{kind:?}");
     }
+}
+
+/// Fails in a way that nobody foresaw, whenever something is sent.
+struct Defective;
+
+impl Transport for Defective {
+    fn try_send(&mut self, _peer: usize, _parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        panic!("a defect of the transport");
+    }
+
+    fn try_receive(
+        &mut self,
+        _peer: usize,
+        _parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Broken> {
+        Ok(None)
+    }
+
+    fn wait(&mut self, _interests: &[Interest], _timeout: Duration) {}
+
+    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
+        Box::new(|| {})
+    }
+
+    fn close(&mut self) {}
+
+    fn name(&self) -> &'static str {
+        "defective"
+    }
+}
+
+/// Rank 0 of two, with its judge.
+fn alone(
+    transport: impl Transport + 'static,
+    timeout: Duration,
+    stall_warning: Duration,
+) -> (Engine, Arc<Judge>) {
+    let switch: Arc<AbortSwitch> = Arc::default();
+    let judge = Arc::new(Judge {
+        switches: vec![Arc::clone(&switch)],
+        warnings: Mutex::default(),
+    });
+    let engine = Engine::new(Parts {
+        rank: 0,
+        policy: Policy::new(Topology::one_host(2)),
+        transport: Box::new(transport),
+        supervisor: Arc::clone(&judge) as _,
+        abort: switch,
+        recorder: Arc::default(),
+        timeout,
+        stall_warning,
+        spin: Duration::ZERO,
+    });
+    (engine, judge)
+}
+
+#[test]
+fn a_panic_fails_the_works_and_all_later_ones_but_not_the_process() {
+    for blocking in [true, false] {
+        let (engine, _) = alone(Defective, PATIENT, PATIENT);
+        let mut values = vec![1.0; 6];
+        let mut launch = |asynchronous: bool| match asynchronous {
+            false => engine.run(request(&mut values, SUM), &mut || false),
+            true => engine
+                .start(request(&mut values, SUM))
+                .and_then(|work| work.wait_forever()),
+        };
+        for error in [launch(!blocking), launch(true), launch(false)].map(Result::unwrap_err) {
+            assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+            assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(0));
+            assert!(error.to_string().contains("a defect of the transport"));
+        }
+        engine.close();
+    }
+}
+
+#[test]
+fn a_standstill_is_warned_of_once_before_it_fails() {
+    let mut mesh = memory::mesh(2, 1000).into_iter();
+    let (transport, _absent) = (mesh.next().unwrap(), mesh.next());
+    let warning_after = Duration::from_millis(200);
+    let (engine, judge) = alone(transport, Duration::from_secs(1), warning_after);
+    let mut values = vec![1.0; 6];
+    let result = engine.run(request(&mut values, SUM), &mut || false);
+    assert!(matches!(
+        result.unwrap_err().kind,
+        ErrorKind::CollectiveTimeout { .. }
+    ));
+    assert_eq!(*judge.warnings.lock().unwrap(), [(vec![1], false, 1)]);
 }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gradring_core::buffer::{Buffer, Slice};
 use gradring_core::collective::{Collective, Request};
@@ -26,8 +26,12 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         listen: None,
         interface: None,
         tls: None,
+        announce: None,
+        addresses: Vec::new(),
         token: b"secret".into(),
         timeout: Duration::from_secs(30),
+        stall_warning: Duration::from_secs(30),
+        on_warning: |warning| eprintln!("{warning}"),
     }
 }
 
@@ -302,6 +306,81 @@ fn a_wrong_token_or_size_is_told_to_both_sides() {
             "{}",
             errors[1]
         );
+    }
+}
+
+/// Answers a caller's greeting with one byte at a time, for as long as anybody listens.
+fn dawdle(listener: TcpListener) {
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            thread::spawn(move || {
+                while stream.write_all(&[0]).is_ok() {
+                    thread::sleep(Duration::from_millis(50));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_stranger_at_the_rendezvous_who_talks_for_ever_holds_nobody_beyond_its_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    dawdle(listener);
+    let started = Instant::now();
+    let config = config(1, 2, &address);
+    let error = Communicator::connect(&config, &mut || false).err().unwrap();
+    assert_eq!(blamed(&error), Some(0), "{error}");
+    assert!(started.elapsed() < config.timeout, "{error}");
+}
+
+#[test]
+fn an_interrupt_ends_every_wait_of_a_group_that_forms() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent
+        .local_addr()
+        .map(|a| (a.to_string(), silent))
+        .unwrap();
+    let addresses = [
+        ("nobody else comes", 0, free_address()),
+        ("nobody listens", 1, free_address()),
+        ("nobody answers", 1, silent.0.clone()),
+    ];
+    for (what, rank, address) in addresses {
+        let started = Instant::now();
+        let mut asked = 0;
+        let connected = Communicator::connect(&config(rank, 2, &address), &mut || {
+            asked += 1;
+            asked > 3
+        });
+        let error = connected.err().unwrap();
+        assert!(
+            matches!(error.kind, ErrorKind::Aborted { .. }),
+            "{what}: {error}"
+        );
+        assert!(started.elapsed() < Duration::from_secs(4), "{what}");
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_while_others_are_missing_ends_the_group_for_all() {
+    let address = free_address();
+    let configs = vec![config(0, 3, &address), config(1, 3, &address)];
+    let threads: Vec<_> = configs
+        .into_iter()
+        .map(|config| {
+            thread::spawn(move || {
+                let started = Instant::now();
+                let mut give_up = || config.rank == 1 && started.elapsed() > Duration::from_secs(1);
+                let error = Communicator::connect(&config, &mut give_up).err().unwrap();
+                (error, started.elapsed())
+            })
+        })
+        .collect();
+    for thread in threads {
+        let (error, elapsed) = thread.join().unwrap();
+        assert_eq!(blamed(&error), Some(1), "{error}");
+        assert!(elapsed < Duration::from_secs(20), "{error}");
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, token, tls, timeout, transport, algorithm, reproducible, wire_dtype, streams))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, announce, addresses, token, tls, timeout, transport, algorithm, reproducible, wire_dtype, streams, stall_warning))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -38,6 +38,8 @@ impl Communicator {
         rendezvous: String,
         listen: Option<String>,
         interface: Option<&str>,
+        announce: Option<String>,
+        addresses: Vec<String>,
         token: Vec<u8>,
         tls: Option<(PathBuf, PathBuf, PathBuf)>,
         timeout: f64,
@@ -46,11 +48,8 @@ impl Communicator {
         reproducible: bool,
         wire_dtype: Option<&str>,
         streams: usize,
+        stall_warning: f64,
     ) -> PyResult<Self> {
-        let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
-            let problem = format!("timeout={timeout} is not a number of seconds: {error}");
-            to_python(py, &Error::config(problem))
-        })?;
         let interface = interface.map(str::parse).transpose().map_err(|_| {
             let problem = format!("interface={interface:?} is no IP address");
             to_python(py, &Error::config(problem))
@@ -60,6 +59,8 @@ impl Communicator {
             certificate,
             key,
         });
+        let timeout = seconds(py, "timeout", timeout)?;
+        let stall_warning = seconds(py, "stall_warning", stall_warning)?;
         let algorithm = Rules::parse(algorithm).map_err(|error| to_python(py, &error))?;
         let transport = match transport {
             "tcp" => TransportChoice::Tcp,
@@ -78,9 +79,13 @@ impl Communicator {
             rendezvous,
             listen,
             interface,
+            announce,
+            addresses,
             token,
             tls,
             timeout,
+            stall_warning,
+            on_warning: log_warning,
         };
         let inner = guarded(py, |signals| {
             communicator::Communicator::connect(&config, &mut || signals.arrived())
@@ -247,6 +252,30 @@ fn guarded<T: Send>(
         (_, Some(exception)) => Err(exception),
         (result, None) => result.map_err(|error| to_python(py, &error)),
     }
+}
+
+fn seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value).map_err(|error| {
+        let problem = format!("{name}={value} is not a number of seconds: {error}");
+        to_python(py, &Error::config(problem))
+    })
+}
+
+/// Hands a warning to Python's logging, on a thread of its own: no thread of the core ever waits
+/// for the interpreter.
+fn log_warning(warning: String) {
+    let log = move || {
+        let logged = Python::try_attach(|py| {
+            let logger = py
+                .import("logging")?
+                .call_method1("getLogger", ("gradring",))?;
+            logger.call_method1("warning", ("%s", warning)).map(drop)
+        });
+        // An interpreter that ends has nobody left to warn, and a broken handler is its owner's.
+        drop(logged);
+    };
+    // Without room for a thread, the warning is the least of all problems.
+    drop(std::thread::Builder::new().spawn(log));
 }
 
 /// Lets Python's signal handlers run while the core waits, and keeps what they raised.

@@ -173,6 +173,21 @@ impl<'a> Execution<'a> {
             .map(|(pipe, _)| pipe.peer)
     }
 
+    /// Who keeps this collective waiting: the peers that have not entered it, or else those that
+    /// have but still owe something, and which of the two it is.
+    pub(crate) fn late(&self) -> (Vec<usize>, bool) {
+        let pipes = self.plan.incoming.iter().zip(&*self.arrivals);
+        let absent: Vec<usize> = pipes
+            .filter(|(_, arrival)| arrival.header_received < HEADER_BYTES)
+            .map(|(pipe, _)| pipe.peer)
+            .collect();
+        if absent.is_empty() {
+            (self.awaited().collect(), true)
+        } else {
+            (absent, false)
+        }
+    }
+
     /// Moves what can be moved without waiting.
     pub(crate) fn advance(&mut self, transport: &mut dyn Transport) -> Result<Progress, Fault> {
         self.interests.clear();

@@ -129,12 +129,11 @@ fn serve(
             let (admission, sender) = (admission.clone(), sender.clone());
             let admitted = Arc::clone(&admitted);
             move || {
-                let caller = greet(tcp, place, &admission, &admitted);
+                let mut name = from.ip().to_string();
+                let caller = greet(tcp, &mut name, place, &admission, &admitted);
+                let turned_away = |error| Caller::TurnedAway(format!("{name}: {error}"));
                 // Nobody listens any more once the group has formed or failed.
-                let _ =
-                    sender.send(caller.unwrap_or_else(|error| {
-                        Caller::TurnedAway(format!("{}: {error}", from.ip()))
-                    }));
+                let _ = sender.send(caller.unwrap_or_else(turned_away));
             }
         };
         // Without a thread the caller is sent away, and may call again.
@@ -210,8 +209,10 @@ impl Drop for Place {
     }
 }
 
+/// `name`: what to call the caller, which is more once it has proved to be a member.
 fn greet(
     tcp: TcpStream,
+    name: &mut String,
     place: Place,
     admission: &Admission,
     admitted: &Mutex<BTreeSet<(usize, usize)>>,
@@ -223,6 +224,7 @@ fn greet(
     let admitted = || admitted.lock().unwrap_or_else(PoisonError::into_inner);
     let mut entrance = None;
     let answered = handshake::answer(&mut stream, &admission.token, |hello| {
+        *name = format!("rank {} at {name}", hello.rank);
         admission.judge(hello)?;
         if !admitted().insert((hello.rank, hello.purpose.number())) {
             return Err(Error::rendezvous(match hello.purpose {

@@ -15,6 +15,8 @@ pub(crate) struct Inquest {
     /// If the inquest is about a collective that does not move: the ranks this rank waits for,
     /// and for how long.
     stalled: Option<(Vec<usize>, Duration)>,
+    /// If it is about a header that differs: the rank it came from.
+    suspect: Option<usize>,
 }
 
 impl Inquest {
@@ -23,11 +25,16 @@ impl Inquest {
             sequence,
             testimonies: vec![None; world_size],
             stalled: None,
+            suspect: None,
         }
     }
 
     pub(crate) fn about_stall(&mut self, awaited: Vec<usize>, idle: Duration) {
         self.stalled = Some((awaited, idle));
+    }
+
+    pub(crate) fn about_header(&mut self, peer: usize) {
+        self.suspect = Some(peer);
     }
 
     /// Adds what a rank says; `false` if that is known already or about something else.
@@ -52,7 +59,8 @@ impl Inquest {
     /// Calls that differ outweigh everything: the ranks outside the largest group of equal calls
     /// are wrong, and of groups of one size the one with the lowest rank is taken to be right.
     /// Otherwise a rank that has not entered is late, a silent one is lost, and if all have
-    /// entered, the peer from which nothing comes is at fault.
+    /// entered, the peer from which nothing has come for longest is at fault: the others wait for
+    /// ranks that wait themselves.
     pub(crate) fn verdict(&self, hosts: &[String]) -> Error {
         if let Some(mismatch) = self.mismatch(hosts) {
             return mismatch;
@@ -63,17 +71,19 @@ impl Inquest {
                 .as_ref()
                 .map(|testimony| testimony.entered.is_some())
         };
+        if self.suspect.and_then(entered) == Some(true) {
+            return self.garbled_header(hosts);
+        }
         let ranks = 0..self.testimonies.len();
         let absent = ranks.clone().find(|&rank| entered(rank) == Some(false));
         let silent = ranks.clone().find(|&rank| entered(rank).is_none());
-        let (rank, problem) = match (absent, silent, awaited.first()) {
+        let starved = self.longest_awaited().or(awaited.first().copied());
+        let (rank, problem) = match (absent, silent, starved) {
             (Some(rank), _, _) => (rank, "is alive but has not entered this collective"),
             (_, Some(rank), _) => (rank, "does not answer"),
-            (_, _, Some(&rank)) => (rank, "has entered this collective but sends nothing"),
+            (_, _, Some(rank)) => (rank, "has entered this collective but sends nothing"),
             (None, None, None) => {
-                return Error::protocol(
-                    "two ranks disagree about a collective they describe alike",
-                );
+                return self.garbled_header(hosts);
             }
         };
         let call = self.calls().next().map(|(_, entered)| entered.call.clone());
@@ -83,6 +93,23 @@ impl Inquest {
         error.sequence = Some(self.sequence);
         error.collective = call;
         error
+    }
+
+    /// All describe the collective alike, so the header changed on its way.
+    fn garbled_header(&self, hosts: &[String]) -> Error {
+        let mut error = Error::protocol("its header of a collective arrived changed");
+        error.sequence = Some(self.sequence);
+        error.collective = self.calls().next().map(|(_, entered)| entered.call.clone());
+        match self.suspect {
+            Some(rank) => error.blaming(rank, &hosts[rank]),
+            None => error,
+        }
+    }
+
+    fn longest_awaited(&self) -> Option<usize> {
+        let waits = self.testimonies.iter().flatten().filter_map(|t| t.waits);
+        let (rank, _) = waits.max_by_key(|&(_, idle)| idle)?;
+        (rank < self.testimonies.len()).then_some(rank)
     }
 
     fn calls(&self) -> impl Iterator<Item = (usize, &Entered)> {
@@ -133,6 +160,10 @@ mod tests {
                     header: call.as_bytes().into(),
                     call: call.into(),
                 }),
+                waits: Some((
+                    (rank + 1) % calls.len(),
+                    Duration::from_secs(60 - rank as u64)
+                )),
             }));
         }
         assert!(inquest.complete());
@@ -163,6 +194,36 @@ mod tests {
     }
 
     #[test]
+    fn the_rank_awaited_for_longest_is_blamed_when_all_have_entered() {
+        // Rank 0 has waited longest, for rank 1; the judge itself waits for rank 0.
+        let error = judge(&[Some("a"); 3]);
+        assert_eq!(blamed(&error), 1);
+        assert!(matches!(error.kind, ErrorKind::CollectiveTimeout { .. }));
+    }
+
+    #[test]
+    fn a_header_that_differs_though_all_called_alike_was_changed_on_its_way() {
+        let mut inquest = Inquest::new(4, 3);
+        inquest.about_header(2);
+        for rank in 0..3 {
+            // Rank 1 has not come so far; that is not what went wrong.
+            let entered = (rank != 1).then(|| Entered {
+                header: b"a".into(),
+                call: "a".into(),
+            });
+            inquest.hear(Testimony {
+                rank,
+                sequence: 4,
+                entered,
+                waits: None,
+            });
+        }
+        let error = inquest.verdict(&vec![String::from("h"); 3]);
+        assert_eq!(blamed(&error), 2);
+        assert!(matches!(error.kind, ErrorKind::Protocol { .. }));
+    }
+
+    #[test]
     fn a_silent_rank_is_named() {
         let mut inquest = Inquest::new(1, 2);
         inquest.about_stall(vec![1], Duration::from_secs(1));
@@ -170,6 +231,7 @@ mod tests {
             rank: 0,
             sequence: 1,
             entered: None,
+            waits: None,
         });
         assert!(!inquest.complete());
         assert_eq!(blamed(&inquest.verdict(&["h".into(), "h".into()])), 0);

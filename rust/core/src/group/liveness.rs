@@ -7,12 +7,13 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
-use crate::engine::{Supervisor, Suspicion};
+use crate::engine::{Stall, Supervisor, Suspicion, message_of};
 use crate::error::{Error, shortened};
 use crate::group::inquest::Inquest;
 use crate::link::connection::Connection;
@@ -39,6 +40,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// The watch of one communicator.
 pub(crate) struct Liveness {
     desk: Arc<Desk>,
+    rank: usize,
+    hosts: Vec<String>,
+    on_warning: fn(String),
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -63,6 +67,7 @@ impl Liveness {
         neighbours: Vec<(usize, Connection)>,
         abort: Arc<AbortSwitch>,
         recorder: Arc<FlightRecorder>,
+        on_warning: fn(String),
     ) -> std::io::Result<Self> {
         let desk = Arc::new(Desk {
             requests: Mutex::default(),
@@ -82,12 +87,13 @@ impl Liveness {
                     outbox: Vec::new(),
                     heard_at: now,
                     left: false,
+                    garbled: false,
                 })
             })
             .collect::<std::io::Result<_>>()?;
         let watch = Watch {
             rank,
-            hosts,
+            hosts: hosts.clone(),
             neighbours,
             desk: Arc::clone(&desk),
             recorder,
@@ -101,10 +107,26 @@ impl Liveness {
         };
         let thread = std::thread::Builder::new()
             .name("gradring-watch".into())
-            .spawn(move || watch.run())?;
+            .spawn(move || {
+                let abort = Arc::clone(&watch.desk.abort);
+                guarded(&abort, || watch.run());
+            })?;
         Ok(Self {
             desk,
+            rank,
+            hosts,
+            on_warning,
             thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Ends the group for all on account of `error`, unless what made this rank fail turns out to
+    /// be another's failure; returns the cause.
+    pub(crate) fn first_cause(&self, error: Error) -> Error {
+        let earlier = self.desk.abort.wait(LINK_GRACE);
+        earlier.unwrap_or_else(|| {
+            self.abort(error.clone());
+            self.desk.abort.cause().unwrap_or(error)
         })
     }
 
@@ -138,6 +160,29 @@ impl Supervisor for Liveness {
         if self.desk.abort.raise(cause.clone()) {
             self.desk.request(Requested::Spread(cause));
         }
+    }
+
+    fn warn(&self, stall: &Stall<'_>) {
+        let late: Vec<String> = stall
+            .awaited
+            .iter()
+            .map(|&rank| format!("rank {rank} on {}", self.hosts[rank]))
+            .collect();
+        let problem = if stall.entered {
+            "entered, but sending nothing (waiting for another rank, perhaps)"
+        } else {
+            "not entered"
+        };
+        let call = shortened(&stall.call.to_string());
+        (self.on_warning)(format!(
+            "rank {} has waited {:.1} s in {call} (collective #{}) for {}: {problem}; look at what \
+             it is doing; after {:.0} s this fails",
+            self.rank,
+            stall.idle.as_secs_f64(),
+            stall.sequence,
+            late.join(", "),
+            stall.timeout.as_secs_f64(),
+        ));
     }
 }
 
@@ -190,6 +235,9 @@ struct Neighbour {
     outbox: Vec<u8>,
     heard_at: Instant,
     left: bool,
+    /// Whether it has sent what cannot be understood: what follows means nothing, but it still
+    /// has to be told the cause.
+    garbled: bool,
 }
 
 impl Watch {
@@ -260,9 +308,15 @@ impl Watch {
                 self.broken
                     .push((peer, reason, Instant::now() + LINK_GRACE));
             }
-            Suspicion::HeadersDiffer { sequence, .. } => {
+            Suspicion::Garbled { peer, problem } => {
+                self.fail(Error::protocol(problem).blaming(peer, &self.hosts[peer]));
+            }
+            Suspicion::HeadersDiffer { peer, sequence } => {
                 self.open_inquest(sequence, None);
                 self.own_inquest = true;
+                if let Some(inquest) = &mut self.inquest {
+                    inquest.about_header(peer);
+                }
             }
             Suspicion::Stalled {
                 awaited,
@@ -316,13 +370,13 @@ impl Watch {
     fn listen(&mut self, index: usize) {
         let neighbour = &mut self.neighbours[index];
         let end = neighbour.receive();
-        loop {
+        while !self.neighbours[index].garbled {
             match control::decode(&mut self.neighbours[index].inbox) {
                 Ok(Some(message)) => self.hear(message, index),
                 Ok(None) => break,
                 Err(error) => {
                     let rank = self.neighbours[index].rank;
-                    self.neighbours[index].stream = None;
+                    self.neighbours[index].garbled = true;
                     return self.fail(error.blaming(rank, &self.hosts[rank]));
                 }
             }
@@ -396,6 +450,10 @@ impl Watch {
                 header: entry.header.to_vec(),
                 call: shortened(&entry.call.to_string()),
             }),
+            waits: self
+                .recorder
+                .waiting()
+                .map(|waiting| (waiting.awaited, waiting.since.elapsed())),
         };
         inquest.hear(testimony.clone());
         self.testimony_due = None;
@@ -440,6 +498,7 @@ impl Neighbour {
         loop {
             let reason = match self.stream.as_mut()?.read(&mut bytes) {
                 Ok(0) => "was closed: its process has ended".into(),
+                Ok(_) if self.garbled => continue,
                 Ok(received) => {
                     self.inbox.extend_from_slice(&bytes[..received]);
                     self.heard_at = Instant::now();
@@ -455,5 +514,30 @@ impl Neighbour {
             self.stream = None;
             return Some(reason);
         }
+    }
+}
+
+/// Runs the watch; if it panics, this rank's works fail, and the others see its connections end.
+fn guarded(abort: &AbortSwitch, run: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+        let what = message_of(&*panic);
+        let problem = format!("the watch over the group failed: {what}; please report this");
+        abort.raise(Error::protocol(problem));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_watch_fails_the_works() {
+        let abort = AbortSwitch::default();
+        guarded(&abort, || panic!("a defect of the watch"));
+        let cause = abort.cause().unwrap();
+        assert!(
+            cause.to_string().contains("a defect of the watch"),
+            "{cause}"
+        );
     }
 }

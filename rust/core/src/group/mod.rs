@@ -3,6 +3,7 @@
 pub(crate) mod door;
 pub(crate) mod inquest;
 pub(crate) mod liveness;
+pub(crate) mod meeting;
 pub(crate) mod rendezvous;
 pub(crate) mod roster;
 

@@ -3,22 +3,20 @@
 //! Rank 0 listens at the rendezvous address. Every other rank opens its own door, joins at rank
 //! 0 with the address of that door, and gets the roster when all have joined. Then every rank
 //! connects for data to every other rank (to its successor on the ring, if they are many), once for
-//! each stream, and for control to its successor, and waits for the same from the others.
+//! each stream, and for control to its successor, and waits for the same from the others. The
+//! connections to rank 0 last until all are connected (see `meeting`).
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
-use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-
-use serde::{Deserialize, Serialize};
 
 use crate::communicator::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT};
-use crate::group::roster::{Roster, this_member};
+use crate::group::meeting::{Answer, Guest, Host, Meeting};
+use crate::group::roster::{Roster, host_name, this_member};
 use crate::link::connection::Connection;
-use crate::link::poll::{self, Interested};
 use crate::link::tls::{self, Tls};
 use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::wire::handshake::{self, Hello, Member, Purpose};
@@ -28,6 +26,10 @@ use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How much longer than the timeout rank 0 waits for the others' word on who is late.
+const READY_GRACE: Duration = Duration::from_secs(1);
+/// Bound on a look at the address of a rank that did not join.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Reasons for which callers were turned away, kept for error messages.
 const TURNED_AWAY_MAX: usize = 8;
 
@@ -41,13 +43,6 @@ pub(crate) struct Formed {
     pub control: Vec<(usize, Connection)>,
 }
 
-/// Rank 0's answer to those who joined, when all have or the time is over.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    Formed(Vec<Member>),
-    Failed(Error),
-}
-
 /// Forms the group; for world sizes above one.
 pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> {
     let started = Instant::now();
@@ -57,10 +52,12 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         deadline: started + config.timeout,
         interrupt,
         turned_away: BTreeMap::new(),
+        meeting: Meeting::Outside,
+        given_up: None,
     };
     forming
         .run()
-        .map_err(|error| error.after(started.elapsed()))
+        .map_err(|error| forming.meeting.fail(error).after(started.elapsed()))
 }
 
 struct Forming<'a> {
@@ -70,6 +67,9 @@ struct Forming<'a> {
     interrupt: Interrupt<'a>,
     /// How many callers were turned away, by the reason.
     turned_away: BTreeMap<String, usize>,
+    meeting: Meeting,
+    /// The first reason to give up.
+    given_up: Option<Error>,
 }
 
 impl Forming<'_> {
@@ -98,6 +98,7 @@ impl Forming<'_> {
             let missing = expected.iter().find(|data| !data_from.contains_key(*data));
             let (late, what) = match (missing, control_from_predecessor.take()) {
                 (None, Some(control_from_predecessor)) => {
+                    self.await_others()?;
                     return Ok(Formed {
                         roster,
                         data_to,
@@ -156,41 +157,29 @@ impl Forming<'_> {
             ..
         } = self.config;
         let door = Door::open(&self.on_interface(rendezvous), self.admission())?;
-        let mut joined: BTreeMap<usize, (Member, Connection)> = BTreeMap::new();
-        while joined.len() < world_size - 1 {
-            match self.next_caller(&door) {
-                Ok(Some((hello, stream))) => {
-                    // Nobody connects to a neighbour before it has the roster.
-                    if let Purpose::Join(member) = hello.purpose {
-                        joined.insert(hello.rank, (member, stream));
-                    }
-                }
-                outcome => {
-                    let error = outcome.err().unwrap_or_else(|| self.missing(&joined));
-                    for (_, stream) in joined.values_mut() {
-                        // A rank that has gone meanwhile needs no answer.
-                        let _ = send(stream, &Answer::Failed(error.clone()));
-                    }
-                    return Err(error);
-                }
+        self.meeting = Meeting::Host(BTreeMap::new());
+        while self.joined().len() < world_size - 1 {
+            let Some((hello, stream)) = self.next_caller(&door)? else {
+                return Err(self.missing());
+            };
+            // Nobody connects to a neighbour before it has the roster.
+            if let (Purpose::Join(member), Meeting::Host(guests)) =
+                (hello.purpose, &mut self.meeting)
+            {
+                guests.insert(hello.rank, Guest::new(member, stream));
             }
         }
-        let mut members = vec![this_member(door.address.to_string(), self.config)];
-        members.extend(joined.values().map(|(member, _)| member.clone()));
-        let answer = Answer::Formed(members.clone());
-        for (rank, (member, stream)) in &mut joined {
-            send(stream, &answer).map_err(|error| error.blaming(*rank, &member.host))?;
-        }
-        Ok((door, Roster::new(members)))
+        // The others know where they met it.
+        let announced = self.config.announce.clone().unwrap_or_default();
+        let mut members = vec![this_member(announced, self.config)];
+        members.extend(self.joined().values().map(|guest| guest.member.clone()));
+        self.meeting.announce(members.clone());
+        Ok((door, self.roster(members)))
     }
 
     /// Everybody else: opens a door, announces it to rank 0, and waits for the roster.
     fn join(&mut self) -> Result<(Door, Roster)> {
-        let Config {
-            rendezvous,
-            world_size,
-            ..
-        } = self.config;
+        let rendezvous = &self.config.rendezvous;
         let mut door = None;
         let mut stream = self.meet(0, rendezvous, rendezvous, |this, tcp| {
             let own_ip = tcp.local_addr().map_err(|error| socket_fails(&error))?.ip();
@@ -202,22 +191,64 @@ impl Forming<'_> {
             Ok(Purpose::Join(this_member(address, this.config)))
         })?;
         let door = door.expect("nobody joins without a door");
-        self.await_answer(&stream)?;
-        let until = Instant::now() + HANDSHAKE_LIMIT;
+        // Rank 0 gives up at about the same time, and knows better who is missing.
+        let limit = self.deadline + HANDSHAKE_LIMIT;
         stream
-            .be_patient(until)
+            .be_patient(limit)
             .map_err(|error| socket_fails(&error))?;
-        let answer = handshake::read_message(&mut stream).map_err(|_| {
-            Error::rendezvous("it ended before the group was complete").blaming(0, rendezvous)
-        })?;
-        match answer {
-            Answer::Formed(mut members) if members.len() == *world_size => {
-                // Known to lead there, whatever rank 0 calls its own address.
-                members[0].address.clone_from(rendezvous);
-                Ok((door, Roster::new(members)))
+        let answer = handshake::read_message(&mut stream.attentive(&mut || self.check().is_ok()));
+        let members = match answer {
+            Ok(Answer::Formed(members)) => members,
+            Ok(Answer::Failed(error)) => return Err(error),
+            Ok(Answer::Complete) | Err(_) => {
+                self.check()?;
+                let problem = if Instant::now() >= limit {
+                    "it accepted this rank but sent no roster in time"
+                } else {
+                    "it ended before the group was complete"
+                };
+                return Err(Error::rendezvous(problem).blaming(0, rendezvous));
             }
-            Answer::Formed(_) => Err(Error::protocol("rank 0 sent a roster of another size")),
-            Answer::Failed(error) => Err(error),
+        };
+        if members.len() != self.config.world_size {
+            return Err(Error::protocol("rank 0 sent a roster of another size"));
+        }
+        self.meeting = Meeting::Guest(Host::new(stream, members[0].host.clone()));
+        Ok((door, self.roster(members)))
+    }
+
+    fn roster(&self, mut members: Vec<Member>) -> Roster {
+        let address = &mut members[0].address;
+        if address.is_empty() {
+            address.clone_from(&self.config.rendezvous);
+        }
+        Roster::new(members)
+    }
+
+    /// Waits until all ranks are connected with all.
+    fn await_others(&mut self) -> Result<()> {
+        let patience = match self.meeting {
+            Meeting::Host(_) => READY_GRACE,
+            _ => HANDSHAKE_LIMIT,
+        };
+        self.meeting.be_ready();
+        loop {
+            self.check()?;
+            if self.meeting.is_complete() {
+                return Ok(());
+            }
+            if Instant::now() >= self.deadline + patience {
+                return Err(self.meeting.late());
+            }
+            self.meeting.wait(INTERRUPT_INTERVAL);
+        }
+    }
+
+    fn joined(&self) -> &BTreeMap<usize, Guest> {
+        static NOBODY: BTreeMap<usize, Guest> = BTreeMap::new();
+        match &self.meeting {
+            Meeting::Host(guests) => guests,
+            _ => &NOBODY,
         }
     }
 
@@ -238,15 +269,19 @@ impl Forming<'_> {
         }
     }
 
-    /// The address that others should use for a door. Certificates are for names: with TLS it is
-    /// the name that the user gave, if one was given.
+    /// The address that others should use for a door: the one that the user gave for it, if one
+    /// was given. Certificates are for names: with TLS the name at which it listens will do, too.
     fn announced(&self, door: SocketAddr, own_ip: IpAddr) -> String {
         let Config {
             listen,
+            announce,
             interface,
             tls,
             ..
         } = self.config;
+        if let Some(announce) = announce {
+            return announce.clone();
+        }
         let name = listen.as_ref().and_then(|listen| listen.rsplit_once(':'));
         match name {
             Some((name, _))
@@ -283,7 +318,7 @@ impl Forming<'_> {
                     }
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    self.check_interrupt()?;
+                    self.check()?;
                 }
             }
             if Instant::now() >= self.deadline {
@@ -316,7 +351,8 @@ impl Forming<'_> {
                 Ok(stream) => return Ok(stream),
                 Err(failure) => failure,
             };
-            self.check_interrupt()?;
+            // What ended the group is also what ended this conversation.
+            self.check()?;
             if !broken || Instant::now() + RETRY_INTERVAL >= self.deadline {
                 return Err(error.blaming(rank, host));
             }
@@ -327,11 +363,11 @@ impl Forming<'_> {
     /// Opens a connection, trying again until the deadline.
     fn reach(&mut self, rank: usize, host: &str, address: &str) -> Result<TcpStream> {
         loop {
-            let reason = match connect(address, self.deadline) {
+            let reason = match self.attempt(address)? {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
-            self.check_interrupt()?;
+            self.check()?;
             if Instant::now() + RETRY_INTERVAL >= self.deadline {
                 let own = self.config.rank;
                 let problem = format!("rank {own} cannot reach it at {address}: {reason}");
@@ -341,9 +377,32 @@ impl Forming<'_> {
         }
     }
 
+    /// One attempt to connect, in a thread of its own, because the system does not let go of a
+    /// caller while it looks up a name.
+    fn attempt(&mut self, address: &str) -> Result<std::io::Result<TcpStream>> {
+        let (sender, outcome) = channel();
+        let (address, deadline) = (address.to_owned(), self.deadline);
+        std::thread::Builder::new()
+            .name("gradring-call".into())
+            .spawn(move || sender.send(connect(&address, deadline)))
+            .map_err(|error| Error::rendezvous(format!("no thread to connect with: {error}")))?;
+        loop {
+            match outcome.recv_timeout(INTERRUPT_INTERVAL) {
+                Ok(outcome) => return Ok(outcome),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Ok(Err(std::io::Error::other("the attempt failed")));
+                }
+                Err(RecvTimeoutError::Timeout) => self.check()?,
+            }
+            if Instant::now() >= self.deadline {
+                return Ok(Err(std::io::Error::other("no answer in time")));
+            }
+        }
+    }
+
     /// The caller's side of all handshakes; an error comes with whether the connection broke.
     fn greet(
-        &self,
+        &mut self,
         tcp: TcpStream,
         address: &str,
         purpose: Purpose,
@@ -352,13 +411,16 @@ impl Forming<'_> {
             .map_err(|error| (socket_fails(&error), false))?;
         let deadline = Instant::now() + HANDSHAKE_LIMIT;
         let is_break = |error: &Error| matches!(error.kind, ErrorKind::Rendezvous { .. });
-        let mut stream = tls::call(tcp, self.tls.as_ref(), address, deadline).map_err(|error| {
-            let broken = is_break(&error);
-            (error, broken)
-        })?;
-        let hello = Hello::new(self.config.rank, self.config.world_size, purpose);
-        let called =
-            hello.and_then(|hello| handshake::call(&mut stream, hello, &self.config.token));
+        let (config, tls) = (self.config, self.tls.clone());
+        let mut go_on = || self.check().is_ok();
+        let mut stream =
+            tls::call(tcp, tls.as_ref(), address, deadline, &mut go_on).map_err(|error| {
+                let broken = is_break(&error);
+                (error, broken)
+            })?;
+        let called = Hello::new(config.rank, config.world_size, purpose).and_then(|hello| {
+            handshake::call(&mut stream.attentive(&mut go_on), hello, &config.token)
+        });
         match called {
             Ok(()) => Ok(stream),
             Err(error) => {
@@ -368,36 +430,38 @@ impl Forming<'_> {
         }
     }
 
-    /// Waits until rank 0 has something to say, or has ended.
-    fn await_answer(&mut self, stream: &Connection) -> Result<()> {
-        // Rank 0 gives up at about the same time, and knows better who is missing.
-        let deadline = self.deadline + HANDSHAKE_LIMIT;
-        while !stream.is_readable() {
-            self.check_interrupt()?;
-            if Instant::now() >= deadline {
-                let problem = "it accepted this rank but sent no roster in time";
-                return Err(Error::rendezvous(problem).blaming(0, &self.config.rendezvous));
-            }
-            let socket = std::iter::once(Interested::readable(stream.as_fd().as_raw_fd()));
-            poll::wait_without_waker(socket, INTERRUPT_INTERVAL);
+    /// Looks whether there is any reason to give up.
+    fn check(&mut self) -> Result<()> {
+        if self.given_up.is_none() {
+            self.given_up = if (self.interrupt)() {
+                let reason = "was interrupted while the group was forming";
+                Some(Error::aborted(reason).blaming(self.config.rank, host_name()))
+            } else {
+                self.meeting.look().err()
+            };
         }
-        Ok(())
+        self.given_up.clone().map_or(Ok(()), Err)
     }
 
-    fn check_interrupt(&mut self) -> Result<()> {
-        if (self.interrupt)() {
-            let reason = "was interrupted while the group was forming";
-            return Err(Error::aborted(reason).blaming(self.config.rank, "this host"));
-        }
-        Ok(())
-    }
-
-    fn missing(&self, joined: &BTreeMap<usize, (Member, Connection)>) -> Error {
+    fn missing(&self) -> Error {
         let world_size = self.config.world_size;
         let missing: Vec<usize> = (1..world_size)
-            .filter(|rank| !joined.contains_key(rank))
+            .filter(|rank| !self.joined().contains_key(rank))
             .collect();
-        let names: Vec<String> = missing.iter().map(usize::to_string).collect();
+        let address = |rank: usize| self.config.addresses.get(rank).map(String::as_str);
+        let names: Vec<String> = std::thread::scope(|scope| {
+            let name = |rank: usize| {
+                address(rank).map_or_else(
+                    || rank.to_string(),
+                    |address| format!("{rank} at {address} ({})", looked_at(address)),
+                )
+            };
+            let looks: Vec<_> = missing
+                .iter()
+                .map(|&rank| scope.spawn(move || name(rank)))
+                .collect();
+            looks.into_iter().flat_map(|look| look.join()).collect()
+        });
         let problem = format!(
             "rank {} of {world_size} did not join rank 0 at {} within {:.0} s{}",
             names.join(", "),
@@ -405,7 +469,8 @@ impl Forming<'_> {
             self.config.timeout.as_secs_f64(),
             self.turned_away_note(),
         );
-        Error::rendezvous(problem).blaming(missing[0], "an unknown host")
+        let host = address(missing[0]).unwrap_or("an unknown host");
+        Error::rendezvous(problem).blaming(missing[0], host)
     }
 
     /// What those who were turned away would like the user to know.
@@ -456,6 +521,14 @@ fn by_rank(data: BTreeMap<(usize, usize), Connection>) -> BTreeMap<usize, Vec<Co
     by_rank
 }
 
+/// What is found where a rank that did not join should listen.
+fn looked_at(address: &str) -> String {
+    match connect(address, Instant::now() + LOOK_LIMIT) {
+        Ok(_) => "something listens there, but it did not join".into(),
+        Err(error) => error.to_string(),
+    }
+}
+
 fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     let mut outcome = Err(std::io::Error::other("the name has no address"));
     for resolved in address.to_socket_addrs()? {
@@ -472,15 +545,6 @@ fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
         }
     }
     outcome
-}
-
-/// Sends rank 0's answer to a rank that has waited for it, maybe for long.
-fn send(stream: &mut Connection, answer: &Answer) -> Result<()> {
-    let until = Instant::now() + HANDSHAKE_LIMIT;
-    stream
-        .be_patient(until)
-        .map_err(|error| socket_fails(&error))?;
-    handshake::write_message(stream, answer)
 }
 
 fn socket_fails(error: &std::io::Error) -> Error {
@@ -507,6 +571,8 @@ mod tests {
             listen: None,
             interface: None,
             tls: None,
+            announce: None,
+            addresses: Vec::new(),
             token: b"secret".into(),
             transport: TransportChoice::Tcp,
             algorithm: Rules::default(),
@@ -514,6 +580,8 @@ mod tests {
             wire_dtype: None,
             streams: STREAMS,
             timeout: TIMEOUT,
+            stall_warning: TIMEOUT,
+            on_warning: drop,
         }
     }
 
@@ -534,6 +602,8 @@ mod tests {
             tls: None,
             interrupt: &mut || false,
             turned_away: BTreeMap::new(),
+            meeting: Meeting::Outside,
+            given_up: None,
         };
         let (_door, roster) = forming.join().unwrap();
         let mut connections: Vec<_> = streams

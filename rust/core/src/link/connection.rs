@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::tls::session::Session;
+use crate::work::INTERRUPT_INTERVAL;
 
 /// How long one who is sent away has to hear why.
 const DISMISSAL_LIMIT: Duration = Duration::from_secs(1);
@@ -22,13 +23,29 @@ pub struct Connection {
     tls: Option<Box<Session>>,
 }
 
+/// Says whether to go on with waiting.
+pub(crate) type GoOn<'a> = &'a mut dyn FnMut() -> bool;
+
+/// A patient connection that asks now and then whether to go on with waiting.
+pub(crate) struct Attentive<'a> {
+    stream: &'a mut Connection,
+    go_on: GoOn<'a>,
+}
+
 /// The bytes on the wire.
-pub(super) struct Socket {
+struct Socket {
     tcp: TcpStream,
     /// `None`: non-blocking.
     deadline: Option<Instant>,
-    /// Whether the connection has failed or ended, or the deadline has passed.
+    /// Whether the connection has failed or ended, the deadline has passed, or this side gave up.
     ended: bool,
+}
+
+/// A socket in use.
+pub(super) struct Line<'a> {
+    socket: &'a mut Socket,
+    /// Asked now and then while a patient socket waits.
+    go_on: Option<GoOn<'a>>,
 }
 
 impl Connection {
@@ -49,6 +66,15 @@ impl Connection {
     pub fn be_patient(&mut self, deadline: Instant) -> io::Result<()> {
         self.socket.deadline = Some(deadline);
         self.socket.tcp.set_nonblocking(false)
+    }
+
+    /// The same connection, for one who may have a reason to give up before the deadline. What
+    /// waits then fails; inside TLS, too, in the middle of a record.
+    pub(crate) fn attentive<'a>(&'a mut self, go_on: GoOn<'a>) -> Attentive<'a> {
+        Attentive {
+            stream: self,
+            go_on,
+        }
     }
 
     /// Lets reading and writing fail instead of waiting.
@@ -98,6 +124,7 @@ impl Connection {
         let flags = libc::MSG_PEEK | libc::MSG_WAITALL;
         let count = self
             .socket
+            .line(None)
             .watched(|tcp| SockRef::from(&*tcp).recv_with_flags(&mut bytes, flags))?;
         if count < bytes.len() {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -111,10 +138,12 @@ impl Connection {
     pub(super) fn secure(
         mut self,
         mut connection: rustls::Connection,
+        go_on: Option<GoOn<'_>>,
     ) -> Result<Self, (io::Error, Self)> {
         assert!(self.tls.is_none(), "one layer of TLS is enough");
+        let mut line = self.socket.line(go_on);
         while connection.is_handshaking() || connection.wants_write() {
-            if let Err(error) = connection.complete_io(&mut self.socket) {
+            if let Err(error) = connection.complete_io(&mut line) {
                 return Err((error, self));
             }
         }
@@ -131,24 +160,43 @@ impl Connection {
         // Whatever fails here, the connection is over.
         let _ = self.socket.tcp.shutdown(Shutdown::Write);
         let mut unread = [0; 1024];
-        while self.socket.read(&mut unread).is_ok_and(|count| count > 0) {}
+        while self
+            .socket
+            .line(None)
+            .read(&mut unread)
+            .is_ok_and(|count| count > 0)
+        {}
     }
 
     /// Sends a prefix of `parts` and returns its length. Inside TLS a single byte may be on its way
     /// although there was `WouldBlock`: the same bytes must be offered again. Of more, all but one
     /// count as sent.
     pub(super) fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        match &mut self.tls {
-            None => self.socket.write_vectored(parts),
-            Some(tls) => tls.send(&mut self.socket, parts),
-        }
+        self.send_while(None, parts)
     }
 
     /// Receives into a prefix of `parts` and returns its length, 0 at the end.
     pub(super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.receive_while(None, parts)
+    }
+
+    fn send_while(&mut self, go_on: Option<GoOn<'_>>, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut line = self.socket.line(go_on);
         match &mut self.tls {
-            None => self.socket.read_vectored(parts),
-            Some(tls) => tls.receive(&mut self.socket, parts),
+            None => line.write_vectored(parts),
+            Some(tls) => tls.send(&mut line, parts),
+        }
+    }
+
+    fn receive_while(
+        &mut self,
+        go_on: Option<GoOn<'_>>,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> io::Result<usize> {
+        let mut line = self.socket.line(go_on);
+        match &mut self.tls {
+            None => line.read_vectored(parts),
+            Some(tls) => tls.receive(&mut line, parts),
         }
     }
 }
@@ -187,18 +235,53 @@ impl Write for Connection {
     }
 }
 
+impl Read for Attentive<'_> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let parts = &mut [IoSliceMut::new(target)];
+        self.stream.receive_while(Some(&mut *self.go_on), parts)
+    }
+}
+
+impl Write for Attentive<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let parts = &[IoSlice::new(bytes)];
+        self.stream.send_while(Some(&mut *self.go_on), parts)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 impl Socket {
-    /// Gives the next call the time that is left.
+    fn line<'a, 'g: 'a>(&'a mut self, go_on: Option<GoOn<'g>>) -> Line<'a> {
+        Line {
+            socket: self,
+            go_on: go_on.map(|go_on| go_on as GoOn<'a>),
+        }
+    }
+}
+
+impl Line<'_> {
+    /// Gives the next call the time that is left, or that until the next question.
     fn be_ready(&self) -> io::Result<()> {
-        let Some(deadline) = self.deadline else {
+        let Some(deadline) = self.socket.deadline else {
             return Ok(());
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        self.tcp.set_read_timeout(Some(left))?;
-        self.tcp.set_write_timeout(Some(left))
+        let limit = match self.go_on {
+            Some(_) => left.min(INTERRUPT_INTERVAL),
+            None => left,
+        };
+        self.socket.tcp.set_read_timeout(Some(limit))?;
+        self.socket.tcp.set_write_timeout(Some(limit))
+    }
+
+    fn goes_on(&mut self) -> bool {
+        self.go_on.as_mut().is_none_or(|go_on| go_on())
     }
 
     /// Calls `body` with the time that is left, and notes how the connection ends. A patient socket
@@ -207,29 +290,27 @@ impl Socket {
         &mut self,
         mut body: impl FnMut(&mut TcpStream) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let patient = self.deadline.is_some();
+        let patient = self.socket.deadline.is_some();
         loop {
-            let outcome = self.be_ready().and_then(|()| body(&mut self.tcp));
-            let Err(error) = outcome else {
-                self.ended |= matches!(outcome, Ok(0));
-                return outcome;
+            let outcome = self.be_ready().and_then(|()| body(&mut self.socket.tcp));
+            let error = match outcome {
+                Err(error) if !is_later(error.kind()) => error,
+                Err(error) if !patient => return Err(error),
+                // `be_ready` tells when the time is over.
+                Err(_) if self.goes_on() => continue,
+                Err(_) => io::Error::other("this rank gave up"),
+                Ok(count) => {
+                    self.socket.ended |= count == 0;
+                    return Ok(count);
+                }
             };
-            match error.kind() {
-                ErrorKind::Interrupted if patient => continue,
-                ErrorKind::Interrupted => return Err(error),
-                ErrorKind::WouldBlock if !patient => return Err(error),
-                _ => self.ended = true,
-            }
-            // What a socket says when its time is over.
-            return Err(match error.kind() {
-                ErrorKind::WouldBlock => ErrorKind::TimedOut.into(),
-                _ => error,
-            });
+            self.socket.ended = true;
+            return Err(error);
         }
     }
 }
 
-impl Read for Socket {
+impl Read for Line<'_> {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         self.watched(|tcp| tcp.read(target))
     }
@@ -239,7 +320,7 @@ impl Read for Socket {
     }
 }
 
-impl Write for Socket {
+impl Write for Line<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(bytes)])
     }
@@ -255,4 +336,67 @@ impl Write for Socket {
 
 pub(super) fn is_later(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use rustls::crypto::ring;
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    use super::*;
+
+    /// A patient connection, and its other end, on which nobody says anything.
+    fn to_the_silent() -> (Connection, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(600);
+        let stream = Connection::patient(tcp, deadline).unwrap();
+        (stream, listener.accept().unwrap().0)
+    }
+
+    /// Says three times to go on, and then no more.
+    fn three_times() -> impl FnMut() -> bool {
+        let mut asked = 0;
+        move || {
+            asked += 1;
+            asked <= 3
+        }
+    }
+
+    #[test]
+    fn a_reason_to_give_up_ends_reading() {
+        let (mut stream, _silent) = to_the_silent();
+        let read = stream.attentive(&mut three_times()).read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::Other);
+        assert!(stream.has_ended());
+    }
+
+    #[test]
+    fn a_reason_to_give_up_ends_writing() {
+        let (mut stream, _silent) = to_the_silent();
+        let endless = vec![0; 64 << 20];
+        let written = stream.attentive(&mut three_times()).write_all(&endless);
+        assert_eq!(written.unwrap_err().kind(), ErrorKind::Other);
+        assert!(stream.has_ended());
+    }
+
+    #[test]
+    fn a_reason_to_give_up_ends_a_handshake_of_tls() {
+        let (stream, _silent) = to_the_silent();
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let name = "127.0.0.1".try_into().unwrap();
+        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+        let secured = stream.secure(connection.into(), Some(&mut three_times()));
+        let (error, stream) = secured.err().expect("nobody answers");
+        assert_eq!(error.kind(), ErrorKind::Other);
+        assert!(stream.has_ended());
+    }
 }

@@ -20,7 +20,7 @@ use rustls::{
     CertificateError, ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection,
 };
 
-use super::connection::Connection;
+use super::connection::{Connection, GoOn};
 use crate::error::{Error, Result};
 use crate::wire::handshake;
 
@@ -92,7 +92,8 @@ impl Tls {
     }
 }
 
-/// The caller's side of a connection to `address`, a `host:port`: plain without `tls`.
+/// The caller's side of a connection to `address`, a `host:port`: plain without `tls`. It asks now
+/// and then whether to go on.
 ///
 /// # Errors
 /// `Authentication` for a certificate that one side does not accept; `Config` when the callee
@@ -102,6 +103,7 @@ pub(crate) fn call(
     tls: Option<&Tls>,
     address: &str,
     deadline: Instant,
+    go_on: GoOn<'_>,
 ) -> Result<Connection> {
     let stream = Connection::patient(tcp, deadline).map_err(|error| broken(&error))?;
     let Some(tls) = tls else { return Ok(stream) };
@@ -111,7 +113,7 @@ pub(crate) fn call(
     let connection =
         ClientConnection::new(Arc::clone(&tls.client), name).map_err(|error| refusal(&error))?;
     stream
-        .secure(connection.into())
+        .secure(connection.into(), Some(go_on))
         .map_err(|(error, _)| broken(&error))
 }
 
@@ -128,10 +130,12 @@ pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Re
         (Some(tls), true) => {
             let connection =
                 ServerConnection::new(Arc::clone(&tls.server)).map_err(|error| refusal(&error))?;
-            stream.secure(connection.into()).map_err(|(error, stream)| {
-                stream.dismiss();
-                broken(&error)
-            })
+            stream
+                .secure(connection.into(), None)
+                .map_err(|(error, stream)| {
+                    stream.dismiss();
+                    broken(&error)
+                })
         }
         (Some(_), false) => Err(refuse(
             stream,

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::collective::Call;
 use crate::wire::contract::Header;
@@ -13,6 +14,16 @@ const CAPACITY: usize = 256;
 #[derive(Default)]
 pub struct FlightRecorder {
     entries: Mutex<VecDeque<Entry>>,
+    waiting: Mutex<Option<Waiting>>,
+}
+
+/// A collective under way that does not move.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    /// The rank from which something is expected.
+    pub awaited: usize,
+    /// When something moved last.
+    pub since: Instant,
 }
 
 /// One collective that this rank entered.
@@ -34,6 +45,17 @@ impl FlightRecorder {
             entries.pop_front();
         }
         entries.push_back(entry);
+    }
+
+    /// Remembers that this rank waits, or that it does not.
+    pub fn note_waiting(&self, waiting: Option<Waiting>) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+    }
+
+    /// For whom this rank waits, if it has done so for a while.
+    #[must_use]
+    pub fn waiting(&self) -> Option<Waiting> {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets everything.

@@ -3,6 +3,8 @@
 //! Messages marked *flooded* are passed on around the ring in both directions by every rank that
 //! sees them for the first time, so one lost rank cannot keep them from the others.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -32,6 +34,8 @@ pub(crate) struct Testimony {
     pub sequence: u64,
     /// The collective it entered there; `None` if it has not entered it.
     pub entered: Option<Entered>,
+    /// For whom it waits right now, and how long nothing has moved there.
+    pub waits: Option<(usize, Duration)>,
 }
 
 /// A collective that a rank entered.

@@ -19,7 +19,7 @@ use sha2::Sha256;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 2;
+pub(crate) const PROTOCOL_VERSION: u32 = 4;
 
 /// Bound on what a member may send: a roster of 10,000 ranks fits.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -51,7 +51,7 @@ impl Purpose {
 /// How others reach a rank and recognise its host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Member {
-    /// `ip:port` where it listens.
+    /// `host:port` by which others reach it; empty for rank 0 where they met it.
     pub address: String,
     /// Name for messages.
     pub host: String,
@@ -151,8 +151,8 @@ pub(crate) fn answer(
     };
     if hello.version != PROTOCOL_VERSION {
         let error = Error::protocol(format!(
-            "protocol version {} met version {PROTOCOL_VERSION}",
-            hello.version
+            "rank {} speaks protocol version {}, the rank it called version {PROTOCOL_VERSION}",
+            hello.rank, hello.version
         ));
         write_message(stream, &Message::Refused(error.clone()))?;
         return Err(error);
@@ -504,6 +504,23 @@ mod tests {
                 Message::Hello(other),
                 Message::Proof(proof),
             ]));
+        }
+    }
+
+    #[test]
+    fn another_version_is_named_on_both_sides() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let calling = std::thread::spawn(move || {
+            let mut hello = Hello::new(1, 2, Purpose::Control).unwrap();
+            hello.version += 1;
+            call(&mut TcpStream::connect(address).unwrap(), hello, b"")
+        });
+        let answered = answer(&mut listener.accept().unwrap().0, b"", |_| Ok(()));
+        for error in [calling.join().unwrap().unwrap_err(), answered.unwrap_err()] {
+            assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+            let versions = format!("version {}, the rank it called", PROTOCOL_VERSION + 1);
+            assert!(error.to_string().contains(&versions), "{error}");
         }
     }
 

@@ -9,7 +9,7 @@
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
 
 use super::refusal;
-use crate::link::connection::{Socket, is_later};
+use crate::link::connection::{Line, is_later};
 
 /// Plaintext encrypted at a time: sixteen records, which stay in cache until they are sent.
 const SEND_BYTES: usize = 256 << 10;
@@ -50,11 +50,11 @@ impl Session {
     /// As `Connection::send`.
     pub(in crate::link) fn send(
         &mut self,
-        socket: &mut Socket,
+        line: &mut Line<'_>,
         parts: &[IoSlice<'_>],
     ) -> io::Result<usize> {
         if self.withheld > 0 {
-            self.flush(socket)?;
+            self.flush(line)?;
             return Ok(std::mem::take(&mut self.withheld));
         }
         let mut encrypted = 0;
@@ -62,7 +62,7 @@ impl Session {
             let length = part.len().min(SEND_BYTES - encrypted);
             encrypted += self.connection.writer().write(&part[..length])?;
         }
-        match self.flush(socket) {
+        match self.flush(line) {
             Err(error) if is_later(error.kind()) && encrypted > 0 => {
                 self.withheld = 1;
                 match encrypted {
@@ -74,9 +74,9 @@ impl Session {
         }
     }
 
-    fn flush(&mut self, socket: &mut Socket) -> io::Result<()> {
+    fn flush(&mut self, line: &mut Line<'_>) -> io::Result<()> {
         while self.connection.wants_write() {
-            self.connection.write_tls(socket)?;
+            self.connection.write_tls(line)?;
         }
         Ok(())
     }
@@ -84,7 +84,7 @@ impl Session {
     /// As `Connection::receive`.
     pub(in crate::link) fn receive(
         &mut self,
-        socket: &mut Socket,
+        line: &mut Line<'_>,
         parts: &mut [IoSliceMut<'_>],
     ) -> io::Result<usize> {
         let wanted: usize = parts.iter().map(|part| part.len()).sum();
@@ -98,7 +98,7 @@ impl Session {
                 if filled > 0 {
                     return Ok(filled);
                 }
-                match socket.read(&mut self.inbox)? {
+                match line.read(&mut self.inbox)? {
                     0 => return Ok(0),
                     count => self.received = 0..count,
                 }

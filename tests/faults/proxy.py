@@ -1,0 +1,239 @@
+"""A TCP proxy in front of every rank of a drill, which harms the traffic when it is told to.
+
+Each rank announces its proxy's address, so every connection of the group passes here. A *flow* is
+one direction of a connection; the first message of a caller tells who calls and for what purpose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+PIECE_BYTES = 64 << 10
+SLOW_BYTES_PER_S = 16 << 20
+GREETING_LIMIT_S = 10.0
+
+Purpose = Literal["join", "data", "control", "?"]
+_PURPOSES: tuple[Purpose, ...] = ("join", "data", "control")
+
+Harm = Literal["hang", "half-open", "truncate", "corrupt", "slow", "duplicate", "hold"]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One direction of a connection between two ranks."""
+
+    caller: int
+    callee: int
+    purpose: Purpose
+    to_callee: bool
+
+
+@dataclass
+class Trap:
+    """Harm for the flows that match, from a byte on.
+
+    Attributes:
+        harm: What to do: ``hang`` forwards nothing more in either direction and says nothing;
+            ``half-open`` ends the callee's side alone; ``truncate`` ends both; ``corrupt`` turns
+            over the bits of one byte; ``slow`` limits the rate; ``duplicate`` calls the callee once
+            more with the same greeting; ``hold`` hangs, and only calls ``sprung``.
+        matches: The flows meant.
+        after: How many more bytes of such a flow pass unharmed.
+        sprung: Called once, when the harm is done.
+    """
+
+    harm: Harm
+    matches: Callable[[Flow], bool]
+    after: int
+    sprung: Callable[[], None]
+
+
+class Proxies:
+    """The proxies of all ranks; a context manager that ends them."""
+
+    def __init__(self, targets: list[tuple[str, int]]) -> None:
+        """Listens for everybody whose door is at ``targets``, by rank."""
+        self._targets = targets
+        self._trap: Trap | None = None
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._ended = threading.Event()
+        listeners = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in targets]
+        self._sockets += listeners
+        self.addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+        for rank, listener in enumerate(listeners):
+            self._start(self._serve, rank, listener)
+
+    def __enter__(self) -> Proxies:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def arm(self, trap: Trap) -> None:
+        """From now on harms what ``trap`` says, once."""
+        with self._lock:
+            self._trap = trap
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=target, args=arguments, daemon=True).start()
+
+    def _serve(self, rank: int, listener: socket.socket) -> None:
+        while True:
+            try:
+                caller, _ = listener.accept()
+            except OSError:  # the end
+                return
+            self._start(self._connect, rank, caller)
+
+    def _connect(self, rank: int, caller: socket.socket) -> None:
+        self._sockets.append(caller)
+        callee = self._reach(rank)
+        if callee is None:
+            _reset(caller)
+            return
+        self._sockets.append(callee)
+        for one in (caller, callee):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        caller.settimeout(GREETING_LIMIT_S)
+        with contextlib.suppress(OSError):
+            greeting = _first_message(caller)
+            rank_of_caller, purpose = _introduction(greeting)
+            caller.settimeout(None)
+            flow = Flow(rank_of_caller, rank, purpose, to_callee=True)
+            back = Flow(rank_of_caller, rank, purpose, to_callee=False)
+            connection = _Connection(self, caller, callee)
+            self._start(connection.pump, back, callee, caller, b"")
+            connection.pump(flow, caller, callee, greeting)
+
+    def _reach(self, rank: int) -> socket.socket | None:
+        """A connection to a rank's door, which may open a little later than its proxy's."""
+        deadline = time.monotonic() + GREETING_LIMIT_S
+        while time.monotonic() < deadline and not self._ended.is_set():
+            with contextlib.suppress(OSError):
+                return socket.create_connection(self._targets[rank])
+            time.sleep(0.02)
+        return None
+
+    def sprung_by(self, flow: Flow, length: int) -> tuple[Trap, int] | None:
+        """The trap and how much of the next ``length`` bytes passes, if it springs now."""
+        with self._lock:
+            trap = self._trap
+            if trap is None or not trap.matches(flow):
+                return None
+            if trap.after >= length:
+                trap.after -= length
+                return None
+            self._trap = None
+        return trap, trap.after
+
+    def wait_for_the_end(self) -> None:
+        self._ended.wait()
+
+    def call_again(self, rank: int, greeting: bytes) -> None:
+        """Calls a rank with somebody else's greeting, and hangs up when it has answered."""
+        with contextlib.suppress(OSError), socket.create_connection(self._targets[rank]) as again:
+            again.settimeout(GREETING_LIMIT_S)
+            again.sendall(greeting)
+            again.recv(PIECE_BYTES)
+
+
+class _Connection:
+    """Two sockets between which bytes are carried."""
+
+    def __init__(self, proxies: Proxies, caller: socket.socket, callee: socket.socket) -> None:
+        self._proxies = proxies
+        self._caller, self._callee = caller, callee
+        self._hung = threading.Event()
+
+    def pump(self, flow: Flow, source: socket.socket, target: socket.socket, first: bytes) -> None:
+        """Carries one direction until it ends."""
+        try:
+            piece = first or source.recv(PIECE_BYTES)
+            while piece and not self._hung.is_set():
+                self._carry(flow, source, target, piece)
+                piece = source.recv(PIECE_BYTES)
+            if not self._hung.is_set():
+                target.shutdown(socket.SHUT_WR)
+        except ConnectionResetError:
+            if not self._hung.is_set():
+                _reset(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                source.shutdown(socket.SHUT_RDWR)
+
+    def _carry(
+        self, flow: Flow, source: socket.socket, target: socket.socket, piece: bytes
+    ) -> None:
+        sprung = self._proxies.sprung_by(flow, len(piece))
+        if sprung is None:
+            target.sendall(piece)
+            return
+        trap, unharmed = sprung
+        target.sendall(piece[:unharmed])
+        rest = piece[unharmed:]
+        if trap.harm == "corrupt":
+            target.sendall(bytes([rest[0] ^ 0xFF]) + rest[1:])
+        elif trap.harm == "duplicate":
+            self._proxies.call_again(flow.callee, piece)
+            target.sendall(rest)
+        if trap.harm in ("hang", "hold", "half-open", "truncate"):
+            self._hung.set()
+        if trap.harm in ("half-open", "truncate"):
+            _end(self._callee)
+        if trap.harm == "truncate":
+            _end(self._caller)
+        trap.sprung()
+        if trap.harm in ("hang", "hold"):
+            self._proxies.wait_for_the_end()
+        if trap.harm == "half-open":
+            while source.recv(PIECE_BYTES):  # the caller's words go nowhere
+                pass
+        if trap.harm == "slow":
+            self._crawl(source, target, rest)
+
+    def _crawl(self, source: socket.socket, target: socket.socket, piece: bytes) -> None:
+        while piece:
+            target.sendall(piece)
+            time.sleep(len(piece) / SLOW_BYTES_PER_S)
+            piece = source.recv(PIECE_BYTES)
+
+
+def _first_message(caller: socket.socket) -> bytes:
+    """A caller's greeting: four bytes of length, and so many more."""
+    message = caller.recv(4, socket.MSG_WAITALL)
+    if len(message) == 4:
+        message += caller.recv(int.from_bytes(message, "little"), socket.MSG_WAITALL)
+    return message
+
+
+def _introduction(greeting: bytes) -> tuple[int, Purpose]:
+    """Rank and purpose of a caller; all numbers in a greeting of a small group take one byte."""
+    # kind of message, version, rank, world size, generation, purpose
+    body = greeting[4:]
+    if len(body) < 6 or body[0] != 0 or body[5] >= len(_PURPOSES):
+        return -1, "?"
+    return body[2], _PURPOSES[body[5]]
+
+
+def _end(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+
+
+def _reset(one: socket.socket) -> None:
+    """Closes without a goodbye."""
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.close()

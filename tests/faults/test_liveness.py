@@ -1,0 +1,115 @@
+"""Every wait ends: a warning comes first, then the timeout, and a signal at any time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring import errors
+from gradring.launch.ports import free_ports
+from gradring.testing import run_ranks
+
+LATE_S = 4.0
+"""Much longer than the warning takes, and than a group of a busy machine hesitates."""
+
+
+def be_late(faulty: int) -> float:
+    with gradring.init() as comm:
+        if comm.rank == faulty:
+            time.sleep(LATE_S)
+        return float(comm.all_reduce(np.ones(3), name="step")[2])
+
+
+def test_a_late_rank_is_named_in_the_log_by_those_who_wait_for_it() -> None:
+    variables = {"GRADRING_STALL_WARNING_S": "1"}
+    outcomes = run_ranks(be_late, 3, 1, check=False, env=variables)
+    for outcome in outcomes:
+        assert outcome.value == 3.0, outcome
+        warnings = [line for line in outcome.output.splitlines() if "'step'" in line]
+        if outcome.rank != 1:
+            (warning,) = warnings
+            assert f"rank {outcome.rank} has waited 1." in warning
+            assert "all_reduce(sum) 'step' float64[3] (collective #1) for rank 1 on " in warning
+            assert "not entered" in warning
+
+
+def block(call: str, how: str) -> str:
+    """Rank 0 blocks until a signal comes; rank 1 is not there, or not in the collective."""
+    rank = int(os.environ["GRADRING_RANK"])
+    if how == "a handler of SIGTERM":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    signum = signal.SIGINT if how == "SIGINT" else signal.SIGTERM
+    strike = threading.Timer(1.0, os.kill, [os.getpid(), signum])
+    if call == "init":
+        if rank == 1:
+            return "was not there"
+        strike.start()
+    comm = gradring.init(timeout=200)
+    if rank == 1:
+        time.sleep(LATE_S)
+        try:
+            comm.all_reduce(np.ones(3))
+        except errors.GradringError as error:
+            return f"{type(error).__name__} by rank {error.rank}"
+    strike.start()
+    if call == "all_reduce":
+        comm.all_reduce(np.ones(3))
+    comm.all_reduce_async(np.ones(3)).wait()
+    return "was not interrupted"
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "a handler of SIGTERM"])
+@pytest.mark.parametrize("call", ["init", "all_reduce", "wait"])
+def test_a_signal_ends_every_call_that_blocks(call: str, how: str) -> None:
+    first, second = run_ranks(block, 2, call, how, timeout=60, check=False)
+    if how == "SIGINT":
+        assert isinstance(first.exception, KeyboardInterrupt), first
+    else:
+        assert first.exit_code == (-signal.SIGTERM if how == "SIGTERM" else 7), first
+    if call != "init":
+        assert second.value in ("PeerLostError by rank 0", "AbortedError by rank 0"), second
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(errors.RendezvousError, match=f"cannot listen on {address}.*in use"):
+            gradring.init(rank=0, world_size=2, rendezvous=address, token="t", timeout=5)
+
+
+def test_a_rendezvous_without_an_address_is_named() -> None:
+    with pytest.raises(errors.RendezvousError, match=r"at nowhere\.invalid:4000: .*") as raised:
+        gradring.init(rank=1, world_size=2, rendezvous="nowhere.invalid:4000", token="t", timeout=3)
+    assert raised.value.rank == 0
+    assert "lookup" in str(raised.value)
+
+
+def test_missing_ranks_of_a_tf_config_are_named_with_what_is_found_at_their_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, absent = free_ports(2)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        workers = [
+            f"127.0.0.1:{own}",
+            f"127.0.0.1:{absent}",
+            "nowhere.invalid:4000",
+            f"127.0.0.1:{stranger.getsockname()[1]}",
+        ]
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        with pytest.raises(errors.RendezvousError) as raised:
+            gradring.init(token="t", timeout=2)
+    message = str(raised.value)
+    assert raised.value.rank == 1
+    assert f"1 at {workers[1]} (Connection refused" in message
+    assert f"2 at {workers[2]} (failed to lookup" in message
+    assert f"3 at {workers[3]} (something listens there, but it did not join)" in message
