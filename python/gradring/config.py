@@ -57,9 +57,9 @@ class Settings:
     transport: str = "auto"
     timeout: float = DEFAULT_TIMEOUT_S
     streams: int = 1
+    stall_warning: float = DEFAULT_STALL_WARNING_S
     tls: TlsFiles | None = None
     interface: str | None = None
-    stall_warning: float = DEFAULT_STALL_WARNING_S
 
     @classmethod
     def from_environ(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,18 +222,54 @@ def test_a_mismatch_is_judged_inside_tls(authority: Authority) -> None:
         assert outcome.exception.rank == 2
 
 
-def name_certified() -> None:
+def announce_names(how: str) -> None:
     """Ranks that are told names dial names."""
     port = free_ports(1)[0]
-    with gradring.init(transport="tcp", listen=f"localhost:{port}") as comm:
+    listen, announce = f"localhost:{port}", None
+    if how == "announce" and os.environ["GRADRING_RANK"] != "0":
+        listen, announce = f"{LOCAL}:{port}", listen
+    with gradring.init(transport="tcp", listen=listen, announce=announce) as comm:
         comm.barrier()
 
 
-def test_certificates_may_be_for_names(authority: Authority) -> None:
+@pytest.mark.parametrize("how", ["listen", "announce"])
+def test_certificates_may_be_for_names(authority: Authority, how: str) -> None:
     port = free_ports(1)[0]
     variables = authority.certify("all", "localhost").variables()
     variables["GRADRING_RENDEZVOUS"] = f"localhost:{port}"
-    run_ranks(name_certified, 3, env=variables)
+    run_ranks(announce_names, 3, how, env=variables)
+
+
+def die_while_forming() -> None:
+    """Rank 1 is killed when it has joined; rank 2 never comes."""
+    rank = int(os.environ["GRADRING_RANK"])
+    if rank == 1:
+        threading.Timer(2.0, os.kill, [os.getpid(), signal.SIGKILL]).start()
+    if rank < 2:
+        gradring.init(transport="tcp", timeout=300)
+
+
+def test_a_rank_that_ends_while_the_group_forms_is_named_inside_tls(authority: Authority) -> None:
+    variables = authority.certify("all", LOCAL).variables()
+    host, *_ = run_ranks(die_while_forming, 3, env=variables, check=False, timeout=60)
+    assert isinstance(host.exception, errors.RendezvousError), host
+    assert host.exception.rank == 1
+    assert "ended while the group was forming" in str(host.exception)
+
+
+def interrupt_a_handshake(rendezvous: str) -> None:
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+    gradring.init(rank=1, world_size=2, rendezvous=rendezvous, timeout=300)
+
+
+def test_ctrl_c_ends_a_handshake_of_tls_with_one_who_says_nothing(authority: Authority) -> None:
+    variables = authority.certify("all", LOCAL).variables()
+    with socket.create_server((LOCAL, 0)) as silent:
+        address = f"{LOCAL}:{silent.getsockname()[1]}"
+        (outcome,) = run_ranks(
+            interrupt_a_handshake, 1, address, env=variables, check=False, timeout=60
+        )
+    assert isinstance(outcome.exception, KeyboardInterrupt), outcome
 
 
 def test_some_of_the_variables_are_an_error_that_names_the_others(authority: Authority) -> None:
