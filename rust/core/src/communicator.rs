@@ -11,6 +11,7 @@ use crate::collective::Request;
 use crate::dtype::DType;
 use crate::engine::{Engine, Parts, Supervisor as _};
 use crate::error::{Error, Result};
+use crate::group::door::Door;
 use crate::group::liveness::{Liveness, shortened};
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
@@ -87,6 +88,8 @@ pub struct Communicator {
     tcp_congestion: BTreeMap<String, BTreeSet<String>>,
     engine: Engine,
     liveness: Arc<Liveness>,
+    /// Open while this is, for those who ask how the rank is.
+    door: Mutex<Option<Door>>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -101,14 +104,15 @@ impl Communicator {
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
         config.validate()?;
         let cannot = |error: std::io::Error| Error::rendezvous(format!("a socket fails: {error}"));
-        let (roster, mut links, neighbours) = if config.world_size == 1 {
+        let (roster, mut links, neighbours, door) = if config.world_size == 1 {
             let roster = Roster::new(vec![this_member(String::new(), config)]);
             let links = Links::new(1, BTreeMap::new(), BTreeMap::new());
-            (roster, links.map_err(cannot)?, Vec::new())
+            (roster, links.map_err(cannot)?, Vec::new(), None)
         } else {
             let formed = rendezvous::form(config, interrupt)?;
             let links = Links::new(config.world_size, formed.data_to, formed.data_from);
-            (formed.roster, links.map_err(cannot)?, formed.control)
+            let door = Some((formed.door, formed.watched));
+            (formed.roster, links.map_err(cannot)?, formed.control, door)
         };
         let abort = Arc::new(AbortSwitch::default());
         let recorder = Arc::new(FlightRecorder::default());
@@ -141,7 +145,7 @@ impl Communicator {
             },
             transport: Box::new(links),
             supervisor: Arc::clone(&liveness) as _,
-            abort,
+            abort: Arc::clone(&abort),
             recorder,
             timeout: config.timeout,
             stall_warning: config.stall_warning,
@@ -150,6 +154,10 @@ impl Communicator {
             } else {
                 Duration::ZERO
             },
+        });
+        let door = door.map(|(door, watched)| {
+            watched.has_formed(&roster, engine.activity(), abort);
+            door
         });
         if config.world_size > 1 && engine.policy().is_mesh() {
             calibration::measure(&engine, interrupt)?;
@@ -164,6 +172,7 @@ impl Communicator {
             tcp_congestion,
             engine,
             liveness,
+            door: Mutex::new(door),
         });
         open().insert(communicator.id, Arc::downgrade(&communicator));
         Ok(communicator)
@@ -264,6 +273,10 @@ impl Communicator {
         open().remove(&self.id);
         self.engine.close();
         self.liveness.close();
+        self.door
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
     }
 }
 

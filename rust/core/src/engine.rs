@@ -20,6 +20,7 @@ use crate::link::Transport;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
+use crate::trace::activity::Activity;
 use crate::trace::flight_recorder::{Entry, FlightRecorder, Waiting};
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{self, Header};
@@ -134,6 +135,7 @@ struct Shared {
     supervisor: Arc<dyn Supervisor>,
     abort: Arc<AbortSwitch>,
     recorder: Arc<FlightRecorder>,
+    activity: Arc<Activity>,
     queue: Mutex<Queue>,
     changed: Condvar,
     driver: Mutex<Driver>,
@@ -181,6 +183,7 @@ impl Engine {
             supervisor: parts.supervisor,
             abort: parts.abort,
             recorder: parts.recorder,
+            activity: Arc::default(),
             queue: Mutex::default(),
             changed: Condvar::new(),
             driver: Mutex::new(Driver {
@@ -255,11 +258,19 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner) = policy;
     }
 
-    /// Starts to count from one again; on all ranks alike, with nothing under way.
-    pub fn forget(&self) {
-        lock(&self.shared.queue).launched = 0;
+    /// Forgets what was done, and gives the next collective this ordinal; on all ranks alike, with
+    /// nothing under way.
+    pub fn count_from(&self, sequence: u64) {
+        lock(&self.shared.queue).launched = sequence - 1;
         *lock(&self.shared.stats) = Stats::default();
         self.shared.recorder.forget();
+        self.shared.activity.forget();
+    }
+
+    /// What this rank does now.
+    #[must_use]
+    pub fn activity(&self) -> Arc<Activity> {
+        Arc::clone(&self.shared.activity)
     }
 
     /// What was done so far.
@@ -384,6 +395,7 @@ impl Shared {
     ) -> Result<()> {
         let (call, sequence) = (Arc::clone(&launched.call), launched.sequence);
         let started = Instant::now();
+        self.activity.enter(sequence, Arc::clone(&call));
         let result = catch_unwind(AssertUnwindSafe(|| {
             self.drive(launched, started, spin, interrupt)
         }))
@@ -393,6 +405,7 @@ impl Shared {
             self.supervisor.abort(self.blame_self(cause));
             Err(self.abort.cause().unwrap_or_else(|| Error::protocol(what)))
         });
+        self.activity.leave();
         result.map_err(|error| {
             let mut error = placed(error, &call, sequence);
             error.elapsed.get_or_insert_with(|| started.elapsed());
@@ -504,6 +517,7 @@ impl Shared {
             transport.wait(execution.interests(), patience);
             if asked_at.elapsed() >= INTERRUPT_INTERVAL {
                 asked_at = Instant::now();
+                self.activity.await_peers(execution.awaited());
                 if interrupt() {
                     self.supervisor.abort(self.interrupted());
                 }

@@ -9,14 +9,16 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::communicator::Config;
 use crate::error::{Error, Result};
-use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT};
+use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT, is_busy};
 use crate::group::meeting::{Answer, Guest, Host, Meeting};
 use crate::group::roster::{Roster, host_name, this_member};
+use crate::group::watched::Watched;
 use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
@@ -40,6 +42,9 @@ pub(crate) struct Formed {
     pub data_from: BTreeMap<usize, Vec<TcpStream>>,
     /// Connections to the neighbours on the ring, with their ranks.
     pub control: Vec<(usize, TcpStream)>,
+    /// Stays open for those who ask how the rank is.
+    pub door: Door,
+    pub watched: Arc<Watched>,
 }
 
 /// Forms the group; for world sizes above one.
@@ -52,6 +57,7 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         turned_away: Vec::new(),
         meeting: Meeting::Outside,
         given_up: None,
+        watched: Arc::new(Watched::new(config.rank, config.world_size)),
     };
     forming
         .run()
@@ -66,6 +72,7 @@ struct Forming<'a> {
     meeting: Meeting,
     /// The first reason to give up.
     given_up: Option<Error>,
+    watched: Arc<Watched>,
 }
 
 impl Forming<'_> {
@@ -103,6 +110,8 @@ impl Forming<'_> {
                             (successor, control_to_successor),
                             (predecessor, control_from_predecessor),
                         ],
+                        door,
+                        watched: Arc::clone(&self.watched),
                     });
                 }
                 (missing, control) => {
@@ -127,7 +136,7 @@ impl Forming<'_> {
                     data_from.insert((hello.rank, index), stream);
                 }
                 Purpose::Control => control_from_predecessor = Some(stream),
-                Purpose::Join(_) => {}
+                Purpose::Join(_) | Purpose::Inquiry => {}
             }
         }
     }
@@ -162,6 +171,7 @@ impl Forming<'_> {
             if let (Purpose::Join(member), Meeting::Host(guests)) =
                 (hello.purpose, &mut self.meeting)
             {
+                self.watched.has_joined(hello.rank);
                 guests.insert(hello.rank, Guest::new(member, stream));
             }
         }
@@ -186,7 +196,15 @@ impl Forming<'_> {
         let door = Door::open(&listen, self.admission())?;
         let announced = self.announced(reachable(door.address, own_ip));
         let purpose = Purpose::Join(this_member(announced, self.config));
-        self.greet(&mut stream, 0, address, purpose)?;
+        while let Err(error) = self.greet(&mut stream, 0, address, &purpose) {
+            // An earlier group of the same processes may still be there, about to close.
+            if !is_busy(&error) || Instant::now() + RETRY_INTERVAL >= self.deadline {
+                return Err(error);
+            }
+            self.check()?;
+            std::thread::sleep(RETRY_INTERVAL);
+            stream = self.reach(0, address, address)?;
+        }
         // Rank 0 gives up at about the same time, and knows better who is missing.
         let limit = self.deadline + HANDSHAKE_LIMIT;
         let answer = handshake::read_message(&mut self.attentive(&mut stream, limit));
@@ -250,6 +268,7 @@ impl Forming<'_> {
             world_size: self.config.world_size,
             streams: self.config.streams,
             token: self.config.token.clone(),
+            watched: Arc::clone(&self.watched),
         }
     }
 
@@ -272,8 +291,9 @@ impl Forming<'_> {
     /// Connects to a rank for one purpose.
     fn call(&mut self, roster: &Roster, rank: usize, purpose: &Purpose) -> Result<TcpStream> {
         let member = &roster.members()[rank];
-        let mut stream = self.reach(rank, &member.host, &member.address)?;
-        self.greet(&mut stream, rank, &member.host, purpose.clone())?;
+        let (host, address) = (&member.host, &member.address);
+        let mut stream = self.reach(rank, host, address)?;
+        self.greet(&mut stream, rank, host, purpose)?;
         Ok(stream)
     }
 
@@ -322,14 +342,14 @@ impl Forming<'_> {
         stream: &mut TcpStream,
         rank: usize,
         host: &str,
-        purpose: Purpose,
+        purpose: &Purpose,
     ) -> Result<()> {
         stream
             .set_nodelay(true)
             .and_then(|()| stream.set_write_timeout(Some(HANDSHAKE_LIMIT)))
             .map_err(|error| Error::rendezvous(format!("a socket fails: {error}")))?;
         let config = self.config;
-        let hello = Hello::new(config.rank, config.world_size, purpose)?;
+        let hello = Hello::new(config.rank, config.world_size, purpose.clone())?;
         let limit = Instant::now() + HANDSHAKE_LIMIT;
         let called = handshake::call(&mut self.attentive(stream, limit), hello, &config.token);
         called.or_else(|error| {
@@ -444,7 +464,8 @@ fn looked_at(address: &str) -> String {
     }
 }
 
-fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
+/// Opens a connection to the first address of a name that accepts one.
+pub(crate) fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     let mut outcome = Err(std::io::Error::other("the name has no address"));
     for resolved in address.to_socket_addrs()? {
         let limit = deadline
@@ -563,6 +584,7 @@ mod tests {
             turned_away: Vec::new(),
             meeting: Meeting::Outside,
             given_up: None,
+            watched: Arc::new(Watched::new(1, 2)),
         };
         let (_door, roster) = forming.join().unwrap();
         let mut connections: Vec<_> = streams

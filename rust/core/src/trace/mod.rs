@@ -1,4 +1,5 @@
 //! What happened, for statistics and for error messages.
 
+pub mod activity;
 pub mod flight_recorder;
 pub mod stats;

@@ -33,6 +33,8 @@ pub(crate) enum Purpose {
     Data { stream: usize },
     /// To carry signs of life, questions and aborts, both ways.
     Control,
+    /// To ask how the rank is, from outside of the group, as often as one likes.
+    Inquiry,
 }
 
 impl Purpose {
@@ -41,7 +43,8 @@ impl Purpose {
         match self {
             Self::Join(_) => 0,
             Self::Control => 1,
-            Self::Data { stream } => 2_usize.saturating_add(*stream),
+            Self::Inquiry => 2,
+            Self::Data { stream } => 3_usize.saturating_add(*stream),
         }
     }
 }
@@ -227,10 +230,15 @@ fn unexpected(wanted: &str) -> Error {
     Error::protocol(format!("something else than {wanted} arrived"))
 }
 
+const BROKEN: &str = "the connection broke during the handshake";
+
 fn broken(error: &std::io::Error) -> Error {
-    Error::new(ErrorKind::Rendezvous {
-        problem: format!("the connection broke during the handshake: {error}"),
-    })
+    Error::rendezvous(format!("{BROKEN}: {error}"))
+}
+
+/// Whether the other side went away instead of answering.
+pub(crate) fn is_broken(error: &Error) -> bool {
+    matches!(&error.kind, ErrorKind::Rendezvous { problem } if problem.starts_with(BROKEN))
 }
 
 #[cfg(test)]

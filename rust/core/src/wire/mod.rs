@@ -4,3 +4,4 @@ pub mod contract;
 pub(crate) mod control;
 pub(crate) mod frame;
 pub(crate) mod handshake;
+pub mod state;
