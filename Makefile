@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix fault-report conformance loom tsan miri lint format bench bench-peers wheel clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report conformance loom tsan miri lint format bench bench-peers wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,18 @@ miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats,
 
 test-python: setup ## the tests of the package
 	$(BIN)/python -m pytest -q
+
+# Ray pins versions that the developer's environment should not have to follow. The second environment
+# sees the packages of the first one behind its own.
+test-engines: setup ## trains under real Slurm, Open MPI and Ray; installs them (Slurm and MPI by apt, as root)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null \
+			|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null; } \
+			|| echo "Slurm and Open MPI cannot be installed here; their tests are skipped"; fi
+	$(BIN)/python -m venv .venv-ray
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/developer.pth"
+	.venv-ray/bin/python -m pip install --quiet "ray[train]" || echo "Ray cannot be installed here; its tests are skipped"
+	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(BIN)/python -m pytest -q -rs tests/engines --engines
 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
@@ -84,7 +96,7 @@ test-matrix: wheel ## the TensorFlow tests under several TensorFlow and Keras; w
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix target dist demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ray target dist demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 
