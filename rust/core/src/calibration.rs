@@ -17,7 +17,7 @@ const LARGE: (usize, usize) = (64 << 10, 4);
 
 /// Ordinals that no other collective has: a rank that is still here when others ask for the one
 /// they have just called must not take theirs for its own.
-const FIRST_SEQUENCE: u64 = 1 << 62;
+const FIRST_SEQUENCE: u64 = 1_000_000_001;
 
 /// Measures, and lets `engine` choose by what the slowest rank saw. All ranks call it at once.
 pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
