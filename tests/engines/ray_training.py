@@ -103,8 +103,8 @@ def lose_a_node(cluster: Cluster, notes: Path) -> None:
 def main(directory: str) -> None:
     notes = Path(directory) / "notes"
     notes.mkdir()
-    # Ray makes its workers nice, and on a busy machine they would hardly start.
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112: that is its name
+    # Ray makes its workers nice, and on a busy machine they would hardly start. It reads this name.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS_PER_NODE})
     for _ in range(WORKERS - 1):
         cluster.add_node(num_cpus=CPUS_PER_NODE)
