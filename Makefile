@@ -54,7 +54,7 @@ test-engines: setup ## trains under real Slurm, Open MPI and Ray; installs them 
 			|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null; } \
 			|| echo "Slurm and Open MPI cannot be installed here; their tests are skipped"; fi
 	$(BIN)/python -m venv .venv-ray
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/developer.pth"
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/developer.pth"
 	.venv-ray/bin/python -m pip install --quiet "ray[train]" || echo "Ray cannot be installed here; its tests are skipped"
 	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(BIN)/python -m pytest -q -rs tests/engines --engines
 

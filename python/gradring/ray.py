@@ -15,8 +15,8 @@
     )
     trainer.fit()
 
-Needs ``pip install "ray[train]"``. Ray's own ``TensorflowTrainer`` makes its workers use Keras 2;
-this one does not.
+Needs ``pip install "gradring[ray]"``. Ray's own ``TensorflowTrainer`` makes its workers use Keras
+2; this one does not.
 """
 
 from __future__ import annotations

@@ -89,10 +89,29 @@ def test_python_that_holds_the_interpreter_for_ever_does_not_keep_a_rank_from_an
     assert re.search(r"problem: rank 1 on \S+ keeps the others waiting", report.stdout)
 
 
+def stopped(rank: int) -> str:
+    """A job of which one rank is stopped; the others stay when they have noticed."""
+    return (
+        "comm = gradring.init()\n"
+        f"if rank == {rank}: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "try: comm.barrier()\n"
+        "except gradring.errors.GradringError: pass\n"
+        "time.sleep(300)\n"
+    )
+
+
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
-    stopped = STUCK.replace("time.sleep(300)", "os.kill(os.getpid(), signal.SIGSTOP)")
-    with job(tmp_path, stopped) as address:
-        report = doctor_until("rank 1 does not answer", address)
+    with job(tmp_path, stopped(1)) as address:
+        # The ranks notice it themselves after some seconds.
+        report = doctor_until("rank 1 does not answer|has failed: .* rank 1 on", address)
+    assert report.returncode == 1
+
+
+def test_a_stopped_rank_0_is_named_too(tmp_path: Path) -> None:
+    with job(tmp_path, stopped(0), ranks=2) as address:
+        report = doctor_until(
+            "rank 0 of a job should answer here, but: .*no answer in time", address
+        )
     assert report.returncode == 1
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,24 @@ def test_the_token_is_on_no_command_line(tmp_path: Path, ssh: dict[str, str]) ->
     assert done.stdout == "[0] 64 []\n", done.stderr
     notes = Path(ssh["SSH_STAND_IN_NOTES"]).read_text()
     assert "BatchMode=yes" in notes and "GRADRING" not in notes
+
+
+def test_a_token_in_a_file_reaches_hosts_that_do_not_have_the_file(
+    tmp_path: Path, ssh: dict[str, str]
+) -> None:
+    (tmp_path / "token").write_text("from a file\n")
+    program = script(
+        tmp_path, "print(os.environ['GRADRING_TOKEN'], 'GRADRING_TOKEN_FILE' in os.environ)"
+    )
+    token = {"GRADRING_TOKEN_FILE": str(tmp_path / "token")}
+    done = gradring("run", "--hosts", "127.0.0.2", *program, **ssh, **token)
+    assert done.stdout == "[0] from a file False\n", done.stderr
+
+
+def test_python_is_that_of_gradring_on_the_other_host(ssh: dict[str, str]) -> None:
+    command = ["sh", "-c", "echo $PATH"]
+    done = gradring("run", "--hosts", "127.0.0.2", *command, **ssh)
+    assert done.stdout.startswith(f"[0] {Path(sys.executable).parent}{os.pathsep}"), done.stderr
 
 
 def test_this_machine_and_others_can_be_mixed(tmp_path: Path, ssh: dict[str, str]) -> None:

@@ -118,7 +118,7 @@ def _report_job(rendezvous: str, token: bytes | None) -> bool:
         _say(f"{rendezvous}: a gradring job, but not with this token: {error}")
         return False
     except RendezvousError as error:
-        _say(f"{rendezvous}: rank 0 of a job should listen here, but: {error}")
+        _say(f"{rendezvous}: rank 0 of a job should answer here, but: {error}")
         return False
     except GradringError as error:
         _say(f"{rendezvous}: no gradring rank of this version: {error}")

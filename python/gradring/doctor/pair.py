@@ -51,7 +51,7 @@ def call(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> PairM
             link = Link(there, back, same_host=same_host)
             offset_ms = _read_clock(there)
             trips = [link.round_trip(0, 2) for _ in range(ROUND_TRIPS)]
-            gbps = _exchange(link, there, True) if bandwidth else None
+            gbps = _measure_bandwidth(link, there, True) if bandwidth else None
             return PairMeasurement(
                 round(statistics.median(trips) * 1e6, 1), gbps, round(offset_ms, 3)
             )
@@ -75,7 +75,7 @@ def answer(server: socket.socket, *, same_host: bool, bandwidth: bool) -> str | 
             for _ in range(ROUND_TRIPS):
                 link.round_trip(1, 2)
             if bandwidth:
-                _exchange(link, there, False)
+                _measure_bandwidth(link, there, False)
         return None
     except (OSError, KeyError) as error:
         return str(error)
@@ -99,23 +99,27 @@ def _tell_clock(end: socket.socket) -> None:
         end.sendall(struct.pack("<q", time.time_ns()))
 
 
-def _exchange(link: Link, end: socket.socket, decides: bool) -> float:
-    """Measures with a small volume, then with one that takes long enough."""
-    block = bytearray(WRITE_BYTES)
-    source, target = memoryview(bytes(block)), memoryview(block)
-    volume, gbps = FIRST_VOLUME_BYTES, 0.0
-    for _ in "12":
-        start = time.perf_counter()
-        link.exchange(source, target, volume)
-        elapsed_s = time.perf_counter() - start
-        gbps = volume / elapsed_s / 1e9
-        wanted = min(max(int(gbps * 1e9 * AIM_S), FIRST_VOLUME_BYTES), MOST_BYTES)
-        # Both must move the same volume: the caller says which.
-        end.settimeout(CONNECT_S)
-        if decides:
-            end.sendall(struct.pack("<q", wanted))
-        else:
-            # The caller sends on `there`, which is where this side receives.
-            (wanted,) = struct.unpack("<q", end.recv(8, socket.MSG_WAITALL))
-        volume = wanted
-    return round(gbps, 3)
+def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
+    """Sends a little at first, and then as much as takes about :data:`AIM_S`; in 1e9 bytes/s.
+
+    Args:
+        link: To the other rank.
+        end: The connection on which the rank that decides tells the other one how much.
+        decides: Whether this is that rank.
+    """
+    estimate_gbps = _exchange(link, FIRST_VOLUME_BYTES)
+    end.settimeout(CONNECT_S)
+    if decides:
+        fitting = int(estimate_gbps * 1e9 * AIM_S)
+        volume_bytes = min(max(fitting, FIRST_VOLUME_BYTES), MOST_BYTES)
+        end.sendall(struct.pack("<q", volume_bytes))
+    else:
+        (volume_bytes,) = struct.unpack("<q", end.recv(8, socket.MSG_WAITALL))
+    return round(_exchange(link, volume_bytes), 3)
+
+
+def _exchange(link: Link, volume_bytes: int) -> float:
+    """Sends and receives so much at once; in 1e9 bytes/s for each direction."""
+    start = time.perf_counter()
+    link.exchange(memoryview(bytes(WRITE_BYTES)), memoryview(bytearray(WRITE_BYTES)), volume_bytes)
+    return volume_bytes / (time.perf_counter() - start) / 1e9

@@ -38,8 +38,8 @@ from gradring.launch.world import World
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
 CLOSING_TICK_S = 0.02
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Before the first restart, and the bound to which the pause doubles."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
+"""Before the first restart, the bound to which the pause doubles, and how often it does."""
 DRAIN_S = 1.0
 """How long output may still arrive after the last process of all groups has ended."""
 
@@ -102,7 +102,7 @@ def launch(
                 exit_code, stopped = 1, False
             if exit_code == 0 or stopped or attempt == max_restarts:
                 return exit_code
-            pause_s = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)
+            pause_s = min(FIRST_PAUSE_S * 2 ** min(attempt, DOUBLINGS), LONGEST_PAUSE_S)
             _say(f"starts all ranks again in {pause_s:g} s (restart {attempt + 1}/{max_restarts})")
             signum = _signal_within(pause_s, wakeup)
             if signum is not None:

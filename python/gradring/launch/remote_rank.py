@@ -60,6 +60,9 @@ def main() -> int:
         return CANNOT_START
     inherited = without_cluster_variables(os.environ)
     inherited.pop("GRADRING_TOKEN_FILE", None)
+    # A login shell has activated no environment: the `python` of the command is to be this one.
+    beside = os.path.dirname(sys.executable)
+    inherited["PATH"] = os.pathsep.join([beside, inherited.get("PATH", os.defpath)])
     environ = {**thread_counts(order["local_size"]), **inherited, **order["environ"]}
     with signals_as_bytes() as wakeup, RankProcesses() as processes:
         rank = processes.start(order["command"], environ)

@@ -9,7 +9,7 @@
 //! proofs cover both nonces and the whole `Hello`, so they can be neither replayed nor reflected
 //! nor moved to another rank, size, purpose or version. HMAC-SHA256 is RFC 2104 with FIPS 180-4.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::de::DeserializeOwned;
@@ -232,8 +232,13 @@ fn unexpected(wanted: &str) -> Error {
 
 const BROKEN: &str = "the connection broke during the handshake";
 
-fn broken(error: &std::io::Error) -> Error {
-    Error::rendezvous(format!("{BROKEN}: {error}"))
+fn broken(error: &io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            Error::rendezvous(format!("{BROKEN}: no answer in time"))
+        }
+        _ => Error::rendezvous(format!("{BROKEN}: {error}")),
+    }
 }
 
 /// Whether the other side went away instead of answering.
