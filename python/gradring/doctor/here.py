@@ -41,6 +41,7 @@ def decision(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
         ("because", cluster.reason),
         ("token", "set" if settings.token else "none"),
         ("transport", settings.transport),
+        ("streams", str(settings.streams)),
         ("timeout", f"{settings.timeout:g} s"),
     ]
 
