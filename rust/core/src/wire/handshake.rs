@@ -235,7 +235,7 @@ const BROKEN: &str = "the connection broke during the handshake";
 fn broken(error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            Error::rendezvous(format!("{BROKEN}: no answer in time"))
+            Error::rendezvous("there was no answer in time during the handshake")
         }
         _ => Error::rendezvous(format!("{BROKEN}: {error}")),
     }
