@@ -1,0 +1,90 @@
+"""Callbacks for Keras' ``fit``: Keras 3, or ``tf_keras`` where TensorFlow uses it."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+import tensorflow as tf
+
+from gradring.errors import ConfigError
+from gradring.monitor import Monitor
+
+
+class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Prints on rank 0 where the time of training steps goes, and who is slowest.
+
+    ```python
+    model.fit(batches, callbacks=[gradring.tensorflow.callbacks.LiveLine(samples_per_step=512)])
+    ```
+
+    Evaluations and what other callbacks do at the end of an epoch are no part of a step. See
+    `gradring.Monitor` for what the numbers mean.
+    """
+
+    def __init__(
+        self,
+        samples_per_step: int | None = None,
+        *,
+        every_steps: int = 100,
+        every_s: float = 10.0,
+        stream: TextIO | None = None,
+    ) -> None:
+        """See `gradring.Monitor`.
+
+        Args:
+          samples_per_step: the global batch size; without it, lines tell steps per second.
+          every_steps: a line comes after so many steps,
+          every_s: or after so many seconds, whatever comes first.
+          stream: where rank 0 writes; default standard output.
+        """
+        super().__init__()
+        self._options: dict[str, Any] = {
+            "samples_per_step": samples_per_step,
+            "every_steps": every_steps,
+            "every_s": every_s,
+            "stream": stream,
+        }
+        self._monitor: Monitor | None = None
+        self._batch = -1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts to measure.
+
+        Raises:
+          gradring.errors.ConfigError: the model was not made under `CustomCollectiveStrategy`.
+        """
+        strategy = self.model.distribute_strategy
+        if getattr(strategy, "communicator", None) is None:
+            raise ConfigError(
+                "LiveLine needs a model made in the scope of a CustomCollectiveStrategy; this one "
+                f"was made under {type(strategy).__name__}"
+            )
+        self._monitor = Monitor(strategy, **self._options)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Steps follow."""
+        self._batch = -1
+        self._measuring().resume()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One step has ended, or several with ``steps_per_execution``."""
+        steps, self._batch = batch - self._batch, batch
+        self._measuring().step(max(1, steps))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """A validation is no step."""
+        if self._monitor is not None:
+            self._monitor.pause()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """What other callbacks do now is no step."""
+        self._measuring().pause()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Prints the table."""
+        self._measuring().finish()
+        self._monitor = None
+
+    def _measuring(self) -> Monitor:
+        assert self._monitor is not None, "Keras calls on_train_begin first"
+        return self._monitor
