@@ -10,7 +10,10 @@ from gradring.trace.records import Collective, Record
 
 def explain(records: Sequence[Record]) -> list[str]:
     """Says what the ranks were doing; there is at least one record, in the order of ranks."""
-    return [*_failure(records), *_missing(records), *_position(records), *_clocks(records)]
+    failed = any(record.failure for record in records)
+    # A record from before the failure says nothing about where its rank was then.
+    current = [record for record in records if record.failure or not failed]
+    return [*_failure(records), *_missing(records), *_position(current), *_clocks(current)]
 
 
 def _failure(records: Sequence[Record]) -> Iterator[str]:
@@ -27,6 +30,14 @@ def _missing(records: Sequence[Record]) -> Iterator[str]:
             f"{_ranks(missing, capital=True)} left no record: killed, stopped, on another machine, "
             "or ended well before the others."
         )
+
+    failed = any(record.failure for record in records)
+    for record in records:
+        if failed and not record.failure:
+            yield (
+                f"Rank {record.rank} left none when the group failed; its last one is of "
+                f"{_clock_time(record.written_ns)} ({record.reason})."
+            )
 
 
 def _position(records: Sequence[Record]) -> Iterator[str]:
@@ -45,7 +56,7 @@ def _position(records: Sequence[Record]) -> Iterator[str]:
     absent = [record for record in records if found[record.rank] is None]
     done = [r for r in records if (call := found[r.rank]) is not None and call.state == "done"]
     call = next(iter(entered.values()))
-    since_ns = min((c.started_ns for c in entered.values() if c.started_ns), default=None)
+    since_ns = min((c.started_ns or c.launched_ns for c in entered.values()), default=None)
     since = ""
     if since_ns is not None:
         waited_s = (max(record.written_ns for record in waiting or records) - since_ns) / 1e9

@@ -212,8 +212,9 @@ impl Engine {
         let shared = &*self.shared;
         let mut queue = lock(&shared.queue);
         let started = Instant::now();
-        let launched = shared.launch(&mut queue, request, started)?;
-        if queue.driving || !queue.waiting.is_empty() {
+        let at_once = !queue.driving && queue.waiting.is_empty();
+        let launched = shared.launch(&mut queue, request, started, at_once)?;
+        if !at_once {
             let work = shared.enqueue(queue, launched);
             return match work.wait(None, interrupt) {
                 WaitOutcome::Ended(result) => result,
@@ -237,7 +238,9 @@ impl Engine {
     /// When the communicator is aborted or closed already.
     pub fn start(&self, request: Request) -> Result<Work> {
         let mut queue = lock(&self.shared.queue);
-        let launched = self.shared.launch(&mut queue, request, Instant::now())?;
+        let launched = self
+            .shared
+            .launch(&mut queue, request, Instant::now(), false)?;
         Ok(self.shared.enqueue(queue, launched))
     }
 
@@ -308,8 +311,14 @@ impl Shared {
         self.policy.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a request its place in the order.
-    fn launch(&self, queue: &mut Queue, request: Request, at: Instant) -> Result<Launched> {
+    /// Gives a request its place in the order; `at_once` if its turn has come with that.
+    fn launch(
+        &self,
+        queue: &mut Queue,
+        request: Request,
+        at: Instant,
+        at_once: bool,
+    ) -> Result<Launched> {
         let (call, buffer) = request.into_parts();
         call.validate(self.topology.world_size())?;
         let sequence = queue.launched + 1;
@@ -326,7 +335,7 @@ impl Shared {
         let algorithm = self.policy().choose(&call);
         let header = contract::header(&call, algorithm, 0, sequence);
         self.recorder
-            .launched(sequence, Arc::clone(&call), algorithm, at);
+            .launched(sequence, Arc::clone(&call), algorithm, at, at_once);
         Ok(Launched {
             call,
             buffer,

@@ -113,8 +113,16 @@ impl Entry {
 }
 
 impl FlightRecorder {
-    /// A collective has got its place in the order; it forgets the oldest if there are too many.
-    pub fn launched(&self, sequence: u64, call: Arc<Call>, algorithm: Algorithm, at: Instant) {
+    /// A collective has got its place in the order, and with `at_once` also its turn; the oldest
+    /// are forgotten if there are too many.
+    pub fn launched(
+        &self,
+        sequence: u64,
+        call: Arc<Call>,
+        algorithm: Algorithm,
+        at: Instant,
+        at_once: bool,
+    ) {
         let mut memory = self.lock();
         while memory.entries.len() >= memory.capacity {
             memory.entries.pop_front();
@@ -124,10 +132,14 @@ impl FlightRecorder {
             sequence,
             call,
             algorithm,
-            state: State::Queued,
+            state: if at_once {
+                State::Running
+            } else {
+                State::Queued
+            },
             last: None,
             launched: at,
-            started: None,
+            started: at_once.then_some(at),
             entered: None,
             ended: None,
             awaited: None,
@@ -273,7 +285,7 @@ mod tests {
         recorder.keep(3);
         let now = Instant::now();
         for sequence in 1..=5 {
-            recorder.launched(sequence, call(), Algorithm::Ring, now);
+            recorder.launched(sequence, call(), Algorithm::Ring, now, false);
         }
         recorder.over(4, State::Failed, now);
         let (entries, forgotten) = recorder.entries();
@@ -294,7 +306,7 @@ mod tests {
         let started = Instant::now();
         let ms = |ms| started + std::time::Duration::from_millis(ms);
         let call = call();
-        recorder.launched(1, Arc::clone(&call), Algorithm::OneShot, started);
+        recorder.launched(1, Arc::clone(&call), Algorithm::OneShot, started, true);
         let measured = Measured {
             algorithm: "one_shot",
             bytes_sent: 4,
