@@ -74,7 +74,8 @@ def _train(
 ) -> list[tuple[float, str]]:
     """Runs the training and shows what it prints; returns its lines and when they came."""
     command = [
-        *("env", *environ),
+        # Without it, TensorFlow talks about floating point in the middle of the lines to see.
+        *("env", "TF_ENABLE_ONEDNN_OPTS=0", *environ),
         *(sys.executable, "-m", "gradring", "run", "-np", str(GRADRING.world_size), "--"),
         *(sys.executable, "-m", "gradring.demo.trouble_train", *options),
     ]

@@ -22,7 +22,7 @@ from gradring.demo.train import (
     training_batches,
 )
 
-EVERY_S = 2.0
+EVERY_S = 1.0
 
 
 def main() -> None:
