@@ -7,8 +7,10 @@ been added since the last one, divided by the number of steps; so a step costs t
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, TextIO
@@ -61,10 +63,10 @@ class Totals:
         )
 
     def to_note(self) -> bytes:
-        """As bytes for the other ranks: the longest waits only, and whole microseconds."""
+        """As bytes for the other ranks: the longest waits only."""
         longest = sorted(self.late_s.items(), key=lambda item: -item[1])[:LATE_MAX]
         row = {**asdict(self), "late_s": dict(longest)}
-        return json.dumps(row, default=str).encode()
+        return json.dumps(row).encode()
 
     @classmethod
     def from_note(cls, note: bytes) -> Totals | None:
@@ -106,6 +108,8 @@ class Monitor:
         every_steps: int = 100,
         every_s: float = 10.0,
         stream: TextIO | None = None,
+        log: str | os.PathLike[str] | None = None,
+        on_line: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """Begins with the first step, which itself does not count: it builds graphs.
 
@@ -115,9 +119,12 @@ class Monitor:
             every_steps: A line comes after so many steps,
             every_s: or after so many seconds, whatever comes first.
             stream: Where rank 0 writes; default standard output.
+            log: A file to which rank 0 appends a line of JSON with every line: `row` says what.
+            on_line: Called on rank 0 with the same dict.
 
         Raises:
             ConfigError: ``of`` has no communicator, or an interval is not above 0.
+            OSError: ``log`` cannot be written.
         """
         communicator = of if isinstance(of, Communicator) else getattr(of, "communicator", None)
         if not isinstance(communicator, Communicator):
@@ -131,6 +138,11 @@ class Monitor:
         self._every_steps = every_steps
         self._every_s = every_s
         self._stream = stream or sys.stdout
+        self._on_line = on_line
+        self._log: TextIO | None = None
+        if log is not None and communicator.rank == 0:
+            # Line by line, so that a job that dies has written all it has shown.
+            self._log = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self._total = Totals()
         self._shown = Totals()
         self._shown_ranks: dict[int, Totals] = {}
@@ -193,6 +205,9 @@ class Monitor:
             if len(totals) == ranks and all(total.ended for total in totals.values()):
                 break
             time.sleep(POLL_S)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         if self._communicator.rank != 0 or self._total.steps == 0:
             return ""
         text = table(self._all_totals(), self._communicator.hosts)
@@ -245,13 +260,21 @@ class Monitor:
         if self._communicator.rank != 0:
             return
         ranks = self._all_totals()
-        waits = {
-            rank: per_step(totals.minus(self._shown_ranks.get(rank, Totals())))
+        since = {
+            rank: totals.minus(self._shown_ranks.get(rank, Totals()))
             for rank, totals in ranks.items()
         }
+        waits = {rank: per_step(totals) for rank, totals in since.items()}
         self._shown_ranks = {rank: Totals(**asdict(totals)) for rank, totals in ranks.items()}
         text = line(self._step, added, waits, self._communicator.hosts, self._samples_per_step)
         print(text, file=self._stream, flush=True)
+        if self._log is None and self._on_line is None:
+            return
+        facts = row(self._step, added, since, self._communicator.hosts, self._samples_per_step)
+        if self._log is not None:
+            self._log.write(json.dumps(facts) + "\n")
+        if self._on_line is not None:
+            self._on_line(facts)
 
     def _all_totals(self) -> dict[int, Totals]:
         notes = {pulse["rank"]: pulse["note"] for pulse in self._communicator._native.pulses()}
@@ -291,6 +314,48 @@ def line(
         excess = _short(1000 * found.excess_s)
         slow = f"slowest: rank {found.rank} {hosts[found.rank]} +{excess} ms"
     return f"step {step} | {_short(added.ms(added.elapsed_s))} ms = {parts} | {speed} | {slow}"
+
+
+def row(
+    step: int,
+    added: Totals,
+    since: dict[int, Totals],
+    hosts: list[str],
+    samples_per_step: int | None,
+) -> dict[str, Any]:
+    """What a line says, and the same for every rank, as a dict for machines.
+
+    Returns:
+        ``time_s`` since 1970, ``step``, ``steps_per_s``, ``samples_per_s`` (None if unknown),
+        ``slowest`` (None, or ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by
+        rank, as text, ``step_ms``, ``compute_ms``, ``comm_ms``, ``wait_ms`` and ``made_wait_ms``,
+        which is how long others waited for it.
+    """
+    waits = {rank: per_step(totals) for rank, totals in since.items()}
+    found = _straggler(added, waits, hosts)
+    rate = added.steps / added.elapsed_s if added.elapsed_s > 0 else 0.0
+    return {
+        "time_s": round(time.time(), 3),
+        "step": step,
+        "steps_per_s": rate,
+        "samples_per_s": None if samples_per_step is None else rate * samples_per_step,
+        "slowest": found
+        and {
+            "rank": found.rank,
+            "host": hosts[found.rank],
+            "excess_ms": 1000 * found.excess_s,
+        },
+        "ranks": {
+            str(rank): {
+                "step_ms": totals.ms(totals.elapsed_s),
+                "compute_ms": totals.ms(totals.compute_s),
+                "comm_ms": totals.ms(totals.comm_s),
+                "wait_ms": totals.ms(totals.wait_s),
+                "made_wait_ms": 1000 * lateness.made_wait_s(waits, rank),
+            }
+            for rank, totals in since.items()
+        },
+    }
 
 
 def table(totals: dict[int, Totals], hosts: list[str]) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +58,37 @@ def test_lines_and_table_name_the_slow_rank() -> None:
     ]
     assert lines[6].startswith("Rank 1 on ")
     assert "is the slowest" in lines[6]
+
+
+def log(path: str) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+    with gradring.init() as comm:
+        watch = gradring.Monitor(
+            comm, every_steps=10, stream=io.StringIO(), log=path, on_line=seen.append
+        )
+        for _ in range(21):
+            time.sleep(0.01)
+            comm.barrier()
+            watch.step()
+        watch.finish()
+        comm.barrier()
+    return seen
+
+
+def test_a_log_has_the_numbers_of_every_line(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("an earlier run\n")
+    seen, nothing = run_ranks(log, 2, str(path))
+    assert nothing == []
+    earlier, *rows = path.read_text().splitlines()
+    assert earlier == "an earlier run"
+    assert [json.loads(row) for row in rows] == seen
+    assert [row["step"] for row in seen] == [11, 21]
+    own = seen[-1]["ranks"]["0"]
+    parts = own["compute_ms"] + own["comm_ms"] + own["wait_ms"]
+    assert parts == pytest.approx(own["step_ms"])
+    assert own["step_ms"] == pytest.approx(1000 / seen[-1]["steps_per_s"])
+    assert seen[-1]["samples_per_s"] is None
 
 
 def test_a_rank_without_a_monitor_is_only_missing_in_the_table() -> None:

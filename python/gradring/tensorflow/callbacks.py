@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, TextIO
 
 import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.monitor import Monitor
+
+#: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
+_SCALAR = 1
 
 
 class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -28,6 +32,8 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         every_steps: int = 100,
         every_s: float = 10.0,
         stream: TextIO | None = None,
+        log: str | os.PathLike[str] | None = None,
+        tensorboard: str | os.PathLike[str] | None = None,
     ) -> None:
         """See `gradring.Monitor`.
 
@@ -36,6 +42,9 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
           every_steps: a line comes after so many steps,
           every_s: or after so many seconds, whatever comes first.
           stream: where rank 0 writes; default standard output.
+          log: a file to which rank 0 appends a line of JSON with every line.
+          tensorboard: a directory to which rank 0 writes the numbers of all ranks as scalars, such
+            as `gradring/rank_2/wait_ms`; needs no tensorboard package.
         """
         super().__init__()
         self._options: dict[str, Any] = {
@@ -43,7 +52,10 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             "every_steps": every_steps,
             "every_s": every_s,
             "stream": stream,
+            "log": log,
         }
+        self._tensorboard = tensorboard
+        self._writer: Any = None
         self._monitor: Monitor | None = None
         self._batch = -1
 
@@ -59,7 +71,9 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "LiveLine needs a model made in the scope of a CustomCollectiveStrategy; this one "
                 f"was made under {type(strategy).__name__}"
             )
-        self._monitor = Monitor(strategy, **self._options)
+        if self._tensorboard is not None and strategy.communicator.rank == 0:
+            self._writer = tf.summary.create_file_writer(os.fspath(self._tensorboard))
+        self._monitor = Monitor(strategy, **self._options, on_line=self._write_scalars)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Steps follow."""
@@ -84,7 +98,31 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Prints the table."""
         self._measuring().finish()
         self._monitor = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write_scalars(self, facts: dict[str, Any]) -> None:
+        if self._writer is None:
+            return
+        scalars = {"steps_per_s": facts["steps_per_s"], "samples_per_s": facts["samples_per_s"]}
+        for rank, numbers in facts["ranks"].items():
+            scalars |= {f"rank_{rank}/{name}": value for name, value in numbers.items()}
+        with self._writer.as_default(step=facts["step"]):
+            for name, value in scalars.items():
+                if value is not None:
+                    _write_scalar(f"gradring/{name}", value)
+        self._writer.flush()
 
     def _measuring(self) -> Monitor:
         assert self._monitor is not None, "Keras calls on_train_begin first"
         return self._monitor
+
+
+def _write_scalar(tag: str, value: float) -> None:
+    """As `tf.summary.scalar`, which raises where tensorboard is not installed."""
+    metadata = tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
+        data_class=_SCALAR,
+    )
+    tf.summary.write(tag, tf.constant(value, tf.float32), metadata=metadata)
