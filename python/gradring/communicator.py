@@ -258,8 +258,8 @@ class Communicator:
             ``slowest``: over all ranks, who keeps the others waiting most of late: a dict with
             ``rank``, ``host``, ``made_wait_s`` (the longest that a peer has waited for it since
             the start) and ``recent_s`` (of late, less what it has waited itself); None if nobody
-            was waited for. A rank hears from all others when buffers are small or ranks few; on
-            the ring only from its predecessor. What other ranks saw arrives about once a second.
+            was waited for. With ``ring`` and ``hierarchical``, a rank hears from its neighbours
+            only. What other ranks saw arrives about once a second.
 
             ``algorithms`` has for each algorithm by its name: ``count`` and ``bytes`` of the
             collectives that used it; ``latency_s`` and ``seconds_per_byte``, measured when the
