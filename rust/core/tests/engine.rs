@@ -382,8 +382,7 @@ fn alone(
     });
     let engine = Engine::new(Parts {
         rank: 0,
-        world_size: 2,
-        policy: Policy::new(2),
+        policy: Policy::new(Topology::one_host(2)),
         transport: Box::new(transport),
         supervisor: Arc::clone(&judge) as _,
         abort: switch,
