@@ -54,12 +54,18 @@ class Totals:
 
     def minus(self, other: Totals) -> Totals:
         """What has come since ``other``."""
+        # A note lists the longest waits only: what it leaves out was at most the shortest of them.
+        complete = len(other.late_s) < LATE_MAX
+        unlisted = 0.0 if complete else min(other.late_s.values())
         return Totals(
             self.steps - other.steps,
             self.elapsed_s - other.elapsed_s,
             self.comm_s - other.comm_s,
             self.wait_s - other.wait_s,
-            {rank: late - other.late_s.get(rank, 0.0) for rank, late in self.late_s.items()},
+            {
+                rank: max(0.0, late - other.late_s.get(rank, unlisted))
+                for rank, late in self.late_s.items()
+            },
         )
 
     def to_note(self) -> bytes:

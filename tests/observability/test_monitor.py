@@ -135,3 +135,10 @@ def test_a_note_survives_and_nonsense_is_no_note() -> None:
         assert Totals.from_note(nonsense) is None
     largest = Totals(2**62, 1e9, 1e9, 1e9, {rank: 1e9 + rank / 7 for rank in range(5000)})
     assert len(largest.to_note()) <= 1024
+
+
+def test_a_peer_that_a_note_did_not_list_has_not_been_waited_for_all_at_once() -> None:
+    before = Totals(10, late_s={rank: 5.0 + rank for rank in range(8)})
+    after = Totals(20, late_s={0: 6.0, 9: 5.5})
+    assert after.minus(before).late_s == {0: 1.0, 9: 0.5}
+    assert after.minus(Totals(10, late_s={0: 5.0})).late_s == {0: 1.0, 9: 5.5}
