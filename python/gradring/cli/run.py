@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from pathlib import Path
 
+from gradring.launch import tracing
 from gradring.launch.hosts import Host, parse_hosts
 from gradring.launch.launcher import DEFAULT_GRACE_S, launch
 
@@ -18,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the number of ranks, the options and the command."""
     parser.usage = (
         "gradring run [-np N] [--hosts HOST:RANKS,...] [--max-restarts R] [--log-dir DIR] "
-        "[--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] [-m] [--] COMMAND..."
+        "[--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] [-m] [--] COMMAND..."
     )
     parser.add_argument(
         "-np",
@@ -48,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="also write each rank's output to DIR/rank-0.log and so on",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write a timeline of all ranks' collectives, to open at ui.perfetto.dev",
     )
     parser.add_argument(
         "--grace",
@@ -95,10 +103,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _misused("the number of ranks is missing; give -np N, or --hosts")
     if room and world_size > room:
         return _misused(f"-np {world_size} is more than the {room} ranks of --hosts")
+    environ, trace = dict(os.environ), arguments.trace
+    if trace is not None:
+        tracing.forget_parts(trace)
+        environ["GRADRING_TRACE"] = str(trace.absolute())
     try:
-        return launch(
+        exit_code = launch(
             command,
             world_size,
+            environ=environ,
             log_dir=arguments.log_dir,
             grace_s=arguments.grace,
             hosts=arguments.hosts,
@@ -109,6 +122,9 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         print(f"gradring run: the ranks cannot be started: {error}", file=sys.stderr)
         return 1
+    if trace is not None:
+        print(f"gradring run: {tracing.merge(trace)}", file=sys.stderr)
+    return exit_code
 
 
 def _misused(problem: str) -> int:

@@ -1,8 +1,9 @@
 //! A connected group of ranks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::abort::AbortSwitch;
@@ -18,8 +19,11 @@ use crate::group::roster::{Roster, this_member};
 use crate::link::links::Links;
 use crate::link::{STREAMS_MAX, Transport as _};
 use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
-use crate::trace::flight_recorder::FlightRecorder;
+use crate::trace::flight_recorder::{self, FlightRecorder};
+use crate::trace::journal::Journal;
 use crate::trace::stats::Stats;
+use crate::trace::{clock, record, signals};
+use crate::wire::pulse::Pulse;
 use crate::work::{Interrupt, Work};
 
 /// How long a blocked caller spins where cores allow: a few times as long as waking a thread takes.
@@ -90,6 +94,10 @@ pub struct Communicator {
     liveness: Arc<Liveness>,
     /// Open while this is, for those who ask how the rank is.
     door: Mutex<Option<Door>>,
+    journal: Arc<Journal>,
+    abort: Arc<AbortSwitch>,
+    /// When the trace under way began, if there is one.
+    traced_since_ns: Mutex<Option<u64>>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -119,12 +127,11 @@ impl Communicator {
         let hosts = (0..config.world_size)
             .map(|rank| roster.host(rank).to_owned())
             .collect();
+        let journal = Arc::new(Journal::new(config.rank, hosts, Arc::clone(&recorder)));
         let liveness = Liveness::start(
-            config.rank,
-            hosts,
+            Arc::clone(&journal),
             neighbours,
             Arc::clone(&abort),
-            Arc::clone(&recorder),
             config.on_warning,
         )
         .map_err(cannot)?;
@@ -156,7 +163,7 @@ impl Communicator {
             },
         });
         let door = door.map(|(door, watched)| {
-            watched.has_formed(&roster, engine.activity(), abort);
+            watched.has_formed(&roster, engine.activity(), Arc::clone(&abort));
             door
         });
         if config.world_size > 1 && engine.policy().is_mesh() {
@@ -173,6 +180,9 @@ impl Communicator {
             engine,
             liveness,
             door: Mutex::new(door),
+            journal,
+            abort,
+            traced_since_ns: Mutex::default(),
         });
         open().insert(communicator.id, Arc::downgrade(&communicator));
         Ok(communicator)
@@ -266,6 +276,54 @@ impl Communicator {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.engine.stats()
+    }
+
+    /// How every rank is doing, by its last pulse, and how long ago that was heard.
+    #[must_use]
+    pub fn pulses(&self) -> Vec<(Pulse, Duration)> {
+        let pulses = self.journal.board.pulses().into_iter();
+        pulses.map(|(pulse, at)| (pulse, at.elapsed())).collect()
+    }
+
+    /// Tells every rank what the program says about itself: at once with `now`, or else with the
+    /// next pulse, within about a second.
+    pub fn note(&self, note: Vec<u8>, now: bool) {
+        self.journal.board.note(note);
+        if now {
+            self.liveness.pulse();
+        }
+    }
+
+    /// Writes the flight record to `directory` when the group fails, and on SIGUSR2.
+    pub fn write_records_to(&self, directory: &Path) {
+        self.journal.write_to(directory);
+        signals::listen();
+    }
+
+    /// Remembers the last `limit` collectives from now on, until `take_trace`.
+    pub fn start_trace(&self, limit: usize) {
+        self.journal.recorder.keep(limit);
+        *self.traced_since() = Some(clock::now_ns());
+    }
+
+    /// Ends a trace and returns the record of it, as JSON; `None` if none was under way.
+    #[must_use]
+    pub fn take_trace(&self) -> Option<Vec<u8>> {
+        let since_ns = self.traced_since().take()?;
+        let json = record::to_json(
+            &self.journal,
+            self.abort.cause().as_ref(),
+            "trace",
+            since_ns,
+        );
+        self.journal.recorder.keep(flight_recorder::CAPACITY);
+        Some(json)
+    }
+
+    fn traced_since(&self) -> MutexGuard<'_, Option<u64>> {
+        self.traced_since_ns
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Leaves the group in good order. A collective under way fails as aborted.

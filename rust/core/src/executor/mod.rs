@@ -91,8 +91,8 @@ pub(crate) struct Execution<'a> {
     arrivals: &'a mut Vec<Arrival>,
     tile: &'a mut [u64],
     interests: &'a mut Vec<Interest>,
-    /// When the last of the peers' headers arrived: from then on nobody was late.
-    pub(crate) everyone_entered: Option<Instant>,
+    /// When the last of the peers' headers arrived, and whose it was: from then on nobody was late.
+    pub(crate) everyone_entered: Option<(Instant, usize)>,
     /// Bytes of payload sent so far.
     pub(crate) bytes_sent: u64,
 }
@@ -323,7 +323,7 @@ impl<'a> Execution<'a> {
             .iter()
             .all(|arrival| arrival.header_received == HEADER_BYTES)
         {
-            self.everyone_entered = Some(Instant::now());
+            self.everyone_entered = Some((Instant::now(), peer));
         }
         Ok(received.is_some())
     }

@@ -1,5 +1,6 @@
 //! How ranks find each other, know each other, and notice that one has gone.
 
+pub(crate) mod clocks;
 pub(crate) mod door;
 pub(crate) mod inquest;
 pub(crate) mod inquiry;
