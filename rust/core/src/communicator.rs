@@ -153,7 +153,7 @@ impl Communicator {
             transport: Box::new(links),
             supervisor: Arc::clone(&liveness) as _,
             abort: Arc::clone(&abort),
-            recorder,
+            recorder: Arc::clone(&recorder),
             timeout: config.timeout,
             stall_warning: config.stall_warning,
             spin: if roster.local_size(config.rank) <= cores {
@@ -163,7 +163,7 @@ impl Communicator {
             },
         });
         let door = door.map(|(door, watched)| {
-            watched.has_formed(&roster, engine.activity(), Arc::clone(&abort));
+            watched.has_formed(&roster, Arc::clone(&recorder), Arc::clone(&abort));
             door
         });
         if config.world_size > 1 && engine.policy().is_mesh() {

@@ -20,7 +20,6 @@ use crate::link::Transport;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
-use crate::trace::activity::Activity;
 use crate::trace::flight_recorder::{FlightRecorder, State, Waiting};
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{self, Header};
@@ -135,7 +134,6 @@ struct Shared {
     supervisor: Arc<dyn Supervisor>,
     abort: Arc<AbortSwitch>,
     recorder: Arc<FlightRecorder>,
-    activity: Arc<Activity>,
     queue: Mutex<Queue>,
     changed: Condvar,
     driver: Mutex<Driver>,
@@ -182,7 +180,6 @@ impl Engine {
             supervisor: parts.supervisor,
             abort: parts.abort,
             recorder: parts.recorder,
-            activity: Arc::default(),
             queue: Mutex::default(),
             changed: Condvar::new(),
             driver: Mutex::new(Driver {
@@ -265,13 +262,6 @@ impl Engine {
     pub fn count_from(&self, sequence: u64) {
         lock(&self.shared.queue).launched = sequence - 1;
         self.shared.recorder.forget();
-        self.shared.activity.forget();
-    }
-
-    /// What this rank does now.
-    #[must_use]
-    pub fn activity(&self) -> Arc<Activity> {
-        Arc::clone(&self.shared.activity)
     }
 
     /// What was done so far.
@@ -403,7 +393,6 @@ impl Shared {
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
         let (call, sequence) = (Arc::clone(&launched.call), launched.sequence);
-        self.activity.enter(sequence, Arc::clone(&call));
         let result = catch_unwind(AssertUnwindSafe(|| {
             self.drive(launched, started, spin.unwrap_or_default(), interrupt)
         }))
@@ -413,7 +402,6 @@ impl Shared {
             self.supervisor.abort(self.blame_self(cause));
             Err(self.abort.cause().unwrap_or_else(|| Error::protocol(what)))
         });
-        self.activity.leave();
         match result {
             Ok(Some(measured)) => {
                 self.recorder
@@ -514,12 +502,12 @@ impl Shared {
                     idle,
                 }));
             }
-            if idle >= INTERRUPT_INTERVAL && !noted {
+            if idle >= INTERRUPT_INTERVAL {
                 noted = true;
-                let awaited = execution.awaited().next();
-                let since = moved_at;
-                self.recorder
-                    .note_waiting(awaited.map(|awaited| Waiting { awaited, since }));
+                self.recorder.note_waiting(Some(Waiting {
+                    awaited: execution.awaited().collect(),
+                    since: moved_at,
+                }));
             }
             if idle >= self.stall_warning && !warned {
                 warned = true;
@@ -537,7 +525,6 @@ impl Shared {
             transport.wait(execution.interests(), patience);
             if asked_at.elapsed() >= INTERRUPT_INTERVAL {
                 asked_at = Instant::now();
-                self.activity.await_peers(execution.awaited());
                 if interrupt() {
                     self.supervisor.abort(self.interrupted());
                 }

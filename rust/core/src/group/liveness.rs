@@ -554,11 +554,10 @@ impl Watch {
                 header: entry.header().to_vec(),
                 call: shortened(entry.call.to_string()),
             }),
-            waits: self
-                .journal
-                .recorder
-                .waiting()
-                .map(|waiting| (waiting.awaited, waiting.since.elapsed())),
+            waits: self.journal.recorder.waiting().and_then(|waiting| {
+                let awaited = *waiting.awaited.first()?;
+                Some((awaited, waiting.since.elapsed()))
+            }),
         };
         inquest.hear(testimony.clone());
         self.testimony_due = None;

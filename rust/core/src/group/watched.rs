@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use crate::abort::AbortSwitch;
 use crate::group::host_name;
 use crate::group::liveness::shortened;
 use crate::group::roster::Roster;
-use crate::trace::activity::Activity;
+use crate::trace::flight_recorder::{Entry, FlightRecorder};
 use crate::wire::state::{Collective, Phase, State};
 
 /// One rank from outside. It is asked by threads of the door, never by the engine, so it answers
@@ -21,7 +22,7 @@ pub(crate) struct Watched {
 
 struct Formed {
     members: Vec<(String, String)>,
-    activity: Arc<Activity>,
+    recorder: Arc<FlightRecorder>,
     abort: Arc<AbortSwitch>,
 }
 
@@ -45,7 +46,7 @@ impl Watched {
     pub(crate) fn has_formed(
         &self,
         roster: &Roster,
-        activity: Arc<Activity>,
+        recorder: Arc<FlightRecorder>,
         abort: Arc<AbortSwitch>,
     ) {
         let members = roster
@@ -56,7 +57,7 @@ impl Watched {
         // A group forms once.
         let _ = self.formed.set(Formed {
             members,
-            activity,
+            recorder,
             abort,
         });
     }
@@ -91,21 +92,18 @@ impl Watched {
 
 impl Formed {
     fn phase(&self) -> Phase {
-        let now = self.activity.now();
-        let awaited = now.entered.as_ref().map(|entered| entered.awaited.clone());
+        let (entered, ended) = self.recorder.now();
+        let waiting = entered.as_ref().and_then(|_| self.recorder.waiting());
+        let collective = |entry: &Entry, since: Option<Instant>| Collective {
+            sequence: entry.sequence,
+            call: shortened(entry.call.to_string()),
+            age: since.unwrap_or(entry.launched).elapsed(),
+        };
         Phase::Formed {
             members: self.members.clone(),
-            awaited: awaited.unwrap_or_default(),
-            entered: now.entered.map(|entered| Collective {
-                sequence: entered.sequence,
-                call: shortened(entered.call.to_string()),
-                age: entered.since.elapsed(),
-            }),
-            ended: now.ended.map(|(sequence, call, at)| Collective {
-                sequence,
-                call: shortened(call.to_string()),
-                age: at.elapsed(),
-            }),
+            awaited: waiting.map(|waiting| waiting.awaited).unwrap_or_default(),
+            entered: entered.map(|entry| collective(&entry, entry.started)),
+            ended: ended.map(|entry| collective(&entry, entry.ended)),
             failed: self.abort.cause().map(|cause| cause.to_string()),
         }
     }

@@ -24,10 +24,10 @@ pub struct FlightRecorder {
 }
 
 /// A collective under way that does not move.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Waiting {
-    /// The rank from which something is expected.
-    pub awaited: usize,
+    /// The ranks from which something is expected.
+    pub awaited: Vec<usize>,
     /// When something moved last.
     pub since: Instant,
 }
@@ -154,7 +154,19 @@ impl FlightRecorder {
     /// For whom this rank waits, if it has done so for a while.
     #[must_use]
     pub fn waiting(&self) -> Option<Waiting> {
-        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.clone()
+    }
+
+    /// The collective under way, if there is one, and the one that ended last.
+    #[must_use]
+    pub fn now(&self) -> (Option<Entry>, Option<Entry>) {
+        let memory = self.lock();
+        let last = |wanted: fn(&Entry) -> bool| memory.entries.iter().rfind(|e| wanted(e)).cloned();
+        (
+            last(|entry| entry.state == State::Running),
+            last(|entry| entry.ended.is_some()),
+        )
     }
 
     /// The turn of a collective that was queued has come.

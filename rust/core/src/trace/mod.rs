@@ -1,6 +1,5 @@
 //! What happened, for statistics, timelines and error messages.
 
-pub mod activity;
 pub mod board;
 pub mod clock;
 pub mod exposure;
