@@ -53,7 +53,8 @@ def run(command: str, workplace: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         ["sh", "-c", command],
         cwd=workplace,
-        env={**os.environ, "PATH": path, "PYTHONPATH": search},
+        # Buffered, so that ranks without a launcher do not write into each other's lines.
+        env={**os.environ, "PATH": path, "PYTHONPATH": search, "PYTHONUNBUFFERED": ""},
         capture_output=True,
         text=True,
         timeout=120,
