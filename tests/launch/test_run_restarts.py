@@ -10,11 +10,15 @@ ATTEMPT = "attempt = int(os.environ['GRADRING_RESTART'])\n"
 
 
 def test_all_ranks_start_again_and_know_the_attempt(tmp_path: Path) -> None:
+    printed = tmp_path / "printed"
     program = script(
         tmp_path,
-        ATTEMPT + "import gradring, numpy as np\n"
+        ATTEMPT + "import gradring, numpy as np, pathlib, time\n"
         "comm = gradring.init()\n"
         "print(attempt, comm.all_reduce(np.ones(1))[0], flush=True)\n"
+        f"printed = pathlib.Path({str(printed)!r})\n"
+        "if rank == 0: printed.touch()\n"
+        "while not printed.exists(): time.sleep(0.05)\n"
         "if rank == 1 and attempt == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
         "comm.barrier()\n",
     )
