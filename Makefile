@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Most tests wait more than they compute. Those of one file share what is expensive to start.
+PYTEST_OPTIONS := -q --numprocesses 2 --dist loadfile
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
@@ -20,7 +22,7 @@ demo: setup ## two workers train on real data; table, comparison and picture
 test: setup lint test-rust test-python test-wheel ## lints and all tests, also of the built wheel
 
 test-all: setup lint test-rust test-wheel ## as test, and the slow tests: the whole fault matrix
-	$(BIN)/python -m pytest -q -m "slow or not slow"
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "slow or not slow"
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
@@ -44,7 +46,7 @@ miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats,
 		schedule::choice schedule::topology schedule::explanation::tests::sizes
 
 test-python: setup ## the tests of the package
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 # Ray pins versions that the developer's environment should not have to follow. The second environment
 # sees the packages of the first one behind its own.
