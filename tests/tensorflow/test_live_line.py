@@ -26,7 +26,7 @@ def fit(slow: int, directory: str) -> Any:
 
     class Sleep(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            time.sleep(0.05 if comm.rank == slow else 0)
+            time.sleep(0.2 if comm.rank == slow else 0)
 
     output = io.StringIO()
     with join() as comm:
