@@ -79,7 +79,7 @@ format: setup ## formats all code
 
 bench: setup ## all-reduce against TensorFlow, Gloo and MPI; recorded, and drawn for the README
 	$(BIN)/python -m pytest benches -q
-	$(BIN)/gradring bench all-reduce --compare tensorflow,gloo,mpi --json benches/results/all-reduce.json
+	$(BIN)/gradring bench all-reduce --transport tcp,shm --compare tensorflow,gloo,mpi --json benches/results/all-reduce.json
 	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
 
 # PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
