@@ -4,10 +4,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Most tests wait more than they compute. Those of one file share what is expensive to start.
+PYTEST_OPTIONS := -q --numprocesses 2 --dist loadfile
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix fault-report conformance loom tsan miri fuzz lint format bench bench-peers wheel clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report conformance loom tsan miri fuzz lint format bench bench-peers wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,7 +22,7 @@ demo: setup ## two workers train on real data; table, comparison and picture
 test: setup lint test-rust test-python test-wheel ## lints and all tests, also of the built wheel
 
 test-all: setup lint test-rust test-wheel ## as test, and the slow tests: the whole fault matrix
-	$(BIN)/python -m pytest -q -m "slow or not slow"
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "slow or not slow"
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
@@ -53,7 +55,19 @@ fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each
 			-malloc_limit_mb=4 -rss_limit_mb=1024 -print_final_stats=1; done
 
 test-python: setup ## the tests of the package
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+# Ray pins versions that the developer's environment should not have to follow. The second environment
+# sees the packages of the first one behind its own.
+test-engines: setup ## trains under real Slurm, Open MPI and Ray; installs them (Slurm and MPI by apt, as root)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null \
+			|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null; } \
+			|| echo "Slurm and Open MPI cannot be installed here; their tests are skipped"; fi
+	$(BIN)/python -m venv .venv-ray
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/developer.pth"
+	.venv-ray/bin/python -m pip install --quiet "ray[train]" || echo "Ray cannot be installed here; its tests are skipped"
+	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(BIN)/python -m pytest -q -rs tests/engines --engines
 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
@@ -74,7 +88,7 @@ format: setup ## formats all code
 
 bench: setup ## all-reduce against TensorFlow, Gloo and MPI; recorded, and drawn for the README
 	$(BIN)/python -m pytest benches -q
-	$(BIN)/gradring bench all-reduce --compare tensorflow,gloo,mpi --json benches/results/all-reduce.json
+	$(BIN)/gradring bench all-reduce --transport tcp,shm --compare tensorflow,gloo,mpi --json benches/results/all-reduce.json
 	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
 
 # PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
@@ -93,7 +107,7 @@ test-matrix: wheel ## the TensorFlow tests under several TensorFlow and Keras; w
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix target dist demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ray target dist demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

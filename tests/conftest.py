@@ -25,10 +25,19 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", type=Path, help="a built wheel; runs the tests of tests/packaging")
+    parser.addoption(
+        "--engines", action="store_true", help="runs the tests of tests/engines (Slurm, MPI, Ray)"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The packaging tests are about one wheel; without one there is nothing to test."""
+    """Leaves out what needs more than this package.
+
+    The packaging tests are about one wheel; without one there is nothing to test. The engines have
+    to be installed, which `make test-engines` does, and take minutes.
+    """
     if collection_path.name == "packaging" and config.getoption("--wheel") is None:
+        return True
+    if collection_path.name == "engines" and not config.getoption("--engines"):
         return True
     return None

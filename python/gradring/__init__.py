@@ -14,10 +14,20 @@ from gradring._native import build_info
 from gradring.communicator import Communicator, Work
 from gradring.errors import GradringError
 from gradring.initialize import init
+from gradring.monitor import Monitor
 
 __version__: str = build_info()["version"]
 
-__all__ = ["Communicator", "GradringError", "Work", "__version__", "build_info", "errors", "init"]
+__all__ = [
+    "Communicator",
+    "GradringError",
+    "Monitor",
+    "Work",
+    "__version__",
+    "build_info",
+    "errors",
+    "init",
+]
 
 _LAZY = ("tensorflow", "testing")
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import _native
+from gradring import _native, lateness
 from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
 _log = logging.getLogger("gradring")
+
+#: How many collectives a trace keeps: about 25 MB of memory, minutes of training.
+TRACE_LIMIT = 50_000
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -129,6 +134,8 @@ class Communicator:
         self.local_size: int = self._native.local_size
         self.hosts: list[str] = self._native.hosts
         self.host: str = self.hosts[rank]
+        self._trace_path: Path | None = None
+        self._trace_part: Path | None = None
         _open.add(self)
         for peer, reason in self._native.memory_not_shared.items():
             _log.warning("rank %d uses TCP to rank %d of the same host: %s", rank, peer, reason)
@@ -251,8 +258,16 @@ class Communicator:
             A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
             peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
             buffer over ``time_s``) and ``algorithm``, the one used last; the same for each kind of
-            collective under ``collectives``; ``transport``; ``streams``, as given; ``lateness_s``:
-            by peer, how long it was waited for.
+            collective under ``collectives``; ``transport``; ``streams``, as given; ``exposed_s``:
+            how long the program stood still for collectives.
+
+            ``lateness_s`` and ``lateness_recent_s`` (the last 5 to 10 seconds): by peer, how long
+            this rank waited at the start of collectives because that peer was the last to enter.
+            ``slowest``: over all ranks, who keeps the others waiting most of late: a dict with
+            ``rank``, ``host``, ``made_wait_s`` (the longest that a peer has waited for it since
+            the start) and ``recent_s`` (of late, less what it has waited itself); None if nobody
+            was waited for. With ``ring`` and ``hierarchical``, a rank hears from its neighbours
+            only. What other ranks saw arrives about once a second.
 
             ``algorithms`` has for each algorithm by its name: ``count`` and ``bytes`` of the
             collectives that used it; ``latency_s`` and ``seconds_per_byte``, measured when the
@@ -262,7 +277,72 @@ class Communicator:
             ``tcp_congestion`` has the TCP congestion controls of the connections between ranks
             that share no memory, each with the reason: ``{"reno": "same host"}``.
         """
-        return self._native.stats()
+        stats = self._native.stats()
+        recent = self._waits(1)
+        recent[self.rank] = stats["lateness_recent_s"]
+        found = lateness.slowest(recent, range(self.world_size))
+        if found is not None:
+            total = self._waits(0)
+            total[self.rank] = stats["lateness_s"]
+        stats["slowest"] = found and {
+            "rank": found.rank,
+            "host": self.hosts[found.rank],
+            "made_wait_s": lateness.made_wait_s(total, found.rank),
+            "recent_s": found.excess_s,
+        }
+        return stats
+
+    def _waits(self, which: int) -> dict[int, dict[int, float]]:
+        """Who waited for whom, by the last pulses: 0 for all of it, 1 for the recent part."""
+        return {
+            pulse["rank"]: {rank: times[which] for rank, times in pulse["lateness_s"].items()}
+            for pulse in self._native.pulses()
+        }
+
+    def trace_start(self, path: str | os.PathLike[str], *, limit: int = TRACE_LIMIT) -> None:
+        """Begins to record a timeline; every rank calls it.
+
+        Args:
+            path: Where `trace_stop` writes the timeline, on rank 0.
+            limit: How many collectives are kept, the last ones; at most 1,000,000.
+
+        Raises:
+            ConfigError: ``limit`` is out of range.
+        """
+        if not 1 <= limit <= 1_000_000:
+            raise ConfigError(f"limit={limit} is not between 1 and 1,000,000 collectives")
+        self._trace_path = Path(path)
+        self._native.start_trace(limit)
+
+    def trace_stop(self) -> Path | None:
+        """Ends the recording and writes one timeline of all ranks; every rank calls it.
+
+        The file is Chrome's trace format, JSON: open it at ui.perfetto.dev or chrome://tracing.
+
+        Returns:
+            The path, on rank 0; None elsewhere, and if nothing was being recorded.
+
+        Raises:
+            OSError: Rank 0 cannot write the file.
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        from gradring.trace import records, timeline
+
+        path, self._trace_path = self._trace_path, None
+        part = self._native.take_trace()
+        if path is None or part is None:
+            return None
+        parts = records.gather(self, part)
+        if self.rank != 0:
+            return None
+        timeline.write(path, [records.parse(part) for part in parts])
+        return path
+
+    def _trace_until_close(self, part: Path) -> None:
+        """Records a timeline from now on; `close` writes this rank's part of it."""
+        part.unlink(missing_ok=True)
+        self._trace_part = part
+        self._native.start_trace(TRACE_LIMIT)
 
     def abort(self, reason: str) -> None:
         """Fails every pending and later work of every rank with `AbortedError` and ``reason``."""
@@ -271,7 +351,11 @@ class Communicator:
     def close(self) -> None:
         """Leaves the group in good order; a collective under way fails. May be called twice."""
         _open.discard(self)
+        part, self._trace_part = self._trace_part, None
+        trace = self._native.take_trace() if part is not None else None
         self._native.close()
+        if part is not None and trace is not None:
+            _write_part(part, trace)
 
     def __enter__(self) -> Communicator:
         return self
@@ -354,6 +438,15 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
     if value not in choices:
         known = ", ".join(map(repr, choices))
         raise ConfigError(f"{name}={value!r} is not supported by this version; choose {known}")
+
+
+def _write_part(path: Path, trace: bytes) -> None:
+    """A timeline that cannot be written must not hide how the program itself ended."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(trace)
+    except OSError as error:
+        _log.warning("GRADRING_TRACE: %s cannot be written (%s)", path, error.strerror)
 
 
 @atexit.register

@@ -50,6 +50,9 @@ class Settings:
         timeout: Bound in seconds on forming the group and on every wait for a collective.
         streams: TCP connections to each peer in each direction, 1 to 16.
         stall_warning: Seconds of standstill in a collective after which a warning is logged.
+        flight_dir: Where each rank writes its last collectives when the group fails, and on
+            SIGUSR2; None for nowhere.
+        trace: The file of a timeline of all ranks; None for no timeline.
     """
 
     token: bytes | None = field(default=None, repr=False)
@@ -58,6 +61,8 @@ class Settings:
     timeout: float = DEFAULT_TIMEOUT_S
     streams: int = 1
     stall_warning: float = DEFAULT_STALL_WARNING_S
+    flight_dir: Path | None = None
+    trace: Path | None = None
     tls: TlsFiles | None = None
     interface: str | None = None
 
@@ -81,6 +86,7 @@ class Settings:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
                 ``GRADRING_STREAMS``, ``GRADRING_STALL_WARNING_S``,
+                ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``,
                 ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
                 ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
@@ -108,6 +114,8 @@ class Settings:
                 DEFAULT_STALL_WARNING_S,
             ),
             streams=_streams(environ, streams),
+            flight_dir=_path(environ, "GRADRING_FLIGHT_DIR"),
+            trace=_path(environ, "GRADRING_TRACE"),
             tls=_tls(environ, tls),
             interface=_interface(environ, interface),
         )
@@ -198,6 +206,12 @@ def _transport(environ: Mapping[str, str], given: str | None) -> str:
     if text not in TRANSPORTS:
         raise ConfigError(f"{name}={text!r} is not one of {', '.join(TRANSPORTS)}; correct it")
     return text
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    text = environ.get(name, "").strip()
+    # A program may change its directory before the path is used.
+    return Path(text).absolute() if text else None
 
 
 def _seconds(

@@ -92,7 +92,7 @@ def init(
 
     from gradring.communicator import Communicator  # the native module is loaded only when needed
 
-    return Communicator(
+    communicator = Communicator(
         rank=cluster.rank,
         world_size=cluster.world_size,
         rendezvous=cluster.rendezvous,
@@ -110,6 +110,13 @@ def init(
         streams=settings.streams,
         stall_warning=settings.stall_warning,
     )
+    if settings.flight_dir is not None:
+        communicator._native.write_records_to(settings.flight_dir)
+    if settings.trace is not None:
+        from gradring.trace.records import part_of
+
+        communicator._trace_until_close(part_of(settings.trace, communicator.rank))
+    return communicator
 
 
 def resolve(

@@ -11,7 +11,7 @@ import pytest
 
 import gradring
 from gradring.bench import raw_link
-from gradring.bench.systems.link import Exchange, Link
+from gradring.bench.systems.link import Exchange, open_ring
 from gradring.cli import main
 from gradring.testing import run_ranks
 
@@ -39,7 +39,7 @@ def test_bytes_come_from_the_rank_before_whatever_their_number(count: int) -> No
 
 def _exchange(count: int) -> tuple[int, bool]:
     with gradring.init() as comm, contextlib.ExitStack() as closing:
-        exchange = Exchange(Link(comm, closing), comm.rank, comm.world_size, count, 4096)
+        exchange = Exchange(open_ring(comm, closing), comm.rank, comm.world_size, count, 4096)
         wrong = exchange.iterate(3, comm.barrier).wrong
         exchange.reset()
         spoiled = not np.any(exchange.result() == exchange.expected)

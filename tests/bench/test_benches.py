@@ -127,3 +127,9 @@ def test_a_rate_that_tc_would_not_take_is_refused() -> None:
     done = run("limited_network", "--rate", "fast")
     assert done.returncode == 2
     assert "'fast' is no rate; write it as 1gbit or 500mbit" in done.stderr
+
+
+def test_the_cost_of_a_monitor_is_measured() -> None:
+    done = run("monitor_overhead")
+    assert done.returncode == 0, done.stderr
+    assert "of a step of 1 ms" in done.stdout

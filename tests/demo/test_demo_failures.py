@@ -56,9 +56,3 @@ def test_only_the_comparison_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(story, "train", fail)
     with pytest.raises(TrainingError, match="gradring failed"):
         story.demo(tmp_path, stream=io.StringIO())
-
-
-def test_flags_of_later_versions_are_refused() -> None:
-    for flag in ("--slow-rank", "--kill"):
-        with pytest.raises(SystemExit, match="2"):
-            cli.main(["demo", flag, "1"])

@@ -29,6 +29,13 @@ def test_the_token_is_random_and_shared() -> None:
     assert len(first["GRADRING_TOKEN"]) == 64
 
 
+def test_a_token_of_the_user_is_kept() -> None:
+    (environ,) = rank_environments({"GRADRING_TOKEN": "mine"}, 1)
+    assert environ["GRADRING_TOKEN"] == "mine"
+    (environ,) = rank_environments({"GRADRING_TOKEN_FILE": "/a/file"}, 1)
+    assert environ["GRADRING_TOKEN_FILE"] == "/a/file" and "GRADRING_TOKEN" not in environ
+
+
 def test_the_token_is_not_on_any_command_line(tmp_path: Path) -> None:
     program = script(
         tmp_path,

@@ -1,5 +1,6 @@
 """What ``gradring run`` returns, and what it says last."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ def test_the_separator_before_the_command_may_be_left_out(tmp_path: Path) -> Non
     for separator in ([], ["--"]):
         done = gradring("run", "-np", 1, *separator, *program, "--lr", "1", "--", "-np")
         assert done.stdout == "[0] ['--lr', '1', '--', '-np']\n"
+
+
+def test_a_module_is_run_like_python_does(tmp_path: Path) -> None:
+    script(tmp_path, "print(__name__, sys.argv[1:])")
+    search = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = gradring("run", "-np", 1, "-m", "train", "-m", "x", PYTHONPATH=search)
+    assert done.stdout == "[0] __main__ ['-m', 'x']\n", done.stderr
 
 
 def test_the_first_failing_ranks_exit_code_is_returned(tmp_path: Path) -> None:
@@ -99,7 +107,10 @@ def test_a_missing_program_is_named() -> None:
         (["-np", "2", "--grace", "-1", "true"], "'-1' is not a number of seconds"),
         (["-np", "2"], "there is no command"),
         (["true"], "-np"),
-        (["-np", "2", "--hosts", "a:1", "true"], "unrecognized arguments: --hosts"),
+        (["-np", "2", "--hosts", "a:1", "true"], "-np 2 is more than the 1 ranks of --hosts"),
+        (["--hosts", "a:x", "true"], "'a:x' has 'x' ranks"),
+        (["-np", "2", "--max-restarts", "-1", "true"], "'-1' is not a number of restarts"),
+        (["-np", "2", "-m"], "there is no command"),
     ],
 )
 def test_wrong_usage_is_explained(arguments: list[str], named: str) -> None:

@@ -1,11 +1,14 @@
 """Lines of many ranks: whole, prefixed, complete."""
 
 import io
+import os
+import pty
 import re
 import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from launching import DEADLINE_S, command_line, gradring, script
 
 from gradring.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
@@ -50,6 +53,17 @@ def test_the_two_streams_stay_apart(tmp_path: Path) -> None:
         "run", "-np", 1, *script(tmp_path, "print('out'); print('err', file=sys.stderr)")
     )
     assert (done.stdout, done.stderr) == ("[0] out\n", "[0] err\n")
+
+
+@pytest.mark.parametrize(("no_colour", "first"), [("", b"\x1b[36m[0]\x1b[0m x"), ("1", b"[0] x")])
+def test_prefixes_have_colours_on_a_terminal(no_colour: str, first: bytes) -> None:
+    controller, terminal = pty.openpty()
+    command = command_line("run", "-np", 1, "echo", "x")
+    environ = {**os.environ, "NO_COLOR": no_colour}
+    subprocess.run(command, stdout=terminal, env=environ, timeout=DEADLINE_S, check=True)
+    os.close(terminal)
+    assert os.read(controller, 100).rstrip() == first
+    os.close(controller)
 
 
 def test_output_that_is_not_text_is_passed_on(tmp_path: Path) -> None:

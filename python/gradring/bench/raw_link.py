@@ -14,7 +14,7 @@ import gradring
 from gradring.bench import machine
 from gradring.bench.congestion import AS_THE_SYSTEM, congested
 from gradring.bench.plan import format_size
-from gradring.bench.systems.link import Exchange, Link
+from gradring.bench.systems.link import Exchange, open_ring
 from gradring.bench.table import format_time
 from gradring.testing import run_ranks
 
@@ -111,7 +111,7 @@ def bench_link(
 def measure(volume_bytes: int) -> LinkMeasurement:
     """What both ranks run."""
     with gradring.init() as comm, contextlib.ExitStack() as closing:
-        link = Link(comm, closing)
+        link = open_ring(comm, closing)
         exchanges = {
             write: Exchange(link, comm.rank, comm.world_size, volume_bytes, write)
             for write in WRITES_BYTES

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import gradring
 from gradring.errors import GradringError
 
-COMMANDS = ("run", "env", "bench", "demo")
+COMMANDS = ("run", "env", "doctor", "bench", "demo", "explain")
 """Names of the sub-commands and of their modules in this package, in the order of the help."""
 
 USAGE_ERROR = 2

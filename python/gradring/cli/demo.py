@@ -13,7 +13,7 @@ HELP = "train on real data with 2 ranks, check the result, and compare it with T
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares where the report goes."""
+    """Declares where the report goes, and which trouble to show."""
     parser.add_argument(
         "--report",
         type=Path,
@@ -21,15 +21,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory for the picture and the logs (default %(default)s)",
     )
+    trouble = parser.add_mutually_exclusive_group()
+    trouble.add_argument(
+        "--slow-rank",
+        type=int,
+        choices=(0, 1),
+        metavar="R",
+        help="instead, make one rank slow and show that it is named",
+    )
+    trouble.add_argument(
+        "--kill",
+        type=int,
+        choices=(0, 1),
+        metavar="R",
+        help="instead, kill one rank in the middle and show what the other one says",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo; returns 1 when its checks fail."""
     from gradring.demo import demo
+    from gradring.demo.trouble import show_killed_rank, show_slow_rank
 
     # As an exception it ends the trainings too.
     signal.signal(signal.SIGTERM, _exit)
     try:
+        if arguments.slow_rank is not None:
+            return show_slow_rank(arguments.slow_rank)
+        if arguments.kill is not None:
+            return show_killed_rank(arguments.kill, arguments.report / "flight")
         return demo(arguments.report)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

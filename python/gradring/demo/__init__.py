@@ -11,9 +11,11 @@
 ``tables``            the results as text
 ``picture``           the results as a picture
 ``story``             the whole demo, from the first run to the last line
+``trouble``           instead: a slow rank or a killed one, and what is said about it
+``trouble_train``     the training script with such a rank
 ====================  ===================================================================
 
-Only ``train`` imports TensorFlow; only ``picture`` imports matplotlib.
+Only ``train`` and ``trouble_train`` import TensorFlow; only ``picture`` imports matplotlib.
 """
 
 from gradring.demo.story import demo

@@ -57,7 +57,7 @@ def train(variant: Variant, output: Path, log: Path, epochs: int, progress: Prog
         *("--epochs", str(epochs), "--output", str(output)),
     ]
     lines: list[str] = []
-    with open(log, "w", encoding="utf-8") as file, _child(command, variant.threads) as child:
+    with open(log, "w", encoding="utf-8") as file, child_of(command, variant.threads) as child:
 
         def read() -> None:
             assert child.stdout is not None
@@ -83,7 +83,7 @@ def train(variant: Variant, output: Path, log: Path, epochs: int, progress: Prog
 
 
 @contextmanager
-def _child(command: list[str], threads: int) -> Iterator[subprocess.Popen[str]]:
+def child_of(command: list[str], threads: int) -> Iterator[subprocess.Popen[str]]:
     """The launcher; it does not survive the block."""
     environ = {
         **os.environ,

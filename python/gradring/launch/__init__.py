@@ -1,10 +1,16 @@
-"""Starting ranks on this machine, and never leaving one behind.
+"""Starting ranks here and on other hosts, and never leaving one behind.
 
 ====================  ===================================================================
 ``launcher``          what ``gradring run`` does, as the function :func:`launch`
+``world``             which rank runs where, at which address
+``hosts``             the hosts and their numbers of ranks
 ``ranks``             the variables that each rank is given
 ``ports``             free ports for them
 ``processes``         rank processes in groups of their own; how they are ended
+``ssh``               a rank process on another host
+``remote_rank``       its far end, which starts the rank there
+``survey``            looks at the other hosts before anything is started
+``signals``           signals as bytes on a socket
 ``guardian``          a helper process that ends them when the launcher itself is killed
 ``exec_rank``         the first instructions of a rank: die with the launcher, then exec
 ``output``            whole, prefixed lines from many pipes

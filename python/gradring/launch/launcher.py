@@ -1,4 +1,4 @@
-"""``gradring run``: starts the ranks of one machine, watches them, and ends them together.
+"""``gradring run``: starts the ranks, watches them, and ends them together.
 
 One thread does everything: it sleeps until a pipe has output, a child has ended or a signal has
 arrived, so that lines are never mixed and the order of failures is the order of their arrival.
@@ -7,19 +7,21 @@ arrived, so that lines are never mixed and the order of failures is the order of
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import select
 import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from gradring.launch.exec_rank import CANNOT_START
+from gradring.launch.hosts import THIS_HOST, Host, place_ranks
 from gradring.launch.output import RankOutput
 from gradring.launch.processes import (
     REAP_S,
@@ -28,12 +30,16 @@ from gradring.launch.processes import (
     describe_exit,
     shell_exit_code,
 )
-from gradring.launch.ranks import rank_environments
 from gradring.launch.report import last_words
+from gradring.launch.signals import signals_as_bytes
+from gradring.launch.survey import SurveyError
+from gradring.launch.world import World
 
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
 CLOSING_TICK_S = 0.02
+FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
+"""Before the first restart, the bound to which the pause doubles, and how often it does."""
 DRAIN_S = 1.0
 """How long output may still arrive after the last process of all groups has ended."""
 
@@ -45,8 +51,12 @@ def launch(
     environ: Mapping[str, str] = os.environ,
     log_dir: Path | None = None,
     grace_s: float = DEFAULT_GRACE_S,
+    hosts: Sequence[Host] = (),
+    python: str = sys.executable,
+    forward: Sequence[str] = (),
+    max_restarts: int = 0,
 ) -> int:
-    """Runs ``command`` once per rank on this machine and returns when all ranks have ended.
+    """Runs ``command`` once per rank and returns when all ranks have ended.
 
     Must be called from the main thread, because it takes over SIGINT, SIGTERM and SIGHUP: they end
     all ranks, and a second one kills them at once.
@@ -58,28 +68,79 @@ def launch(
         log_dir: Directory for ``rank-0.log`` and so on: each rank's lines without prefix.
         grace_s: Seconds that the other ranks have when one has failed: half to report their own
             errors, half to react to SIGTERM; then they are killed.
+        hosts: Where the ranks run, filled in this order; those with another name than this
+            machine's are reached by ssh. Empty: all on this machine.
+        python: The interpreter on hosts reached by ssh; it must have gradring.
+        forward: Variables for those hosts, as ``NAME`` or ``NAME=VALUE``, besides those that
+            always travel.
+        max_restarts: How often all ranks are started again when one has failed. They find the
+            number of the attempt, from 0, in ``GRADRING_RESTART``.
 
     Returns:
         0, or the code of the rank that failed first (128 plus the number of the signal that killed
         it), or 128 plus the number of the signal that ended this launcher.
 
     Raises:
-        OSError: Too few free ports, or ``log_dir`` cannot be written.
+        OSError: A host cannot be used, there are too few free ports, or ``log_dir`` cannot be
+            written.
     """
-    if shutil.which(command[0], path=environ.get("PATH")) is None:
+    placed = place_ranks(hosts, world_size) if hosts else [THIS_HOST] * world_size
+    world = World(placed, python=python, forward=forward)
+    if not world.remote and shutil.which(command[0], path=environ.get("PATH")) is None:
         _say(f"there is no program {command[0]!r}; check its name and PATH{_hint(command[0])}")
         return CANNOT_START
-    environments = rank_environments(environ, world_size)
+    with signals_as_bytes() as wakeup:
+        for attempt in itertools.count():
+            numbered = {**environ, "GRADRING_RESTART": str(attempt)}
+            try:
+                exit_code, stopped = _attempt(command, world, numbered, log_dir, grace_s, wakeup)
+            except SurveyError as error:
+                # A host that answered before may come back.
+                if attempt == 0:
+                    raise
+                _say(str(error))
+                exit_code, stopped = 1, False
+            if exit_code == 0 or stopped or attempt == max_restarts:
+                return exit_code
+            pause_s = min(FIRST_PAUSE_S * 2 ** min(attempt, DOUBLINGS), LONGEST_PAUSE_S)
+            _say(f"starts all ranks again in {pause_s:g} s (restart {attempt + 1}/{max_restarts})")
+            signum = _signal_within(pause_s, wakeup)
+            if signum is not None:
+                return 128 + signum
+        raise AssertionError("the loop ends by returning")
+
+
+def _attempt(
+    command: Sequence[str],
+    world: World,
+    environ: Mapping[str, str],
+    log_dir: Path | None,
+    grace_s: float,
+    wakeup: socket.socket,
+) -> tuple[int, bool]:
+    """Starts all ranks once; the exit code, and whether a signal to the launcher ended them."""
+    environments = world.environments(environ)
     with contextlib.ExitStack() as stack:
-        logs = [_open_log(stack, log_dir, rank) for rank in range(world_size)]
-        wakeup = stack.enter_context(_signals())
+        anew = environ["GRADRING_RESTART"] == "0"
+        logs = [_open_log(stack, log_dir, rank, anew) for rank in range(len(environments))]
         processes = stack.enter_context(RankProcesses())
         launched = _Launch(processes, wakeup, grace_s)
         for environment, log in zip(environments, logs, strict=True):
-            launched.start(command, environment, log)
+            launched.listen_to(world.start(processes, command, environment), log)
         exit_code = launched.run()
     launched.report(log_dir)
-    return exit_code
+    return exit_code, launched.stopped
+
+
+def _signal_within(seconds: float, wakeup: socket.socket) -> int | None:
+    """Waits; the number of a signal that arrives meanwhile ends the wait."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([wakeup], [], [], left)[0]:
+            for signum in wakeup.recv(4096):
+                if signum != signal.SIGCHLD:
+                    return signum
+    return None
 
 
 class _Launch:
@@ -99,13 +160,13 @@ class _Launch:
         self._kill_at = float("inf")
         self._give_up_at = float("inf")
 
-    def start(
-        self, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO | None
-    ) -> None:
-        """Starts the next rank and listens to its two streams."""
-        process = self._processes.start(
-            command, environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal to the launcher ended the run."""
+        return self._stopped_by is not None
+
+    def listen_to(self, process: RankProcess, log: BinaryIO | None) -> None:
+        """Adds the next rank's two streams."""
         popen = process.popen
         assert popen.stdout is not None and popen.stderr is not None
         out = RankOutput(process.rank, popen.stdout, sys.stdout.buffer, log)
@@ -143,8 +204,8 @@ class _Launch:
         advice = f"all output: {log}" if log else "--log-dir keeps all output"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
         how = describe_exit(exit_code)
-        _say(f"rank {rank} on {socket.gethostname()} failed first ({how}); {words}")
-        sys.stderr.buffer.write(b"".join(b"[%d] %s\n" % (rank, line) for line in lines))
+        _say(f"rank {rank} on {self._failed.host} failed first ({how}); {words}")
+        sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
         sys.stderr.buffer.flush()
 
     def _copy(self, timeout_s: float) -> None:
@@ -215,35 +276,13 @@ class _Launch:
             self._processes.signal(signal.SIGTERM)
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """Turns signals into bytes on a socket, on which one can wait together with pipes."""
-    receiver, sender = socket.socketpair()
-    with receiver, sender:
-        receiver.setblocking(False)
-        sender.setblocking(False)
-        handled = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        # Under nohup, and in the background of a script, some are ignored: leave them so.
-        handled = {s for s in handled if s == signal.SIGCHLD or not _is_ignored(s)}
-        previous_fd = signal.set_wakeup_fd(sender.fileno())
-        previous = {signum: signal.signal(signum, lambda *_: None) for signum in handled}
-        try:
-            yield receiver
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
-            signal.set_wakeup_fd(previous_fd)
-
-
-def _is_ignored(signum: int) -> bool:
-    return signal.getsignal(signum) == signal.SIG_IGN
-
-
-def _open_log(stack: contextlib.ExitStack, log_dir: Path | None, rank: int) -> BinaryIO | None:
+def _open_log(
+    stack: contextlib.ExitStack, log_dir: Path | None, rank: int, anew: bool
+) -> BinaryIO | None:
     if log_dir is None:
         return None
     log_dir.mkdir(parents=True, exist_ok=True)
-    return stack.enter_context(open(log_dir / f"rank-{rank}.log", "wb"))
+    return stack.enter_context(open(log_dir / f"rank-{rank}.log", "wb" if anew else "ab"))
 
 
 def _hint(program: str) -> str:

@@ -14,6 +14,8 @@ MAX_LINE_BYTES = 64 * 1024
 """A longer line is passed on in pieces, so that memory stays bounded."""
 PROGRESS_S = 2.0
 READ_BYTES = 64 * 1024
+COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+"""Of a terminal, without red and what is hard to read."""
 TAIL_LINES = 400
 """Lines of each stream that are kept for the report of a failure."""
 
@@ -69,14 +71,14 @@ class RankOutput:
         """Prepares to copy.
 
         Args:
-            rank: Whose stream it is; the prefix of every line is ``[rank] ``.
+            rank: Whose stream it is; every line gets it as a prefix, ``[rank] ``.
             pipe: The read end of the stream.
             target: Where the prefixed lines go.
             log: Where the same lines go without prefix, if anywhere.
         """
         self.pipe = pipe
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self._prefix = f"[{rank}] ".encode()
+        self.prefix = _prefix(rank, target)
         self._target = target
         self._log = log
         self._buffer = LineBuffer()
@@ -96,11 +98,19 @@ class RankOutput:
         if not lines:
             return
         self.tail.extend(lines)
-        self._target.write(b"".join(b"%s%s\n" % (self._prefix, line) for line in lines))
+        self._target.write(b"".join(b"%s%s\n" % (self.prefix, line) for line in lines))
         self._target.flush()
         if self._log is not None:
             self._log.write(b"".join(line + b"\n" for line in lines))
             self._log.flush()
+
+
+def _prefix(rank: int, target: IO[bytes]) -> bytes:
+    """The rank in brackets; on a terminal in a colour of its own, unless NO_COLOR is set."""
+    prefix = f"[{rank}]"
+    if os.environ.get("NO_COLOR") or not target.isatty():
+        return f"{prefix} ".encode()
+    return f"\x1b[{COLOURS[rank % len(COLOURS)]}m{prefix}\x1b[0m ".encode()
 
 
 def _newest(raw: bytes) -> bytes:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -24,6 +25,7 @@ REAP_S = 5.0
 """How long a killed process may take to disappear before it is left to the kernel."""
 
 Stream = int | BinaryIO | None
+PIPE = subprocess.PIPE
 
 
 class RankProcess:
@@ -36,25 +38,28 @@ class RankProcess:
         environ: Mapping[str, str],
         guardian: Guardian,
         *,
+        stdin: Stream = subprocess.DEVNULL,
         stdout: Stream,
         stderr: Stream,
     ) -> None:
-        """Starts the command; it reads from /dev/null and dies with this process.
+        """Starts the command, which dies with this process.
 
         Args:
             rank: Its rank, for messages.
             command: Program and arguments.
             environ: All of its variables.
             guardian: Ends the group when this process is killed.
+            stdin: As for ``subprocess.Popen``; by default it reads nothing.
             stdout: As for ``subprocess.Popen``.
             stderr: As for ``subprocess.Popen``.
         """
         self.rank = rank
+        self.host = socket.gethostname()
         self._guardian = guardian
         self.popen = subprocess.Popen(
             [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid()), *command],
             env=dict(environ),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
@@ -122,10 +127,16 @@ class RankProcesses:
         stdout: Stream = None,
         stderr: Stream = None,
     ) -> RankProcess:
-        """Starts the next rank; the arguments are those of :class:`RankProcess`."""
-        process = RankProcess(
-            len(self.ranks), command, environ, self._guardian, stdout=stdout, stderr=stderr
+        """Starts the next rank on this machine; the arguments are those of :class:`RankProcess`."""
+        return self.add(
+            lambda rank, guardian: RankProcess(
+                rank, command, environ, guardian, stdout=stdout, stderr=stderr
+            )
         )
+
+    def add(self, start: Callable[[int, Guardian], RankProcess]) -> RankProcess:
+        """Starts the next rank with ``start``, which gets its number and the guardian."""
+        process = start(len(self.ranks), self._guardian)
         self.ranks.append(process)
         return process
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gradring.clusters import without_cluster_variables
 from gradring.launch.ports import LOOPBACK, free_ports
@@ -24,10 +24,8 @@ def rank_environments(
 ) -> list[dict[str, str]]:
     """One environment per rank for a world on this machine.
 
-    Each is ``environ`` without the variables of other launchers, plus rank, world size,
-    rendezvous and a new token. The cores of this machine are divided among the ranks through
-    ``OMP_NUM_THREADS`` and ``TF_NUM_INTRAOP_THREADS``, unless these are set already. Python's
-    output is unbuffered, so that no line is lost when a rank dies.
+    The cores of this machine are divided among the ranks through ``OMP_NUM_THREADS`` and
+    ``TF_NUM_INTRAOP_THREADS``, unless these are set already.
 
     Args:
         environ: The variables to start from.
@@ -38,11 +36,29 @@ def rank_environments(
     Raises:
         OSError: There are not enough free ports.
     """
-    base = {**_thread_counts(world_size), "PYTHONUNBUFFERED": "1"}
-    base.update(without_cluster_variables(environ))
-    base.pop("GRADRING_TOKEN_FILE", None)
-    base["GRADRING_TOKEN"] = new_token()
     addresses = [f"{LOOPBACK}:{port}" for port in free_ports(world_size if tf_config else 1)]
+    base = {**thread_counts(world_size), **environ}
+    return environments_at(base, addresses, world_size, tf_config=tf_config)
+
+
+def environments_at(
+    environ: Mapping[str, str], addresses: Sequence[str], world_size: int, *, tf_config: bool = True
+) -> list[dict[str, str]]:
+    """One environment per rank for a world whose rank 0 listens at ``addresses[0]``.
+
+    Each is ``environ`` without the variables of other launchers, plus rank, world size,
+    rendezvous and a token: that of ``environ``, if it has one, or a new one. Python's output is
+    unbuffered, so that no line is lost when a rank dies.
+
+    Args:
+        environ: The variables to start from.
+        addresses: ``host:port`` of each rank; with ``tf_config=False`` only the first is needed.
+        world_size: Number of ranks.
+        tf_config: Whether to set an agreeing ``TF_CONFIG``.
+    """
+    base = {"PYTHONUNBUFFERED": "1", **without_cluster_variables(environ)}
+    if not base.get("GRADRING_TOKEN") and not base.get("GRADRING_TOKEN_FILE"):
+        base["GRADRING_TOKEN"] = new_token()
     return [
         {
             **base,
@@ -55,10 +71,12 @@ def rank_environments(
     ]
 
 
-def _tf_config(addresses: list[str], rank: int) -> str:
-    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
-
-
-def _thread_counts(local_ranks: int) -> dict[str, str]:
-    threads = max(1, len(os.sched_getaffinity(0)) // local_ranks)
+def thread_counts(local_size: int) -> dict[str, str]:
+    """Variables that divide the cores of this machine among so many ranks."""
+    threads = max(1, len(os.sched_getaffinity(0)) // local_size)
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def _tf_config(addresses: Sequence[str], rank: int) -> str:
+    cluster = {"worker": list(addresses)}
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})

@@ -15,14 +15,14 @@ use crate::work::Interrupt;
 const SMALL: (usize, usize) = (8, 8);
 const LARGE: (usize, usize) = (64 << 10, 4);
 
-/// From where calibration counts. A rank that is done may ask about the user's first collective
-/// while another is still here, whose answer must not be about a calibration of the same number.
-const SEQUENCE: u64 = 1 << 40;
+/// Ordinals that no other collective has: a rank that is still here when others ask for the one
+/// they have just called must not take theirs for its own.
+const FIRST_SEQUENCE: u64 = 1_000_000_001;
 
 /// Measures, and lets `engine` choose by what the slowest rank saw. All ranks call it at once.
 pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
+    engine.count_from(FIRST_SEQUENCE);
     let policy = engine.policy();
-    engine.count_from(SEQUENCE);
     let mut times = [0.0; 4];
     let algorithms = [Algorithm::OneShot, policy.two_steps()];
     for (algorithm, times) in algorithms.into_iter().zip(times.chunks_exact_mut(2)) {
@@ -47,7 +47,7 @@ pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
         }),
         ..policy
     });
-    engine.forget();
+    engine.count_from(1);
     Ok(())
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::abort::AbortSwitch;
@@ -12,6 +13,7 @@ use crate::collective::Request;
 use crate::dtype::DType;
 use crate::engine::{Engine, Parts, Supervisor as _};
 use crate::error::{Error, Result, shortened};
+use crate::group::door::Door;
 use crate::group::liveness::Liveness;
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
@@ -19,8 +21,11 @@ use crate::link::links::Links;
 use crate::link::tls::TlsFiles;
 use crate::link::{STREAMS_MAX, Transport as _};
 use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
-use crate::trace::flight_recorder::FlightRecorder;
+use crate::trace::flight_recorder::{self, FlightRecorder};
+use crate::trace::journal::Journal;
 use crate::trace::stats::Stats;
+use crate::trace::{clock, record, signals};
+use crate::wire::pulse::Pulse;
 use crate::work::{Interrupt, Work};
 
 /// How long a blocked caller spins where cores allow: a few times as long as waking a thread takes.
@@ -94,6 +99,12 @@ pub struct Communicator {
     tcp_congestion: BTreeMap<String, BTreeSet<String>>,
     engine: Engine,
     liveness: Arc<Liveness>,
+    /// Open while this is, for those who ask how the rank is.
+    door: Mutex<Option<Door>>,
+    journal: Arc<Journal>,
+    abort: Arc<AbortSwitch>,
+    /// When the trace under way began, if there is one.
+    traced_since_ns: Mutex<Option<u64>>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -108,26 +119,26 @@ impl Communicator {
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
         config.validate()?;
         let cannot = |error: std::io::Error| Error::rendezvous(format!("a socket fails: {error}"));
-        let (roster, mut links, neighbours) = if config.world_size == 1 {
+        let (roster, mut links, neighbours, door) = if config.world_size == 1 {
             let roster = Roster::new(vec![this_member(String::new(), config)]);
             let links = Links::new(1, BTreeMap::new(), BTreeMap::new());
-            (roster, links.map_err(cannot)?, Vec::new())
+            (roster, links.map_err(cannot)?, Vec::new(), None)
         } else {
             let formed = rendezvous::form(config, interrupt)?;
             let links = Links::new(config.world_size, formed.data_to, formed.data_from);
-            (formed.roster, links.map_err(cannot)?, formed.control)
+            let door = Some((formed.door, formed.watched));
+            (formed.roster, links.map_err(cannot)?, formed.control, door)
         };
         let abort = Arc::new(AbortSwitch::default());
         let recorder = Arc::new(FlightRecorder::default());
         let hosts = (0..config.world_size)
             .map(|rank| roster.host(rank).to_owned())
             .collect();
+        let journal = Arc::new(Journal::new(config.rank, hosts, Arc::clone(&recorder)));
         let liveness = Liveness::start(
-            config.rank,
-            hosts,
+            Arc::clone(&journal),
             neighbours,
             Arc::clone(&abort),
-            Arc::clone(&recorder),
             config.on_warning,
         )
         .map_err(cannot)?;
@@ -148,8 +159,8 @@ impl Communicator {
             },
             transport: Box::new(links),
             supervisor: Arc::clone(&liveness) as _,
-            abort,
-            recorder,
+            abort: Arc::clone(&abort),
+            recorder: Arc::clone(&recorder),
             timeout: config.timeout,
             stall_warning: config.stall_warning,
             spin: if roster.local_size(config.rank) <= cores {
@@ -157,6 +168,10 @@ impl Communicator {
             } else {
                 Duration::ZERO
             },
+        });
+        let door = door.map(|(door, watched)| {
+            watched.has_formed(&roster, Arc::clone(&recorder), Arc::clone(&abort));
+            door
         });
         if config.world_size > 1 && engine.policy().is_mesh() {
             calibration::measure(&engine, interrupt)?;
@@ -171,6 +186,10 @@ impl Communicator {
             tcp_congestion,
             engine,
             liveness,
+            door: Mutex::new(door),
+            journal,
+            abort,
+            traced_since_ns: Mutex::default(),
         });
         open().insert(communicator.id, Arc::downgrade(&communicator));
         Ok(communicator)
@@ -265,11 +284,63 @@ impl Communicator {
         self.engine.stats()
     }
 
+    /// How every rank is doing, by its last pulse, and how long ago that was heard.
+    #[must_use]
+    pub fn pulses(&self) -> Vec<(Pulse, Duration)> {
+        let pulses = self.journal.board.pulses().into_iter();
+        pulses.map(|(pulse, at)| (pulse, at.elapsed())).collect()
+    }
+
+    /// Tells every rank what the program says about itself: at once with `now`, or else with the
+    /// next pulse, within about a second.
+    pub fn note(&self, note: Vec<u8>, now: bool) {
+        self.journal.board.note(note);
+        if now {
+            self.liveness.pulse();
+        }
+    }
+
+    /// Writes the flight record to `directory` when the group fails, and on SIGUSR2.
+    pub fn write_records_to(&self, directory: &Path) {
+        self.journal.write_to(directory);
+        signals::listen();
+    }
+
+    /// Remembers the last `limit` collectives from now on, until `take_trace`.
+    pub fn start_trace(&self, limit: usize) {
+        self.journal.recorder.keep(limit);
+        *self.traced_since() = Some(clock::now_ns());
+    }
+
+    /// Ends a trace and returns the record of it, as JSON; `None` if none was under way.
+    #[must_use]
+    pub fn take_trace(&self) -> Option<Vec<u8>> {
+        let since_ns = self.traced_since().take()?;
+        let json = record::to_json(
+            &self.journal,
+            self.abort.cause().as_ref(),
+            "trace",
+            since_ns,
+        );
+        self.journal.recorder.keep(flight_recorder::CAPACITY);
+        Some(json)
+    }
+
+    fn traced_since(&self) -> MutexGuard<'_, Option<u64>> {
+        self.traced_since_ns
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Leaves the group in good order. A collective under way fails as aborted.
     pub fn close(&self) {
         open().remove(&self.id);
         self.engine.close();
         self.liveness.close();
+        self.door
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
     }
 }
 

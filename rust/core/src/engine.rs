@@ -20,7 +20,7 @@ use crate::link::Transport;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
-use crate::trace::flight_recorder::{Entry, FlightRecorder, Waiting};
+use crate::trace::flight_recorder::{FlightRecorder, State, Waiting};
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{self, Header};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
@@ -137,7 +137,6 @@ struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
     driver: Mutex<Driver>,
-    stats: Mutex<Stats>,
 }
 
 /// What only the current driver touches.
@@ -188,7 +187,6 @@ impl Engine {
                 scratch: Scratch::new(),
                 narrowed: Vec::new(),
             }),
-            stats: Mutex::default(),
         });
         let progress = std::thread::Builder::new()
             .name("gradring-engine".into())
@@ -210,8 +208,10 @@ impl Engine {
     pub fn run(&self, request: Request, interrupt: Interrupt<'_>) -> Result<()> {
         let shared = &*self.shared;
         let mut queue = lock(&shared.queue);
-        let launched = shared.launch(&mut queue, request)?;
-        if queue.driving || !queue.waiting.is_empty() {
+        let started = Instant::now();
+        let at_once = !queue.driving && queue.waiting.is_empty();
+        let launched = shared.launch(&mut queue, request, started, at_once)?;
+        if !at_once {
             let work = shared.enqueue(queue, launched);
             return match work.wait(None, interrupt) {
                 WaitOutcome::Ended(result) => result,
@@ -224,7 +224,7 @@ impl Engine {
         }
         queue.driving = true;
         drop(queue);
-        let result = shared.drive_guarded(launched, shared.spin, interrupt);
+        let result = shared.drive_guarded(launched, started, Some(shared.spin), interrupt);
         shared.stop_driving();
         result
     }
@@ -235,7 +235,9 @@ impl Engine {
     /// When the communicator is aborted or closed already.
     pub fn start(&self, request: Request) -> Result<Work> {
         let mut queue = lock(&self.shared.queue);
-        let launched = self.shared.launch(&mut queue, request)?;
+        let launched = self
+            .shared
+            .launch(&mut queue, request, Instant::now(), false)?;
         Ok(self.shared.enqueue(queue, launched))
     }
 
@@ -255,22 +257,17 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner) = policy;
     }
 
-    /// Counts on from `sequence`; on all ranks alike, with nothing under way.
+    /// Forgets what was done, and gives the next collective this ordinal; on all ranks alike, with
+    /// nothing under way.
     pub fn count_from(&self, sequence: u64) {
-        lock(&self.shared.queue).launched = sequence;
-    }
-
-    /// Starts to count from one again; on all ranks alike, with nothing under way.
-    pub fn forget(&self) {
-        self.count_from(0);
-        *lock(&self.shared.stats) = Stats::default();
+        lock(&self.shared.queue).launched = sequence - 1;
         self.shared.recorder.forget();
     }
 
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        lock(&self.shared.stats).clone()
+        self.shared.recorder.stats()
     }
 
     /// Ends the engine: a collective under way and all queued ones fail as aborted.
@@ -304,8 +301,14 @@ impl Shared {
         self.policy.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a request its place in the order.
-    fn launch(&self, queue: &mut Queue, request: Request) -> Result<Launched> {
+    /// Gives a request its place in the order; `at_once` if its turn has come with that.
+    fn launch(
+        &self,
+        queue: &mut Queue,
+        request: Request,
+        at: Instant,
+        at_once: bool,
+    ) -> Result<Launched> {
         let (call, buffer) = request.into_parts();
         call.validate(self.topology.world_size())?;
         let sequence = queue.launched + 1;
@@ -321,11 +324,8 @@ impl Shared {
         let call = Arc::new(call);
         let algorithm = self.policy().choose(&call);
         let header = contract::header(&call, algorithm, 0, sequence);
-        self.recorder.record(Entry {
-            sequence,
-            header,
-            call: Arc::clone(&call),
-        });
+        self.recorder
+            .launched(sequence, Arc::clone(&call), algorithm, at, at_once);
         Ok(Launched {
             call,
             buffer,
@@ -336,7 +336,7 @@ impl Shared {
     }
 
     fn enqueue(&self, mut queue: MutexGuard<'_, Queue>, launched: Launched) -> Work {
-        let work = Work::pending();
+        let work = Work::pending(launched.sequence, Arc::clone(&self.recorder));
         queue.waiting.push_back((launched, work.clone()));
         drop(queue);
         self.changed.notify_all();
@@ -373,24 +373,28 @@ impl Shared {
                     .unwrap_or_else(PoisonError::into_inner);
             };
             drop(queue);
-            // The progress thread never spins: the caller's computation wants the core.
-            let result = self.drive_guarded(launched, Duration::ZERO, &mut || false);
+            let started = Instant::now();
+            self.recorder.started(launched.sequence, started);
+            let result = self.drive_guarded(launched, started, None, &mut || false);
             work.end(result);
             self.stop_driving();
         }
     }
 
     /// Drives a collective; a panic fails the group's works, never the process.
+    ///
+    /// `spin` is for a caller who blocks; the progress thread has none and never spins, because
+    /// the caller's computation wants the core.
     fn drive_guarded(
         &self,
         launched: Launched,
-        spin: Duration,
+        started: Instant,
+        spin: Option<Duration>,
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
         let (call, sequence) = (Arc::clone(&launched.call), launched.sequence);
-        let started = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| {
-            self.drive(launched, started, spin, interrupt)
+            self.drive(launched, started, spin.unwrap_or_default(), interrupt)
         }))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
@@ -398,23 +402,36 @@ impl Shared {
             self.supervisor.abort(self.blame_self(cause));
             Err(self.abort.cause().unwrap_or_else(|| Error::protocol(what)))
         });
-        result.map_err(|error| {
-            let mut error = placed(error, &call, sequence);
-            error.elapsed.get_or_insert_with(|| started.elapsed());
-            error
-        })
+        match result {
+            Ok(Some(measured)) => {
+                self.recorder
+                    .ended(sequence, &call, &measured, spin.is_some());
+                Ok(())
+            }
+            Ok(None) => {
+                self.recorder.over(sequence, State::Done, started);
+                Ok(())
+            }
+            Err(error) => {
+                self.recorder.over(sequence, State::Failed, started);
+                let mut error = placed(error, &call, sequence);
+                error.elapsed.get_or_insert_with(|| started.elapsed());
+                Err(error)
+            }
+        }
     }
 
+    /// Returns how it went; nothing in a world of one.
     fn drive(
         &self,
         mut launched: Launched,
         started: Instant,
         spin: Duration,
         interrupt: Interrupt<'_>,
-    ) -> Result<()> {
+    ) -> Result<Option<Measured>> {
         let world_size = self.topology.world_size();
         if world_size == 1 {
-            return self.abort.cause().map_or(Ok(()), Err);
+            return self.abort.cause().map_or(Ok(None), Err);
         }
         let mut driver = lock(&self.driver);
         let Driver {
@@ -427,7 +444,6 @@ impl Shared {
             // SAFETY: the driver stays locked until the collective has ended.
             unsafe { launched.buffer.narrowed(dtype, narrowed) }
         });
-        let predecessor = (self.rank + world_size - 1) % world_size;
         let mut execution = Execution::new(
             narrow.as_mut().unwrap_or(&mut launched.buffer),
             call,
@@ -486,12 +502,12 @@ impl Shared {
                     idle,
                 }));
             }
-            if idle >= INTERRUPT_INTERVAL && !noted {
+            if idle >= INTERRUPT_INTERVAL {
                 noted = true;
-                let awaited = execution.awaited().next();
-                let since = moved_at;
-                self.recorder
-                    .note_waiting(awaited.map(|awaited| Waiting { awaited, since }));
+                self.recorder.note_waiting(Some(Waiting {
+                    awaited: execution.awaited().collect(),
+                    since: moved_at,
+                }));
             }
             if idle >= self.stall_warning && !warned {
                 warned = true;
@@ -521,17 +537,13 @@ impl Shared {
         if let Some(narrow) = narrow {
             launched.buffer.widen_all_from(&narrow);
         }
-        let ended = Instant::now();
-        let everyone_entered = everyone_entered.unwrap_or(ended);
-        let measured = Measured {
+        Ok(Some(Measured {
             algorithm: launched.algorithm.name(),
             bytes_sent,
-            waiting: everyone_entered - started,
-            moving: ended - everyone_entered,
-            awaited: predecessor,
-        };
-        lock(&self.stats).add(call, &measured);
-        Ok(())
+            started,
+            everyone_entered,
+            ended: Instant::now(),
+        }))
     }
 
     fn interrupted(&self) -> Error {

@@ -15,6 +15,7 @@ use crate::wire::contract::{self, HEADER_BYTES, Header};
 use crate::wire::control::{self, Entered, Testimony};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
 use crate::wire::handshake::{self, Hello, Member, Purpose};
+use crate::wire::pulse::{ClockOffset, Late, Pulse, Tick};
 
 const TOKEN: &[u8] = b"what no input contains";
 
@@ -193,7 +194,7 @@ fn frame_samples() -> Vec<Vec<u8>> {
 }
 
 fn control_samples() -> Vec<Vec<u8>> {
-    use control::Message::{Abort, Goodbye, Heartbeat, Inquest, Testimony as Said};
+    use control::Message::{Abort, Goodbye, Heartbeat, Inquest, Pulse as Beat, Testimony as Said};
     let testimony = |entered| {
         Said(Testimony {
             rank: 3,
@@ -206,8 +207,33 @@ fn control_samples() -> Vec<Vec<u8>> {
         header: own_header().to_vec(),
         call: "all_reduce(sum) 'dense/kernel' float32[98]".into(),
     };
+    let tick = Tick {
+        sent_ns: 1 << 60,
+        lag_ns: Some(-7),
+        to_first: Some(ClockOffset {
+            ns: -7,
+            within_ns: 7,
+        }),
+    };
+    let late = Late {
+        rank: 1,
+        total_ns: 7,
+        recent_ns: 7,
+    };
+    let pulse = Pulse {
+        rank: 3,
+        number: 7,
+        collectives: 7,
+        late: vec![late; 2],
+        note: vec![7; 7],
+    };
     let messages = [
-        vec![Heartbeat, Inquest { sequence: 7 }, testimony(None)],
+        vec![
+            Heartbeat(tick),
+            Beat(pulse),
+            Inquest { sequence: 7 },
+            testimony(None),
+        ],
         vec![testimony(Some(entered)), Goodbye],
         errors().into_iter().map(Abort).collect(),
     ];

@@ -25,4 +25,5 @@ pub mod trace;
 pub mod wire;
 pub mod work;
 
+pub use group::inquiry::inquire;
 pub use group::roster::Roster;

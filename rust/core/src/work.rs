@@ -4,6 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::trace::flight_recorder::FlightRecorder;
 
 /// Called about ten times a second while a call waits; `true` asks it to give up.
 pub type Interrupt<'a> = &'a mut dyn FnMut() -> bool;
@@ -23,22 +24,32 @@ pub enum WaitOutcome {
 }
 
 /// A collective under way. Clones are handles of the same collective.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Work {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
+    sequence: u64,
+    /// Learns when the program waits.
+    recorder: Arc<FlightRecorder>,
     outcome: Mutex<Option<Result<()>>>,
     ended: Condvar,
 }
 
 impl Work {
-    /// A work that nobody has ended yet.
+    /// The work of a collective that nobody has ended yet.
     #[must_use]
-    pub fn pending() -> Self {
-        Self::default()
+    pub(crate) fn pending(sequence: u64, recorder: Arc<FlightRecorder>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                sequence,
+                recorder,
+                outcome: Mutex::default(),
+                ended: Condvar::new(),
+            }),
+        }
     }
 
     /// Whether the collective has ended, well or badly.
@@ -53,6 +64,18 @@ impl Work {
 
     /// Waits for the end, at most for `timeout`, asking `interrupt` now and then.
     pub fn wait(&self, timeout: Option<Duration>, interrupt: Interrupt<'_>) -> WaitOutcome {
+        if self.done() {
+            return self.wait_blocking(timeout, interrupt);
+        }
+        let from = Instant::now();
+        self.shared.recorder.wait_begins(from);
+        let outcome = self.wait_blocking(timeout, interrupt);
+        let (sequence, to) = (self.shared.sequence, Instant::now());
+        self.shared.recorder.wait_ends(sequence, from, to);
+        outcome
+    }
+
+    fn wait_blocking(&self, timeout: Option<Duration>, interrupt: Interrupt<'_>) -> WaitOutcome {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut outcome = self
             .shared

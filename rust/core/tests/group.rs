@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,9 @@ use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator::{Communicator, Config, TransportChoice};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::{Error, ErrorKind};
+use gradring_core::inquire;
 use gradring_core::schedule::choice::Rules;
+use gradring_core::wire::state::{self, Phase, State};
 
 fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
     Config {
@@ -411,4 +413,136 @@ fn strangers_do_not_keep_a_group_from_forming() {
     });
     assert_eq!(sums, [[3.0; 5]; 3]);
     noise.join().unwrap();
+}
+
+fn state(address: &str) -> State {
+    inquire(address, b"secret", None, Duration::from_secs(10)).expect("the rank answers")
+}
+
+#[test]
+fn a_rank_says_who_has_not_joined_while_the_group_forms() {
+    let address = free_address();
+    let waiting = thread::spawn({
+        let config = Config {
+            timeout: Duration::from_secs(3),
+            ..config(0, 3, &address)
+        };
+        move || Communicator::connect(&config, &mut || false)
+    });
+    let mut asked = inquire(&address, b"secret", None, Duration::from_secs(10));
+    while asked.is_err() && !waiting.is_finished() {
+        thread::sleep(Duration::from_millis(20));
+        asked = inquire(&address, b"secret", None, Duration::from_secs(10));
+    }
+    let missing = vec![1, 2];
+    assert_eq!(asked.unwrap().phase, Phase::Forming { missing });
+    assert!(waiting.join().unwrap().is_err());
+}
+
+#[test]
+fn a_rank_says_in_which_collective_it_is_and_for_whom_it_waits() {
+    let address = free_address();
+    let (entered, may_go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let configs = (0..2).map(|rank| config(rank, 2, &address)).collect();
+    let asked = {
+        let (entered, may_go_on) = (Arc::clone(&entered), Arc::clone(&may_go_on));
+        members(configs, move |rank, communicator| {
+            let communicator = communicator.unwrap();
+            all_reduce(&communicator, &mut [1.0; 8]).unwrap();
+            let mut states = None;
+            if rank == 1 {
+                // Rank 0 enters the second one; this rank does something else meanwhile.
+                entered.wait();
+                let awaits_this = |state: &State| {
+                    let Phase::Formed { awaited, .. } = &state.phase else {
+                        return false;
+                    };
+                    *awaited == [1]
+                };
+                while !awaits_this(&state(&address)) {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                let rank_0 = state(&address);
+                let Phase::Formed { members, .. } = &rank_0.phase else {
+                    unreachable!("it awaits somebody");
+                };
+                let rank_1 = state(&members[1].0);
+                states = Some([rank_0, rank_1]);
+                may_go_on.wait();
+            } else {
+                entered.wait();
+                let released = thread::spawn({
+                    let may_go_on = Arc::clone(&may_go_on);
+                    move || may_go_on.wait()
+                });
+                all_reduce(&communicator, &mut [1.0; 8]).unwrap();
+                released.join().unwrap();
+            }
+            if rank == 1 {
+                all_reduce(&communicator, &mut [1.0; 8]).unwrap();
+            }
+            states
+        })
+    };
+    let [rank_0, rank_1] = asked.into_iter().flatten().next().unwrap();
+    let collectives = |state: &State| match &state.phase {
+        Phase::Formed { entered, ended, .. } => {
+            let sequence = |one: &Option<state::Collective>| one.as_ref().map(|one| one.sequence);
+            (sequence(entered), sequence(ended))
+        }
+        Phase::Forming { .. } => unreachable!("the group has formed"),
+    };
+    assert_eq!(collectives(&rank_0), (Some(2), Some(1)));
+    assert_eq!(collectives(&rank_1), (None, Some(1)));
+    assert_eq!((rank_0.rank, rank_1.rank, rank_1.world_size), (0, 1, 2));
+}
+
+#[test]
+fn nobody_learns_how_a_rank_is_without_the_token() {
+    let address = free_address();
+    let configs = (0..2).map(|rank| config(rank, 2, &address)).collect();
+    let answers = members(configs, move |rank, communicator| {
+        let communicator = communicator.unwrap();
+        let answer =
+            (rank == 1).then(|| inquire(&address, b"guess", None, Duration::from_secs(10)));
+        all_reduce(&communicator, &mut [1.0]).unwrap();
+        answer
+    });
+    let error = answers.into_iter().flatten().next().unwrap().unwrap_err();
+    assert!(
+        matches!(error.kind, ErrorKind::Authentication { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_second_group_forms_at_the_address_of_the_first_while_that_works_on() {
+    let address = free_address();
+    let configs = (0..3).map(|rank| config(rank, 3, &address)).collect();
+    members(configs, move |rank, first| {
+        let first = first.unwrap();
+        let second = Communicator::connect(&config(rank, 3, &address), &mut || false).unwrap();
+        for communicator in [&first, &second, &first] {
+            let mut values = [rank as f32; 100];
+            all_reduce(communicator, &mut values).unwrap();
+            assert_eq!(values, [3.0; 100]);
+        }
+    });
+}
+
+#[test]
+fn groups_follow_each_other_at_one_address() {
+    let address = free_address();
+    let configs = (0..2).map(|rank| config(rank, 2, &address)).collect();
+    members(configs, move |rank, first| {
+        let first = first.unwrap();
+        all_reduce(&first, &mut [1.0; 4]).unwrap();
+        if rank == 0 {
+            // The other one is at the door again before this rank has closed it.
+            thread::sleep(Duration::from_millis(300));
+        }
+        first.close();
+        let second = Communicator::connect(&config(rank, 2, &address), &mut || false).unwrap();
+        all_reduce(&second, &mut [1.0; 4]).unwrap();
+    });
 }

@@ -11,9 +11,10 @@ use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::Error;
 use gradring_core::link::tls::TlsFiles;
 use gradring_core::schedule::choice::Rules;
+use gradring_core::trace::board::NOTE_BYTES_MAX;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::arrays::{Arrays, Bucket};
 use crate::errors::to_python;
@@ -205,6 +206,49 @@ impl Communicator {
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         stats::to_python(py, &self.inner)
+    }
+
+    fn pulses<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let pulses = self.inner.pulses().into_iter();
+        pulses
+            .map(|(pulse, age)| {
+                let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
+                let late: BTreeMap<usize, (f64, f64)> = pulse
+                    .late
+                    .iter()
+                    .map(|late| (late.rank, (seconds(late.total_ns), seconds(late.recent_ns))))
+                    .collect();
+                let dict = PyDict::new(py);
+                dict.set_item("rank", pulse.rank)?;
+                dict.set_item("age_s", age.as_secs_f64())?;
+                dict.set_item("collectives", pulse.collectives)?;
+                dict.set_item("lateness_s", late)?;
+                dict.set_item("note", PyBytes::new(py, &pulse.note))?;
+                Ok(dict)
+            })
+            .collect()
+    }
+
+    fn note(&self, py: Python<'_>, note: Vec<u8>, now: bool) -> PyResult<()> {
+        if note.len() > NOTE_BYTES_MAX {
+            let problem = format!("a note has {} bytes; {NOTE_BYTES_MAX} at most", note.len());
+            return Err(PyValueError::new_err(problem));
+        }
+        py.detach(|| self.inner.note(note, now));
+        Ok(())
+    }
+
+    fn write_records_to(&self, py: Python<'_>, directory: PathBuf) {
+        py.detach(|| self.inner.write_records_to(&directory));
+    }
+
+    fn start_trace(&self, py: Python<'_>, limit: usize) {
+        py.detach(|| self.inner.start_trace(limit));
+    }
+
+    fn take_trace<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        let json = py.detach(|| self.inner.take_trace())?;
+        Some(PyBytes::new(py, &json))
     }
 
     fn abort(&self, py: Python<'_>, reason: &str) {

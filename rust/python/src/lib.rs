@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 mod arrays;
 mod communicator;
 mod errors;
+mod state;
 mod stats;
 mod tensorflow;
 mod work;
@@ -26,5 +27,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<work::Work>()?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
+    module.add_function(wrap_pyfunction!(state::ask, module)?)?;
     tensorflow::add_to(module)
 }

@@ -1,10 +1,11 @@
 //! What a communicator has done, as dictionaries.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use gradring_core::communicator::Communicator;
 use gradring_core::schedule::Algorithm;
-use gradring_core::trace::stats::{Stats, Totals};
+use gradring_core::trace::stats::{Lateness, Stats, Totals};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -30,12 +31,19 @@ pub(crate) fn to_python<'py>(
     result.set_item("streams", communicator.streams())?;
     result.set_item("collectives", collectives)?;
     result.set_item("algorithms", algorithms(py, communicator, &stats)?)?;
-    let lateness: BTreeMap<usize, f64> = stats
-        .lateness
-        .iter()
-        .map(|(&rank, time)| (rank, time.as_secs_f64()))
-        .collect();
-    result.set_item("lateness_s", lateness)?;
+    result.set_item("exposed_s", stats.exposed.as_secs_f64())?;
+    let now = Instant::now();
+    let by_peer = |time: fn(&Lateness, Instant) -> Duration| -> BTreeMap<usize, f64> {
+        let peers = stats.lateness.iter();
+        peers
+            .map(|(&rank, lateness)| (rank, time(lateness, now).as_secs_f64()))
+            .collect()
+    };
+    result.set_item("lateness_s", by_peer(|lateness, _| lateness.total))?;
+    result.set_item(
+        "lateness_recent_s",
+        by_peer(|lateness, now| lateness.recent(now)),
+    )?;
     let congestion = communicator.tcp_congestion().iter();
     let congestion: BTreeMap<&str, String> = congestion
         .map(|(name, reasons)| {

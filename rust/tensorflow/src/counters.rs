@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use gradring_core::trace::exposure::Exposure;
 
 /// Sums since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,7 +28,7 @@ static WAITS: AtomicU64 = AtomicU64::new(0);
 static FORWARDED_TENSORS: AtomicU64 = AtomicU64::new(0);
 static COPIED_TENSORS: AtomicU64 = AtomicU64::new(0);
 static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
-static BLOCKED: Mutex<Blocked> = Mutex::new(Blocked::new());
+static BLOCKED: Mutex<Exposure> = Mutex::new(Exposure::new());
 
 /// The sums so far.
 #[must_use]
@@ -37,7 +39,7 @@ pub fn read() -> Counters {
         forwarded_tensors: FORWARDED_TENSORS.load(Ordering::Relaxed),
         copied_tensors: COPIED_TENSORS.load(Ordering::Relaxed),
         copied_bytes: COPIED_BYTES.load(Ordering::Relaxed),
-        blocked_ns: u64::try_from(lock().total.as_nanos()).unwrap_or(u64::MAX),
+        blocked_ns: u64::try_from(lock().total().as_nanos()).unwrap_or(u64::MAX),
     }
 }
 
@@ -63,56 +65,6 @@ pub(crate) fn count_wait<T>(wait: impl FnOnce() -> T) -> T {
     result
 }
 
-fn lock() -> MutexGuard<'static, Blocked> {
+fn lock() -> MutexGuard<'static, Exposure> {
     BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The time in which somebody was blocked; several at once count once.
-struct Blocked {
-    threads: usize,
-    since: Option<Instant>,
-    total: Duration,
-}
-
-impl Blocked {
-    const fn new() -> Self {
-        Self {
-            threads: 0,
-            since: None,
-            total: Duration::ZERO,
-        }
-    }
-
-    fn enter(&mut self, now: Instant) {
-        self.threads += 1;
-        self.since.get_or_insert(now);
-    }
-
-    fn leave(&mut self, now: Instant) {
-        self.threads -= 1;
-        if self.threads == 0
-            && let Some(since) = self.since.take()
-        {
-            self.total += now - since;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_that_are_blocked_at_once_count_once() {
-        let mut blocked = Blocked::new();
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        blocked.enter(at(0));
-        blocked.enter(at(1));
-        blocked.leave(at(2));
-        blocked.leave(at(5));
-        blocked.enter(at(8));
-        blocked.leave(at(9));
-        assert_eq!(blocked.total, Duration::from_secs(6));
-    }
 }

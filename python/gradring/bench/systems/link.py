@@ -34,23 +34,17 @@ TIMEOUT_S = 60.0
 
 
 class Link:
-    """This rank's ends of two links of the ring: to the next rank and from the one before."""
+    """This rank's ends of two links: to the next rank and from the one before."""
 
-    def __init__(self, comm: Communicator, closing: contextlib.ExitStack) -> None:
-        """Connects; all ranks call it together."""
-        ports = agree_on_ports(comm, comm.world_size)
-        with socket.create_server((LOOPBACK, ports[comm.rank])) as server:
-            server.settimeout(TIMEOUT_S)
-            comm.barrier()
-            following = ports[(comm.rank + 1) % comm.world_size]
-            self._next = socket.create_connection((LOOPBACK, following), TIMEOUT_S)
-            closing.callback(self._next.close)
-            self._previous = server.accept()[0]
-            closing.callback(self._previous.close)
-        for end in (self._next, self._previous):
+    def __init__(
+        self, following: socket.socket, previous: socket.socket, *, same_host: bool = True
+    ) -> None:
+        """Takes over two connections; the caller closes them."""
+        self._next, self._previous = following, previous
+        for end in (following, previous):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # As gradring does inside a host, unless it is told to leave the system's.
-            if os.environ.get("GRADRING_TCP_CONGESTION") != "system":
+            if same_host and os.environ.get("GRADRING_TCP_CONGESTION") != "system":
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
     def exchange(self, sent: memoryview, received: memoryview, count: int) -> None:
@@ -90,6 +84,18 @@ class Link:
         return time.perf_counter() - start
 
 
+def open_ring(comm: Communicator, closing: contextlib.ExitStack) -> Link:
+    """Connects every rank of this machine with the next one; all ranks call it together."""
+    ports = agree_on_ports(comm, comm.world_size)
+    with socket.create_server((LOOPBACK, ports[comm.rank])) as server:
+        server.settimeout(TIMEOUT_S)
+        comm.barrier()
+        following = ports[(comm.rank + 1) % comm.world_size]
+        outgoing = closing.enter_context(socket.create_connection((LOOPBACK, following), TIMEOUT_S))
+        incoming = closing.enter_context(server.accept()[0])
+    return Link(outgoing, incoming)
+
+
 class LinkSystem:
     """Moves what a ring all-reduce has to move, in the same turns as the systems do."""
 
@@ -98,7 +104,7 @@ class LinkSystem:
     algorithm = "none"
 
     def __init__(self, comm: Communicator, closing: contextlib.ExitStack) -> None:
-        self._link = Link(comm, closing)
+        self._link = open_ring(comm, closing)
 
     def prepare(self, problem: Problem) -> Exchange | None:
         """Makes an exchange ready, if the buffer is large enough."""

@@ -29,6 +29,9 @@ use plan::{Operation, Plan, Plans};
 const TILE_BYTES: usize = 256 << 10;
 /// Bytes offered to a pipe at a time, so that receiving gets its turn.
 const SEGMENT_BYTES: usize = 1 << 20;
+/// Most bytes to be reduced that are received together with a header: where a call counts more than
+/// a copy.
+const ALONG_BYTES_MAX: usize = 4 << 10;
 /// Slices in one system call; buckets of more slices take several calls.
 const PARTS: usize = 64;
 
@@ -91,8 +94,8 @@ pub(crate) struct Execution<'a> {
     arrivals: &'a mut Vec<Arrival>,
     tile: &'a mut [u64],
     interests: &'a mut Vec<Interest>,
-    /// When the last of the peers' headers arrived: from then on nobody was late.
-    pub(crate) everyone_entered: Option<Instant>,
+    /// When the last of the peers' headers arrived, and whose it was: from then on nobody was late.
+    pub(crate) everyone_entered: Option<(Instant, usize)>,
     /// Bytes of payload sent so far.
     pub(crate) bytes_sent: u64,
 }
@@ -195,10 +198,11 @@ impl<'a> Execution<'a> {
         for pipe in 0..self.plan.outgoing.len() {
             moved |= self.advance_outgoing(pipe, transport)?;
         }
+        // In between: a fold begins with this rank's own part, or waits for it.
+        moved |= self.advance_own();
         for pipe in 0..self.plan.incoming.len() {
             moved |= self.advance_incoming(pipe, transport)?;
         }
-        moved |= self.advance_own();
         let done = self.headers_sent.iter().all(|&sent| sent == HEADER_BYTES)
             && self.plan.outgoing.iter().all(|pipe| pipe.head().is_none())
             && self.plan.own.head().is_none()
@@ -277,14 +281,10 @@ impl<'a> Execution<'a> {
             if left == 0 {
                 return Ok(moved);
             }
-            let received = match self.plan.operations[number].action {
-                Some(Action::Copy) => self.receive_in_place(number, left, peer, transport)?,
+            match self.plan.operations[number].action {
+                Some(Action::Copy) => self.receive_in_place(pipe, number, left, transport)?,
                 _ => self.receive_and_reduce(pipe, number, left, transport)?,
-            };
-            if self.plan.operations[number].left_bytes() == 0 {
-                self.plan.incoming[pipe].advance();
             }
-            received
         };
         if !received {
             self.interests.push(Interest {
@@ -302,16 +302,24 @@ impl<'a> Execution<'a> {
         transport: &mut dyn Transport,
     ) -> Result<bool, Fault> {
         let peer = self.plan.incoming[pipe].peer;
+        let broken = |broken| Fault::Link { peer, broken };
+        // What lies in shared memory is reduced where it is.
+        let along = match transport.readable(peer).map_err(broken)? {
+            Some(_) => 0,
+            None => self.receivable_along(pipe),
+        };
         let Arrival {
             header,
             header_received,
             ..
         } = &mut self.arrivals[pipe];
-        let mut part = [IoSliceMut::new(&mut header[*header_received..])];
-        let received = transport
-            .try_receive(peer, &mut part)
-            .map_err(|broken| Fault::Link { peer, broken })?;
-        *header_received += received.unwrap_or(0);
+        let mut parts = [
+            IoSliceMut::new(&mut header[*header_received..]),
+            IoSliceMut::new(&mut bytes_of(self.tile)[..along]),
+        ];
+        let received = transport.try_receive(peer, &mut parts).map_err(broken)?;
+        let of_header = received.unwrap_or(0).min(HEADER_BYTES - *header_received);
+        *header_received += of_header;
         if *header_received == HEADER_BYTES && *header != self.header {
             return Err(Fault::Header {
                 peer,
@@ -323,18 +331,35 @@ impl<'a> Execution<'a> {
             .iter()
             .all(|arrival| arrival.header_received == HEADER_BYTES)
         {
-            self.everyone_entered = Some(Instant::now());
+            self.everyone_entered = Some((Instant::now(), peer));
+        }
+        let came_along = received.unwrap_or(0) - of_header;
+        if let Some(number) = self.plan.incoming[pipe].head().filter(|_| came_along > 0) {
+            self.reduce_tile(pipe, number, came_along);
         }
         Ok(received.is_some())
     }
 
+    /// How many bytes a pipe may carry into the tile together with the header.
+    fn receivable_along(&self, pipe: usize) -> usize {
+        let Some(number) = self.plan.incoming[pipe].head() else {
+            return 0;
+        };
+        let operation = &self.plan.operations[number];
+        match operation.action {
+            Some(Action::Copy) => 0,
+            _ => self.plan.watermark(number).min(ALONG_BYTES_MAX),
+        }
+    }
+
     fn receive_in_place(
         &mut self,
+        pipe: usize,
         number: usize,
         left: usize,
-        peer: usize,
         transport: &mut dyn Transport,
     ) -> Result<bool, Fault> {
+        let peer = self.plan.incoming[pipe].peer;
         let operation = &mut self.plan.operations[number];
         let from = operation.position_bytes();
         let mut parts: [IoSliceMut<'_>; PARTS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
@@ -344,6 +369,7 @@ impl<'a> Execution<'a> {
             .try_receive(peer, &mut parts[..filled])
             .map_err(|broken| Fault::Link { peer, broken })?;
         operation.moved_bytes += received.unwrap_or(0);
+        self.plan.advance_incoming(pipe, number);
         Ok(received.is_some())
     }
 
@@ -368,13 +394,13 @@ impl<'a> Execution<'a> {
                     self.plan.operations[number].moved_bytes += whole;
                     self.operands.combine(action, first, &bytes[..whole]);
                     transport.consume(peer, whole);
+                    self.plan.advance_incoming(pipe, number);
                     return Ok(true);
                 }
             }
         }
-        let arrival = &mut self.arrivals[pipe];
         let tile = bytes_of(self.tile);
-        tile[..carried].copy_from_slice(&arrival.carry[..carried]);
+        tile[..carried].copy_from_slice(&self.arrivals[pipe].carry[..carried]);
         let room = left.min(tile.len() - carried);
         let received = transport
             .try_receive(
@@ -382,20 +408,26 @@ impl<'a> Execution<'a> {
                 &mut [IoSliceMut::new(&mut tile[carried..carried + room])],
             )
             .map_err(broken)?;
-        let Some(received) = received else {
-            return Ok(false);
-        };
+        if let Some(received) = received {
+            self.reduce_tile(pipe, number, received);
+        }
+        Ok(received.is_some())
+    }
 
+    /// Reduces what the tile holds: what was carried over, and `received` bytes behind it.
+    fn reduce_tile(&mut self, pipe: usize, number: usize, received: usize) {
+        let arrival = &mut self.arrivals[pipe];
+        let tile = bytes_of(self.tile);
         let operation = &mut self.plan.operations[number];
         let (first, action) = (operation.reached(), action_of(operation));
         operation.moved_bytes += received;
-        let held = carried + received;
+        let held = arrival.carried + received;
         let whole = held - held % operation.element_bytes;
         arrival.carried = held - whole;
         arrival.carry[..held - whole].copy_from_slice(&tile[whole..held]);
 
         self.operands.combine(action, first, &tile[..whole]);
-        Ok(true)
+        self.plan.advance_incoming(pipe, number);
     }
 
     /// Folds a tile of this rank's own contribution, if its turn has come.

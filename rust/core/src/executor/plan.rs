@@ -151,6 +151,13 @@ impl Plan {
         Some(self.operations.len() - 1)
     }
 
+    /// Goes on behind an incoming operation, if all of it has arrived.
+    pub(super) fn advance_incoming(&mut self, pipe: usize, number: usize) {
+        if self.operations[number].left_bytes() == 0 {
+            self.incoming[pipe].advance();
+        }
+    }
+
     fn restart(&mut self) {
         for operation in &mut self.operations {
             operation.moved_bytes = 0;

@@ -1,21 +1,28 @@
-//! The listening port of a rank while its group forms: lets members in, turns strangers away.
+//! The listening port of a rank: lets members in while the group forms, tells those who know the
+//! token how the rank is, and turns strangers away.
 //!
 //! Everybody is greeted in a thread of their own and has a few seconds in all. There are places for
 //! so many; when all are taken, those who have stayed longer than a member needs must go. So
 //! neither slow nor many strangers keep members out for long, and they
 //! cost a bounded number of threads and file descriptors.
+//!
+//! A process may form one group after the other at the same address, also before it has closed the
+//! one before: the door of a formed group gives way to a new one, and asks callers who want to join
+//! to come again.
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
+use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::group::rendezvous::receivers;
+use crate::group::watched::Watched;
 use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
 use crate::link::tls::{self, Tls};
@@ -45,7 +52,28 @@ pub(crate) enum Caller {
 pub(crate) struct Door {
     pub(crate) address: SocketAddr,
     pub(crate) callers: Receiver<Caller>,
-    closing: Arc<(AtomicBool, WakeUp)>,
+    open: Arc<Open>,
+}
+
+/// What ends a door.
+struct Open {
+    address: SocketAddr,
+    watched: Arc<Watched>,
+    closing: AtomicBool,
+    wake_up: WakeUp,
+    thread: Mutex<Option<JoinHandle<TcpListener>>>,
+}
+
+/// The doors of this process.
+static DOORS: Mutex<Vec<Weak<Open>>> = Mutex::new(Vec::new());
+
+/// The answer of a door whose group has formed to a process that would join.
+const BUSY: &str = "its group has formed already and has not ended";
+
+/// Whether it is worth to come again: the door of an earlier group was there, or was just closing.
+pub(crate) fn is_busy(error: &Error) -> bool {
+    handshake::is_broken(error)
+        || matches!(&error.kind, ErrorKind::Rendezvous { problem } if problem == BUSY)
 }
 
 /// Whom to let in.
@@ -57,6 +85,7 @@ pub(crate) struct Admission {
     pub streams: usize,
     pub token: Vec<u8>,
     pub tls: Option<Tls>,
+    pub watched: Arc<Watched>,
 }
 
 impl Door {
@@ -67,58 +96,92 @@ impl Door {
             Error::rendezvous(format!("rank {rank} cannot listen on {address}: {error}"))
         };
         let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(cannot)?.collect();
-        let listener = TcpListener::bind(&addresses[..]).map_err(cannot)?;
+        let listener = match taken_over(&addresses) {
+            Some(listener) => listener,
+            None => TcpListener::bind(&addresses[..]).map_err(cannot)?,
+        };
         listener.set_nonblocking(true).map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
-        let closing = Arc::new((AtomicBool::new(false), WakeUp::new().map_err(cannot)?));
+        let open = Arc::new(Open {
+            address,
+            watched: Arc::clone(&admission.watched),
+            closing: AtomicBool::new(false),
+            wake_up: WakeUp::new().map_err(cannot)?,
+            thread: Mutex::default(),
+        });
         let (sender, callers) = channel();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("gradring-door".into())
             .spawn({
-                let closing = Arc::clone(&closing);
-                move || serve(&listener, &admission, &sender, &closing)
+                let open = Arc::clone(&open);
+                move || {
+                    serve(&listener, &admission, &sender, &open);
+                    listener
+                }
             })
             .map_err(|error| Error::rendezvous(format!("no thread to listen with: {error}")))?;
+        *lock(&open.thread) = Some(thread);
+        lock(&DOORS).push(Arc::downgrade(&open));
         Ok(Self {
             address,
             callers,
-            closing,
+            open,
         })
     }
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
-        self.closing.0.store(true, Ordering::Release);
-        self.closing.1.wake();
+        drop(self.open.close());
+        let this = Arc::as_ptr(&self.open);
+        lock(&DOORS).retain(|door| !std::ptr::eq(door.as_ptr(), this));
     }
 }
 
-fn serve(
-    listener: &TcpListener,
-    admission: &Admission,
-    sender: &Sender<Caller>,
-    closing: &(AtomicBool, WakeUp),
-) {
+impl Open {
+    /// Lets nobody in any more; the port is free when what is returned is dropped.
+    fn close(&self) -> Option<TcpListener> {
+        self.closing.store(true, Ordering::Release);
+        self.wake_up.wake();
+        // A door that panicked is closed as well.
+        lock(&self.thread).take()?.join().ok()
+    }
+}
+
+/// The listener of an earlier group of this process at one of these addresses, with those who have
+/// called there meanwhile.
+fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
+    let doors: Vec<Arc<Open>> = lock(&DOORS).iter().filter_map(Weak::upgrade).collect();
+    doors
+        .into_iter()
+        .find(|door| addresses.contains(&door.address) && door.watched.is_formed())?
+        .close()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn serve(listener: &TcpListener, admission: &Admission, sender: &Sender<Caller>, open: &Open) {
     let admitted: Arc<Mutex<BTreeSet<(usize, usize)>>> = Arc::default();
     let hall = Arc::new(Hall::default());
     let listening = || std::iter::once(Interested::readable(listener.as_raw_fd()));
-    while !closing.0.load(Ordering::Acquire) {
+    while !open.closing.load(Ordering::Acquire) {
         if hall.is_full() {
             hall.send_away_who_stayed(PEACE);
-            poll::wait(std::iter::empty(), &closing.1, LOOK_INTERVAL);
+            poll::wait(std::iter::empty(), &open.wake_up, LOOK_INTERVAL);
             continue;
         }
         let (tcp, from) = match listener.accept() {
             Ok(caller) => caller,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                poll::wait(listening(), &closing.1, Duration::from_secs(1));
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                poll::wait(listening(), &open.wake_up, Duration::from_secs(1));
                 continue;
             }
             Err(_) => {
                 // The caller has gone again, or file descriptors are scarce.
                 hall.send_away_who_stayed(PEACE);
-                poll::wait(std::iter::empty(), &closing.1, LOOK_INTERVAL);
+                poll::wait(std::iter::empty(), &open.wake_up, LOOK_INTERVAL);
                 continue;
             }
         };
@@ -130,10 +193,14 @@ fn serve(
             let admitted = Arc::clone(&admitted);
             move || {
                 let mut name = from.ip().to_string();
-                let caller = greet(tcp, &mut name, place, &admission, &admitted);
-                let turned_away = |error| Caller::TurnedAway(format!("{name}: {error}"));
-                // Nobody listens any more once the group has formed or failed.
-                let _ = sender.send(caller.unwrap_or_else(turned_away));
+                let caller = match greet(tcp, &mut name, place, &admission, &admitted) {
+                    Ok(caller) => caller,
+                    Err(error) => Some(Caller::TurnedAway(format!("{name}: {error}"))),
+                };
+                // Only a forming group wants to know, and nobody listens once it has failed.
+                if let Some(caller) = caller.filter(|_| !admission.watched.is_formed()) {
+                    let _ = sender.send(caller);
+                }
             }
         };
         // Without a thread the caller is sent away, and may call again.
@@ -216,17 +283,19 @@ fn greet(
     place: Place,
     admission: &Admission,
     admitted: &Mutex<BTreeSet<(usize, usize)>>,
-) -> Result<Caller> {
+) -> Result<Option<Caller>> {
     tcp.set_nodelay(true)
         .map_err(|error| handshake::broken(&error))?;
     let deadline = Instant::now() + HANDSHAKE_LIMIT;
     let mut stream = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
-    let admitted = || admitted.lock().unwrap_or_else(PoisonError::into_inner);
     let mut entrance = None;
     let answered = handshake::answer(&mut stream, &admission.token, |hello| {
         *name = format!("rank {} at {name}", hello.rank);
         admission.judge(hello)?;
-        if !admitted().insert((hello.rank, hello.purpose.number())) {
+        if hello.purpose == Purpose::Inquiry {
+            return Ok(());
+        }
+        if !lock(admitted).insert((hello.rank, hello.purpose.number())) {
             return Err(Error::rendezvous(match hello.purpose {
                 Purpose::Data { stream } => format!(
                     "stream {stream} of rank {} has been connected already",
@@ -242,9 +311,15 @@ fn greet(
     });
     if let (Err(_), Some(entrance)) = (&answered, entrance) {
         // It does not know that it was let in, and may call again.
-        admitted().remove(&entrance);
+        lock(admitted).remove(&entrance);
     }
-    Ok(Caller::Member(answered?, stream))
+    let hello = answered?;
+    if hello.purpose == Purpose::Inquiry {
+        // Whoever asked may have gone.
+        let _ = handshake::write_message(&mut stream, &admission.watched.state());
+        return Ok(None);
+    }
+    Ok(Some(Caller::Member(hello, stream)))
 }
 
 impl Admission {
@@ -256,6 +331,12 @@ impl Admission {
             streams,
             ..
         } = *self;
+        if hello.purpose == Purpose::Inquiry {
+            return Ok(());
+        }
+        if self.watched.is_formed() {
+            return Err(Error::rendezvous(BUSY));
+        }
         if hello.world_size != world_size {
             return Err(Error::rendezvous(format!(
                 "rank {} was started with world size {}, rank {rank} with {world_size}",
@@ -274,6 +355,7 @@ impl Admission {
                 stream < streams && receivers(hello.rank, world_size).contains(&rank)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
+            Purpose::Inquiry => true,
         };
         if welcome {
             return Ok(());

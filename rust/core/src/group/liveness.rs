@@ -15,13 +15,21 @@ use std::time::{Duration, Instant};
 use crate::abort::AbortSwitch;
 use crate::engine::{Stall, Supervisor, Suspicion, message_of};
 use crate::error::{Error, shortened};
+use crate::group::clocks::NeighbourClock;
 use crate::group::inquest::Inquest;
 use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
-use crate::trace::flight_recorder::FlightRecorder;
+use crate::trace::journal::Journal;
+use crate::trace::{clock, signals};
 use crate::wire::control::{self, Entered, Message, Testimony};
+use crate::wire::pulse::Tick;
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// The first heartbeats follow each other faster, so that clocks can be compared soon.
+const FIRST_HEARTBEATS: u32 = 8;
+const FIRST_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
+/// Pulses that a rank passes on or sends in a second, at most: in larger groups they are rarer.
+const PULSES_PER_SECOND: u32 = 64;
 /// A neighbour that is silent for so long is lost.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A broken data connection alone blames its peer only after this time: if the peer itself left
@@ -56,17 +64,16 @@ struct Desk {
 enum Requested {
     Investigate(Suspicion),
     Spread(Error),
+    Pulse,
     Close,
 }
 
 impl Liveness {
     /// Starts watching over `neighbours`, given as (rank, control connection).
     pub(crate) fn start(
-        rank: usize,
-        hosts: Vec<String>,
+        journal: Arc<Journal>,
         neighbours: Vec<(usize, Connection)>,
         abort: Arc<AbortSwitch>,
-        recorder: Arc<FlightRecorder>,
         on_warning: fn(String),
     ) -> std::io::Result<Self> {
         let desk = Arc::new(Desk {
@@ -88,15 +95,18 @@ impl Liveness {
                     heard_at: now,
                     left: false,
                     garbled: false,
+                    clock: NeighbourClock::default(),
                 })
             })
             .collect::<std::io::Result<_>>()?;
         let watch = Watch {
-            rank,
-            hosts: hosts.clone(),
+            rank: journal.rank,
+            hosts: journal.hosts.clone(),
             neighbours,
             desk: Arc::clone(&desk),
-            recorder,
+            journal: Arc::clone(&journal),
+            written: false,
+            asked: signals::asked(),
             inquest: None,
             own_inquest: false,
             inquest_until: now,
@@ -104,6 +114,8 @@ impl Liveness {
             broken: Vec::new(),
             left: BTreeSet::new(),
             beat_at: now,
+            beats: 0,
+            pulse_at: now,
         };
         let thread = std::thread::Builder::new()
             .name("gradring-watch".into())
@@ -113,8 +125,8 @@ impl Liveness {
             })?;
         Ok(Self {
             desk,
-            rank,
-            hosts,
+            rank: journal.rank,
+            hosts: journal.hosts.clone(),
             on_warning,
             thread: Mutex::new(Some(thread)),
         })
@@ -128,6 +140,11 @@ impl Liveness {
             self.abort(error.clone());
             self.desk.abort.cause().unwrap_or(error)
         })
+    }
+
+    /// Tells everybody how this rank is doing, now.
+    pub(crate) fn pulse(&self) {
+        self.desk.request(Requested::Pulse);
     }
 
     /// Says goodbye and ends the watch.
@@ -213,7 +230,11 @@ struct Watch {
     hosts: Vec<String>,
     neighbours: Vec<Neighbour>,
     desk: Arc<Desk>,
-    recorder: Arc<FlightRecorder>,
+    journal: Arc<Journal>,
+    /// Whether the record was written because the group has failed.
+    written: bool,
+    /// How often the process had been asked for its record when this watch last looked.
+    asked: u64,
     inquest: Option<Inquest>,
     /// Whether this rank is to give the verdict, because its engine waits for it.
     own_inquest: bool,
@@ -225,6 +246,8 @@ struct Watch {
     /// Neighbours that said goodbye.
     left: BTreeSet<usize>,
     beat_at: Instant,
+    beats: u32,
+    pulse_at: Instant,
 }
 
 struct Neighbour {
@@ -238,6 +261,7 @@ struct Neighbour {
     /// Whether it has sent what cannot be understood: what follows means nothing, but it still
     /// has to be told the cause.
     garbled: bool,
+    clock: NeighbourClock,
 }
 
 impl Watch {
@@ -247,13 +271,18 @@ impl Watch {
                 match requested {
                     Requested::Investigate(suspicion) => self.investigate(suspicion),
                     Requested::Spread(cause) => self.flood(&Message::abort(cause), None),
-                    Requested::Close => return self.leave(),
+                    Requested::Pulse => self.pulse(Instant::now()),
+                    Requested::Close => {
+                        self.write_record();
+                        return self.leave();
+                    }
                 }
             }
             for index in 0..self.neighbours.len() {
                 self.listen(index);
             }
             self.keep_time(Instant::now());
+            self.write_record();
             for neighbour in &mut self.neighbours {
                 neighbour.flush();
             }
@@ -267,7 +296,7 @@ impl Watch {
         let limit = if urgent && self.aborted().is_none() {
             LOOK_INTERVAL
         } else {
-            (self.beat_at + HEARTBEAT_INTERVAL).saturating_duration_since(Instant::now())
+            self.next_beat().saturating_duration_since(Instant::now())
         };
         let sockets = self.neighbours.iter().flat_map(|neighbour| {
             let stream = neighbour.stream.as_ref();
@@ -279,6 +308,54 @@ impl Watch {
             })
         });
         poll::wait(sockets, &self.desk.wake_up, limit);
+    }
+
+    fn next_beat(&self) -> Instant {
+        let first = self.beats < FIRST_HEARTBEATS;
+        self.beat_at
+            + if first {
+                FIRST_HEARTBEAT_INTERVAL
+            } else {
+                HEARTBEAT_INTERVAL
+            }
+    }
+
+    /// Tells each neighbour that this rank is alive, and what its clock says.
+    fn beat(&mut self) {
+        let to_first = self.journal.clock();
+        for neighbour in &mut self.neighbours {
+            if neighbour.stream.is_some() {
+                let tick = Tick {
+                    sent_ns: clock::now_ns(),
+                    lag_ns: neighbour.clock.lag_ns(),
+                    to_first,
+                };
+                let bytes = control::encode(&Message::Heartbeat(tick));
+                neighbour.outbox.extend_from_slice(&bytes);
+            }
+        }
+    }
+
+    /// Tells everybody how this rank is doing.
+    fn pulse(&mut self, now: Instant) {
+        self.pulse_at = now;
+        let stats = self.journal.recorder.stats();
+        let pulse = self.journal.board.next_pulse(self.rank, &stats, now);
+        self.flood(&Message::Pulse(pulse), None);
+    }
+
+    /// Writes the flight record when the group has failed, once, and whenever somebody asks.
+    fn write_record(&mut self) {
+        let asked = signals::asked();
+        if std::mem::replace(&mut self.asked, asked) != asked {
+            self.journal.write(self.aborted().as_ref(), "SIGUSR2");
+        }
+        if !self.written
+            && let Some(cause) = self.aborted()
+        {
+            self.written = true;
+            self.journal.write(Some(&cause), "error");
+        }
     }
 
     fn aborted(&self) -> Option<Error> {
@@ -346,7 +423,27 @@ impl Watch {
 
     fn hear(&mut self, message: Message, from: usize) {
         match message {
-            Message::Heartbeat => {}
+            Message::Heartbeat(tick) => {
+                let neighbour = &mut self.neighbours[from];
+                let heard_ns = clock::unix_ns(neighbour.heard_at);
+                neighbour.clock.hear(tick, heard_ns);
+                // Clocks are compared along the ring, so a rank asks its predecessor.
+                let predecessor = (self.rank + self.hosts.len() - 1) % self.hosts.len();
+                if self.rank != 0
+                    && neighbour.rank == predecessor
+                    && let Some(offset) = neighbour.clock.to_first()
+                {
+                    self.journal.set_clock(offset);
+                }
+            }
+            Message::Pulse(pulse) => {
+                if pulse.rank < self.hosts.len()
+                    && pulse.rank != self.rank
+                    && self.journal.board.hear(pulse.clone())
+                {
+                    self.flood(&Message::Pulse(pulse), Some(from));
+                }
+            }
             Message::Goodbye => {
                 self.neighbours[from].left = true;
                 self.left.insert(self.neighbours[from].rank);
@@ -393,9 +490,14 @@ impl Watch {
 
     /// Whatever is due because time has passed.
     fn keep_time(&mut self, now: Instant) {
-        if now >= self.beat_at + HEARTBEAT_INTERVAL {
+        if now >= self.next_beat() {
             self.beat_at = now;
-            self.flood(&Message::Heartbeat, None);
+            self.beats = self.beats.saturating_add(1);
+            self.beat();
+        }
+        let crowd = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX) / PULSES_PER_SECOND;
+        if now >= self.pulse_at + HEARTBEAT_INTERVAL * crowd.max(1) {
+            self.pulse(now);
         }
         if self.aborted().is_some() {
             return;
@@ -439,7 +541,7 @@ impl Watch {
         let (Some(inquest), Some(due)) = (&mut self.inquest, self.testimony_due) else {
             return;
         };
-        let entry = self.recorder.find(inquest.sequence);
+        let entry = self.journal.recorder.find(inquest.sequence);
         if entry.is_none() && now < due {
             return;
         }
@@ -447,13 +549,13 @@ impl Watch {
             rank: self.rank,
             sequence: inquest.sequence,
             entered: entry.map(|entry| Entered {
-                header: entry.header.to_vec(),
+                header: entry.header().to_vec(),
                 call: shortened(&entry.call.to_string()),
             }),
-            waits: self
-                .recorder
-                .waiting()
-                .map(|waiting| (waiting.awaited, waiting.since.elapsed())),
+            waits: self.journal.recorder.waiting().and_then(|waiting| {
+                let awaited = *waiting.awaited.first()?;
+                Some((awaited, waiting.since.elapsed()))
+            }),
         };
         inquest.hear(testimony.clone());
         self.testimony_due = None;

@@ -8,14 +8,16 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::communicator::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT};
+use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT, is_busy};
 use crate::group::meeting::{Answer, Guest, Host, Meeting};
 use crate::group::roster::{Roster, host_name, this_member};
+use crate::group::watched::Watched;
 use crate::link::connection::Connection;
 use crate::link::tls::{self, Tls};
 use crate::schedule::choice::MESH_RANKS_MAX;
@@ -41,6 +43,9 @@ pub(crate) struct Formed {
     pub data_from: BTreeMap<usize, Vec<Connection>>,
     /// Connections to the neighbours on the ring, with their ranks.
     pub control: Vec<(usize, Connection)>,
+    /// Stays open for those who ask how the rank is.
+    pub door: Door,
+    pub watched: Arc<Watched>,
 }
 
 /// Forms the group; for world sizes above one.
@@ -54,6 +59,7 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         turned_away: BTreeMap::new(),
         meeting: Meeting::Outside,
         given_up: None,
+        watched: Arc::new(Watched::new(config.rank, config.world_size)),
     };
     forming
         .run()
@@ -70,6 +76,7 @@ struct Forming<'a> {
     meeting: Meeting,
     /// The first reason to give up.
     given_up: Option<Error>,
+    watched: Arc<Watched>,
 }
 
 impl Forming<'_> {
@@ -107,6 +114,8 @@ impl Forming<'_> {
                             (successor, control_to_successor),
                             (predecessor, control_from_predecessor),
                         ],
+                        door,
+                        watched: Arc::clone(&self.watched),
                     });
                 }
                 (missing, control) => {
@@ -131,7 +140,7 @@ impl Forming<'_> {
                     data_from.insert((hello.rank, index), stream);
                 }
                 Purpose::Control => control_from_predecessor = Some(stream),
-                Purpose::Join(_) => {}
+                Purpose::Join(_) | Purpose::Inquiry => {}
             }
         }
     }
@@ -166,6 +175,7 @@ impl Forming<'_> {
             if let (Purpose::Join(member), Meeting::Host(guests)) =
                 (hello.purpose, &mut self.meeting)
             {
+                self.watched.has_joined(hello.rank);
                 guests.insert(hello.rank, Guest::new(member, stream));
             }
         }
@@ -303,6 +313,7 @@ impl Forming<'_> {
             streams: self.config.streams,
             token: self.config.token.clone(),
             tls: self.tls.clone(),
+            watched: Arc::clone(&self.watched),
         }
     }
 
@@ -424,7 +435,8 @@ impl Forming<'_> {
         match called {
             Ok(()) => Ok(stream),
             Err(error) => {
-                let broken = stream.has_ended() && is_break(&error);
+                // An earlier group of the same processes may still be there, about to close.
+                let broken = is_busy(&error) || (stream.has_ended() && is_break(&error));
                 Err((error, broken))
             }
         }
@@ -529,7 +541,8 @@ fn looked_at(address: &str) -> String {
     }
 }
 
-fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
+/// Opens a connection to the first address of a name that accepts one.
+pub(crate) fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
     let mut outcome = Err(std::io::Error::other("the name has no address"));
     for resolved in address.to_socket_addrs()? {
         let limit = deadline
@@ -604,6 +617,7 @@ mod tests {
             turned_away: BTreeMap::new(),
             meeting: Meeting::Outside,
             given_up: None,
+            watched: Arc::new(Watched::new(1, 2)),
         };
         let (_door, roster) = forming.join().unwrap();
         let mut connections: Vec<_> = streams

@@ -1,29 +1,44 @@
-//! The last collectives that this rank entered, so that ranks can tell each other about them.
+//! The last collectives that this rank entered, and the counters over all of them.
+//!
+//! Both change at the end of a collective, so they share one lock: recording costs a collective no
+//! lock that counting would not have cost already.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::collective::Call;
-use crate::wire::contract::Header;
+use crate::schedule::Algorithm;
+use crate::trace::exposure::Exposure;
+use crate::trace::stats::{Measured, Stats};
+use crate::wire::contract::{self, Header};
 
-/// How many collectives are remembered: more than ranks can be apart from each other.
-const CAPACITY: usize = 256;
+/// How many collectives are remembered by default: a few seconds of training.
+pub const CAPACITY: usize = 4096;
 
 /// The last collectives that this rank entered.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct FlightRecorder {
-    entries: Mutex<VecDeque<Entry>>,
+    memory: Mutex<Memory>,
     waiting: Mutex<Option<Waiting>>,
 }
 
 /// A collective under way that does not move.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Waiting {
-    /// The rank from which something is expected.
-    pub awaited: usize,
+    /// The ranks from which something is expected.
+    pub awaited: Vec<usize>,
     /// When something moved last.
     pub since: Instant,
+}
+
+#[derive(Debug)]
+struct Memory {
+    entries: VecDeque<Entry>,
+    capacity: usize,
+    forgotten: u64,
+    stats: Stats,
+    exposure: Exposure,
 }
 
 /// One collective that this rank entered.
@@ -31,20 +46,104 @@ pub struct Waiting {
 pub struct Entry {
     /// Ordinal of the collective.
     pub sequence: u64,
-    /// The contract header that was sent.
-    pub header: Header,
     /// What was called.
     pub call: Arc<Call>,
+    /// How it is performed.
+    pub algorithm: Algorithm,
+    /// How far it has come.
+    pub state: State,
+    /// The peer that entered last of those this rank listens to.
+    pub last: Option<u32>,
+    /// When it was called.
+    pub launched: Instant,
+    /// When its turn came on this rank.
+    pub started: Option<Instant>,
+    /// When all peers that this rank listens to had entered.
+    pub entered: Option<Instant>,
+    /// When it ended, well or badly.
+    pub ended: Option<Instant>,
+    /// The last wait for it by the program, if it was not over at once.
+    pub awaited: Option<(Instant, Instant)>,
+}
+
+/// How far a collective has come on this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It waits for its turn.
+    Queued,
+    /// It is under way.
+    Running,
+    /// It ended well.
+    Done,
+    /// It ended with an error.
+    Failed,
+}
+
+impl State {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            entries: VecDeque::new(),
+            capacity: CAPACITY,
+            forgotten: 0,
+            stats: Stats::default(),
+            exposure: Exposure::new(),
+        }
+    }
+}
+
+impl Entry {
+    /// The contract header that was sent.
+    #[must_use]
+    pub fn header(&self) -> Header {
+        contract::header(&self.call, self.algorithm, 0, self.sequence)
+    }
 }
 
 impl FlightRecorder {
-    /// Remembers a collective, and forgets the oldest if there are too many.
-    pub fn record(&self, entry: Entry) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() == CAPACITY {
-            entries.pop_front();
+    /// A collective has got its place in the order, and with `at_once` also its turn; the oldest
+    /// are forgotten if there are too many.
+    pub fn launched(
+        &self,
+        sequence: u64,
+        call: Arc<Call>,
+        algorithm: Algorithm,
+        at: Instant,
+        at_once: bool,
+    ) {
+        let mut memory = self.lock();
+        while memory.entries.len() >= memory.capacity {
+            memory.entries.pop_front();
+            memory.forgotten += 1;
         }
-        entries.push_back(entry);
+        memory.entries.push_back(Entry {
+            sequence,
+            call,
+            algorithm,
+            state: if at_once {
+                State::Running
+            } else {
+                State::Queued
+            },
+            last: None,
+            launched: at,
+            started: at_once.then_some(at),
+            entered: None,
+            ended: None,
+            awaited: None,
+        });
     }
 
     /// Remembers that this rank waits, or that it does not.
@@ -55,23 +154,184 @@ impl FlightRecorder {
     /// For whom this rank waits, if it has done so for a while.
     #[must_use]
     pub fn waiting(&self) -> Option<Waiting> {
-        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.clone()
     }
 
-    /// Forgets everything.
+    /// The collective under way, if there is one, and the one that ended last.
+    #[must_use]
+    pub fn now(&self) -> (Option<Entry>, Option<Entry>) {
+        let memory = self.lock();
+        let last = |wanted: fn(&Entry) -> bool| memory.entries.iter().rfind(|e| wanted(e)).cloned();
+        (
+            last(|entry| entry.state == State::Running),
+            last(|entry| entry.ended.is_some()),
+        )
+    }
+
+    /// The turn of a collective that was queued has come.
+    pub fn started(&self, sequence: u64, at: Instant) {
+        if let Some(entry) = self.lock().entry(sequence) {
+            entry.state = State::Running;
+            entry.started = Some(at);
+        }
+    }
+
+    /// A collective has ended; `blocking` if the program stood still for all of it.
+    pub fn ended(&self, sequence: u64, call: &Call, measured: &Measured, blocking: bool) {
+        let mut memory = self.lock();
+        memory.stats.add(call, measured);
+        if blocking {
+            memory.exposure.add(measured.started, measured.ended);
+        }
+        if let Some(entry) = memory.entry(sequence) {
+            entry.state = State::Done;
+            entry.started = Some(measured.started);
+            if let Some((at, last)) = measured.everyone_entered {
+                entry.entered = Some(at);
+                entry.last = u32::try_from(last).ok();
+            }
+            entry.ended = Some(measured.ended);
+        }
+    }
+
+    /// A collective has ended without anything to count: badly, or in a world of one.
+    pub fn over(&self, sequence: u64, state: State, started: Instant) {
+        if let Some(entry) = self.lock().entry(sequence) {
+            entry.state = state;
+            entry.started = Some(started);
+            entry.ended = Some(Instant::now());
+        }
+    }
+
+    /// The program begins to wait for an asynchronous collective.
+    pub fn wait_begins(&self, at: Instant) {
+        self.lock().exposure.enter(at);
+    }
+
+    /// The program goes on.
+    pub fn wait_ends(&self, sequence: u64, from: Instant, to: Instant) {
+        let mut memory = self.lock();
+        memory.exposure.leave(to);
+        if let Some(entry) = memory.entry(sequence) {
+            entry.awaited = Some((from, to));
+        }
+    }
+
+    /// The counters so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let memory = self.lock();
+        Stats {
+            exposed: memory.exposure.total(),
+            ..memory.stats.clone()
+        }
+    }
+
+    /// Remembers so many collectives from now on.
+    pub fn keep(&self, capacity: usize) {
+        let mut memory = self.lock();
+        memory.capacity = capacity.max(1);
+        while memory.entries.len() > memory.capacity {
+            memory.entries.pop_front();
+            memory.forgotten += 1;
+        }
+    }
+
+    /// What is remembered, oldest first, and how many more there were.
+    #[must_use]
+    pub fn entries(&self) -> (Vec<Entry>, u64) {
+        let memory = self.lock();
+        (memory.entries.iter().cloned().collect(), memory.forgotten)
+    }
+
+    /// Forgets everything, and counts from zero.
     pub fn forget(&self) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.clear();
+        let mut memory = self.lock();
+        let capacity = memory.capacity;
+        *memory = Memory {
+            capacity,
+            ..Memory::default()
+        };
     }
 
     /// The collective of this ordinal, if it was entered and is still remembered.
     #[must_use]
     pub fn find(&self, sequence: u64) -> Option<Entry> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries
-            .iter()
-            .rev()
-            .find(|entry| entry.sequence == sequence)
-            .cloned()
+        self.lock().entry(sequence).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory {
+    /// Entries have consecutive ordinals.
+    fn entry(&mut self, sequence: u64) -> Option<&mut Entry> {
+        let first = self.entries.front()?.sequence;
+        let index = usize::try_from(sequence.checked_sub(first)?).ok()?;
+        self.entries.get_mut(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Collective, Name};
+    use crate::dtype::{DType, ReduceOp};
+
+    fn call() -> Arc<Call> {
+        Arc::new(Call {
+            collective: Collective::AllReduce { op: ReduceOp::Sum },
+            dtype: DType::F32,
+            count: 1,
+            name: Name::default(),
+            shapes: String::new(),
+        })
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_and_the_others_are_found_by_their_ordinal() {
+        let recorder = FlightRecorder::default();
+        recorder.keep(3);
+        let now = Instant::now();
+        for sequence in 1..=5 {
+            recorder.launched(sequence, call(), Algorithm::Ring, now, false);
+        }
+        recorder.over(4, State::Failed, now);
+        let (entries, forgotten) = recorder.entries();
+        let kept: Vec<_> = entries.iter().map(|e| (e.sequence, e.state)).collect();
+        assert_eq!(
+            kept,
+            [(3, State::Queued), (4, State::Failed), (5, State::Queued)]
+        );
+        assert_eq!(forgotten, 2);
+        assert!(recorder.find(2).is_none());
+        assert_eq!(recorder.find(5).map(|entry| entry.sequence), Some(5));
+        assert!(recorder.find(6).is_none());
+    }
+
+    #[test]
+    fn a_wait_is_counted_for_the_peer_that_entered_last() {
+        let recorder = FlightRecorder::default();
+        let started = Instant::now();
+        let ms = |ms| started + std::time::Duration::from_millis(ms);
+        let call = call();
+        recorder.launched(1, Arc::clone(&call), Algorithm::OneShot, started, true);
+        let measured = Measured {
+            algorithm: "one_shot",
+            bytes_sent: 4,
+            started,
+            everyone_entered: Some((ms(6), 2)),
+            ended: ms(7),
+        };
+        recorder.ended(1, &call, &measured, true);
+        let stats = recorder.stats();
+        assert_eq!(stats.lateness[&2].total, ms(6) - started);
+        assert_eq!(stats.exposed, ms(7) - started);
+        let entry = recorder.find(1).unwrap();
+        assert_eq!((entry.state, entry.last), (State::Done, Some(2)));
+        assert_eq!(entry.entered, Some(ms(6)));
     }
 }

@@ -1,9 +1,12 @@
 //! Counters of one communicator.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::collective::Call;
+
+/// Half of the time that counts as recent.
+const RECENT_HALF: Duration = Duration::from_secs(5);
 
 /// What a communicator has done so far.
 #[derive(Debug, Clone, Default)]
@@ -14,9 +17,11 @@ pub struct Stats {
     pub algorithms: BTreeMap<&'static str, Used>,
     /// The algorithm that was used last.
     pub last_algorithm: &'static str,
-    /// For each peer that this rank listens to: how long it kept this rank waiting at the start
-    /// of collectives.
-    pub lateness: BTreeMap<usize, Duration>,
+    /// For each peer: how long it kept this rank waiting at the start of collectives because it
+    /// was the last to enter of those that this rank listens to.
+    pub lateness: BTreeMap<usize, Lateness>,
+    /// Time in which the program stood still for collectives.
+    pub exposed: Duration,
 }
 
 /// Totals of one kind of collective.
@@ -45,34 +50,101 @@ pub struct Used {
     pub bytes: u64,
 }
 
+/// How long a peer was waited for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lateness {
+    /// Since the communicator was made.
+    pub total: Duration,
+    half_ends: Option<Instant>,
+    this_half: Duration,
+    last_half: Duration,
+}
+
 /// How one collective went.
+#[derive(Debug, Clone, Copy)]
 pub struct Measured {
     /// Algorithm used.
     pub algorithm: &'static str,
     /// Bytes of payload that this rank sent.
     pub bytes_sent: u64,
-    /// Time until the peers had entered.
-    pub waiting: Duration,
-    /// Time from then on.
-    pub moving: Duration,
-    /// The peer whose entering was waited for.
-    pub awaited: usize,
+    /// When this rank started.
+    pub started: Instant,
+    /// When the last of the peers that it listens to had entered, and who that was; nothing if it
+    /// listens to nobody.
+    pub everyone_entered: Option<(Instant, usize)>,
+    /// When it had ended.
+    pub ended: Instant,
 }
 
 impl Stats {
     /// Adds a collective that ended well.
     pub fn add(&mut self, call: &Call, measured: &Measured) {
+        let entered = measured
+            .everyone_entered
+            .map_or(measured.started, |(at, _)| at);
+        let waiting = entered - measured.started;
         let totals = self.collectives.entry(call.collective.name()).or_default();
         totals.count += 1;
         totals.bytes += call.bytes() as u64;
         totals.bytes_sent += measured.bytes_sent;
-        totals.waiting += measured.waiting;
-        totals.moving += measured.moving;
+        totals.waiting += waiting;
+        totals.moving += measured.ended - entered;
         totals.algorithm = measured.algorithm;
         let used = self.algorithms.entry(measured.algorithm).or_default();
         used.count += 1;
         used.bytes += call.bytes() as u64;
         self.last_algorithm = measured.algorithm;
-        *self.lateness.entry(measured.awaited).or_default() += measured.waiting;
+        if let Some((_, last)) = measured.everyone_entered {
+            let lateness = self.lateness.entry(last).or_default();
+            lateness.add(waiting, measured.ended);
+        }
+    }
+}
+
+impl Lateness {
+    fn add(&mut self, waiting: Duration, now: Instant) {
+        self.turn(now);
+        self.total += waiting;
+        self.this_half += waiting;
+    }
+
+    /// In the last 5 to 10 seconds before `now`.
+    #[must_use]
+    pub fn recent(mut self, now: Instant) -> Duration {
+        self.turn(now);
+        self.last_half + self.this_half
+    }
+
+    fn turn(&mut self, now: Instant) {
+        if self.half_ends.is_some_and(|end| now < end) {
+            return;
+        }
+        let follows = self.half_ends.is_some_and(|end| now < end + RECENT_HALF);
+        self.last_half = if follows {
+            self.this_half
+        } else {
+            Duration::ZERO
+        };
+        self.this_half = Duration::ZERO;
+        let begun = self.half_ends.filter(|_| follows).unwrap_or(now);
+        self.half_ends = Some(begun + RECENT_HALF);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_long_ago_is_not_recent() {
+        let mut lateness = Lateness::default();
+        let (ms, start) = (Duration::from_millis, Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        lateness.add(ms(3), at(0));
+        lateness.add(ms(4), at(6));
+        assert_eq!(lateness.recent(at(9)), ms(7));
+        assert_eq!(lateness.recent(at(11)), ms(4));
+        assert_eq!(lateness.recent(at(60)), ms(0));
+        assert_eq!(lateness.total, ms(7));
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::wire::pulse::{Pulse, Tick};
 
 /// Bound on one message. The longest holds the description of a bucket.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -16,7 +17,9 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// The sender is alive.
-    Heartbeat,
+    Heartbeat(Tick),
+    /// Flooded: how a rank is doing.
+    Pulse(Pulse),
     /// The sender leaves in good order.
     Goodbye,
     /// Flooded: what is everybody doing at this position?
@@ -90,7 +93,11 @@ mod tests {
     #[test]
     fn messages_survive_any_fragmentation() {
         let messages = [
-            Message::Heartbeat,
+            Message::Heartbeat(Tick {
+                sent_ns: 5,
+                lag_ns: Some(-3),
+                to_first: None,
+            }),
             Message::Inquest { sequence: 7 },
             Message::Abort(Error::aborted("why").blaming(3, "h")),
         ];

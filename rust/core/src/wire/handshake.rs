@@ -35,6 +35,8 @@ pub(crate) enum Purpose {
     Data { stream: usize },
     /// To carry signs of life, questions and aborts, both ways.
     Control,
+    /// To ask how the rank is, from outside of the group, as often as one likes.
+    Inquiry,
 }
 
 impl Purpose {
@@ -43,7 +45,8 @@ impl Purpose {
         match self {
             Self::Join(_) => 0,
             Self::Control => 1,
-            Self::Data { stream } => 2_usize.saturating_add(*stream),
+            Self::Inquiry => 2,
+            Self::Data { stream } => 3_usize.saturating_add(*stream),
         }
     }
 }
@@ -261,15 +264,25 @@ fn unexpected(wanted: &str) -> Error {
     Error::protocol(format!("something else than {wanted} arrived"))
 }
 
+const BROKEN: &str = "the connection broke during the handshake";
+
 /// What is to be said about a connection that fails meanwhile: the error inside, if it is ours.
 pub(crate) fn broken(error: &std::io::Error) -> Error {
     let inner = error.get_ref();
     if let Some(error) = inner.and_then(|inner| inner.downcast_ref::<Error>()) {
         return error.clone();
     }
-    Error::new(ErrorKind::Rendezvous {
-        problem: format!("the connection broke during the handshake: {error}"),
-    })
+    match error.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+            Error::rendezvous("there was no answer in time during the handshake")
+        }
+        _ => Error::rendezvous(format!("{BROKEN}: {error}")),
+    }
+}
+
+/// Whether the other side went away instead of answering.
+pub(crate) fn is_broken(error: &Error) -> bool {
+    matches!(&error.kind, ErrorKind::Rendezvous { problem } if problem.starts_with(BROKEN))
 }
 
 #[cfg(test)]

@@ -4,3 +4,5 @@ pub mod contract;
 pub(crate) mod control;
 pub(crate) mod frame;
 pub(crate) mod handshake;
+pub mod pulse;
+pub mod state;

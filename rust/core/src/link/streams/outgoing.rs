@@ -122,7 +122,7 @@ impl<S: Stream> Outgoing<S> {
         let mut slices = [IoSlice::new(&[]); SLICES];
         slices[0] = IoSlice::new(&unsent.header[unsent.header_sent..]);
         let filled = 1 + select(parts, unsent.payload.clone(), &mut slices[1..]);
-        let wanted = slices[..filled].iter().map(|slice| slice.len()).sum();
+        let wanted: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
         let sent = outlet.stream.try_send(&slices[..filled]);
         // A stream that took nothing has not begun a frame: another may.
         let Some(sent) = sent.map_err(on_stream(index))? else {

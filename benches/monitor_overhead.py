@@ -1,0 +1,54 @@
+"""What a `gradring.Monitor` costs a step: ``python -m benches.monitor_overhead``.
+
+Two ranks reduce a small array, which is all that a step does, so that the overhead shows; steps
+with and without a monitor take turns. The monitor prints nothing, as on all ranks but 0.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+
+import numpy as np
+
+import gradring
+from gradring.testing import run_ranks
+
+ROUNDS = 15
+STEPS = 400
+STEP_MS = 1.0
+
+
+def _rank() -> list[tuple[float, float]]:
+    with gradring.init() as comm:
+        x = np.ones(1000, np.float32)
+
+        def steps(monitor: gradring.Monitor | None) -> float:
+            comm.barrier()
+            started = time.perf_counter()
+            for _ in range(STEPS):
+                comm.all_reduce(x, op="mean", name="g")
+                if monitor is not None:
+                    monitor.step()
+            return (time.perf_counter() - started) / STEPS
+
+        monitor = gradring.Monitor(comm, every_s=1.0, stream=io.StringIO())
+        monitor.step()
+        return [(steps(None), steps(monitor)) for _ in range(ROUNDS)]
+
+
+def main() -> None:
+    """Measures and prints."""
+    assert not gradring.build_info()["debug"], "a debug build measures nothing"
+    rows = run_ranks(_rank, 2)[0]
+    without, with_monitor = (statistics.median(column) for column in zip(*rows, strict=True))
+    added_us = 1e6 * statistics.median(after - before for before, after in rows)
+    print(f"step without a monitor {without * 1e6:.2f} us, with one {with_monitor * 1e6:.2f} us")
+    print(
+        f"added: {added_us:.2f} us, {added_us / (10 * STEP_MS):.2f} % of a step of {STEP_MS:g} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()

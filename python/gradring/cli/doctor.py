@@ -1,0 +1,154 @@
+"""``gradring doctor [HOST:PORT...]``: what was detected, what can be reached, who is stuck."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from gradring.clusters import detect, parse
+from gradring.config import Settings
+from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
+
+if TYPE_CHECKING:
+    from gradring.doctor.running import RunningJob
+    from gradring.doctor.endpoint import Endpoint
+
+NAME = "doctor"
+HELP = "find out what is wrong: with the set-up, with the network, with a running job"
+
+TROUBLE = 1
+DEFAULT_TIMEOUT_S = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the addresses to look at."""
+    parser.description = (
+        "Started on every rank, by gradring run, srun or mpirun: measures every pair of ranks. "
+        "With addresses: whether they can be reached, and, where a gradring job listens, in which "
+        "collective each of its ranks is, since when, and for whom it waits. Otherwise: the same "
+        "for the jobs of this user on this machine."
+    )
+    parser.add_argument(
+        "addresses",
+        nargs="*",
+        type=_address,
+        metavar="HOST:PORT",
+        help="the rendezvous of a job, or any address; GRADRING_TOKEN or GRADRING_TOKEN_FILE is "
+        "the job's token, which is found for jobs on this machine",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long the group may take to form (default %(default)g)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examines and reports; 1 when something is wrong."""
+    from gradring.doctor import here
+
+    if arguments.addresses:
+        return _look_at(arguments.addresses)
+    cluster = detect(os.environ)
+    if cluster.world_size > 1:
+        return _examine_group(arguments.timeout)
+    for name, text in here.decision():
+        print(f"{name:<12}{text}")
+    versions = ", ".join(f"{name} {text}" for name, text in here.versions().items())
+    print(f"{'versions':<12}{versions}")
+    return _look_at_running_jobs()
+
+
+def _examine_group(timeout_s: float) -> int:
+    from gradring.doctor import endpoint, group
+
+    cluster = detect(os.environ)
+    if cluster.rank == 0:
+        print(f"{cluster.source}: {cluster.reason}")
+    try:
+        return 0 if group.examine(cluster, timeout_s, _say) else TROUBLE
+    except ConfigError:
+        raise
+    except GradringError as error:
+        rank, host = cluster.rank, socket.gethostname()
+        print(f"rank {rank} on {host} is not in the group: {error}", file=sys.stderr)
+        if rank != 0:
+            found = endpoint.probe(cluster.rendezvous)
+            print(f"rank {rank}: {_endpoint_line(found)}", file=sys.stderr)
+        return TROUBLE
+
+
+def _look_at(addresses: list[str]) -> int:
+    from gradring.doctor.endpoint import probe
+    from gradring.doctor.running import RunningJob, running_jobs
+
+    own = Settings.from_environ()
+    known = {job.rendezvous: job for job in running_jobs()}
+    well = True
+    for address in addresses:
+        found = probe(address)
+        _say(_endpoint_line(found))
+        if found.problem is not None:
+            well = False
+        else:
+            job = known.get(address, RunningJob(address))
+            job = RunningJob(address, own.token or job.token, own.tls or job.tls)
+            well &= _report_job(job)
+    return 0 if well else TROUBLE
+
+
+def _look_at_running_jobs() -> int:
+    from gradring.doctor.running import running_jobs
+
+    jobs = running_jobs()
+    if not jobs:
+        _say("no gradring job of this user runs on this machine")
+    well = [_report_job(job) for job in jobs]
+    return 0 if all(well) else TROUBLE
+
+
+def _report_job(running: RunningJob) -> bool:
+    from gradring.doctor.job import ask_job
+
+    rendezvous = running.rendezvous
+    try:
+        job = ask_job(rendezvous, running.token, running.tls)
+    except AuthenticationError as error:
+        _say(f"{rendezvous}: a gradring job, but not with this token: {error}")
+        return False
+    except RendezvousError as error:
+        _say(f"{rendezvous}: rank 0 of a job should answer here, but: {error}")
+        return False
+    except GradringError as error:
+        _say(f"{rendezvous}: no gradring rank of this version: {error}")
+        return False
+    _say(f"job at {rendezvous}: {job.world_size} ranks")
+    for state in job.states.values():
+        _say(f"  {state}")
+    well, sentences = job.verdict()
+    for sentence in sentences:
+        _say(f"{'well' if well else 'problem'}: {sentence}")
+    return well
+
+
+def _endpoint_line(found: Endpoint) -> str:
+    resolved = ", ".join(found.resolved) or "no address"
+    if found.problem is not None or found.connect_s is None:
+        return f"{found.text} ({resolved}): {found.problem}"
+    return f"{found.text} ({resolved}): connected within {found.connect_s * 1e3:.1f} ms"
+
+
+def _address(text: str) -> str:
+    try:
+        return parse.address(text, "HOST:PORT")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

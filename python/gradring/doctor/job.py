@@ -1,0 +1,204 @@
+"""The state of a running job, also of a stuck one, and who keeps the others waiting.
+
+Every rank answers at the port at which it met the others, from a thread that needs no Python: the
+ranks are asked one by one, so one that does not answer hides none of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gradring import _native
+from gradring.config import TlsFiles
+from gradring.errors import AuthenticationError, GradringError
+
+LIMIT_S = 5.0
+"""How long one rank may take to answer."""
+PATIENCE_S = 1.0
+"""A rank that has waited for less is not worth mentioning."""
+ASKED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A collective and how long ago it was entered, or ended."""
+
+    sequence: int
+    call: str
+    age_s: float
+
+    def __str__(self) -> str:
+        """The words used in reports: ``#4 all_reduce(sum) 'w' float32[98]``."""
+        return f"#{self.sequence} {self.call}"
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one rank said.
+
+    Attributes:
+        rank: Its rank.
+        host: Where it runs.
+        process_id: Its process there.
+        entered: The collective it is in, since ``age_s``.
+        awaited: The ranks from which it waits for something there.
+        ended: The collective that it left last, ``age_s`` ago.
+        failed: Why its group has failed, or None.
+    """
+
+    rank: int
+    host: str
+    process_id: int
+    entered: Entered | None
+    awaited: tuple[int, ...]
+    ended: Entered | None
+    failed: str | None
+
+    @property
+    def reached(self) -> int:
+        """The last collective that it entered; 0 for none."""
+        return max(e.sequence if e else 0 for e in (self.entered, self.ended))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has been in a collective for longer than one should take."""
+        return self.entered is not None and self.entered.age_s >= PATIENCE_S
+
+    def __str__(self) -> str:
+        """One line of the report."""
+        doing = "is in no collective"
+        if self.entered is not None:
+            doing = f"is in {self.entered} since {self.entered.age_s:.1f} s"
+            if self.awaited:
+                doing += f", waits for {ranks(self.awaited)}"
+        elif self.ended is not None:
+            doing += f"; left {self.ended} {self.ended.age_s:.1f} s ago"
+        return f"rank {self.rank} on {self.host} (process {self.process_id}) {doing}"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What all ranks said.
+
+    Attributes:
+        world_size: Number of ranks.
+        states: By rank, of those that answered.
+        silent: By rank, why the others did not.
+        missing: The ranks that have not joined, while the group forms; None when it has formed.
+    """
+
+    world_size: int
+    states: dict[int, RankState]
+    silent: dict[int, str]
+    missing: tuple[int, ...] | None = None
+
+    def verdict(self) -> tuple[bool, list[str]]:
+        """Whether all is well, and sentences that name who is to blame if not."""
+        if self.missing is not None:
+            if not self.missing:
+                return True, ["the group is about to form: all ranks have joined"]
+            return False, [
+                f"the group is still forming: {ranks(self.missing)} of {self.world_size} "
+                f"{'has' if len(self.missing) == 1 else 'have'} not joined"
+            ]
+        failed = next((state.failed for state in self.states.values() if state.failed), None)
+        if failed is not None:
+            return False, [f"the group has failed: {failed}"]
+        blamed = [
+            f"rank {rank} does not answer ({why}): it has ended, is stopped, or its host cannot be "
+            "reached"
+            for rank, why in self.silent.items()
+        ]
+        return not (sentences := blamed + self._late()), sentences or [self._well()]
+
+    def _late(self) -> list[str]:
+        waiting = [state for state in self.states.values() if state.waits]
+        if not waiting:
+            return []
+        furthest = max(waiting, key=lambda state: state.reached)
+        late = [s for s in self.states.values() if s.reached < furthest.reached and not s.waits]
+        if late:
+            return [_blame(state, furthest, waiting) for state in late]
+        if self.silent:
+            return []
+        return [
+            f"{ranks([s.rank for s in waiting])} wait in {furthest.entered}, which all ranks have "
+            "entered: it is long, or the network between those that wait for each other is stuck"
+        ]
+
+    def _well(self) -> str:
+        reached = max((state.reached for state in self.states.values()), default=0)
+        if not reached:
+            return "all ranks answer; no collective has been called yet"
+        return f"all ranks answer and nobody waits; the last collective is #{reached}"
+
+
+def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -> JobState:
+    """Asks rank 0 at ``host:port``, and then every rank at its own.
+
+    Raises:
+        AuthenticationError: The token is not that of the job, or a certificate is not accepted.
+        GradringError: Rank 0 does not answer, or is no rank of this version.
+    """
+    files = tls and (tls.ca, tls.cert, tls.key)
+    first = _native.inquire(rendezvous, token or b"", files, LIMIT_S)
+    world_size = first["world_size"]
+    if not first["formed"]:
+        return JobState(world_size, {}, {}, tuple(first["missing"]))
+    states, silent = {first["rank"]: _state(first)}, {}
+    others = {r: door for r, (door, _) in enumerate(first["members"]) if r != first["rank"]}
+
+    def ask(door: str) -> dict[str, Any] | GradringError:
+        try:
+            return _native.inquire(door, token or b"", files, LIMIT_S)
+        except GradringError as error:
+            return error
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        for (rank, door), answer in zip(
+            others.items(), threads.map(ask, others.values()), strict=True
+        ):
+            if isinstance(answer, AuthenticationError):
+                raise answer
+            if isinstance(answer, GradringError):
+                silent[rank] = f"{first['members'][rank][1]}, {door}: {answer}"
+            elif answer["formed"] and answer["rank"] == rank:
+                states[rank] = _state(answer)
+            else:
+                silent[rank] = f"another process answers at {door}"
+    return JobState(world_size, dict(sorted(states.items())), silent)
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """The words ``rank 3`` or ``ranks 1, 2``."""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, sorted(numbers)))}"
+
+
+def _blame(late: RankState, furthest: RankState, waiting: Sequence[RankState]) -> str:
+    assert furthest.entered is not None
+    wait = "wait" if len(waiting) > 1 else "waits"
+    left = f"it left {late.ended} {late.ended.age_s:.1f} s ago and" if late.ended else "it"
+    return (
+        f"rank {late.rank} on {late.host} keeps the others waiting: it has not entered "
+        f"{furthest.entered}, in which {ranks([state.rank for state in waiting])} {wait} since "
+        f"{furthest.entered.age_s:.1f} s; {left} is busy elsewhere in its program "
+        f"(py-spy dump --pid {late.process_id} on {late.host} shows where)"
+    )
+
+
+def _state(answer: dict[str, Any]) -> RankState:
+    def entered(name: str) -> Entered | None:
+        return None if answer[name] is None else Entered(*answer[name])
+
+    return RankState(
+        answer["rank"],
+        answer["host"],
+        answer["process_id"],
+        entered("entered"),
+        tuple(answer["awaited"]),
+        entered("ended"),
+        answer["failed"],
+    )

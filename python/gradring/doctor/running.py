@@ -1,0 +1,62 @@
+"""The jobs of this user on this machine, found among its processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradring.clusters import detect
+from gradring.config import Settings, TlsFiles
+from gradring.errors import ConfigError
+
+NATIVE_MODULE = b"gradring/_native"
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job that has a process here.
+
+    Attributes:
+        rendezvous: ``host:port`` at which its rank 0 listens.
+        token: Its secret, or None.
+        tls: Its certificates, or None.
+    """
+
+    rendezvous: str
+    token: bytes | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
+
+
+def running_jobs() -> list[RunningJob]:
+    """The jobs with more than one rank, in no particular order.
+
+    A rank is a process that has loaded gradring, and whose variables, as it was started with them,
+    describe a cluster. The kernel shows them to the same user only.
+    """
+    jobs: dict[str, RunningJob] = {}
+    for environ in _environments():
+        try:
+            cluster = detect(environ)
+            settings = Settings.from_environ(environ)
+        except ConfigError:
+            continue
+        if cluster.world_size > 1:
+            job = RunningJob(cluster.rendezvous, settings.token, settings.tls)
+            jobs.setdefault(cluster.rendezvous, job)
+    return list(jobs.values())
+
+
+def _environments() -> Iterator[Mapping[str, str]]:
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) in (os.getpid(), os.getppid()):
+            continue
+        try:
+            if NATIVE_MODULE not in (process / "maps").read_bytes():
+                continue
+            entries = (process / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or belongs to somebody else
+            continue
+        pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
+        yield {name: text for name, _, text in pairs}

@@ -1,0 +1,102 @@
+"""The far end of ``ssh``: starts one rank on this host, as it is told on standard input.
+
+The first line is the order, as ``ssh.RemoteRankProcess`` writes it; each further line is the number
+of a signal for the rank. When the input ends, the launcher has gone, and the rank is killed. The
+rank's output and exit code are this process's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from gradring.clusters import without_cluster_variables
+from gradring.launch.exec_rank import CANNOT_START
+from gradring.launch.launcher import CLOSING_TICK_S, DEFAULT_GRACE_S, TICK_S
+from gradring.launch.processes import RankProcesses, shell_exit_code
+from gradring.launch.ranks import thread_counts
+from gradring.launch.signals import signals_as_bytes
+
+STDIN = 0
+READ_BYTES = 1 << 16
+
+
+class _Lines:
+    """Lines of standard input, without reading ahead of what has been asked for."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self.ended = False
+
+    def read(self) -> Iterator[bytes]:
+        """Waits for input once; yields the lines that are complete now."""
+        data = os.read(STDIN, READ_BYTES)
+        self.ended = not data
+        *complete, self._pending = (self._pending + data).split(b"\n")
+        yield from complete
+
+
+def main() -> int:
+    """Runs the rank; returns the exit code that a shell would."""
+    lines = _Lines()
+    first: list[bytes] = []
+    while not first and not lines.ended:
+        first = list(lines.read())
+    if not first:
+        return 128 + signal.SIGHUP
+    order: dict[str, Any] = json.loads(first[0])
+    try:
+        os.chdir(order["directory"])
+    except OSError as error:
+        host = socket.gethostname()
+        print(f"no directory {order['directory']!r} on {host}: {error.strerror}", file=sys.stderr)
+        return CANNOT_START
+    inherited = without_cluster_variables(os.environ)
+    inherited.pop("GRADRING_TOKEN_FILE", None)
+    # A login shell has activated no environment: the `python` of the command is to be this one.
+    beside = os.path.dirname(sys.executable)
+    inherited["PATH"] = os.pathsep.join([beside, inherited.get("PATH", os.defpath)])
+    environ = {**thread_counts(order["local_size"]), **inherited, **order["environ"]}
+    with signals_as_bytes() as wakeup, RankProcesses() as processes:
+        rank = processes.start(order["command"], environ)
+        for line in first[1:]:
+            processes.signal(int(line))
+        _watch(processes, lines, wakeup)
+        assert rank.exit_code is not None
+        return shell_exit_code(rank.exit_code)
+
+
+def _watch(processes: RankProcesses, lines: _Lines, wakeup: socket.socket) -> None:
+    """Passes signals on until no process of the rank is left."""
+    selector = selectors.DefaultSelector()
+    selector.register(STDIN, selectors.EVENT_READ)
+    selector.register(wakeup, selectors.EVENT_READ)
+    kill_at = float("inf")
+    while processes.alive():
+        for key, _ in selector.select(TICK_S if processes.running() else CLOSING_TICK_S):
+            if key.fileobj == STDIN:
+                for line in lines.read():
+                    processes.signal(int(line))
+                if lines.ended:
+                    selector.unregister(STDIN)
+                    kill_at = 0.0
+            else:
+                for signum in wakeup.recv(READ_BYTES):
+                    if signum != signal.SIGCHLD:
+                        processes.signal(signum)
+        processes.poll()
+        if not processes.running():
+            kill_at = min(kill_at, time.monotonic() + DEFAULT_GRACE_S)
+        if time.monotonic() >= kill_at:
+            processes.signal(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Signals as bytes on a socket, on which one can wait together with pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def signals_as_bytes() -> Iterator[socket.socket]:
+    """A socket from which the numbers of arriving signals are read, SIGCHLD among them.
+
+    Signals that are ignored, as under nohup and in the background of a script, stay ignored. Must
+    be called from the main thread.
+    """
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        handled = {signal.SIGCHLD, *(s for s in HANDLED if not _is_ignored(s))}
+        previous_fd = signal.set_wakeup_fd(sender.fileno())
+        previous = {signum: signal.signal(signum, lambda *_: None) for signum in handled}
+        try:
+            yield receiver
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
+            signal.set_wakeup_fd(previous_fd)
+
+
+def _is_ignored(signum: int) -> bool:
+    return signal.getsignal(signum) == signal.SIG_IGN

@@ -1,0 +1,124 @@
+"""A rank on another host: an ssh client here, and ``remote_rank`` at the other end.
+
+The order for the rank (command, variables, token) goes to the other end's standard input, which no
+list of processes shows, and so do signals. When that input ends, for whatever reason, the other end
+kills its rank: nothing is left behind when this machine dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradring.launch.guardian import Guardian
+from gradring.launch.hosts import Host
+from gradring.launch.processes import PIPE, RankProcess, Stream
+
+OPTIONS = (
+    *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15"),
+    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
+)
+FORWARDED_PREFIXES = ("GRADRING_", "TF_", "KERAS_", "OMP_", "PYTHON")
+"""Variables of this kind travel to other hosts unasked."""
+CLOSING_S = 2.0
+"""How long the other end has to kill its rank before the ssh client itself is killed."""
+
+
+def ssh_command(target: str, remote: Sequence[str]) -> list[str]:
+    """The command line that runs ``remote`` on another host."""
+    return ["ssh", *OPTIONS, target, shlex.join(remote)]
+
+
+def forwarded(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
+    """The variables that travel to other hosts.
+
+    Args:
+        environ: The variables of a rank.
+        more: Further ones: ``NAME`` as in ``environ``, or ``NAME=VALUE``.
+    """
+    chosen = {name: text for name, text in environ.items() if name.startswith(FORWARDED_PREFIXES)}
+    for entry in more:
+        name, equals, text = entry.partition("=")
+        if equals or name in environ:
+            chosen[name] = text if equals else environ[name]
+    return chosen
+
+
+class RemoteRankProcess(RankProcess):
+    """A rank on another host, with the interface of one on this."""
+
+    def __init__(
+        self,
+        rank: int,
+        host: Host,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        guardian: Guardian,
+        *,
+        python: str,
+        local_size: int,
+        stdout: Stream,
+        stderr: Stream,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            rank: Its rank, for messages.
+            host: Where to.
+            command: Program and arguments.
+            environ: The variables that differ from those of a login there.
+            guardian: Ends the ssh client when this process is killed.
+            python: The interpreter there.
+            local_size: Ranks on that host, among which it divides its cores.
+            stdout: As for ``subprocess.Popen``.
+            stderr: As for ``subprocess.Popen``.
+        """
+        remote = [python, "-m", "gradring.launch.remote_rank"]
+        ssh = ssh_command(host.target, remote)
+        super().__init__(rank, ssh, os.environ, guardian, stdin=PIPE, stdout=stdout, stderr=stderr)
+        self.host = host.name
+        self._killed_at: float | None = None
+        order: dict[str, Any] = {
+            "command": list(command),
+            "environ": dict(environ),
+            "directory": os.getcwd(),
+            "local_size": local_size,
+        }
+        self._tell(json.dumps(order))
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, minus the signal's number when one killed the rank; None while it runs."""
+        code = self.popen.returncode
+        if code is not None and code > 128 and code - 128 in set(signal.Signals):
+            return 128 - code
+        return code
+
+    def signal(self, signum: int) -> None:
+        """Has the other end signal its rank; kills the ssh client when that takes too long."""
+        if self.popen.returncode is not None:
+            super().signal(signum)
+        elif signum != signal.SIGKILL:
+            self._tell(str(int(signum)))
+        elif self._killed_at is None:
+            self._killed_at = time.monotonic()
+            self._hang_up()
+        elif time.monotonic() >= self._killed_at + CLOSING_S:
+            super().signal(signum)
+
+    def _tell(self, line: str) -> None:
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has gone, or we have hung up
+            self.popen.stdin.write(line.encode() + b"\n")
+            self.popen.stdin.flush()
+
+    def _hang_up(self) -> None:
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError):
+            self.popen.stdin.close()

@@ -1,0 +1,33 @@
+"""``gradring run --trace FILE``: the parts that ranks leave become one timeline."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from gradring.errors import ConfigError
+
+
+def forget_parts(trace: Path) -> None:
+    """Removes what an earlier run has left, perhaps one of more ranks."""
+    from gradring.trace.records import parts_of
+
+    shutil.rmtree(parts_of(trace), ignore_errors=True)
+
+
+def merge(trace: Path) -> str:
+    """Writes the timeline of all ranks that left a part; returns a sentence that says so."""
+    from gradring.trace import records, timeline
+
+    parts = records.parts_of(trace)
+    try:
+        found = records.read(parts)
+        timeline.write(trace, found)
+    except ConfigError:
+        return f"there is no timeline {trace}: no rank has closed a communicator"
+    except OSError as error:
+        return f"the timeline {trace} cannot be written ({error.strerror}); {parts} holds its parts"
+    shutil.rmtree(parts, ignore_errors=True)
+    missing = sorted(set(range(found[0].world_size)) - {record.rank for record in found})
+    without = f", without rank {', '.join(map(str, missing))}" if missing else ""
+    return f"the timeline is {trace}{without}; open it at ui.perfetto.dev"

@@ -1,0 +1,87 @@
+"""Which rank runs where, at which address, with which variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gradring.clusters.parse import joined_address
+from gradring.config import Settings
+from gradring.launch.guardian import Guardian
+from gradring.launch.hosts import Host, address_towards
+from gradring.launch.processes import PIPE, RankProcess, RankProcesses
+from gradring.launch.ranks import environments_at, rank_environments, thread_counts
+from gradring.launch.ssh import RemoteRankProcess, forwarded
+from gradring.launch.survey import survey
+
+
+class World:
+    """The ranks and their hosts; each start of all ranks asks it for fresh ports."""
+
+    def __init__(self, placed: Sequence[Host], *, python: str, forward: Sequence[str]) -> None:
+        """Notes where the ranks run.
+
+        Args:
+            placed: The host of each rank.
+            python: The interpreter on hosts reached by ssh.
+            forward: Further variables for those hosts, as ``NAME`` or ``NAME=VALUE``.
+        """
+        self._placed = placed
+        self._python = python
+        self._forward = forward
+        self.remote = any(not host.is_local for host in placed)
+
+    def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
+        """The variables of each rank, with ports that are free now.
+
+        Raises:
+            OSError: A host cannot be used, or has too few free ports.
+        """
+        if not self.remote:
+            return rank_environments(environ, len(self._placed))
+        ports = survey(list(dict.fromkeys(self._placed)), self._python)
+        addresses = [joined_address(self._name(h), ports[h].pop()) for h in self._placed]
+        return environments_at(_with_token(environ), addresses, len(self._placed))
+
+    def start(
+        self, processes: RankProcesses, command: Sequence[str], environ: Mapping[str, str]
+    ) -> RankProcess:
+        """Starts the next rank, whose two streams are pipes."""
+        host = self._placed[len(processes.ranks)]
+        local_size = sum(other.name == host.name for other in self._placed)
+        if host.is_local:
+            divided = {**thread_counts(local_size), **environ}
+            return processes.start(command, divided, stdout=PIPE, stderr=PIPE)
+        return processes.add(
+            partial(
+                _start_remote,
+                host=host,
+                command=command,
+                environ=forwarded(environ, self._forward),
+                python=self._python,
+                local_size=local_size,
+            )
+        )
+
+    def _name(self, host: Host) -> str:
+        """The name under which the other hosts reach this one."""
+        if not host.is_local:
+            return host.name
+        return address_towards(next(h.name for h in self._placed if not h.is_local))
+
+
+def _start_remote(rank: int, guardian: Guardian, **given: Any) -> RankProcess:
+    return RemoteRankProcess(rank, guardian=guardian, stdout=PIPE, stderr=PIPE, **given)
+
+
+def _with_token(environ: Mapping[str, str]) -> dict[str, str]:
+    """The token itself in place of a file that other hosts do not have."""
+    changed = dict(environ)
+    if changed.get("GRADRING_TOKEN_FILE"):
+        token = Settings.from_environ(environ).token
+        assert token is not None
+        changed["GRADRING_TOKEN"] = os.fsdecode(token)
+        del changed["GRADRING_TOKEN_FILE"]
+    return changed

@@ -1,0 +1,115 @@
+"""Ray Train: workers that Ray places form a gradring group, again after each restart.
+
+.. code-block:: python
+
+    def train(config):
+        strategy = gradring.tensorflow.CustomCollectiveStrategy()
+        ...  # the same program as under gradring run
+
+    trainer = gradring.ray.GradringTrainer(
+        train,
+        scaling_config=ray.train.ScalingConfig(num_workers=4),
+        run_config=ray.train.RunConfig(
+            failure_config=ray.train.FailureConfig(max_failures=3), storage_path="/shared"
+        ),
+    )
+    trainer.fit()
+
+Needs ``pip install "gradring[ray]"``. Ray's own ``TensorflowTrainer`` makes its workers use Keras
+2; this one does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util import get_node_ip_address
+
+from gradring.clusters import without_cluster_variables
+from gradring.clusters.parse import joined_address
+from gradring.launch.ports import free_ports
+from gradring.launch.ranks import environments_at, new_token
+
+__all__ = ["GradringConfig", "GradringTrainer"]
+
+
+@dataclass
+class GradringConfig(BackendConfig):  # type: ignore[misc]
+    """Makes the workers of any ``DataParallelTrainer`` a gradring group, as its backend_config.
+
+    Attributes:
+        timeout_s: Bound on forming the group and on every wait in which nothing moves.
+        token: The job's secret, to ask it how it is with ``gradring doctor``; None: a new one for
+            each start.
+    """
+
+    timeout_s: float = 300.0
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """What Ray calls when the workers have been placed."""
+        return _GradringBackend
+
+
+class GradringTrainer(DataParallelTrainer):  # type: ignore[misc]
+    """Runs a function on every worker, in which ``gradring.init()`` finds the group.
+
+    When a worker or its node is lost, the others raise ``PeerLostError``, and Ray starts all
+    workers again, on the nodes that are left, as often as its ``FailureConfig`` allows; the
+    function then continues from ``ray.train.get_checkpoint()``.
+
+    Args:
+        train_loop_per_worker: What every worker runs, without arguments or with the one below.
+        gradring_config: How the group works.
+        **given: As for Ray's ``DataParallelTrainer``: ``train_loop_config``, ``scaling_config``,
+            ``run_config``, ``datasets`` and so on.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        gradring_config: GradringConfig | None = None,
+        **given: Any,
+    ) -> None:
+        config = gradring_config or GradringConfig()
+        super().__init__(train_loop_per_worker, backend_config=config, **given)
+
+
+class _GradringBackend(Backend):  # type: ignore[misc]
+    """Hands every worker its rank, the rendezvous and the token."""
+
+    def on_start(self, worker_group: Any, backend_config: GradringConfig) -> None:
+        addresses = worker_group.execute(_own_address)
+        settings = {
+            "GRADRING_TIMEOUT_S": str(backend_config.timeout_s),
+            "GRADRING_TOKEN": backend_config.token or new_token(),
+        }
+        environments = environments_at(settings, addresses, len(addresses))
+        ray.get(
+            [
+                worker_group.execute_single_async(rank, _become, environ)
+                for rank, environ in enumerate(environments)
+            ]
+        )
+
+
+def _own_address() -> str:
+    """Where this worker will listen, if it is the first; run on each worker."""
+    host = get_node_ip_address()
+    (port,) = free_ports(1, host)
+    return joined_address(host, port)
+
+
+def _become(environ: dict[str, str]) -> None:
+    """Makes this worker the rank that ``environ`` describes."""
+    for name in set(os.environ) - set(without_cluster_variables(os.environ)):
+        del os.environ[name]
+    os.environ.update(environ)

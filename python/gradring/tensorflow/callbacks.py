@@ -1,0 +1,128 @@
+"""Callbacks for Keras' ``fit``: Keras 3, or ``tf_keras`` where TensorFlow uses it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TextIO
+
+import tensorflow as tf
+
+from gradring.errors import ConfigError
+from gradring.monitor import Monitor
+
+#: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
+_SCALAR = 1
+
+
+class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Prints on rank 0 where the time of training steps goes, and who is slowest.
+
+    ```python
+    model.fit(batches, callbacks=[gradring.tensorflow.callbacks.LiveLine(samples_per_step=512)])
+    ```
+
+    Evaluations and what other callbacks do at the end of an epoch are no part of a step. See
+    `gradring.Monitor` for what the numbers mean.
+    """
+
+    def __init__(
+        self,
+        samples_per_step: int | None = None,
+        *,
+        every_steps: int = 100,
+        every_s: float = 10.0,
+        stream: TextIO | None = None,
+        log: str | os.PathLike[str] | None = None,
+        tensorboard: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """See `gradring.Monitor`.
+
+        Args:
+          samples_per_step: the global batch size; without it, lines tell steps per second.
+          every_steps: a line comes after so many steps,
+          every_s: or after so many seconds, whatever comes first.
+          stream: where rank 0 writes; default standard output.
+          log: a file to which rank 0 appends a line of JSON with every line.
+          tensorboard: a directory to which rank 0 writes the numbers of all ranks as scalars, such
+            as `gradring/rank_2/wait_ms`; needs no tensorboard package.
+        """
+        super().__init__()
+        self._options: dict[str, Any] = {
+            "samples_per_step": samples_per_step,
+            "every_steps": every_steps,
+            "every_s": every_s,
+            "stream": stream,
+            "log": log,
+        }
+        self._tensorboard = tensorboard
+        self._writer: Any = None
+        self._monitor: Monitor | None = None
+        self._batch = -1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts to measure.
+
+        Raises:
+          gradring.errors.ConfigError: the model was not made under `CustomCollectiveStrategy`.
+        """
+        strategy = self.model.distribute_strategy
+        if getattr(strategy, "communicator", None) is None:
+            raise ConfigError(
+                "LiveLine needs a model made in the scope of a CustomCollectiveStrategy; this one "
+                f"was made under {type(strategy).__name__}"
+            )
+        if self._tensorboard is not None and strategy.communicator.rank == 0:
+            self._writer = tf.summary.create_file_writer(os.fspath(self._tensorboard))
+        self._monitor = Monitor(strategy, **self._options, on_line=self._write_scalars)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Steps follow."""
+        self._batch = -1
+        self._measuring().resume()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One step has ended, or several with ``steps_per_execution``."""
+        steps, self._batch = batch - self._batch, batch
+        self._measuring().step(max(1, steps))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """A validation is no step."""
+        if self._monitor is not None:
+            self._monitor.pause()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """What other callbacks do now is no step."""
+        self._measuring().pause()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Prints the table."""
+        self._measuring().finish()
+        self._monitor = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write_scalars(self, facts: dict[str, Any]) -> None:
+        if self._writer is None:
+            return
+        scalars = {"steps_per_s": facts["steps_per_s"], "samples_per_s": facts["samples_per_s"]}
+        for rank, numbers in facts["ranks"].items():
+            scalars |= {f"rank_{rank}/{name}": value for name, value in numbers.items()}
+        with self._writer.as_default(step=facts["step"]):
+            for name, value in scalars.items():
+                if value is not None:
+                    _write_scalar(f"gradring/{name}", value)
+        self._writer.flush()
+
+    def _measuring(self) -> Monitor:
+        assert self._monitor is not None, "Keras calls on_train_begin first"
+        return self._monitor
+
+
+def _write_scalar(tag: str, value: float) -> None:
+    """As `tf.summary.scalar`, which raises where tensorboard is not installed."""
+    metadata = tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
+        data_class=_SCALAR,
+    )
+    tf.summary.write(tag, tf.constant(value, tf.float32), metadata=metadata)

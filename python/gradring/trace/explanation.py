@@ -1,0 +1,120 @@
+"""The records of all ranks as sentences: who did not come, and who waits for it since when."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+
+from gradring.trace.records import Collective, Record
+
+
+def explain(records: Sequence[Record]) -> list[str]:
+    """Says what the ranks were doing; there is at least one record, in the order of ranks."""
+    failed = any(record.failure for record in records)
+    # A record from before the failure says nothing about where its rank was then.
+    current = [record for record in records if record.failure or not failed]
+    return [*_failure(records), *_missing(records), *_position(current), *_clocks(current)]
+
+
+def _failure(records: Sequence[Record]) -> Iterator[str]:
+    failed = [record for record in records if record.failure]
+    if failed:
+        yield f"The group failed: {failed[0].failure}"
+
+
+def _missing(records: Sequence[Record]) -> Iterator[str]:
+    present = {record.rank for record in records}
+    missing = [rank for rank in range(records[0].world_size) if rank not in present]
+    if missing:
+        yield (
+            f"{_ranks(missing, capital=True)} left no record: killed, stopped, on another machine, "
+            "or ended well before the others."
+        )
+
+    failed = any(record.failure for record in records)
+    for record in records:
+        if failed and not record.failure:
+            yield (
+                f"Rank {record.rank} left none when the group failed; its last one is of "
+                f"{_clock_time(record.written_ns)} ({record.reason})."
+            )
+
+
+def _position(records: Sequence[Record]) -> Iterator[str]:
+    unfinished = [
+        call.sequence for record in records for call in record.collectives if call.state != "done"
+    ]
+    if not unfinished:
+        for record in records:
+            yield f"{_name(record)} is in no collective; {_last_done(record)}."
+        return
+    sequence = min(unfinished)
+    found = {record.rank: record.find(sequence) for record in records}
+    entered = {rank: call for rank, call in found.items() if call is not None}
+    yield from _different(entered, sequence)
+    waiting = [record for record in records if _is_under_way(found[record.rank])]
+    absent = [record for record in records if found[record.rank] is None]
+    done = [r for r in records if (call := found[r.rank]) is not None and call.state == "done"]
+    call = next(iter(entered.values()))
+    since_ns = min((c.started_ns or c.launched_ns for c in entered.values()), default=None)
+    since = ""
+    if since_ns is not None:
+        waited_s = (max(record.written_ns for record in waiting or records) - since_ns) / 1e9
+        since = f" since {_clock_time(since_ns)}, for {waited_s:.1f} s"
+    waiters = _ranks([record.rank for record in waiting])
+    verb = "has" if len(waiting) == 1 else "have"
+    if absent:
+        names = " and ".join(_name(record) for record in absent)
+        waits = f"; {waiters} {verb} waited{since}" if waiting else ""
+        yield f"{names} never entered {call.call} (#{sequence}){waits}."
+        for record in absent:
+            yield f"Before that, {_name(record)} had come this far: {_last_done(record)}."
+    elif waiting:
+        yield f"{waiters.capitalize()} {verb} been in {call.call} (#{sequence}){since}."
+    if done:
+        yield f"{_ranks([r.rank for r in done], capital=True)} had already finished #{sequence}."
+
+
+def _different(entered: dict[int, Collective], sequence: int) -> Iterator[str]:
+    calls: dict[str, list[int]] = {}
+    for rank, call in entered.items():
+        calls.setdefault(call.call, []).append(rank)
+    if len(calls) > 1:
+        sides = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in calls.items())
+        yield f"The ranks went different ways at #{sequence}: {sides}."
+
+
+def _clocks(records: Sequence[Record]) -> Iterator[str]:
+    unknown = [record.rank for record in records if record.clock_within_ns is None]
+    if unknown:
+        clocks = "clock was" if len(unknown) == 1 else "clocks were"
+        yield f"The {clocks} not compared with rank 0's on {_ranks(unknown)}: times may be off."
+
+
+def _is_under_way(call: Collective | None) -> bool:
+    return call is not None and call.state in ("running", "failed", "queued")
+
+
+def _last_done(record: Record) -> str:
+    done = [call for call in record.collectives if call.state == "done" and call.ended_ns]
+    if not done:
+        return "it had finished no collective"
+    last = done[-1]
+    assert last.ended_ns is not None
+    return f"it finished {last.call} (#{last.sequence}) at {_clock_time(last.ended_ns)}"
+
+
+def _name(record: Record) -> str:
+    return f"rank {record.rank} on {record.host}"
+
+
+def _ranks(ranks: Sequence[int], *, capital: bool = False) -> str:
+    word = "rank" if len(ranks) == 1 else "ranks"
+    listed = [str(rank) for rank in ranks]
+    text = " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else listed[0]
+    return f"{word.capitalize() if capital else word} {text}"
+
+
+def _clock_time(at_ns: int) -> str:
+    moment = datetime.datetime.fromtimestamp(at_ns / 1e9)
+    return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"

@@ -1,0 +1,164 @@
+"""The file that each rank writes: its last collectives, with times.
+
+Times are nanoseconds since 1970 by the clock of rank 0, as far as the ranks could compare their
+clocks; None for what has not happened.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradring.communicator import Communicator
+
+FORMAT = 1
+_FILE = re.compile(r"rank-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of one rank."""
+
+    sequence: int
+    #: Such as ``all_reduce(sum) 'dense/kernel' float32[98]``.
+    call: str
+    bytes: int
+    algorithm: str
+    #: ``queued``, ``running``, ``done`` or ``failed``.
+    state: str
+    #: The peer that entered last of those this rank listens to.
+    last: int | None
+    launched_ns: int
+    started_ns: int | None
+    #: When the last peer had entered.
+    entered_ns: int | None
+    ended_ns: int | None
+    #: From when to when the program waited for it.
+    awaited_ns: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank has written."""
+
+    rank: int
+    world_size: int
+    host: str
+    #: Why it was written: ``error``, ``SIGUSR2`` or ``trace``.
+    reason: str
+    written_ns: int
+    #: How wrong the comparison of clocks may be; None if clocks could not be compared.
+    clock_within_ns: int | None
+    #: The group's failure, if it has failed, and the rank to blame.
+    failure: str | None
+    blamed: int | None
+    #: How many older collectives were forgotten.
+    forgotten: int
+    collectives: tuple[Collective, ...]
+
+    def find(self, sequence: int) -> Collective | None:
+        """The collective of this ordinal, if the rank has entered it and remembers it."""
+        return next((c for c in reversed(self.collectives) if c.sequence == sequence), None)
+
+
+def parse(text: bytes) -> Record:
+    """Reads what the native module writes.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        file = json.loads(text)
+        if file["format"] != FORMAT:
+            raise ValueError(f"format {file['format']} was written by another version")
+        clock, failure = file["clock"], file["failure"] or {}
+        shift_ns = clock["ns"] if clock else 0
+        return Record(
+            rank=file["rank"],
+            world_size=file["world_size"],
+            host=file["host"],
+            reason=file["reason"],
+            written_ns=file["written_ns"] + shift_ns,
+            clock_within_ns=clock["within_ns"] if clock else None,
+            failure=failure.get("message"),
+            blamed=failure.get("rank"),
+            forgotten=file["forgotten"],
+            collectives=tuple(_collective(row, shift_ns) for row in file["collectives"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it is no record of a rank: {error!r}") from error
+
+
+def read(directory: Path) -> list[Record]:
+    """The records in a directory, in the order of ranks.
+
+    Raises:
+        ConfigError: There are none, one is damaged, or they are not of one job.
+    """
+    files = [path for path in sorted(directory.glob("rank-*.json")) if _FILE.fullmatch(path.name)]
+    if not files:
+        raise ConfigError(
+            f"{directory} holds no records of ranks (rank-0.json and so on); name the directory "
+            "that GRADRING_FLIGHT_DIR named when the job ran"
+        )
+    found = []
+    for path in files:
+        try:
+            found.append(parse(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); remove it") from error
+    if len({record.world_size for record in found}) > 1:
+        raise ConfigError(f"{directory} holds records of several jobs; remove the older files")
+    return sorted(found, key=lambda record: record.rank)
+
+
+def part_of(trace: Path, rank: int) -> Path:
+    """Where a rank leaves its part of the timeline that is to be the file ``trace``."""
+    return parts_of(trace) / f"rank-{rank}.json"
+
+
+def parts_of(trace: Path) -> Path:
+    """The directory of the parts of the timeline that is to be the file ``trace``."""
+    return trace.with_name(f"{trace.name}.parts")
+
+
+def gather(communicator: Communicator, part: bytes) -> Sequence[bytes]:
+    """The parts of all ranks, in the order of ranks; every rank calls it."""
+    packed = np.frombuffer(zlib.compress(part), np.uint8)
+    lengths = communicator.all_gather(np.array([packed.size]), name="trace/lengths")
+    joined = communicator.all_gather(packed, name="trace").tobytes()
+    ends = np.cumsum(lengths)
+    return [
+        zlib.decompress(joined[end - length : end])
+        for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _collective(row: dict[str, Any], shift_ns: int) -> Collective:
+    def shifted(at_ns: int | None) -> int | None:
+        return None if at_ns is None else at_ns + shift_ns
+
+    awaited = row["awaited_ns"]
+    return Collective(
+        sequence=row["sequence"],
+        call=row["call"],
+        bytes=row["bytes"],
+        algorithm=row["algorithm"],
+        state=row["state"],
+        last=row["last"],
+        launched_ns=row["launched_ns"] + shift_ns,
+        started_ns=shifted(row["started_ns"]),
+        entered_ns=shifted(row["entered_ns"]),
+        ended_ns=shifted(row["ended_ns"]),
+        awaited_ns=awaited and (awaited[0] + shift_ns, awaited[1] + shift_ns),
+    )

@@ -1,0 +1,141 @@
+"""The records of all ranks as one timeline, in Chrome's trace format (JSON).
+
+One process per rank. On its track ``collectives`` lies a slice for each collective, and inside it
+one for waiting for the last peer and one for moving bytes: collectives of a rank run one after the
+other, so slices never overlap. Above it, as asynchronous slices because they do overlap: the time a
+collective was ``queued`` before its turn came, and the time the program ``awaited`` it. An
+arrow leads from the start of the rank that was late to where a rank that waited for it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradring.trace.records import Collective, Record
+
+#: Shorter waits get no arrow: they are the time on the way.
+ARROW_NS = 50_000
+
+Event = dict[str, Any]
+
+
+def write(path: Path, records: Sequence[Record]) -> None:
+    """Writes the timeline; there is at least one record.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(timeline(records), separators=(",", ":")))
+
+
+def timeline(records: Sequence[Record]) -> dict[str, Any]:
+    """The timeline as a JSON object: times in microseconds from the first call of any rank."""
+    calls = [call.launched_ns for record in records for call in record.collectives]
+    start_ns = min(calls, default=0)
+    events = [event for record in records for event in _events(record, start_ns)]
+    events += _arrows(records, start_ns)
+    # Slices that begin together are nested, the longer one outside.
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    names = [event for record in records for event in _names(record)]
+    clocks = {
+        f"rank {record.rank}": "not compared"
+        if record.clock_within_ns is None
+        else f"within {record.clock_within_ns / 1000:.0f} us of rank 0"
+        for record in records
+    }
+    forgotten = {f"rank {record.rank}": record.forgotten for record in records if record.forgotten}
+    return {
+        "traceEvents": names + events,
+        "displayTimeUnit": "ms",
+        "otherData": {"clocks": clocks, "forgotten collectives": forgotten},
+    }
+
+
+def _names(record: Record) -> Iterator[Event]:
+    for kind, argument in (
+        ("process_name", {"name": f"rank {record.rank} {record.host}"}),
+        ("process_sort_index", {"sort_index": record.rank}),
+        ("thread_name", {"name": "collectives"}),
+    ):
+        yield {"ph": "M", "pid": record.rank, "tid": 0, "name": kind, "args": argument}
+
+
+def _events(record: Record, start_ns: int) -> Iterator[Event]:
+    for call in record.collectives:
+        started_ns = call.started_ns or record.written_ns
+        # A blocking call has its turn at once.
+        if started_ns > call.launched_ns:
+            yield from _pair(record, call, "queued", (call.launched_ns, started_ns), start_ns)
+        if call.awaited_ns is not None:
+            yield from _pair(record, call, "awaited", call.awaited_ns, start_ns)
+        if call.started_ns is None:
+            continue
+        ended_ns = call.ended_ns or max(record.written_ns, call.started_ns)
+        details = {
+            "sequence": call.sequence,
+            "bytes": call.bytes,
+            "algorithm": call.algorithm,
+            "state": call.state,
+        }
+        yield _slice(record, call.call, (call.started_ns, ended_ns), start_ns, details)
+        if call.entered_ns is not None:
+            name = f"waiting for rank {call.last}"
+            yield _slice(record, name, (call.started_ns, call.entered_ns), start_ns)
+            yield _slice(record, "moving", (call.entered_ns, ended_ns), start_ns)
+
+
+def _slice(
+    record: Record,
+    name: str,
+    span_ns: tuple[int, int],
+    start_ns: int,
+    details: dict[str, Any] | None = None,
+) -> Event:
+    event = {
+        **_at(record.rank, span_ns[0], start_ns),
+        "ph": "X",
+        "name": name,
+        "cat": "collective",
+        "dur": (span_ns[1] - span_ns[0]) / 1000,
+    }
+    return {**event, "args": details} if details else event
+
+
+def _pair(
+    record: Record, call: Collective, kind: str, span_ns: tuple[int, int], start_ns: int
+) -> Iterator[Event]:
+    for phase, at_ns in zip("be", span_ns, strict=True):
+        yield {
+            **_at(record.rank, at_ns, start_ns),
+            "ph": phase,
+            "name": f"{kind}: {call.call}",
+            "cat": kind,
+            "id": f"{record.rank}.{call.sequence}",
+        }
+
+
+def _arrows(records: Sequence[Record], start_ns: int) -> Iterator[Event]:
+    starts = {
+        (record.rank, call.sequence): call.started_ns
+        for record in records
+        for call in record.collectives
+    }
+    for record in records:
+        for call in record.collectives:
+            if call.last is None or call.entered_ns is None or call.started_ns is None:
+                continue
+            cause_ns = starts.get((call.last, call.sequence))
+            late = call.entered_ns - call.started_ns >= ARROW_NS
+            if not late or cause_ns is None or cause_ns > call.entered_ns:
+                continue
+            arrow = {"name": "late", "cat": "late", "id": f"{call.sequence}.{record.rank}"}
+            yield {**_at(call.last, cause_ns, start_ns), **arrow, "ph": "s"}
+            yield {**_at(record.rank, call.entered_ns, start_ns), **arrow, "ph": "f", "bp": "e"}
+
+
+def _at(rank: int, at_ns: int, start_ns: int) -> Event:
+    return {"pid": rank, "tid": 0, "ts": (at_ns - start_ns) / 1000}

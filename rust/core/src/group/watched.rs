@@ -1,0 +1,110 @@
+//! What a rank knows of itself, ready for those who ask at its door.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use crate::abort::AbortSwitch;
+use crate::error::shortened;
+use crate::group::host_name;
+use crate::group::roster::Roster;
+use crate::trace::flight_recorder::{Entry, FlightRecorder};
+use crate::wire::state::{Collective, Phase, State};
+
+/// One rank from outside. It is asked by threads of the door, never by the engine, so it answers
+/// also while Python is stuck.
+pub(crate) struct Watched {
+    rank: usize,
+    world_size: usize,
+    joined: Mutex<BTreeSet<usize>>,
+    formed: OnceLock<Formed>,
+}
+
+struct Formed {
+    members: Vec<(String, String)>,
+    recorder: Arc<FlightRecorder>,
+    abort: Arc<AbortSwitch>,
+}
+
+impl Watched {
+    pub(crate) fn new(rank: usize, world_size: usize) -> Self {
+        Self {
+            rank,
+            world_size,
+            joined: Mutex::default(),
+            formed: OnceLock::new(),
+        }
+    }
+
+    /// A rank has joined; told to rank 0 only.
+    pub(crate) fn has_joined(&self, rank: usize) {
+        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        joined.insert(rank);
+    }
+
+    /// The group has formed: from now on the engine is what matters.
+    pub(crate) fn has_formed(
+        &self,
+        roster: &Roster,
+        recorder: Arc<FlightRecorder>,
+        abort: Arc<AbortSwitch>,
+    ) {
+        let members = roster
+            .members()
+            .iter()
+            .map(|member| (member.address.clone(), member.host.clone()))
+            .collect();
+        // A group forms once.
+        let _ = self.formed.set(Formed {
+            members,
+            recorder,
+            abort,
+        });
+    }
+
+    pub(crate) fn is_formed(&self) -> bool {
+        self.formed.get().is_some()
+    }
+
+    pub(crate) fn state(&self) -> State {
+        State {
+            rank: self.rank,
+            world_size: self.world_size,
+            host: host_name(),
+            process_id: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            phase: self
+                .formed
+                .get()
+                .map_or_else(|| self.forming(), Formed::phase),
+        }
+    }
+
+    fn forming(&self) -> Phase {
+        let joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.rank == 0;
+        let missing = (1..self.world_size).filter(|rank| known && !joined.contains(rank));
+        Phase::Forming {
+            missing: missing.collect(),
+        }
+    }
+}
+
+impl Formed {
+    fn phase(&self) -> Phase {
+        let (entered, ended) = self.recorder.now();
+        let waiting = entered.as_ref().and_then(|_| self.recorder.waiting());
+        let collective = |entry: &Entry, since: Option<Instant>| Collective {
+            sequence: entry.sequence,
+            call: shortened(&entry.call.to_string()),
+            age: since.unwrap_or(entry.launched).elapsed(),
+        };
+        Phase::Formed {
+            members: self.members.clone(),
+            awaited: waiting.map(|waiting| waiting.awaited).unwrap_or_default(),
+            entered: entered.map(|entry| collective(&entry, entry.started)),
+            ended: ended.map(|entry| collective(&entry, entry.ended)),
+            failed: self.abort.cause().map(|cause| cause.to_string()),
+        }
+    }
+}

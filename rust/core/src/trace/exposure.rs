@@ -1,0 +1,79 @@
+//! The time in which somebody stood still for communication.
+
+use std::time::{Duration, Instant};
+
+/// The time in which at least one thread was blocked; several at once count once.
+#[derive(Debug, Default)]
+pub struct Exposure {
+    threads: usize,
+    since: Option<Instant>,
+    total: Duration,
+}
+
+impl Exposure {
+    /// Nobody has been blocked yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            threads: 0,
+            since: None,
+            total: Duration::ZERO,
+        }
+    }
+
+    /// A thread is blocked from now on.
+    pub fn enter(&mut self, now: Instant) {
+        self.threads += 1;
+        self.since.get_or_insert(now);
+    }
+
+    /// A thread goes on.
+    pub fn leave(&mut self, now: Instant) {
+        self.threads = self.threads.saturating_sub(1);
+        if self.threads == 0
+            && let Some(since) = self.since.take()
+        {
+            self.total += now - since;
+        }
+    }
+
+    /// A thread was blocked, and goes on now; nobody needed to know before.
+    pub fn add(&mut self, from: Instant, to: Instant) {
+        match &mut self.since {
+            // The others began later, so the time before them is this thread's alone.
+            Some(since) => *since = from.min(*since),
+            None => self.total += to - from,
+        }
+    }
+
+    /// The sum, of the stretches that have ended.
+    #[must_use]
+    pub const fn total(&self) -> Duration {
+        self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_are_blocked_at_once_count_once() {
+        let mut exposure = Exposure::new();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        exposure.enter(at(0));
+        exposure.enter(at(1));
+        exposure.leave(at(2));
+        exposure.leave(at(5));
+        exposure.enter(at(8));
+        exposure.leave(at(9));
+        assert_eq!(exposure.total(), Duration::from_secs(6));
+        exposure.add(at(10), at(12));
+        assert_eq!(exposure.total(), Duration::from_secs(8));
+        exposure.enter(at(14));
+        exposure.add(at(13), at(15));
+        exposure.leave(at(16));
+        assert_eq!(exposure.total(), Duration::from_secs(11));
+    }
+}

@@ -1,0 +1,56 @@
+//! What a rank answers when somebody asks how it is.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The state of one rank, as it sees itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// Its rank.
+    pub rank: usize,
+    /// Number of ranks of the job.
+    pub world_size: usize,
+    /// Name of its host.
+    pub host: String,
+    /// Its process id there.
+    pub process_id: u32,
+    /// Version of its gradring.
+    pub version: String,
+    /// How far it is.
+    pub phase: Phase,
+}
+
+/// How far a rank is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// The group has not formed yet.
+    Forming {
+        /// The ranks that have not joined; only rank 0 knows them.
+        missing: Vec<usize>,
+    },
+    /// The group has formed.
+    Formed {
+        /// Door and host of each rank.
+        members: Vec<(String, String)>,
+        /// The collective this rank is in.
+        entered: Option<Collective>,
+        /// The peers from which it waits for something there.
+        awaited: Vec<usize>,
+        /// The collective that ended last; its age is the time since then.
+        ended: Option<Collective>,
+        /// Why the group has failed, if it has.
+        failed: Option<String>,
+    },
+}
+
+/// A collective, with its age.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collective {
+    /// Its ordinal.
+    pub sequence: u64,
+    /// The call, for people.
+    pub call: String,
+    /// Time since it was entered, or since it ended.
+    pub age: Duration,
+}

@@ -1,0 +1,76 @@
+//! `_native.inquire`: how a rank of a running job is.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gradring_core::inquire;
+use gradring_core::link::tls::TlsFiles;
+use gradring_core::wire::state::{Collective, Phase, State};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::to_python;
+
+/// Asks the rank whose door is at `host:port`; `timeout` in seconds.
+#[pyfunction]
+#[pyo3(name = "inquire")]
+pub(crate) fn ask<'py>(
+    py: Python<'py>,
+    address: &str,
+    token: &[u8],
+    tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    timeout: f64,
+) -> PyResult<Bound<'py, PyDict>> {
+    let limit = Duration::try_from_secs_f64(timeout)
+        .map_err(|error| PyValueError::new_err(format!("timeout={timeout}: {error}")))?;
+    let tls = tls.map(|(ca, certificate, key)| TlsFiles {
+        ca,
+        certificate,
+        key,
+    });
+    let state = py
+        .detach(|| inquire(address, token, tls.as_ref(), limit))
+        .map_err(|error| to_python(py, &error))?;
+    state_to_python(py, state)
+}
+
+fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> {
+    let result = PyDict::new(py);
+    result.set_item("rank", state.rank)?;
+    result.set_item("world_size", state.world_size)?;
+    result.set_item("host", state.host)?;
+    result.set_item("process_id", state.process_id)?;
+    result.set_item("version", state.version)?;
+    match state.phase {
+        Phase::Forming { missing } => {
+            result.set_item("missing", missing)?;
+            result.set_item("formed", false)?;
+        }
+        Phase::Formed {
+            members,
+            entered,
+            awaited,
+            ended,
+            failed,
+        } => {
+            result.set_item("formed", true)?;
+            result.set_item("members", members)?;
+            result.set_item("entered", entered.map(collective))?;
+            result.set_item("awaited", awaited)?;
+            result.set_item("ended", ended.map(collective))?;
+            result.set_item("failed", failed)?;
+        }
+    }
+    Ok(result)
+}
+
+/// Ordinal, call, and age in seconds.
+fn collective(collective: Collective) -> (u64, String, f64) {
+    let Collective {
+        sequence,
+        call,
+        age,
+    } = collective;
+    (sequence, call, age.as_secs_f64())
+}

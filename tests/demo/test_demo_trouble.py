@@ -1,0 +1,36 @@
+"""The demo's trouble: a slow rank and a killed one are named."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from gradring.demo import trouble
+
+
+def test_a_slow_rank_is_named() -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("sklearn")
+    output = io.StringIO()
+    # The sleep is long against what a busy machine adds.
+    trouble.SLOW_MS, before = 150, trouble.SLOW_MS
+    try:
+        exit_code = trouble.show_slow_rank(1, stream=output)
+    finally:
+        trouble.SLOW_MS = before
+    assert exit_code == 0, output.getvalue()
+    assert "Rank 1 on " in output.getvalue()
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("sklearn")
+    output = io.StringIO()
+    exit_code = trouble.show_killed_rank(1, tmp_path / "flight", stream=output)
+    said = output.getvalue()
+    assert exit_code == 0, said
+    assert "Rank 1 left no record" in said
+    assert re.search(r"Rank 0 has been in all_reduce\(\w+\) '.*' \S+ \(#\d+\)", said)

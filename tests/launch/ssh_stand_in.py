@@ -1,0 +1,58 @@
+"""A program named ``ssh`` that runs the command here, for tests of ``gradring run --hosts``.
+
+As with the real one, the command runs in a session of its own, which is not told when the client is
+killed: it only sees its standard input end. Every command line that it is given is written down.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = f"""#!{sys.executable}
+import os, subprocess, sys, threading
+arguments = sys.argv[1:]
+while arguments[0].startswith("-"):
+    arguments = arguments[2 if arguments[0] == "-o" else 1 :]
+host, command = arguments
+with open(os.environ["SSH_STAND_IN_NOTES"], "a") as notes:
+    notes.write(repr(sys.argv) + "\\n")
+if host in os.environ.get("SSH_STAND_IN_DOWN", "").split():
+    sys.exit(f"ssh: connect to host {{host}} port 22: No route to host") or 255
+environ = {{name: text for name, text in os.environ.items() if not name.startswith("HERE_")}}
+environ["SSH_HOST"] = host
+far = subprocess.Popen(
+    ["sh", "-c", command], stdin=subprocess.PIPE, env=environ, start_new_session=True
+)
+def carry():
+    try:
+        while data := os.read(0, 65536):
+            far.stdin.write(data)
+            far.stdin.flush()
+        far.stdin.close()
+    except OSError:
+        pass
+threading.Thread(target=carry, daemon=True).start()
+code = far.wait()
+os._exit(code if code >= 0 else 255)
+"""
+
+
+def install(directory: Path) -> dict[str, str]:
+    """Puts the stand-in into ``directory``; returns the variables that make it found first."""
+    program = directory / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    return {
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        "SSH_STAND_IN_NOTES": str(directory / "notes"),
+    }
+
+
+def works() -> bool:
+    """Whether all of 127.0.0.0/8 is this machine, so that it can play several hosts."""
+    return subprocess.run([sys.executable, "-c", BIND], check=False).returncode == 0
+
+
+BIND = "import socket; socket.create_server(('127.0.0.2', 0))"

@@ -1,0 +1,214 @@
+"""``gradring doctor``: it names who is stuck, what cannot be reached, and what differs."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from launching import DEADLINE_S, command_line, gradring, script, wait_until
+
+from gradring.doctor.endpoint import probe
+from gradring.doctor.group import problems_of
+from gradring.doctor.job import Entered, JobState, RankState
+from gradring.doctor.pair import PairMeasurement
+from gradring.launch.ports import free_ports
+
+TOKEN = "doctors-token"
+
+
+@contextmanager
+def job(directory: Path, text: str, ranks: int = 3) -> Iterator[str]:
+    """Runs a job until the block ends; its rendezvous."""
+    noted = directory / "rendezvous"
+    head = (
+        "import gradring, numpy as np\n"
+        f"open({str(noted)!r} + str(rank), 'w').write(os.environ['GRADRING_RENDEZVOUS'])\n"
+        f"os.rename({str(noted)!r} + str(rank), {str(noted)!r})\n"
+    )
+    program = script(directory, head + text)
+    command = command_line("run", "-np", ranks, "--grace", 1, *program)
+    environ = {**os.environ, "GRADRING_TOKEN": TOKEN}
+    with subprocess.Popen(command, env=environ) as launcher:
+        try:
+            wait_until(noted.exists, "the ranks have started")
+            yield noted.read_text()
+        finally:
+            launcher.send_signal(signal.SIGTERM)
+            launcher.wait(DEADLINE_S)
+
+
+def doctor_until(wanted: str, address: str) -> "subprocess.CompletedProcess[str]":
+    """Asks again until the report has these words: the job needs a moment to get there."""
+    reports: list[subprocess.CompletedProcess[str]] = []
+
+    def found() -> bool:
+        reports.append(gradring("doctor", address, GRADRING_TOKEN=TOKEN))
+        return re.search(wanted, reports[-1].stdout) is not None
+
+    wait_until(found, f"doctor says {wanted}")
+    return reports[-1]
+
+
+STUCK = (
+    "comm = gradring.init()\n"
+    "comm.all_reduce(np.ones(4), name='fine')\n"
+    "if rank == 1: time.sleep(300)\n"
+    "comm.all_reduce(np.ones(4), name='stuck')\n"
+)
+
+
+def test_a_rank_that_sleeps_in_python_is_named(tmp_path: Path) -> None:
+    with job(tmp_path, STUCK) as address:
+        report = doctor_until("keeps the others waiting", address)
+    assert report.returncode == 1
+    lines = report.stdout.splitlines()
+    (problem,) = [line for line in lines if line.startswith("problem:")]
+    assert re.search(
+        r"rank 1 on \S+ keeps the others waiting: it has not entered #2 "
+        r"all_reduce\(sum\) 'stuck' float64\[4\], in which ranks 0, 2 wait since \d+\.\d s; it left"
+        r" #1 all_reduce\(sum\) 'fine' float64\[4\] \d+\.\d s ago and is busy elsewhere",
+        problem,
+    )
+    rank_0, rank_1, rank_2 = [line.strip() for line in lines if line.strip().startswith("rank ")]
+    assert re.search(r"^rank 0 .* is in #2 .* since .* waits for rank", rank_0)
+    assert re.search(r"^rank 1 .* is in no collective; left #1", rank_1)
+    assert re.search(r"^rank 2 .* is in #2 .* waits for rank 1$", rank_2)
+
+
+def test_python_that_holds_the_interpreter_for_ever_does_not_keep_a_rank_from_answering(
+    tmp_path: Path,
+) -> None:
+    # A regular expression that backtracks without end never releases the interpreter.
+    stuck = STUCK.replace("time.sleep(300)", "__import__('re').match('(a+)+$', 'a' * 60 + 'b')")
+    with job(tmp_path, stuck, ranks=2) as address:
+        report = doctor_until("keeps the others waiting", address)
+    assert re.search(r"problem: rank 1 on \S+ keeps the others waiting", report.stdout)
+
+
+def stopped(rank: int) -> str:
+    """A job of which one rank is stopped; the others stay when they have noticed."""
+    return (
+        "comm = gradring.init()\n"
+        f"if rank == {rank}: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "try: comm.barrier()\n"
+        "except gradring.errors.GradringError: pass\n"
+        "time.sleep(300)\n"
+    )
+
+
+def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    with job(tmp_path, stopped(1)) as address:
+        # The ranks notice it themselves after some seconds.
+        report = doctor_until("rank 1 does not answer|has failed: .* rank 1 on", address)
+    assert report.returncode == 1
+
+
+def test_a_stopped_rank_0_is_named_too(tmp_path: Path) -> None:
+    with job(tmp_path, stopped(0), ranks=2) as address:
+        report = doctor_until(
+            "rank 0 of a job should answer here, but: .*no answer in time", address
+        )
+    assert report.returncode == 1
+
+
+def test_a_job_in_which_nobody_waits_is_well(tmp_path: Path) -> None:
+    text = "comm = gradring.init()\ncomm.barrier()\ntime.sleep(300)\n"
+    with job(tmp_path, text) as address:
+        report = doctor_until("nobody waits; the last collective is #1", address)
+    assert report.returncode == 0
+
+
+def test_ranks_that_have_not_joined_are_named(tmp_path: Path) -> None:
+    with job(tmp_path, "time.sleep(300 if rank == 2 else 0)\ngradring.init()\n") as address:
+        report = doctor_until("rank 2 of 3 has not joined", address)
+    assert report.returncode == 1
+
+
+def test_jobs_on_this_machine_are_found_with_their_token(tmp_path: Path) -> None:
+    with job(tmp_path, STUCK) as address:
+        doctor_until("keeps the others waiting", address)
+        everything, this = gradring("doctor"), gradring("doctor", address)
+    for report in (everything, this):
+        assert f"job at {address}: 3 ranks\n" in report.stdout
+        assert re.search(r"problem: rank 1 on \S+ keeps the others waiting", report.stdout)
+        assert TOKEN not in report.stdout + report.stderr
+
+
+def test_a_wrong_token_is_explained(tmp_path: Path) -> None:
+    with job(tmp_path, STUCK) as address:
+        doctor_until("keeps the others waiting", address)
+        report = gradring("doctor", address, GRADRING_TOKEN="guess")
+    assert report.returncode == 1
+    assert "not with this token" in report.stdout
+
+
+def test_under_the_launcher_every_pair_is_measured() -> None:
+    done = gradring("run", "-np", 3, "-m", "gradring", "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for pair in ("0-1", "0-2", "1-2"):
+        pattern = rf"\[0\] {pair} +\d+ us +\d+\.\d+ GB/s +-?\d+\.\d ms"
+        assert re.search(pattern, done.stdout), done.stdout
+    assert re.search(r"rank 2 on \S+, 127.0.0.1 \(lo\), .* gradring \d.*Python 3", done.stdout)
+    assert "all 3 ranks reach each other" in done.stdout
+
+
+def test_a_group_that_does_not_form_names_the_missing_rank() -> None:
+    (port,) = free_ports(1)
+    done = gradring(
+        *("doctor", "--timeout", "2"),
+        GRADRING_RANK="0",
+        GRADRING_WORLD_SIZE="2",
+        GRADRING_RENDEZVOUS=f"127.0.0.1:{port}",
+    )
+    assert done.returncode == 1
+    assert "rank 1 of 2 did not join rank 0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "127.0.0.1 refuses: nobody listens at port 1"),
+        ("no-such-host.invalid:29500", "'no-such-host.invalid' has no address here"),
+    ],
+)
+def test_an_address_that_cannot_be_reached_says_where_it_fails(address: str, said: str) -> None:
+    assert said in str(probe(address).problem)
+    done = gradring("doctor", address)
+    assert done.returncode == 1 and said in done.stdout
+
+
+def state(rank: int, entered: int | None, ended: int, age_s: float = 5.0) -> RankState:
+    inside = None if entered is None else Entered(entered, "barrier", age_s)
+    return RankState(rank, "h", 100 + rank, inside, (), Entered(ended, "barrier", age_s), None)
+
+
+def test_a_rank_in_an_earlier_collective_is_not_blamed_but_the_one_outside_is() -> None:
+    job = JobState(3, {0: state(0, 7, 6), 1: state(1, 6, 5), 2: state(2, None, 5)}, {})
+    well, sentences = job.verdict()
+    assert not well and len(sentences) == 1 and sentences[0].startswith("rank 2 on h keeps")
+
+
+def test_short_waits_are_no_problem() -> None:
+    job = JobState(2, {0: state(0, 7, 6, 0.1), 1: state(1, None, 6, 0.1)}, {})
+    assert job.verdict()[0]
+
+
+def test_differences_between_ranks_are_problems() -> None:
+    facts = [{"versions": {"keras": text, "kernel": text}} for text in ("3.10", "3.11")]
+    measured = {
+        "0-1": PairMeasurement(50.0, 1.0, 200.0),
+        "0-2": PairMeasurement(50.0, 0.1, 0.0),
+        "1-2": PairMeasurement(problem="10.0.0.3:5: No route to host"),
+    }
+    problems = problems_of(facts, measured)
+    assert problems == [
+        "ranks 1-2 cannot reach each other: 10.0.0.3:5: No route to host",
+        "versions of keras differ: rank 0 has 3.10, rank 1 has 3.11",
+        "the clocks of ranks 0-1 are 200 ms apart: logs and traces will not line up; run an NTP "
+        "client",
+        "the link between ranks 0-2 is slow: 0.10 GB/s, where 0.55 GB/s is usual",
+    ]

@@ -1,0 +1,223 @@
+"""``gradring run --hosts``: ranks on other hosts, which are played by addresses of this one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ssh_stand_in
+from launching import DEADLINE_S, command_line, gradring, is_running, script, wait_until_gone
+from launching import pids_noted as _pids_noted
+from test_run_orphans import sleepers
+
+from gradring.launch.hosts import Host, parse_hosts, place_ranks
+from gradring.launch.ssh import forwarded
+
+HOSTS = "127.0.0.2:2,127.0.0.3"
+
+pytestmark = pytest.mark.skipif(
+    not ssh_stand_in.works(), reason="127.0.0.2 is not an address of this system (Linux has it)"
+)
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> dict[str, str]:
+    return ssh_stand_in.install(tmp_path)
+
+
+def test_ranks_of_all_hosts_form_one_group(tmp_path: Path, ssh: dict[str, str]) -> None:
+    program = script(
+        tmp_path,
+        "import gradring, numpy as np\n"
+        "with gradring.init() as comm:\n"
+        "    x = comm.all_reduce(np.ones(3))\n"
+        "    print(os.environ['SSH_HOST'], comm.rank, comm.world_size, x[0])\n",
+    )
+    done = gradring("run", "--hosts", HOSTS, *program, **ssh)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] 127.0.0.2 0 3 3.0",
+        "[1] 127.0.0.2 1 3 3.0",
+        "[2] 127.0.0.3 2 3 3.0",
+    ]
+
+
+def test_each_rank_gets_its_place_its_threads_and_tf_config(
+    tmp_path: Path, ssh: dict[str, str]
+) -> None:
+    names = ["GRADRING_RANK", "GRADRING_RENDEZVOUS", "TF_CONFIG", "HERE_MINE", "HERE_GIVEN"]
+    names += ["OMP_NUM_THREADS", "KERAS_BACKEND", "GRADRING_RESTART"]
+    program = script(
+        tmp_path,
+        "import json\n"
+        f"names = {names}\n"
+        "print(json.dumps([os.environ.get(name) for name in names]))\n"
+        "print(json.dumps(os.getcwd()))\n",
+    )
+    given = {"HERE_MINE": "1", "KERAS_BACKEND": "tensorflow"}
+    options = ["--hosts", HOSTS, "-x", "HERE_GIVEN=a b", "-x", "HERE_MINE"]
+    done = gradring("run", *options, *program, **ssh, **given)
+    assert done.returncode == 0, done.stderr
+    said = sorted(done.stdout.splitlines())
+    addresses = None
+    for rank in range(3):
+        lines = [json.loads(line[4:]) for line in said if line.startswith(f"[{rank}] ")]
+        (values,) = [line for line in lines if isinstance(line, list)]
+        assert os.getcwd() in lines
+        found = dict(zip(names, values, strict=True))
+        config = json.loads(found["TF_CONFIG"])
+        assert config["task"] == {"type": "worker", "index": rank}
+        addresses = addresses or config["cluster"]["worker"]
+        assert config["cluster"]["worker"] == addresses
+        assert found["GRADRING_RENDEZVOUS"] == addresses[0]
+        assert found["HERE_MINE"] == "1" and found["HERE_GIVEN"] == "a b"
+        assert found["KERAS_BACKEND"] == "tensorflow" and found["GRADRING_RESTART"] == "0"
+        local_size = 2 if rank < 2 else 1
+        assert found["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // local_size))
+    assert addresses is not None
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    assert hosts == ["127.0.0.2", "127.0.0.2", "127.0.0.3"]
+    assert len(set(addresses)) == 3
+
+
+def test_the_token_is_on_no_command_line(tmp_path: Path, ssh: dict[str, str]) -> None:
+    program = script(
+        tmp_path,
+        "from pathlib import Path\n"
+        "token = os.environ['GRADRING_TOKEN'].encode()\n"
+        "seen = [p for p in Path('/proc').glob('[0-9]*/cmdline') if token in p.read_bytes()]\n"
+        "print(len(token), seen)\n",
+    )
+    done = gradring("run", "--hosts", "127.0.0.2", *program, **ssh)
+    assert done.stdout == "[0] 64 []\n", done.stderr
+    notes = Path(ssh["SSH_STAND_IN_NOTES"]).read_text()
+    assert "BatchMode=yes" in notes and "GRADRING" not in notes
+
+
+def test_a_token_in_a_file_reaches_hosts_that_do_not_have_the_file(
+    tmp_path: Path, ssh: dict[str, str]
+) -> None:
+    (tmp_path / "token").write_text("from a file\n")
+    program = script(
+        tmp_path, "print(os.environ['GRADRING_TOKEN'], 'GRADRING_TOKEN_FILE' in os.environ)"
+    )
+    token = {"GRADRING_TOKEN_FILE": str(tmp_path / "token")}
+    done = gradring("run", "--hosts", "127.0.0.2", *program, **ssh, **token)
+    assert done.stdout == "[0] from a file False\n", done.stderr
+
+
+def test_python_is_that_of_gradring_on_the_other_host(ssh: dict[str, str]) -> None:
+    command = ["sh", "-c", "echo $PATH"]
+    done = gradring("run", "--hosts", "127.0.0.2", *command, **ssh)
+    assert done.stdout.startswith(f"[0] {Path(sys.executable).parent}{os.pathsep}"), done.stderr
+
+
+def test_this_machine_and_others_can_be_mixed(tmp_path: Path, ssh: dict[str, str]) -> None:
+    program = script(
+        tmp_path,
+        "import gradring, numpy as np\n"
+        "with gradring.init() as comm:\n"
+        "    print(os.environ.get('SSH_HOST'), comm.all_reduce(np.ones(1))[0])\n",
+    )
+    done = gradring("run", "--hosts", "localhost,127.0.0.3", *program, **ssh)
+    assert sorted(done.stdout.splitlines()) == ["[0] None 2.0", "[1] 127.0.0.3 2.0"], done.stderr
+
+
+def test_a_modules_exit_code_and_traceback_come_from_the_first_failing_rank(
+    tmp_path: Path, ssh: dict[str, str]
+) -> None:
+    script(tmp_path, "if rank == 2: raise ValueError('no such layer')\ntime.sleep(300)\n")
+    done = gradring(
+        *("run", "--hosts", HOSTS, "--grace", 4, "-m", "train"), **ssh, PYTHONPATH=path(tmp_path)
+    )
+    assert done.returncode == 1
+    assert "rank 2 on 127.0.0.3 failed first (exit code 1)" in done.stderr
+    assert done.stderr.splitlines()[-1] == "[2] ValueError: no such layer"
+
+
+def path(directory: Path) -> str:
+    return f"{directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+
+def test_a_killed_rank_is_reported_with_its_signal(tmp_path: Path, ssh: dict[str, str]) -> None:
+    program = script(
+        tmp_path, "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(300)\n"
+    )
+    done = gradring("run", "--hosts", HOSTS, "--grace", 2, *program, **ssh)
+    assert done.returncode == 137
+    assert "rank 1 on 127.0.0.2 failed first (killed by SIGKILL)" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_no_remote_process_outlives_the_launcher(
+    tmp_path: Path, ssh: dict[str, str], signum: int
+) -> None:
+    options = ["--hosts", "127.0.0.2,127.0.0.3", "--grace", "1"]
+    command = command_line("run", *options, *sleepers(tmp_path))
+    launcher = subprocess.Popen(
+        command,
+        env={**os.environ, **ssh},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        pids = _pids_noted(tmp_path, 2)
+        assert all(map(is_running, pids))
+        launcher.send_signal(signum)
+        code = launcher.wait(DEADLINE_S)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert code == (-9 if signum == signal.SIGKILL else 128 + signum)
+    wait_until_gone(pids)
+
+
+def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, ssh: dict[str, str]) -> None:
+    program = script(tmp_path, "print('started')")
+    done = gradring("run", "--hosts", HOSTS, *program, **ssh, SSH_STAND_IN_DOWN="127.0.0.3")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "host 127.0.0.3 cannot run ranks" in done.stderr and "No route to host" in done.stderr
+
+
+def test_a_host_without_gradring_is_named(ssh: dict[str, str]) -> None:
+    done = gradring("run", "--hosts", "127.0.0.2", "--python", "/nonexistent/python", "x", **ssh)
+    assert done.returncode == 1
+    assert "host 127.0.0.2" in done.stderr and "--python names another" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a:2,b:3", [Host("a", 2), Host("b", 3)]),
+        ("a, me@b:2", [Host("a", 1), Host("me@b", 2)]),
+        ("[fd00::7]:2,fd00::8", [Host("fd00::7", 2), Host("fd00::8", 1)]),
+    ],
+)
+def test_hosts_are_read(text: str, hosts: list[Host]) -> None:
+    assert parse_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "a:0", "a:x", "a,,b", "-oProxyCommand=x", "a b", "a:1,a:2"])
+def test_malformed_hosts_are_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a host|ranks|named twice"):
+        parse_hosts(text)
+
+
+def test_ranks_fill_the_hosts_in_order() -> None:
+    a, b = Host("a", 2), Host("b", 2)
+    assert place_ranks([a, b], 3) == [a, a, b]
+    with pytest.raises(ValueError, match="room for 4 ranks, not for 5"):
+        place_ranks([a, b], 5)
+
+
+def test_only_some_variables_travel_unasked() -> None:
+    environ = {"GRADRING_TIMEOUT_S": "5", "TF_X": "1", "SECRET": "s", "LANG": "C"}
+    assert forwarded(environ, ["LANG", "NEW=1", "ABSENT"]) == {
+        "GRADRING_TIMEOUT_S": "5",
+        "TF_X": "1",
+        "LANG": "C",
+        "NEW": "1",
+    }

@@ -1,0 +1,141 @@
+"""What ranks leave behind when they fail or are asked, and the sentences made of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+import gradring
+from gradring.testing import run_ranks
+from gradring.trace.explanation import explain
+from gradring.trace.records import Collective, Record, read
+
+W = "all_reduce(sum) 'w' float32[10]"
+
+
+def stay_away(absent: int) -> None:
+    with gradring.init(timeout=3) as comm:
+        x = np.ones(10, np.float32)
+        for _ in range(4):
+            comm.all_reduce(x, name="w")
+        if comm.rank != absent:
+            comm.all_reduce(x, name="w")
+        else:
+            time.sleep(8)
+
+
+def test_the_rank_that_did_not_come_is_named(tmp_path: Path) -> None:
+    directory = tmp_path / "flight"
+    run_ranks(stay_away, 3, 1, env={"GRADRING_FLIGHT_DIR": str(directory)}, check=False)
+    records = read(directory)
+    assert [record.rank for record in records] == [0, 1, 2]
+    assert {record.reason for record in records} == {"error"}
+    assert {record.blamed for record in records} == {1}
+    host = records[0].host
+    failed, sentence, before = explain(records)
+    assert failed.startswith("The group failed: ")
+    assert re.fullmatch(
+        rf"rank 1 on {host} never entered {re.escape(W)} \(#5\); ranks 0 and 2 have waited "
+        r"since \d\d:\d\d:\d\d\.\d\d\d, for \d+\.\d s\.",
+        sentence,
+    )
+    assert before.startswith(f"Before that, rank 1 on {host} had come this far: it finished {W}")
+
+
+def be_killed(faulty: int) -> None:
+    with gradring.init() as comm:
+        for step in range(1000):
+            if comm.rank == faulty and step == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.all_reduce(np.ones(10, np.float32), name="w")
+
+
+def test_a_killed_rank_has_left_nothing_and_the_others_say_where_they_were(tmp_path: Path) -> None:
+    run_ranks(be_killed, 3, 2, env={"GRADRING_FLIGHT_DIR": str(tmp_path)}, check=False)
+    sentences = explain(read(tmp_path))
+    assert "Rank 2 left no record" in sentences[1]
+    assert any(f"been in {W} (#21)" in sentence for sentence in sentences), sentences
+
+
+def ask(directory: str) -> bool:
+    with gradring.init() as comm:
+        pid = np.array([os.getpid()])
+        comm.broadcast(pid, root=0)
+        if comm.rank == 1:
+            # Rank 0 hangs in its collective now, and answers all the same.
+            time.sleep(1)
+            os.kill(int(pid[0]), signal.SIGUSR2)
+            deadline = time.monotonic() + 30
+            while not Path(directory, "rank-0.json").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+        comm.all_reduce(np.ones(10, np.float32), name="w")
+        comm.barrier()
+        return True
+
+
+def test_a_rank_that_hangs_writes_when_it_is_asked_and_goes_on(tmp_path: Path) -> None:
+    environ = {"GRADRING_FLIGHT_DIR": str(tmp_path)}
+    assert run_ranks(ask, 2, str(tmp_path), env=environ) == [True, True]
+    (record,) = read(tmp_path)
+    assert (record.rank, record.reason, record.failure) == (0, "SIGUSR2", None)
+    last = record.collectives[-1]
+    assert (last.call, last.state, last.ended_ns) == (W, "running", None)
+    sentences = explain([record])
+    assert "Rank 1 left no record" in sentences[0]
+    assert f"Rank 0 has been in {W} (#2) since" in sentences[1]
+
+
+def test_records_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    stale = tmp_path / "rank-1.json"
+    stale.write_text("from an earlier run")
+    run_ranks(leave, 2, env={"GRADRING_FLIGHT_DIR": str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def leave() -> None:
+    with gradring.init() as comm:
+        comm.barrier()
+
+
+def record(rank: int, *calls: tuple[int, str, str], failure: str | None = None) -> Record:
+    """A record of three ranks' job; calls are (sequence, call, state)."""
+    return Record(
+        *(rank, 3, f"host-{rank}", "error" if failure else "SIGUSR2", 9_000_000_000, 0),
+        *(failure, None, 0),
+        tuple(
+            Collective(
+                *(sequence, call, 40, "ring", state, None, 1_000_000_000, 2_000_000_000, None),
+                3_000_000_000 if state == "done" else None,
+                None,
+            )
+            for sequence, call, state in calls
+        ),
+    )
+
+
+def test_ranks_that_went_different_ways_are_told_apart() -> None:
+    sides = [record(rank, (7, "a" if rank == 2 else "b", "failed")) for rank in range(3)]
+    assert explain(sides)[0] == (
+        "The ranks went different ways at #7: ranks 0 and 1 called b; rank 2 called a."
+    )
+
+
+def test_a_record_from_before_the_failure_is_called_old() -> None:
+    old = record(1, (3, "a", "running"))
+    others = [record(rank, (7, "b", "failed"), failure="it broke") for rank in (0, 2)]
+    sentences = explain([others[0], old, others[1]])
+    assert sentences[0] == "The group failed: it broke"
+    assert sentences[1].startswith("Rank 1 left none when the group failed; its last one is of ")
+    assert sentences[2].startswith("Ranks 0 and 2 have been in b (#7) since ")
+
+
+def test_a_rank_that_has_gone_on_is_mentioned() -> None:
+    ahead = record(0, (7, "b", "done"))
+    sentences = explain([ahead, record(1, (7, "b", "running")), record(2, (6, "b", "done"))])
+    assert sentences[0].startswith("rank 2 on host-2 never entered b (#7); rank 1 has waited since")
+    assert sentences[-1] == "Rank 0 had already finished #7."

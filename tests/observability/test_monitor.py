@@ -1,0 +1,144 @@
+"""The live line and the table add up and name the slow rank; nobody waits for a missing monitor."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring import errors, monitor
+from gradring.monitor import Totals
+from gradring.testing import run_ranks
+
+LINE = re.compile(
+    r"step (\d+) \| ([\d.]+) ms = compute ([\d.]+) \+ comm ([\d.]+) \+ wait ([\d.]+) \| "
+    r"[\d.]+k? samples/s \| slowest: rank 1 \S+ \+([\d.]+) ms"
+)
+
+
+def train(slow: int, steps: int, with_monitor: tuple[int, ...]) -> str:
+    output = io.StringIO()
+    with gradring.init() as comm:
+        x = np.ones(1000, np.float32)
+        watch = None
+        if comm.rank in with_monitor:
+            watch = gradring.Monitor(comm, samples_per_step=64, every_steps=20, stream=output)
+        for _ in range(steps):
+            time.sleep(0.06 if comm.rank == slow else 0.01)
+            comm.all_reduce(x, name="g")
+            if watch is not None:
+                watch.step()
+        if watch is not None:
+            watch.finish()
+        comm.barrier()
+    return output.getvalue()
+
+
+def test_lines_and_table_name_the_slow_rank() -> None:
+    first, second, third = run_ranks(train, 3, 1, 45, (0, 1, 2))
+    assert second == third == ""
+    lines = first.splitlines()
+    shown = [LINE.fullmatch(line) for line in lines[:2]]
+    assert all(shown), lines
+    for match, step in zip(shown, ("21", "41"), strict=True):
+        assert match is not None
+        assert match[1] == step
+        step_ms, *parts, late_ms = map(float, match.groups()[1:])
+        assert sum(parts) == pytest.approx(step_ms, rel=0.05, abs=1)
+        assert parts[2] > 20 and late_ms > 20
+    assert [line.split()[:3] for line in lines[3:6]] == [
+        [str(rank), lines[3].split()[1], "44"] for rank in range(3)
+    ]
+    assert lines[6].startswith("Rank 1 on ")
+    assert "is the slowest" in lines[6]
+
+
+def log(path: str) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+    with gradring.init() as comm:
+        watch = gradring.Monitor(
+            comm, every_steps=10, stream=io.StringIO(), log=path, on_line=seen.append
+        )
+        for _ in range(21):
+            time.sleep(0.01)
+            comm.barrier()
+            watch.step()
+        watch.finish()
+        comm.barrier()
+    return seen
+
+
+def test_a_log_has_the_numbers_of_every_line(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("an earlier run\n")
+    seen, nothing = run_ranks(log, 2, str(path))
+    assert nothing == []
+    earlier, *rows = path.read_text().splitlines()
+    assert earlier == "an earlier run"
+    assert [json.loads(row) for row in rows] == seen
+    assert [row["step"] for row in seen] == [11, 21]
+    own = seen[-1]["ranks"]["0"]
+    parts = own["compute_ms"] + own["comm_ms"] + own["wait_ms"]
+    assert parts == pytest.approx(own["step_ms"])
+    assert own["step_ms"] == pytest.approx(1000 / seen[-1]["steps_per_s"])
+    assert seen[-1]["samples_per_s"] is None
+
+
+def test_a_rank_without_a_monitor_is_only_missing_in_the_table() -> None:
+    first, second = run_ranks(train, 2, 1, 25, (0,))
+    assert second == ""
+    assert "no monitor" in first
+    assert "Rank 1 on " in first.splitlines()[-1]
+
+
+def test_a_pause_is_no_step() -> None:
+    with gradring.init() as comm:
+        watch = gradring.Monitor(comm, stream=io.StringIO())
+        for _ in range(4):
+            watch.step()
+        watch.pause()
+        time.sleep(0.5)
+        watch.step()
+        row = watch.finish().splitlines()[1].split()
+    assert row[2] == "4"
+    assert float(row[3]) < 100
+
+
+def test_what_has_no_communicator_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match=r"needs a gradring\.Communicator"):
+        gradring.Monitor(object())
+    with gradring.init() as comm, pytest.raises(errors.ConfigError, match="every_steps=0"):
+        gradring.Monitor(comm, every_steps=0)
+
+
+def test_the_verdict_says_what_limits_the_steps() -> None:
+    def verdict(comm_s: float, wait_s: float) -> str:
+        totals = {rank: Totals(10, 1.0, comm_s, wait_s) for rank in range(2)}
+        return monitor.verdict(totals, {}, ["a", "b"])
+
+    assert "90% of the time is spent computing" in verdict(0.06, 0.04)
+    assert "50% of the time goes into moving bytes" in verdict(0.5, 0.1)
+    assert "40% of the time is spent waiting" in verdict(0.1, 0.4)
+
+
+def test_a_note_survives_and_nonsense_is_no_note() -> None:
+    totals = Totals(3, 1.5, 0.25, 0.5, {1: 0.5}, ended=True)
+    assert Totals.from_note(totals.to_note()) == totals
+    for nonsense in (b"", b"{}", b"[]", b"\xff", b'{"late_s": 3}'):
+        assert Totals.from_note(nonsense) is None
+    largest = Totals(2**62, 1e9, 1e9, 1e9, {rank: 1e9 + rank / 7 for rank in range(5000)})
+    assert len(largest.to_note()) <= 1024
+
+
+def test_a_peer_that_a_note_did_not_list_has_not_been_waited_for_all_at_once() -> None:
+    before = Totals(10, late_s={rank: 5.0 + rank for rank in range(8)})
+    after = Totals(20, late_s={0: 6.0, 9: 5.5})
+    assert after.minus(before).late_s == {0: 1.0, 9: 0.5}
+    assert after.minus(Totals(10, late_s={0: 5.0})).late_s == {0: 1.0, 9: 5.5}

@@ -1,0 +1,158 @@
+"""A timeline holds all ranks, in order, balanced, and slices that nest."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring import cli, errors
+from gradring.testing import run_ranks
+
+PROGRAM = """
+import time, numpy as np, gradring
+with gradring.init() as comm:
+    x = np.ones(1000, np.float32)
+    for step in range(10):
+        time.sleep(0.02 if comm.rank == 1 else 0)
+        works = [comm.all_reduce_async(x, name=f"w{n}") for n in range(1)]
+        [work.wait() for work in works]
+    comm.barrier()
+"""
+
+
+def check(path: Path, world_size: int) -> list[dict[str, Any]]:
+    """What must be true of every timeline; returns its events."""
+    timeline = json.loads(path.read_text())
+    named = [e for e in timeline["traceEvents"] if e["ph"] == "M" and e["name"] == "process_name"]
+    assert [e["args"]["name"].split()[1] for e in named] == [str(r) for r in range(world_size)]
+    events = [event for event in timeline["traceEvents"] if event["ph"] != "M"]
+    assert {event["pid"] for event in events} == set(range(world_size))
+    times = [event["ts"] for event in events]
+    assert times == sorted(times)
+    assert times[0] == 0
+    pairs = Counter((e["cat"], e["id"], e["ph"]) for e in events if e["ph"] in "be")
+    assert all(count == 1 for count in pairs.values())
+    assert {key[:2] for key in pairs if key[2] == "b"} == {
+        key[:2] for key in pairs if key[2] == "e"
+    }
+    arrows = Counter(event["id"] for event in events if event["ph"] in "sf")
+    assert all(count == 2 for count in arrows.values())
+    for rank in range(world_size):
+        slices = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
+        outer = [e for e in slices if "args" in e]
+        sequences = [e["args"]["sequence"] for e in outer]
+        assert sequences == sorted(sequences)
+        for one, following in itertools.pairwise(outer):
+            assert one["ts"] + one["dur"] <= following["ts"] + 0.002
+        for inner in (e for e in slices if "args" not in e):
+            assert any(
+                e["ts"] - 0.002 <= inner["ts"]
+                and inner["ts"] + inner["dur"] <= e["ts"] + e["dur"] + 0.002
+                for e in outer
+            )
+    return events
+
+
+def test_the_launcher_writes_one_timeline_of_all_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    trace = tmp_path / "timeline.json"
+    launch = [sys.executable, "-m", "gradring", "run", "-np", "2", "--trace", str(trace), "--"]
+    done = subprocess.run(
+        [*launch, sys.executable, str(program)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"the timeline is {trace}; open it" in done.stderr
+    assert not trace.with_name("timeline.json.parts").exists()
+    events = check(trace, 2)
+    called = [e for e in events if e["ph"] == "X" and "args" in e]
+    assert Counter(e["pid"] for e in called) == {0: 11, 1: 11}
+    assert {e["name"] for e in called} == {"all_reduce(sum) 'w0' float32[1000]", "barrier"}
+    assert {e["args"]["bytes"] for e in called} == {4000, 1}
+    waits = [e for e in events if e["name"] == "waiting for rank 1"]
+    assert sum(e["dur"] for e in waits) > 100_000
+    assert {e["cat"] for e in events if e["ph"] == "b"} == {"queued", "awaited"}
+    # An arrow leads from the late rank to the one that waited for it.
+    assert {e["pid"] for e in events if e["ph"] == "f"} >= {0}
+
+
+def switch(path: str) -> tuple[str, Path | None]:
+    with gradring.init() as comm:
+        x = np.ones(10, np.float32)
+        comm.all_reduce(x, name="before")
+        comm.trace_start(path, limit=20)
+        for _ in range(30):
+            comm.all_reduce(x, name="during")
+        written = comm.trace_stop()
+        comm.all_reduce(x, name="after")
+        return str(written), comm.trace_stop()
+
+
+def test_tracing_is_switched_on_and_off_and_keeps_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "timeline.json"
+    assert run_ranks(switch, 3, str(path)) == [
+        (str(path), None),
+        ("None", None),
+        ("None", None),
+    ]
+    called = [e for e in check(path, 3) if e["ph"] == "X" and "args" in e]
+    assert Counter(e["pid"] for e in called) == {0: 20, 1: 20, 2: 20}
+    assert {e["name"] for e in called} == {"all_reduce(sum) 'during' float32[10]"}
+    forgotten = json.loads(path.read_text())["otherData"]["forgotten collectives"]
+    assert sorted(forgotten) == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_parts_of_ranks_without_a_launcher_are_merged_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "timeline.json"
+    run_ranks(reduce_some, 2, env={"GRADRING_TRACE": str(trace)})
+    assert cli.main(["explain", f"{trace}.parts", "--trace", str(trace)]) == 0
+    said = capsys.readouterr().out
+    assert "is in no collective; it finished all_reduce(sum) float32[10] (#5)" in said
+    check(trace, 2)
+
+
+def reduce_some() -> None:
+    with gradring.init() as comm:
+        for _ in range(5):
+            comm.all_reduce(np.ones(10, np.float32))
+
+
+def clocks() -> int | None:
+    with gradring.init() as comm:
+        time.sleep(1.5)
+        comm.trace_start("unused")
+        part = comm._native.take_trace()
+        comm.barrier()
+        clock = json.loads(part or b"{}")["clock"]
+        return None if clock is None else int(clock["ns"])
+
+
+def test_clocks_of_one_host_are_found_equal() -> None:
+    assert run_ranks(clocks, 3) == [0, 0, 0]
+
+
+def test_a_directory_without_records_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", str(tmp_path)]) == 2
+    assert "holds no records" in capsys.readouterr().err
+    (tmp_path / "rank-0.json").write_text('{"format": 1}')
+    assert cli.main(["explain", str(tmp_path)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_limit_that_makes_no_sense_is_refused() -> None:
+    with gradring.init() as comm, pytest.raises(errors.ConfigError, match="limit=0"):
+        comm.trace_start("x", limit=0)

@@ -1,0 +1,93 @@
+"""The live line in `fit` and around steps of a strategy."""
+
+import io
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_models import BATCH, STEPS, compiled, dataset, needs_fit, strategy_of
+from tf_worker import join
+
+import gradring.errors
+from gradring.testing import run_ranks
+
+EPOCHS = 4
+
+
+def fit(slow: int, directory: str) -> Any:
+    import keras
+
+    from gradring.tensorflow.callbacks import LiveLine
+
+    class Sleep(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            time.sleep(0.2 if comm.rank == slow else 0)
+
+    output = io.StringIO()
+    with join() as comm:
+        model = compiled(strategy_of(comm), "mlp", "SGD")
+        log = os.path.join(directory, "steps.jsonl")
+        line = LiveLine(BATCH, every_steps=4, stream=output, log=log, tensorboard=directory)
+        data = dataset()
+        model.fit(data, epochs=EPOCHS, verbose=0, validation_data=data, callbacks=[Sleep(), line])
+        comm.barrier()
+    return output.getvalue().splitlines()
+
+
+@needs_fit
+def test_fit_shows_lines_and_a_table(tmp_path: Path) -> None:
+    lines, nothing = run_ranks(fit, 2, 1, str(tmp_path), timeout=300)
+    steps = EPOCHS * STEPS
+    assert nothing == []
+    assert len(lines) == (steps - 1) // 4 + 4
+    for line in lines[:-4]:
+        assert re.match(r"step \d+ \| [\d.]+ ms = compute .* samples/s \| ", line), lines
+    # Validation is no step, so the slow rank's sleep stays most of what others wait for.
+    assert any("slowest: rank 1" in line for line in lines[:-4]), lines
+    assert lines[-3].split()[2] == lines[-2].split()[2] == str(steps - 1)
+    assert lines[-1].startswith("Rank 1 on ")
+    rows = [json.loads(row) for row in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert len(rows) == len(lines) - 4
+    assert rows[-1]["slowest"] is None or rows[-1]["slowest"]["rank"] == 1
+    # The other rank's numbers come with its first pulse.
+    assert "1" in rows[-1]["ranks"]
+    scalars = dict(scalars_in(tmp_path)["gradring/rank_0/wait_ms"])
+    assert list(scalars) == [row["step"] for row in rows]
+    for row in rows:
+        assert scalars[row["step"]] == pytest.approx(row["ranks"]["0"]["wait_ms"], rel=1e-4)
+
+
+def scalars_in(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """By tag, the steps and values of the one event file."""
+    import tensorflow as tf
+
+    (file,) = directory.glob("events.out.tfevents.*")
+    scalars: dict[str, list[tuple[int, float]]] = {}
+    for record in tf.data.TFRecordDataset(str(file)):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        for value in event.summary.value:
+            assert value.metadata.plugin_data.plugin_name == "scalars"
+            number = float(tf.make_ndarray(value.tensor))
+            scalars.setdefault(value.tag, []).append((event.step, number))
+    return scalars
+
+
+def fit_without_strategy() -> None:
+    import keras
+
+    from gradring.tensorflow.callbacks import LiveLine
+
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    with pytest.raises(gradring.errors.ConfigError, match="CustomCollectiveStrategy"):
+        model.fit(np.ones((1, 2)), np.ones((1, 1)), verbose=0, callbacks=[LiveLine()])
+
+
+@needs_fit
+def test_a_model_of_another_strategy_is_refused() -> None:
+    run_ranks(fit_without_strategy, 1, timeout=300)
