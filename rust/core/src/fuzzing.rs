@@ -2,6 +2,7 @@
 //! does what it must not. Driven by `tests/decoders.rs` and by the targets in `fuzz/`.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,7 +16,9 @@ use crate::wire::contract::{self, HEADER_BYTES, Header};
 use crate::wire::control::{self, Entered, Testimony};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
 use crate::wire::handshake::{self, Hello, Member, Purpose};
+use crate::wire::pairing as wire_pairing;
 use crate::wire::pulse::{ClockOffset, Late, Pulse, Tick};
+use crate::wire::state::{self, Phase, State};
 
 const TOKEN: &[u8] = b"what no input contains";
 
@@ -30,7 +33,7 @@ pub struct Decoder {
 }
 
 /// All decoders.
-pub const DECODERS: [Decoder; 6] = [
+pub const DECODERS: [Decoder; 8] = [
     Decoder {
         name: "contract",
         run: contract_header,
@@ -60,6 +63,16 @@ pub const DECODERS: [Decoder; 6] = [
         name: "roster",
         run: roster,
         samples: roster_samples,
+    },
+    Decoder {
+        name: "state",
+        run: state,
+        samples: state_samples,
+    },
+    Decoder {
+        name: "pairing",
+        run: pairing,
+        samples: pairing_samples,
     },
 ];
 
@@ -125,6 +138,30 @@ pub fn roster(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| {
         handshake::read_message::<Answer>(&mut bytes)
     });
+}
+
+/// What a rank says of itself can be said again.
+pub fn state(bytes: &[u8]) {
+    decode_alone(bytes, |mut bytes| {
+        handshake::read_message::<State>(&mut bytes)
+    });
+}
+
+/// What is said over shared memory is short, and what was heard can be said again.
+pub fn pairing(mut bytes: &[u8]) {
+    let mut left = bytes.len();
+    while let Ok(said) = wire_pairing::read(&mut bytes) {
+        assert!(bytes.len() < left, "a message without bytes");
+        left = bytes.len();
+        let (again, expected) = match said {
+            Ok(content) => (wire_pairing::go_on(&content), Ok(content)),
+            Err(reason) => {
+                let (again, reason) = wire_pairing::refusal(reason);
+                (again, Err(reason))
+            }
+        };
+        assert_eq!(wire_pairing::read(&mut &again[..]).ok(), Some(expected));
+    }
 }
 
 /// Decodes one message, given with and without its length.
@@ -200,7 +237,7 @@ fn control_samples() -> Vec<Vec<u8>> {
             rank: 3,
             sequence: 7,
             entered,
-            waits: Some((2, std::time::Duration::from_millis(1500))),
+            waits: Some((2, Duration::from_millis(1500))),
         })
     };
     let entered = Entered {
@@ -272,6 +309,48 @@ fn roster_samples() -> Vec<Vec<u8>> {
         .collect()
 }
 
+fn state_samples() -> Vec<Vec<u8>> {
+    let collective = |sequence| state::Collective {
+        sequence,
+        call: "all_reduce(sum) 'dense/kernel' float32[98]".into(),
+        age: Duration::from_millis(1500),
+    };
+    let phases = [
+        Phase::Forming {
+            missing: vec![1, 3],
+        },
+        Phase::Formed {
+            members: vec![("127.0.0.1:29500".into(), "node-a".into()); 3],
+            entered: Some(collective(8)),
+            awaited: vec![2],
+            ended: Some(collective(7)),
+            failed: None,
+        },
+        Phase::Formed {
+            members: Vec::new(),
+            entered: None,
+            awaited: Vec::new(),
+            ended: None,
+            failed: Some("why".into()),
+        },
+    ];
+    let state = |phase| State {
+        rank: 1,
+        world_size: 3,
+        host: "node-a".into(),
+        process_id: 4711,
+        version: "0.1.0".into(),
+        phase,
+    };
+    phases.map(|phase| script(&[state(phase)])).into()
+}
+
+fn pairing_samples() -> Vec<Vec<u8>> {
+    let (refusal, _) = wire_pairing::refusal("different hosts or network namespaces".into());
+    let conversation = [wire_pairing::go_on(&[7; 32]), wire_pairing::go_on(&[])];
+    vec![conversation.concat(), refusal]
+}
+
 fn script(messages: &[impl Serialize]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for message in messages {
@@ -292,7 +371,7 @@ fn member() -> Member {
 
 fn errors() -> Vec<Error> {
     let (theirs, others) = ("barrier".into(), "broadcast".into());
-    let elapsed = std::time::Duration::from_millis(1500);
+    let elapsed = Duration::from_millis(1500);
     vec![
         Error::aborted("why").blaming(3, "node-d"),
         Error::new(ErrorKind::Mismatch { theirs, others }).during("barrier", 7),

@@ -4,5 +4,6 @@ pub mod contract;
 pub(crate) mod control;
 pub(crate) mod frame;
 pub(crate) mod handshake;
+pub(crate) mod pairing;
 pub mod pulse;
 pub mod state;

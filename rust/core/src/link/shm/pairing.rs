@@ -28,19 +28,15 @@ use super::arena::Arena;
 use super::{RING_BYTES, ShmLink, passing};
 use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested};
+use crate::wire::pairing as wire;
 
 /// Bytes of the random part of the socket's name, and of the nonce.
 const RANDOM_BYTES: usize = 16;
-/// Bound on a reason in bytes, as its length travels in one.
-const REASON_BYTES_MAX: usize = 255;
 /// Callers that have not said the nonce yet; a new one drives out the oldest.
 const CALLERS_MAX: usize = 16;
 /// The part of the initiator's patience for which the other side tries to reach it, so that its
 /// answer still comes in time.
 const REACHING_PART: u32 = 4;
-
-const GO_ON: u8 = 0;
-const REFUSED: u8 = 1;
 
 type Nonce = [u8; RANDOM_BYTES];
 
@@ -256,7 +252,7 @@ fn abstract_address(name: &[u8]) -> io::Result<SockAddr> {
     SockAddr::unix(OsStr::from_bytes(format!("\0gradring-{digits}").as_bytes()))
 }
 
-/// The conversation over TCP: each message is a status byte, a length and that many bytes.
+/// The conversation over TCP.
 struct Talk<'a> {
     stream: &'a mut Connection,
     deadline: Instant,
@@ -270,36 +266,18 @@ impl<'a> Talk<'a> {
     }
 
     fn go_on(&mut self, content: &[u8]) -> io::Result<()> {
-        self.say(GO_ON, content)
+        self.stream.write_all(&wire::go_on(content))
     }
 
-    fn refuse(&mut self, mut reason: String) -> io::Result<Result<ShmLink, String>> {
-        let end = (0..=REASON_BYTES_MAX.min(reason.len()))
-            .rev()
-            .find(|&end| reason.is_char_boundary(end));
-        reason.truncate(end.unwrap_or(0));
-        self.say(REFUSED, reason.as_bytes())?;
+    fn refuse(&mut self, reason: String) -> io::Result<Result<ShmLink, String>> {
+        let (message, reason) = wire::refusal(reason);
+        self.stream.write_all(&message)?;
         Ok(Err(reason))
-    }
-
-    fn say(&mut self, status: u8, content: &[u8]) -> io::Result<()> {
-        let length = u8::try_from(content.len()).expect("contents are short");
-        self.stream
-            .write_all(&[&[status, length], content].concat())
     }
 
     /// The other side's next message: its content, or why there is no more to say.
     fn hear(&mut self) -> io::Result<Result<Vec<u8>, String>> {
-        let mut head = [0; 2];
-        self.stream.read_exact(&mut head)?;
-        let [status, length] = head;
-        let mut content = vec![0; length.into()];
-        self.stream.read_exact(&mut content)?;
-        match status {
-            GO_ON => Ok(Ok(content)),
-            REFUSED => Ok(Err(String::from_utf8_lossy(&content).into_owned())),
-            _ => Err(ErrorKind::InvalidData.into()),
-        }
+        wire::read(self.stream)
     }
 
     /// Whether the other side has said something, or gone.
