@@ -3,8 +3,9 @@
 //!
 //! Everybody is greeted in a thread of their own and has a few seconds in all. There are places for
 //! so many; when all are taken, those who have stayed longer than a member needs must go. So
-//! neither slow nor many strangers keep members out for long, and they
-//! cost a bounded number of threads and file descriptors.
+//! neither slow nor many strangers keep members out for long, and they cost a bounded number of
+//! threads and file descriptors. A job that runs has few places, and takes its time between two
+//! callers, so a flood costs it next to nothing.
 //!
 //! A process may form one group after the other at the same address, also before it has closed the
 //! one before: the door of a formed group gives way to a new one, and asks callers who want to join
@@ -12,7 +13,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,18 +22,28 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::group::rendezvous::receivers;
+use crate::group::pairs::receivers;
+use crate::group::turned_away::TurnedAway;
 use crate::group::watched::Watched;
 use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
 use crate::link::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 
+mod hall;
+
+use hall::{Hall, Place};
+
 /// A caller that does not finish its handshake in this time is dropped.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Callers in their handshake at the same time. Each takes two file descriptors, of which a process
-/// often has 1024.
+/// Callers in their handshake at the same time, while the group forms. Each takes two file
+/// descriptors, of which a process often has 1024.
 const CALLERS_MAX: usize = 128;
+/// The same for a group that has formed, where only people ask.
+const INQUIRERS_MAX: usize = 16;
+/// Pause of a formed group between two callers: strangers' handshakes, with TLS up to a millisecond
+/// of computing each, take little of what the job could use.
+const INQUIRY_PAUSE: Duration = Duration::from_millis(20);
 /// How long a caller is left in peace when others wait: a handshake takes milliseconds.
 const PEACE: Duration = Duration::from_millis(250);
 /// How often to look for a free place.
@@ -40,18 +51,16 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// A caller's thread needs little stack, even to check certificates.
 const CALLER_STACK_BYTES: usize = 512 << 10;
 
-/// Somebody who called.
-pub(crate) enum Caller {
-    /// A member that proved to be one.
-    Member(Hello, Connection),
-    /// Somebody who was turned away, and why; for error messages.
-    TurnedAway(String),
-}
+/// A caller that is a member, and what it said.
+type Member = (Hello, Connection);
 
 /// An open door. Closes when dropped.
 pub(crate) struct Door {
     pub(crate) address: SocketAddr,
-    pub(crate) callers: Receiver<Caller>,
+    /// Members that proved to be such.
+    pub(crate) callers: Receiver<Member>,
+    /// All others, while the group forms.
+    pub(crate) turned_away: Arc<TurnedAway>,
     open: Arc<Open>,
 }
 
@@ -70,8 +79,9 @@ static DOORS: Mutex<Vec<Weak<Open>>> = Mutex::new(Vec::new());
 /// The answer of a door whose group has formed to a process that would join.
 const BUSY: &str = "its group has formed already and has not ended";
 
-/// Whether it is worth to come again: the door of an earlier group was there, or was just closing.
-pub(crate) fn is_busy(error: &Error) -> bool {
+/// Whether one who called a door should call again: the connection ended, as happens when a door
+/// closes or strangers besiege it, or an earlier group is still there.
+pub(crate) fn is_worth_another_call(error: &Error) -> bool {
     handshake::is_broken(error)
         || matches!(&error.kind, ErrorKind::Rendezvous { problem } if problem == BUSY)
 }
@@ -110,12 +120,13 @@ impl Door {
             thread: Mutex::default(),
         });
         let (sender, callers) = channel();
+        let turned_away: Arc<TurnedAway> = Arc::default();
         let thread = std::thread::Builder::new()
             .name("gradring-door".into())
             .spawn({
-                let open = Arc::clone(&open);
+                let (open, turned_away) = (Arc::clone(&open), Arc::clone(&turned_away));
                 move || {
-                    serve(&listener, &admission, &sender, &open);
+                    serve(&listener, &admission, &sender, &turned_away, &open);
                     listener
                 }
             })
@@ -125,6 +136,7 @@ impl Door {
         Ok(Self {
             address,
             callers,
+            turned_away,
             open,
         })
     }
@@ -162,26 +174,34 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn serve(listener: &TcpListener, admission: &Admission, sender: &Sender<Caller>, open: &Open) {
+fn serve(
+    listener: &TcpListener,
+    admission: &Admission,
+    sender: &Sender<Member>,
+    turned_away: &Arc<TurnedAway>,
+    open: &Open,
+) {
     let admitted: Arc<Mutex<BTreeSet<(usize, usize)>>> = Arc::default();
     let hall = Arc::new(Hall::default());
-    let listening = || std::iter::once(Interested::readable(listener.as_raw_fd()));
+    let pause = |limit| poll::wait(std::iter::empty(), &open.wake_up, limit);
     while !open.closing.load(Ordering::Acquire) {
-        if hall.is_full() {
+        let formed = admission.watched.is_formed();
+        if !hall.has_place(if formed { INQUIRERS_MAX } else { CALLERS_MAX }) {
             hall.send_away_who_stayed(PEACE);
-            poll::wait(std::iter::empty(), &open.wake_up, LOOK_INTERVAL);
+            pause(LOOK_INTERVAL);
             continue;
         }
         let (tcp, from) = match listener.accept() {
             Ok(caller) => caller,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                poll::wait(listening(), &open.wake_up, Duration::from_secs(1));
+                let listening = std::iter::once(Interested::readable(listener.as_raw_fd()));
+                poll::wait(listening, &open.wake_up, Duration::from_secs(1));
                 continue;
             }
             Err(_) => {
                 // The caller has gone again, or file descriptors are scarce.
                 hall.send_away_who_stayed(PEACE);
-                poll::wait(std::iter::empty(), &open.wake_up, LOOK_INTERVAL);
+                pause(LOOK_INTERVAL);
                 continue;
             }
         };
@@ -190,16 +210,18 @@ fn serve(listener: &TcpListener, admission: &Admission, sender: &Sender<Caller>,
         };
         let greeting = {
             let (admission, sender) = (admission.clone(), sender.clone());
-            let admitted = Arc::clone(&admitted);
+            let (admitted, turned_away) = (Arc::clone(&admitted), Arc::clone(turned_away));
             move || {
                 let mut name = from.ip().to_string();
-                let caller = match greet(tcp, &mut name, place, &admission, &admitted) {
-                    Ok(caller) => caller,
-                    Err(error) => Some(Caller::TurnedAway(format!("{name}: {error}"))),
-                };
+                let greeted = greet(tcp, &mut name, place, &admission, &admitted);
                 // Only a forming group wants to know, and nobody listens once it has failed.
-                if let Some(caller) = caller.filter(|_| !admission.watched.is_formed()) {
-                    let _ = sender.send(caller);
+                if admission.watched.is_formed() {
+                    return;
+                }
+                match greeted {
+                    Ok(None) => {}
+                    Ok(Some(member)) => drop(sender.send(member)),
+                    Err(error) => turned_away.note(format!("{name}: {error}")),
                 }
             }
         };
@@ -207,73 +229,11 @@ fn serve(listener: &TcpListener, admission: &Admission, sender: &Sender<Caller>,
         let _ = std::thread::Builder::new()
             .stack_size(CALLER_STACK_BYTES)
             .spawn(greeting);
-    }
-    hall.send_away_who_stayed(Duration::ZERO);
-}
-
-/// Where callers are while they are greeted.
-#[derive(Default)]
-struct Hall {
-    /// In the order of their arrival.
-    guests: Mutex<Vec<Guest>>,
-}
-
-struct Guest {
-    number: u64,
-    since: Instant,
-    /// To end the conversation from outside.
-    tcp: TcpStream,
-}
-
-/// A caller's place in the hall, given back when dropped.
-struct Place {
-    hall: Arc<Hall>,
-    number: u64,
-}
-
-impl Hall {
-    fn guests(&self) -> MutexGuard<'_, Vec<Guest>> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_full(&self) -> bool {
-        self.guests().len() >= CALLERS_MAX
-    }
-
-    fn enter(self: &Arc<Self>, tcp: &TcpStream) -> std::io::Result<Place> {
-        let tcp = tcp.try_clone()?;
-        let mut guests = self.guests();
-        let number = guests.last().map_or(0, |guest| guest.number + 1);
-        guests.push(Guest {
-            number,
-            since: Instant::now(),
-            tcp,
-        });
-        Ok(Place {
-            hall: Arc::clone(self),
-            number,
-        })
-    }
-
-    /// Ends the conversations that began longer ago than `limit`; their threads notice.
-    fn send_away_who_stayed(&self, limit: Duration) {
-        for guest in self
-            .guests()
-            .iter()
-            .filter(|guest| guest.since.elapsed() >= limit)
-        {
-            // One who has gone already needs not be sent away.
-            let _ = guest.tcp.shutdown(Shutdown::Both);
+        if formed {
+            pause(INQUIRY_PAUSE);
         }
     }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.hall
-            .guests()
-            .retain(|guest| guest.number != self.number);
-    }
+    hall.send_away_who_stayed(Duration::ZERO);
 }
 
 /// `name`: what to call the caller, which is more once it has proved to be a member.
@@ -283,12 +243,12 @@ fn greet(
     place: Place,
     admission: &Admission,
     admitted: &Mutex<BTreeSet<(usize, usize)>>,
-) -> Result<Option<Caller>> {
+) -> Result<Option<Member>> {
     tcp.set_nodelay(true)
         .map_err(|error| handshake::broken(&error))?;
     let deadline = Instant::now() + HANDSHAKE_LIMIT;
     let mut stream = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
-    let mut entrance = None;
+    let (mut entrance, mut place) = (None, Some(place));
     let answered = handshake::answer(&mut stream, &admission.token, |hello| {
         *name = format!("rank {} at {name}", hello.rank);
         admission.judge(hello)?;
@@ -306,7 +266,7 @@ fn greet(
         }
         entrance = Some((hello.rank, hello.purpose.number()));
         // From here on it is a member, whom nobody sends away.
-        drop(place);
+        place = None;
         Ok(())
     });
     if let (Err(_), Some(entrance)) = (&answered, entrance) {
@@ -317,9 +277,10 @@ fn greet(
     if hello.purpose == Purpose::Inquiry {
         // Whoever asked may have gone.
         let _ = handshake::write_message(&mut stream, &admission.watched.state());
+        drop(place);
         return Ok(None);
     }
-    Ok(Some(Caller::Member(hello, stream)))
+    Ok(Some((hello, stream)))
 }
 
 impl Admission {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::group::rendezvous::connect;
+use crate::group::rendezvous::calls::connect;
 use crate::link::tls::{self, Tls, TlsFiles};
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;

@@ -6,8 +6,10 @@ pub(crate) mod inquest;
 pub(crate) mod inquiry;
 pub(crate) mod liveness;
 pub(crate) mod meeting;
+pub(crate) mod pairs;
 pub(crate) mod rendezvous;
 pub(crate) mod roster;
+pub(crate) mod turned_away;
 pub(crate) mod watched;
 
 pub(crate) use roster::host_name;

@@ -7,33 +7,31 @@
 //! connections to rank 0 last until all are connected (see `meeting`).
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use crate::communicator::Config;
-use crate::error::{Error, ErrorKind, Result};
-use crate::group::door::{Admission, Caller, Door, HANDSHAKE_LIMIT, is_busy};
+use crate::error::{Error, Result};
+use crate::group::door::{Admission, Door, HANDSHAKE_LIMIT};
 use crate::group::meeting::{Answer, Guest, Host, Meeting};
+use crate::group::pairs::{by_rank, each_stream, receivers, senders};
 use crate::group::roster::{Roster, host_name, this_member};
 use crate::group::watched::Watched;
 use crate::link::connection::Connection;
 use crate::link::tls::{self, Tls};
-use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::wire::handshake::{self, Hello, Member, Purpose};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 
-/// Pause between two attempts to reach a rank that does not listen yet.
-const RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) mod calls;
+
+use calls::connect;
+
 /// How much longer than the timeout rank 0 waits for the others' word on who is late.
 const READY_GRACE: Duration = Duration::from_secs(1);
 /// Bound on a look at the address of a rank that did not join.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// Reasons for which callers were turned away, kept for error messages.
-const TURNED_AWAY_MAX: usize = 8;
 
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
@@ -56,7 +54,6 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         tls: config.tls.as_ref().map(Tls::load).transpose()?,
         deadline: started + config.timeout,
         interrupt,
-        turned_away: BTreeMap::new(),
         meeting: Meeting::Outside,
         given_up: None,
         watched: Arc::new(Watched::new(config.rank, config.world_size)),
@@ -71,8 +68,6 @@ struct Forming<'a> {
     tls: Option<Tls>,
     deadline: Instant,
     interrupt: Interrupt<'a>,
-    /// How many callers were turned away, by the reason.
-    turned_away: BTreeMap<String, usize>,
     meeting: Meeting,
     /// The first reason to give up.
     given_up: Option<Error>,
@@ -130,8 +125,7 @@ impl Forming<'_> {
                 let member = &roster.members()[late];
                 let problem = format!(
                     "joined from {} but did not connect to rank {rank} in time ({what} is missing){}",
-                    member.address,
-                    self.turned_away_note()
+                    member.address, door.turned_away
                 );
                 return Err(Error::rendezvous(problem).blaming(late, &member.host));
             };
@@ -169,7 +163,7 @@ impl Forming<'_> {
         self.meeting = Meeting::Host(BTreeMap::new());
         while self.joined().len() < world_size - 1 {
             let Some((hello, stream)) = self.next_caller(&door)? else {
-                return Err(self.missing());
+                return Err(self.missing(&door));
             };
             // Nobody connects to a neighbour before it has the roster.
             if let (Purpose::Join(member), Meeting::Host(guests)) =
@@ -321,123 +315,13 @@ impl Forming<'_> {
     fn next_caller(&mut self, door: &Door) -> Result<Option<(Hello, Connection)>> {
         loop {
             match door.callers.recv_timeout(INTERRUPT_INTERVAL) {
-                Ok(Caller::Member(hello, stream)) => return Ok(Some((hello, stream))),
-                Ok(Caller::TurnedAway(reason)) => {
-                    let known = self.turned_away.contains_key(&reason);
-                    if known || self.turned_away.len() < TURNED_AWAY_MAX {
-                        *self.turned_away.entry(reason).or_default() += 1;
-                    }
-                }
+                Ok(member) => return Ok(Some(member)),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     self.check()?;
                 }
             }
             if Instant::now() >= self.deadline {
                 return Ok(None);
-            }
-        }
-    }
-
-    /// Connects to a rank for one purpose.
-    fn call(&mut self, roster: &Roster, rank: usize, purpose: &Purpose) -> Result<Connection> {
-        let member = &roster.members()[rank];
-        self.meet(rank, &member.host, &member.address, |_, _| {
-            Ok(purpose.clone())
-        })
-    }
-
-    /// Connects to a rank and proves to be a member, trying again until the deadline: the other
-    /// side may start later, or be besieged by strangers.
-    fn meet(
-        &mut self,
-        rank: usize,
-        host: &str,
-        address: &str,
-        mut purpose: impl FnMut(&Self, &TcpStream) -> Result<Purpose>,
-    ) -> Result<Connection> {
-        loop {
-            let tcp = self.reach(rank, host, address)?;
-            let purpose = purpose(self, &tcp)?;
-            let (error, broken) = match self.greet(tcp, address, purpose) {
-                Ok(stream) => return Ok(stream),
-                Err(failure) => failure,
-            };
-            // What ended the group is also what ended this conversation.
-            self.check()?;
-            if !broken || Instant::now() + RETRY_INTERVAL >= self.deadline {
-                return Err(error.blaming(rank, host));
-            }
-            std::thread::sleep(RETRY_INTERVAL);
-        }
-    }
-
-    /// Opens a connection, trying again until the deadline.
-    fn reach(&mut self, rank: usize, host: &str, address: &str) -> Result<TcpStream> {
-        loop {
-            let reason = match self.attempt(address)? {
-                Ok(stream) => return Ok(stream),
-                Err(error) => error,
-            };
-            self.check()?;
-            if Instant::now() + RETRY_INTERVAL >= self.deadline {
-                let own = self.config.rank;
-                let problem = format!("rank {own} cannot reach it at {address}: {reason}");
-                return Err(Error::rendezvous(problem).blaming(rank, host));
-            }
-            std::thread::sleep(RETRY_INTERVAL);
-        }
-    }
-
-    /// One attempt to connect, in a thread of its own, because the system does not let go of a
-    /// caller while it looks up a name.
-    fn attempt(&mut self, address: &str) -> Result<std::io::Result<TcpStream>> {
-        let (sender, outcome) = channel();
-        let (address, deadline) = (address.to_owned(), self.deadline);
-        std::thread::Builder::new()
-            .name("gradring-call".into())
-            .spawn(move || sender.send(connect(&address, deadline)))
-            .map_err(|error| Error::rendezvous(format!("no thread to connect with: {error}")))?;
-        loop {
-            match outcome.recv_timeout(INTERRUPT_INTERVAL) {
-                Ok(outcome) => return Ok(outcome),
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Ok(Err(std::io::Error::other("the attempt failed")));
-                }
-                Err(RecvTimeoutError::Timeout) => self.check()?,
-            }
-            if Instant::now() >= self.deadline {
-                return Ok(Err(std::io::Error::other("no answer in time")));
-            }
-        }
-    }
-
-    /// The caller's side of all handshakes; an error comes with whether the connection broke.
-    fn greet(
-        &mut self,
-        tcp: TcpStream,
-        address: &str,
-        purpose: Purpose,
-    ) -> Result<Connection, (Error, bool)> {
-        tcp.set_nodelay(true)
-            .map_err(|error| (socket_fails(&error), false))?;
-        let deadline = Instant::now() + HANDSHAKE_LIMIT;
-        let is_break = |error: &Error| matches!(error.kind, ErrorKind::Rendezvous { .. });
-        let (config, tls) = (self.config, self.tls.clone());
-        let mut go_on = || self.check().is_ok();
-        let mut stream =
-            tls::call(tcp, tls.as_ref(), address, deadline, &mut go_on).map_err(|error| {
-                let broken = is_break(&error);
-                (error, broken)
-            })?;
-        let called = Hello::new(config.rank, config.world_size, purpose).and_then(|hello| {
-            handshake::call(&mut stream.attentive(&mut go_on), hello, &config.token)
-        });
-        match called {
-            Ok(()) => Ok(stream),
-            Err(error) => {
-                // An earlier group of the same processes may still be there, about to close.
-                let broken = is_busy(&error) || (stream.has_ended() && is_break(&error));
-                Err((error, broken))
             }
         }
     }
@@ -455,7 +339,7 @@ impl Forming<'_> {
         self.given_up.clone().map_or(Ok(()), Err)
     }
 
-    fn missing(&self) -> Error {
+    fn missing(&self, door: &Door) -> Error {
         let world_size = self.config.world_size;
         let missing: Vec<usize> = (1..world_size)
             .filter(|rank| !self.joined().contains_key(rank))
@@ -479,58 +363,11 @@ impl Forming<'_> {
             names.join(", "),
             self.config.rendezvous,
             self.config.timeout.as_secs_f64(),
-            self.turned_away_note(),
+            door.turned_away,
         );
         let host = address(missing[0]).unwrap_or("an unknown host");
         Error::rendezvous(problem).blaming(missing[0], host)
     }
-
-    /// What those who were turned away would like the user to know.
-    fn turned_away_note(&self) -> String {
-        if self.turned_away.is_empty() {
-            return String::new();
-        }
-        let reasons = self.turned_away.iter().map(|(reason, count)| match count {
-            1 => reason.clone(),
-            _ => format!("{reason} ({count} times)"),
-        });
-        let reasons: Vec<_> = reasons.collect();
-        format!("; turned away: {}", reasons.join("; "))
-    }
-}
-
-/// The ranks to which `rank` sends: all others, or its successor if they are too many.
-pub(crate) fn receivers(rank: usize, world_size: usize) -> Vec<usize> {
-    let distances = if world_size <= MESH_RANKS_MAX {
-        world_size - 1
-    } else {
-        1
-    };
-    (1..=distances)
-        .map(|distance| (rank + distance) % world_size)
-        .collect()
-}
-
-/// The ranks that send to `rank`.
-fn senders(rank: usize, world_size: usize) -> Vec<usize> {
-    (0..world_size)
-        .filter(|&peer| peer != rank && receivers(peer, world_size).contains(&rank))
-        .collect()
-}
-
-/// Every stream of every peer, by rank and index.
-fn each_stream(peers: Vec<usize>, streams: usize) -> impl Iterator<Item = (usize, usize)> {
-    let of_peer = move |peer| (0..streams).map(move |stream| (peer, stream));
-    peers.into_iter().flat_map(of_peer)
-}
-
-/// The connections of each rank, in the order of their indices.
-fn by_rank(data: BTreeMap<(usize, usize), Connection>) -> BTreeMap<usize, Vec<Connection>> {
-    let mut by_rank: BTreeMap<usize, Vec<Connection>> = BTreeMap::new();
-    for ((peer, _), stream) in data {
-        by_rank.entry(peer).or_default().push(stream);
-    }
-    by_rank
 }
 
 /// What is found where a rank that did not join should listen.
@@ -541,130 +378,9 @@ fn looked_at(address: &str) -> String {
     }
 }
 
-/// Opens a connection to the first address of a name that accepts one.
-pub(crate) fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
-    let mut outcome = Err(std::io::Error::other("the name has no address"));
-    for resolved in address.to_socket_addrs()? {
-        let limit = deadline
-            .saturating_duration_since(Instant::now())
-            .clamp(Duration::from_millis(10), CONNECT_LIMIT);
-        outcome = TcpStream::connect_timeout(&resolved, limit);
-        if let Ok(stream) = &outcome {
-            // A loopback port on which nobody listens can connect to itself.
-            if stream.local_addr()? != stream.peer_addr()? {
-                return outcome;
-            }
-            outcome = Err(std::io::ErrorKind::ConnectionRefused.into());
-        }
-    }
-    outcome
-}
-
 fn socket_fails(error: &std::io::Error) -> Error {
     Error::rendezvous(format!("a socket fails: {error}"))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-    use std::thread;
-
-    use super::*;
-    use crate::communicator::TransportChoice;
-    use crate::schedule::choice::Rules;
-
-    const STREAMS: usize = 2;
-    const TIMEOUT: Duration = Duration::from_secs(3);
-
-    fn config(rank: usize, rendezvous: &str) -> Config {
-        Config {
-            rank,
-            world_size: 2,
-            rendezvous: rendezvous.into(),
-            listen: None,
-            interface: None,
-            tls: None,
-            announce: None,
-            addresses: Vec::new(),
-            token: b"secret".into(),
-            transport: TransportChoice::Tcp,
-            algorithm: Rules::default(),
-            reproducible: false,
-            wire_dtype: None,
-            streams: STREAMS,
-            timeout: TIMEOUT,
-            stall_warning: TIMEOUT,
-            on_warning: drop,
-        }
-    }
-
-    /// Lets rank 1 join rank 0 as it should, and then open connections for these streams alone;
-    /// returns what rank 0 made of it and how rank 1's last connection was answered.
-    fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        drop(listener);
-        let rank_0 = thread::spawn({
-            let config = config(0, &address);
-            move || form(&config, &mut || false)
-        });
-        let config = config(1, &address);
-        let mut forming = Forming {
-            config: &config,
-            deadline: Instant::now() + TIMEOUT,
-            tls: None,
-            interrupt: &mut || false,
-            turned_away: BTreeMap::new(),
-            meeting: Meeting::Outside,
-            given_up: None,
-            watched: Arc::new(Watched::new(1, 2)),
-        };
-        let (_door, roster) = forming.join().unwrap();
-        let mut connections: Vec<_> = streams
-            .iter()
-            .map(|&stream| forming.call(&roster, 0, &Purpose::Data { stream }))
-            .collect();
-        (rank_0.join().unwrap(), connections.pop().unwrap())
-    }
-
-    #[test]
-    fn a_missing_stream_is_named_within_the_deadline() {
-        let started = Instant::now();
-        let (formed, connected) = connect_streams(&[1]);
-        assert!(connected.is_ok());
-        let error = formed.err().expect("stream 0 is missing");
-        assert!(
-            matches!(error.kind, ErrorKind::Rendezvous { .. }),
-            "{error}"
-        );
-        assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(1));
-        assert!(
-            error.to_string().contains("stream 0 of 2 is missing"),
-            "{error}"
-        );
-        assert!(started.elapsed() < TIMEOUT + HANDSHAKE_LIMIT);
-    }
-
-    #[test]
-    fn a_stream_that_exists_already_is_turned_away_on_both_sides() {
-        let (formed, connected) = connect_streams(&[0, 0]);
-        let answered = connected.err().unwrap();
-        let problem = "stream 0 of rank 1 has been connected already";
-        assert!(
-            matches!(answered.kind, ErrorKind::Rendezvous { .. }),
-            "{answered}"
-        );
-        assert!(answered.to_string().contains(problem), "{answered}");
-        let error = formed.err().expect("stream 1 is missing");
-        assert!(error.to_string().contains(problem), "{error}");
-    }
-
-    #[test]
-    fn a_stream_beyond_the_agreed_number_is_turned_away() {
-        for stream in [STREAMS, usize::MAX] {
-            let (_, connected) = connect_streams(&[stream]);
-            let error = connected.err().unwrap();
-            assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
-        }
-    }
-}
+mod tests;

@@ -37,8 +37,6 @@ struct Socket {
     tcp: TcpStream,
     /// `None`: non-blocking.
     deadline: Option<Instant>,
-    /// Whether the connection has failed or ended, the deadline has passed, or this side gave up.
-    ended: bool,
 }
 
 /// A socket in use.
@@ -92,12 +90,6 @@ impl Connection {
         &self.socket.tcp
     }
 
-    /// Whether the connection has failed or ended, or a deadline has passed; as opposed to an
-    /// error in what was said.
-    pub(crate) const fn has_ended(&self) -> bool {
-        self.socket.ended
-    }
-
     /// Whether bytes have arrived that need not be waited for: `poll` does not know of them.
     #[must_use]
     pub fn has_buffered(&self) -> bool {
@@ -125,7 +117,7 @@ impl Connection {
         let count = self
             .socket
             .line(None)
-            .watched(|tcp| SockRef::from(&*tcp).recv_with_flags(&mut bytes, flags))?;
+            .attended(|tcp| SockRef::from(&*tcp).recv_with_flags(&mut bytes, flags))?;
         if count < bytes.len() {
             return Err(ErrorKind::UnexpectedEof.into());
         }
@@ -207,7 +199,6 @@ impl From<TcpStream> for Connection {
         let socket = Socket {
             tcp,
             deadline: None,
-            ended: false,
         };
         Self { socket, tls: None }
     }
@@ -284,39 +275,33 @@ impl Line<'_> {
         self.go_on.as_mut().is_none_or(|go_on| go_on())
     }
 
-    /// Calls `body` with the time that is left, and notes how the connection ends. A patient socket
-    /// is not interrupted by signals.
-    fn watched(
+    /// Calls `body` with the time that is left. A patient socket is not interrupted by signals.
+    fn attended(
         &mut self,
         mut body: impl FnMut(&mut TcpStream) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let patient = self.socket.deadline.is_some();
         loop {
             let outcome = self.be_ready().and_then(|()| body(&mut self.socket.tcp));
-            let error = match outcome {
-                Err(error) if !is_later(error.kind()) => error,
-                Err(error) if !patient => return Err(error),
-                // `be_ready` tells when the time is over.
-                Err(_) if self.goes_on() => continue,
-                Err(_) => io::Error::other("this rank gave up"),
-                Ok(count) => {
-                    self.socket.ended |= count == 0;
-                    return Ok(count);
-                }
-            };
-            self.socket.ended = true;
-            return Err(error);
+            match outcome {
+                Err(error) if patient && is_later(error.kind()) => {}
+                outcome => return outcome,
+            }
+            // `be_ready` tells when the time is over.
+            if !self.goes_on() {
+                return Err(io::Error::other("this rank gave up"));
+            }
         }
     }
 }
 
 impl Read for Line<'_> {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
-        self.watched(|tcp| tcp.read(target))
+        self.attended(|tcp| tcp.read(target))
     }
 
     fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.watched(|tcp| tcp.read_vectored(parts))
+        self.attended(|tcp| tcp.read_vectored(parts))
     }
 }
 
@@ -326,7 +311,9 @@ impl Write for Line<'_> {
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.watched(|tcp| SockRef::from(&*tcp).send_vectored_with_flags(parts, libc::MSG_NOSIGNAL))
+        self.attended(|tcp| {
+            SockRef::from(&*tcp).send_vectored_with_flags(parts, libc::MSG_NOSIGNAL)
+        })
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -372,7 +359,6 @@ mod tests {
         let (mut stream, _silent) = to_the_silent();
         let read = stream.attentive(&mut three_times()).read(&mut [0]);
         assert_eq!(read.unwrap_err().kind(), ErrorKind::Other);
-        assert!(stream.has_ended());
     }
 
     #[test]
@@ -381,7 +367,6 @@ mod tests {
         let endless = vec![0; 64 << 20];
         let written = stream.attentive(&mut three_times()).write_all(&endless);
         assert_eq!(written.unwrap_err().kind(), ErrorKind::Other);
-        assert!(stream.has_ended());
     }
 
     #[test]
@@ -395,8 +380,7 @@ mod tests {
         let name = "127.0.0.1".try_into().unwrap();
         let connection = ClientConnection::new(Arc::new(config), name).unwrap();
         let secured = stream.secure(connection.into(), Some(&mut three_times()));
-        let (error, stream) = secured.err().expect("nobody answers");
+        let (error, _) = secured.err().expect("nobody answers");
         assert_eq!(error.kind(), ErrorKind::Other);
-        assert!(stream.has_ended());
     }
 }

@@ -1,0 +1,132 @@
+//! How a rank reaches the door of another one.
+
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::{Forming, socket_fails};
+use crate::error::{Error, Result};
+use crate::group::door::{HANDSHAKE_LIMIT, is_worth_another_call};
+use crate::group::roster::Roster;
+use crate::link::connection::Connection;
+use crate::link::tls;
+use crate::wire::handshake::{self, Hello, Purpose};
+use crate::work::INTERRUPT_INTERVAL;
+
+/// Pause between two attempts to reach a rank that does not listen yet.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+impl Forming<'_> {
+    /// Connects to a rank for one purpose.
+    pub(super) fn call(
+        &mut self,
+        roster: &Roster,
+        rank: usize,
+        purpose: &Purpose,
+    ) -> Result<Connection> {
+        let member = &roster.members()[rank];
+        self.meet(rank, &member.host, &member.address, |_, _| {
+            Ok(purpose.clone())
+        })
+    }
+
+    /// Connects to a rank and proves to be a member, trying again until the deadline: the other
+    /// side may start later, or be besieged by strangers.
+    pub(super) fn meet(
+        &mut self,
+        rank: usize,
+        host: &str,
+        address: &str,
+        mut purpose: impl FnMut(&Self, &TcpStream) -> Result<Purpose>,
+    ) -> Result<Connection> {
+        loop {
+            let tcp = self.reach(rank, host, address)?;
+            let purpose = purpose(self, &tcp)?;
+            let error = match self.greet(tcp, address, purpose) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => error,
+            };
+            // What ended the group is also what ended this conversation.
+            self.check()?;
+            // One that is silent is stopped, or cut off: to call again would only tell later.
+            if !is_worth_another_call(&error) || Instant::now() + RETRY_INTERVAL >= self.deadline {
+                return Err(error.blaming(rank, host));
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    /// Opens a connection, trying again until the deadline.
+    fn reach(&mut self, rank: usize, host: &str, address: &str) -> Result<TcpStream> {
+        loop {
+            let reason = match self.attempt(address)? {
+                Ok(stream) => return Ok(stream),
+                Err(error) => error,
+            };
+            self.check()?;
+            if Instant::now() + RETRY_INTERVAL >= self.deadline {
+                let own = self.config.rank;
+                let problem = format!("rank {own} cannot reach it at {address}: {reason}");
+                return Err(Error::rendezvous(problem).blaming(rank, host));
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    /// One attempt to connect, in a thread of its own, because the system does not let go of a
+    /// caller while it looks up a name.
+    fn attempt(&mut self, address: &str) -> Result<std::io::Result<TcpStream>> {
+        let (sender, outcome) = channel();
+        let (address, deadline) = (address.to_owned(), self.deadline);
+        std::thread::Builder::new()
+            .name("gradring-call".into())
+            .spawn(move || sender.send(connect(&address, deadline)))
+            .map_err(|error| Error::rendezvous(format!("no thread to connect with: {error}")))?;
+        loop {
+            match outcome.recv_timeout(INTERRUPT_INTERVAL) {
+                Ok(outcome) => return Ok(outcome),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Ok(Err(std::io::Error::other("the attempt failed")));
+                }
+                Err(RecvTimeoutError::Timeout) => self.check()?,
+            }
+            if Instant::now() >= self.deadline {
+                return Ok(Err(std::io::Error::other("no answer in time")));
+            }
+        }
+    }
+
+    /// The caller's side of all handshakes.
+    fn greet(&mut self, tcp: TcpStream, address: &str, purpose: Purpose) -> Result<Connection> {
+        tcp.set_nodelay(true)
+            .map_err(|error| socket_fails(&error))?;
+        let deadline = Instant::now() + HANDSHAKE_LIMIT;
+        let (config, tls) = (self.config, self.tls.clone());
+        let mut go_on = || self.check().is_ok();
+        let mut stream = tls::call(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
+        let hello = Hello::new(config.rank, config.world_size, purpose)?;
+        handshake::call(&mut stream.attentive(&mut go_on), hello, &config.token)?;
+        Ok(stream)
+    }
+}
+
+/// Opens a connection to the first address of a name that accepts one.
+pub(crate) fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
+    let mut outcome = Err(std::io::Error::other("the name has no address"));
+    for resolved in address.to_socket_addrs()? {
+        let limit = deadline
+            .saturating_duration_since(Instant::now())
+            .clamp(Duration::from_millis(10), CONNECT_LIMIT);
+        outcome = TcpStream::connect_timeout(&resolved, limit);
+        if let Ok(stream) = &outcome {
+            // A loopback port on which nobody listens can connect to itself.
+            if stream.local_addr()? != stream.peer_addr()? {
+                return outcome;
+            }
+            outcome = Err(std::io::ErrorKind::ConnectionRefused.into());
+        }
+    }
+    outcome
+}
