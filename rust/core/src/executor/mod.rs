@@ -10,7 +10,6 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
-use std::time::Instant;
 
 use crate::buffer::Buffer;
 use crate::collective::Call;
@@ -94,8 +93,8 @@ pub(crate) struct Execution<'a> {
     arrivals: &'a mut Vec<Arrival>,
     tile: &'a mut [u64],
     interests: &'a mut Vec<Interest>,
-    /// When the last of the peers' headers arrived, and whose it was: from then on nobody was late.
-    pub(crate) everyone_entered: Option<(Instant, usize)>,
+    /// Whose header arrived last, once all have arrived: from then on nobody was late.
+    pub(crate) last_to_enter: Option<usize>,
     /// Bytes of payload sent so far.
     pub(crate) bytes_sent: u64,
 }
@@ -156,7 +155,7 @@ impl<'a> Execution<'a> {
             arrivals,
             tile,
             interests,
-            everyone_entered: None,
+            last_to_enter: None,
             bytes_sent: 0,
         }
     }
@@ -331,7 +330,7 @@ impl<'a> Execution<'a> {
             .iter()
             .all(|arrival| arrival.header_received == HEADER_BYTES)
         {
-            self.everyone_entered = Some((Instant::now(), peer));
+            self.last_to_enter = Some(peer);
         }
         let came_along = received.unwrap_or(0) - of_header;
         if let Some(number) = self.plan.incoming[pipe].head().filter(|_| came_along > 0) {
@@ -369,7 +368,7 @@ impl<'a> Execution<'a> {
             .try_receive(peer, &mut parts[..filled])
             .map_err(|broken| Fault::Link { peer, broken })?;
         operation.moved_bytes += received.unwrap_or(0);
-        self.plan.advance_incoming(pipe, number);
+        self.plan.pass_received(pipe, number);
         Ok(received.is_some())
     }
 
@@ -394,7 +393,7 @@ impl<'a> Execution<'a> {
                     self.plan.operations[number].moved_bytes += whole;
                     self.operands.combine(action, first, &bytes[..whole]);
                     transport.consume(peer, whole);
-                    self.plan.advance_incoming(pipe, number);
+                    self.plan.pass_received(pipe, number);
                     return Ok(true);
                 }
             }
@@ -427,7 +426,7 @@ impl<'a> Execution<'a> {
         arrival.carry[..held - whole].copy_from_slice(&tile[whole..held]);
 
         self.operands.combine(action, first, &tile[..whole]);
-        self.plan.advance_incoming(pipe, number);
+        self.plan.pass_received(pipe, number);
     }
 
     /// Folds a tile of this rank's own contribution, if its turn has come.

@@ -152,7 +152,7 @@ impl Plan {
     }
 
     /// Goes on behind an incoming operation, if all of it has arrived.
-    pub(super) fn advance_incoming(&mut self, pipe: usize, number: usize) {
+    pub(super) fn pass_received(&mut self, pipe: usize, number: usize) {
         if self.operations[number].left_bytes() == 0 {
             self.incoming[pipe].advance();
         }

@@ -11,7 +11,7 @@ use crate::collective::Call;
 use crate::schedule::Algorithm;
 use crate::trace::exposure::Exposure;
 use crate::trace::stats::{Measured, Stats};
-use crate::wire::contract::{self, Header};
+use crate::wire::contract::{Contract, Header};
 
 /// How many collectives are remembered by default: a few seconds of training.
 pub const CAPACITY: usize = 4096;
@@ -108,7 +108,7 @@ impl Entry {
     /// The contract header that was sent.
     #[must_use]
     pub fn header(&self) -> Header {
-        contract::header(&self.call, self.algorithm, 0, self.sequence)
+        Contract::of(&self.call, self.algorithm).header(0, self.sequence)
     }
 }
 

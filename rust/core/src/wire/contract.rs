@@ -15,45 +15,60 @@ const MAGIC: u32 = u32::from_le_bytes(*b"GRC1");
 /// An encoded header.
 pub type Header = [u8; HEADER_BYTES];
 
-/// The header of `call`, the `sequence`-th collective of this generation.
-#[must_use]
-pub fn header(call: &Call, algorithm: Algorithm, generation: u64, sequence: u64) -> Header {
-    let (kind, root) = match &call.collective {
-        Collective::AllReduce { .. } => (1, 0),
-        Collective::ReduceScatter { .. } => (2, 0),
-        Collective::AllGather { .. } => (3, 0),
-        Collective::Broadcast { root } => (4, *root as u64),
-        Collective::Barrier => (5, 0),
-    };
-    let op = call.collective.op().map_or(0, |op| op as u8);
-    let mut plan = Fnv1a::new();
-    plan.write(algorithm.name().as_bytes());
-    plan.write(call.shapes.as_bytes());
-    if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
-        &call.collective
-    {
-        counts
-            .iter()
-            .for_each(|count| plan.write(&count.to_le_bytes()));
-    }
-    let mut name = Fnv1a::new();
-    name.write(call.name.compared.as_bytes());
+/// What ranks have to agree about in a call: its header without its place in the order.
+#[derive(Debug, Clone, Copy)]
+pub struct Contract(Header);
 
-    let mut bytes = [0; HEADER_BYTES];
-    bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-    bytes[4..7].copy_from_slice(&[kind, call.dtype as u8, op]);
-    let words = [
-        generation,
-        sequence,
-        call.count as u64,
-        name.0,
-        plan.0,
-        root,
-    ];
-    for (field, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
-        field.copy_from_slice(&word.to_le_bytes());
+impl Contract {
+    /// The contract of `call`, performed by `algorithm`.
+    #[must_use]
+    pub fn of(call: &Call, algorithm: Algorithm) -> Self {
+        let (kind, root) = match &call.collective {
+            Collective::AllReduce { .. } => (1, 0),
+            Collective::ReduceScatter { .. } => (2, 0),
+            Collective::AllGather { .. } => (3, 0),
+            Collective::Broadcast { root } => (4, *root as u64),
+            Collective::Barrier => (5, 0),
+        };
+        let op = call.collective.op().map_or(0, |op| op as u8);
+        let mut plan = Fnv1a::new();
+        plan.write(algorithm.name().as_bytes());
+        plan.write(call.shapes.as_bytes());
+        if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
+            &call.collective
+        {
+            counts
+                .iter()
+                .for_each(|count| plan.write(&count.to_le_bytes()));
+        }
+        let mut name = Fnv1a::new();
+        name.write(call.name.compared.as_bytes());
+
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..7].copy_from_slice(&[kind, call.dtype as u8, op]);
+        let words = [
+            0, // generation
+            0, // sequence
+            call.count as u64,
+            name.0,
+            plan.0,
+            root,
+        ];
+        for (field, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            field.copy_from_slice(&word.to_le_bytes());
+        }
+        Self(bytes)
     }
-    bytes
+
+    /// The header of the `sequence`-th collective of this generation.
+    #[must_use]
+    pub fn header(&self, generation: u64, sequence: u64) -> Header {
+        let mut bytes = self.0;
+        bytes[8..16].copy_from_slice(&generation.to_le_bytes());
+        bytes[16..24].copy_from_slice(&sequence.to_le_bytes());
+        bytes
+    }
 }
 
 /// Whether these bytes are a header at all, as opposed to a broken stream.
@@ -91,7 +106,7 @@ mod tests {
             shapes: "[6]".into(),
         };
         change(&mut call);
-        header(&call, Algorithm::Ring, 0, 1)
+        Contract::of(&call, Algorithm::Ring).header(0, 1)
     }
 
     #[test]
@@ -108,6 +123,10 @@ mod tests {
             changed(|call| call.name = "v".into()),
             changed(|call| call.shapes = "[2,3]".into()),
         ];
+        let call = Contract(base);
+        assert_eq!(base, call.header(0, 1));
+        assert_ne!(base, call.header(0, 2));
+        assert_ne!(base, call.header(1, 1));
         assert_eq!(base, changed(|call| call.name.shown = "v".into()));
         for (index, other) in others.iter().enumerate() {
             assert_ne!(&base, other);

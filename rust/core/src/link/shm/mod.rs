@@ -22,7 +22,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use super::{Broken, Direction};
 use arena::Arena;
-use pipe::Side;
+use pipe::{BATCH_BYTES, Side};
 
 mod arena;
 mod pairing;
@@ -33,9 +33,6 @@ pub use pairing::pair;
 
 /// What a ring holds. When ranks share a core, each change from one to the other moves at most this.
 const RING_BYTES: usize = 1 << 20;
-/// Bytes published or given back at a time, so that both sides of a large transfer are busy: a part
-/// of an L1 cache.
-const BATCH_BYTES: usize = 16 << 10;
 
 /// This process's end of a link.
 pub struct ShmLink {

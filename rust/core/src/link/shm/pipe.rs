@@ -20,6 +20,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 use crate::link::{Broken, Direction};
 
+/// Bytes published or given back at a time, so that both sides of a large transfer are busy: a part
+/// of an L1 cache.
+pub(super) const BATCH_BYTES: usize = 16 << 10;
+
 /// What two processes share besides the bytes; all zeros at the beginning.
 #[repr(C)]
 pub(super) struct Shared {
@@ -58,9 +62,14 @@ pub(super) struct Side {
     /// What this side has published on its outgoing pipe, and the head that it last saw there.
     tail: u64,
     head_seen: u64,
-    /// What this side has given back on its incoming pipe, and the tail that it last saw there.
+    /// What this side has read on its incoming pipe, how much of it the producer knows, and the tail
+    /// that this side last saw there.
     head: u64,
+    given_back: u64,
     tail_seen: u64,
+    /// Bytes that are given back at a time. The producer always has as much room at least when
+    /// everything has been read, so it never waits for bytes that are kept.
+    batch: u64,
 }
 
 const fn bit(direction: Direction) -> u32 {
@@ -80,7 +89,9 @@ impl Side {
             tail: 0,
             head_seen: 0,
             head: 0,
+            given_back: 0,
             tail_seen: 0,
+            batch: BATCH_BYTES.min(capacity / 2).max(1) as u64,
         }
     }
 
@@ -131,11 +142,16 @@ impl Side {
         (self.head % self.capacity) as usize
     }
 
-    /// Gives `count` bytes that were read back to the producer; `true` if it has to be woken.
+    /// Gives `count` bytes that were read back to the producer, now or with later ones; `true` if
+    /// it has to be woken. Small messages need not tell it each time.
     #[must_use]
     pub(super) fn give_back(&mut self, shared: &Shared, count: usize) -> bool {
         assert!(count as u64 <= self.tail_seen - self.head);
         self.head += count as u64;
+        if self.head - self.given_back < self.batch {
+            return false;
+        }
+        self.given_back = self.head;
         self.incoming(shared).head.0.store(self.head, Release);
         self.should_wake(shared, Direction::Send)
     }
@@ -252,6 +268,23 @@ impl Shared {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_reads_everything_never_keeps_the_other_side_waiting() {
+        for capacity in 1..=9 {
+            let shared = Shared::new();
+            let (mut producer, mut consumer) = (Side::new(0, capacity), Side::new(1, capacity));
+            for wanted in [1, 2, capacity].repeat(20) {
+                let room = producer.room(&shared, wanted).unwrap();
+                assert!(room > 0 && room <= capacity);
+                assert!(producer.ready(&shared, Direction::Send));
+                let count = room.min(wanted);
+                assert!(!producer.publish(&shared, count));
+                assert_eq!(consumer.filled(&shared, count), Ok(count));
+                assert!(!consumer.give_back(&shared, count));
+            }
+        }
+    }
 
     #[test]
     fn impossible_counters_are_noticed_and_never_used() {

@@ -209,13 +209,16 @@ fn the_doorbell_rings_once_per_announcement_and_never_without() {
     assert_eq!(rings(&bell_b), 1);
     send(&mut a, b"x").unwrap();
     assert_eq!(rings(&bell_b), 0, "it was woken already");
+    send(&mut a, &[0; SMALL - 3]).unwrap();
     a.announce_sleep(Direction::Send);
-    assert_eq!(b.readable().map(<[u8]>::len), Ok(3));
+    assert_eq!(b.readable().map(<[u8]>::len), Ok(SMALL));
     b.consume(1);
+    assert_eq!(rings(&bell_a), 0, "one byte is not worth the noise");
+    b.consume(SMALL / 2 - 1);
     assert_eq!(rings(&bell_a), 1);
     a.announce_sleep(Direction::Send);
     a.awake();
-    b.consume(1);
+    b.consume(SMALL / 2);
     assert_eq!(rings(&bell_a), 0, "it took its announcement back");
     a.announce_sleep(Direction::Receive);
     b.close();
