@@ -12,7 +12,7 @@ use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::meeting::{Answer, Report};
 use crate::schedule::Algorithm;
-use crate::wire::contract::{self, HEADER_BYTES, Header};
+use crate::wire::contract::{self, Contract, HEADER_BYTES, Header};
 use crate::wire::control::{self, Entered, Testimony};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
 use crate::wire::handshake::{self, Hello, Member, Purpose};
@@ -217,7 +217,7 @@ fn own_header() -> Header {
         name: "dense/kernel".into(),
         shapes: "[98]".into(),
     };
-    contract::header(&call, Algorithm::Ring, 0, 1)
+    Contract::of(&call, Algorithm::Ring).header(0, 1)
 }
 
 fn contract_samples() -> Vec<Vec<u8>> {

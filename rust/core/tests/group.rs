@@ -188,7 +188,9 @@ fn a_different_shape_blames_the_odd_rank_on_all() {
 
 #[test]
 fn a_rank_that_closes_early_is_named_on_all_others() {
-    let errors = group(4, |rank, communicator| {
+    let connected = Barrier::new(4);
+    let errors = group(4, move |rank, communicator| {
+        connected.wait();
         if rank == 2 {
             communicator.close();
             return None;

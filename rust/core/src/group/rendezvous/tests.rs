@@ -3,6 +3,7 @@ use std::thread;
 
 use super::*;
 use crate::communicator::TransportChoice;
+use crate::error::ErrorKind;
 use crate::schedule::choice::Rules;
 
 const STREAMS: usize = 2;

@@ -153,7 +153,7 @@ fn a_doorbell_that_could_block_or_kill_is_refused() {
 fn an_initiator_without_memory_says_so() {
     let (mut ours, mut theirs) = connection();
     // Longer than a reason may be, with its limit inside a character.
-    let reason = format!("x{}", "é".repeat(REASON_BYTES_MAX));
+    let reason = format!("x{}", "é".repeat(255));
     let told = Talk::new(&mut ours, PATIENCE)
         .unwrap()
         .refuse(reason)

@@ -1,0 +1,255 @@
+use std::net::{TcpListener, TcpStream};
+
+use super::*;
+
+/// Lets a caller and a callee with these tokens meet.
+fn meet(caller: &'static [u8], callee: &'static [u8]) -> (Result<()>, Result<Hello>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let calling = std::thread::spawn(move || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        call(
+            &mut stream,
+            Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap(),
+            caller,
+        )
+    });
+    let (mut stream, _) = listener.accept().unwrap();
+    let answered = answer(&mut stream, callee, |hello| {
+        if hello.world_size == 2 {
+            Ok(())
+        } else {
+            Err(Error::rendezvous("another size"))
+        }
+    });
+    (calling.join().unwrap(), answered)
+}
+
+#[test]
+fn equal_tokens_meet() {
+    let (called, answered) = meet(b"secret", b"secret");
+    assert_eq!(called, Ok(()));
+    assert_eq!(answered.unwrap().rank, 1);
+}
+
+#[test]
+fn a_wrong_or_missing_token_is_refused_on_both_sides() {
+    for (caller, callee) in [
+        (&b"secret"[..], &b"other"[..]),
+        (b"", b"secret"),
+        (b"secret", b""),
+    ] {
+        let (called, answered) = meet(caller, callee);
+        for error in [called.unwrap_err(), answered.unwrap_err()] {
+            assert!(
+                matches!(error.kind, ErrorKind::Authentication { .. }),
+                "{error}"
+            );
+        }
+    }
+}
+
+/// The other side of a conversation: says what is on it, and keeps what it hears.
+struct Tape {
+    says: std::io::Cursor<Vec<u8>>,
+    heard: Vec<u8>,
+}
+
+impl Tape {
+    fn new(says: Vec<u8>) -> Self {
+        Self {
+            says: std::io::Cursor::new(says),
+            heard: Vec::new(),
+        }
+    }
+
+    fn saying(messages: &[Message]) -> Self {
+        let mut says = Vec::new();
+        for message in messages {
+            write_message(&mut says, message).unwrap();
+        }
+        Self::new(says)
+    }
+
+    /// The message of this number among those heard.
+    fn heard(&self, number: usize) -> Message {
+        let mut heard = &self.heard[..];
+        for _ in 0..number {
+            hear(&mut heard).unwrap();
+        }
+        hear(&mut heard).unwrap()
+    }
+}
+
+impl Read for Tape {
+    fn read(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
+        self.says.read(target)
+    }
+}
+
+impl Write for Tape {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.heard.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What each side of a successful handshake said: the caller, and the callee.
+fn overheard() -> [Vec<u8>; 2] {
+    struct Wire(TcpStream, Vec<u8>);
+    impl Read for Wire {
+        fn read(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
+            let count = self.0.read(target)?;
+            self.1.extend_from_slice(&target[..count]);
+            Ok(count)
+        }
+    }
+    impl Write for Wire {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let calling = std::thread::spawn(move || {
+        let mut wire = Wire(TcpStream::connect(address).unwrap(), Vec::new());
+        let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
+        call(&mut wire, hello, b"secret").unwrap();
+        wire.1
+    });
+    let mut wire = Wire(listener.accept().unwrap().0, Vec::new());
+    answer(&mut wire, b"secret", |_| Ok(())).unwrap();
+    [wire.1, calling.join().unwrap()]
+}
+
+fn assert_refuses_caller(tape: &mut Tape) {
+    let error = answer(tape, b"secret", |_| panic!("a stranger was let in")).unwrap_err();
+    let refused = matches!(error.kind, ErrorKind::Authentication { .. });
+    assert!(refused, "{error}");
+    assert!(matches!(tape.heard(1), Message::Refused(_)));
+}
+
+fn assert_refuses_callee(tape: &mut Tape) {
+    let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
+    let error = call(tape, hello, b"secret").unwrap_err();
+    let refused = matches!(error.kind, ErrorKind::Authentication { .. });
+    assert!(refused, "{error}");
+    assert!(matches!(tape.heard(1), Message::Refused(_)));
+}
+
+#[test]
+fn a_replayed_proof_is_refused_on_both_sides() {
+    let [caller, callee] = overheard();
+    assert_refuses_caller(&mut Tape::new(caller));
+    assert_refuses_callee(&mut Tape::new(callee));
+}
+
+#[test]
+fn a_reflected_proof_is_refused_on_both_sides() {
+    let [caller, _] = overheard();
+    let mut callers = &caller[..];
+    hear(&mut callers).unwrap();
+    let Message::Proof(overheard) = hear(&mut callers).unwrap() else {
+        panic!("a caller's second message is its proof");
+    };
+    // A callee that has only what a caller once said.
+    assert_refuses_callee(&mut Tape::saying(&[
+        Message::Welcome {
+            nonce: [0; 32],
+            proof: overheard,
+        },
+        Message::Accepted,
+    ]));
+
+    // A caller that gives the callee's own proof back.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mirror = std::thread::spawn(move || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let hello = Message::Hello(Hello::sample(Purpose::Data { stream: 0 }));
+        write_message(&mut stream, &hello).unwrap();
+        let Message::Welcome { proof, .. } = hear(&mut stream).unwrap() else {
+            panic!("a greeting is answered with a welcome");
+        };
+        write_message(&mut stream, &Message::Proof(proof)).unwrap();
+        hear(&mut stream).unwrap()
+    });
+    let mut stream = listener.accept().unwrap().0;
+    let judge = |_: &Hello| panic!("a mirror was let in");
+    let error = answer(&mut stream, b"secret", judge).unwrap_err();
+    let refused = matches!(error.kind, ErrorKind::Authentication { .. });
+    assert!(refused, "{error}");
+    assert!(matches!(mirror.join().unwrap(), Message::Refused(_)));
+}
+
+#[test]
+fn a_missing_proof_is_refused_on_both_sides() {
+    let hello = || Message::Hello(Hello::sample(Purpose::Data { stream: 0 }));
+    assert_refuses_caller(&mut Tape::saying(&[hello(), Message::Accepted]));
+    assert_refuses_caller(&mut Tape::saying(&[hello(), hello()]));
+    let mut tape = Tape::saying(&[Message::Accepted]);
+    let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
+    assert!(call(&mut tape, hello, b"secret").is_err());
+}
+
+#[test]
+fn a_proof_for_another_rank_or_purpose_is_refused() {
+    let [caller, _] = overheard();
+    let mut said = &caller[..];
+    let (Message::Hello(hello), proof) = (hear(&mut said).unwrap(), hear(&mut said).unwrap())
+    else {
+        panic!("a caller begins with a greeting");
+    };
+    let others = [
+        Hello {
+            rank: 0,
+            ..hello.clone()
+        },
+        Hello {
+            purpose: Purpose::Control,
+            ..hello.clone()
+        },
+        Hello {
+            world_size: 3,
+            ..hello
+        },
+    ];
+    let Message::Proof(proof) = proof else {
+        panic!("then comes its proof");
+    };
+    for other in others {
+        assert_refuses_caller(&mut Tape::saying(&[
+            Message::Hello(other),
+            Message::Proof(proof),
+        ]));
+    }
+}
+
+#[test]
+fn another_version_is_named_on_both_sides() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let calling = std::thread::spawn(move || {
+        let mut hello = Hello::new(1, 2, Purpose::Control).unwrap();
+        hello.version += 1;
+        call(&mut TcpStream::connect(address).unwrap(), hello, b"")
+    });
+    let answered = answer(&mut listener.accept().unwrap().0, b"", |_| Ok(()));
+    for error in [calling.join().unwrap().unwrap_err(), answered.unwrap_err()] {
+        assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+        let versions = format!("version {}, the rank it called", PROTOCOL_VERSION + 1);
+        assert!(error.to_string().contains(&versions), "{error}");
+    }
+}
+
+#[test]
+fn a_giant_length_is_refused_before_it_is_allocated() {
+    let error = read_message::<Hello>(&mut &u32::MAX.to_le_bytes()[..]).unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+}
