@@ -127,7 +127,9 @@ def _plot(axes: Any, line: list[Measurement], values: list[float]) -> None:
     system, transport = line[0].system, line[0].transport
     look = LOOKS.get(system, OTHER)
     shared = transport == "shm"
-    place = {"shm": "shared memory", "grpc": "gRPC", "tcp": "TCP"}.get(transport, transport)
+    place = {"shm": "shared memory", "grpc": "gRPC", "tcp": "TCP", "tls": "TLS"}.get(
+        transport, transport
+    )
     axes.plot(
         [row.bytes for row in line],
         values,

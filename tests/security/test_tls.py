@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from recorder import Recorder
 
 import gradring
 from gradring import errors
+from gradring.bench.plan import Plan
+from gradring.cli import main
 from gradring.config import Settings, TlsFiles
 from gradring.launch.ports import free_ports
 from gradring.testing import Outcome, run_ranks
@@ -270,6 +273,23 @@ def test_ctrl_c_ends_a_handshake_of_tls_with_one_who_says_nothing(authority: Aut
             interrupt_a_handshake, 1, address, env=variables, check=False, timeout=60
         )
     assert isinstance(outcome.exception, KeyboardInterrupt), outcome
+
+
+def test_the_benchmark_measures_inside_tls_and_without_in_turns(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, path in authority.certify("all", LOCAL).variables().items():
+        monkeypatch.setenv(name, path)
+    table = tmp_path / "measured.json"
+    options = ["--transport", "tcp,tls", "--sizes", "64KiB", "--iterations", "5"]
+    assert main(["bench", "all-reduce", "--allow-debug", *options, "--json", str(table)]) == 0
+    rows = json.loads(table.read_text())
+    assert [(row["transport"], row["wrong"]) for row in rows] == [("tcp", 0), ("tls", 0)]
+
+
+def test_the_benchmark_names_the_certificates_that_it_misses() -> None:
+    with pytest.raises(errors.ConfigError, match="GRADRING_TLS_CA"):
+        Plan(2, (4,), transports=("tls",)).check(allow_debug=True)
 
 
 def test_some_of_the_variables_are_an_error_that_names_the_others(authority: Authority) -> None:

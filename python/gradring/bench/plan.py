@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from gradring import build_info
 from gradring.bench import systems, values
 from gradring.communicator import Communicator
+from gradring.config import TLS_VARIABLES, Settings
 from gradring.errors import ConfigError
 
 DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
-TRANSPORTS = ("auto", "tcp", "shm")
+TLS = "tls"
+TRANSPORTS = ("auto", "tcp", "shm", TLS)
 ALGORITHMS = ("auto", "ring", "direct", "one_shot", "hierarchical")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -29,7 +31,8 @@ class Plan:
         sizes: Of the buffer on each rank, in bytes.
         dtype: Element type by numpy's name.
         op: The reduce op.
-        transports: gradring's own, each measured: ``auto``, ``tcp`` or ``shm``.
+        transports: gradring's own, each measured: ``auto``, ``tcp`` or ``shm``, without TLS
+            whatever the environment says; ``tls`` is ``tcp`` inside TLS.
         algorithm: One of `ALGORITHMS`; where it does not apply, ``auto`` chooses.
         iterations: Timed iterations of each system at each size; None adapts them to the time
             that one takes.
@@ -59,7 +62,8 @@ class Plan:
 
         Raises:
             ConfigError: A size does not hold whole elements, the dtype cannot tell so many ranks
-                apart, gradring does not know a transport, or the build is not optimised.
+                apart, gradring does not know a transport, there are no certificates for ``tls``,
+                or the build is not optimised.
         """
         if build_info()["debug"] and not allow_debug:
             raise ConfigError(
@@ -74,9 +78,14 @@ class Plan:
                     f"{element_bytes} bytes; choose sizes that are multiples of {element_bytes}"
                 )
         values.period(self.dtype, self.world_size)
+        if TLS in self.transports and Settings.from_environ().tls is None:
+            raise ConfigError(
+                f"the transport {TLS} needs certificates for 127.0.0.1: set "
+                f"{', '.join(TLS_VARIABLES)} (docs/clusters.md shows how to make them)"
+            )
         for transport in self.transports:
             Communicator(
-                0, 1, transport=transport, algorithm=self.algorithm, streams=self.streams
+                0, 1, transport=native(transport), algorithm=self.algorithm, streams=self.streams
             ).close()
 
     def measurable(self) -> tuple[Plan, list[str]]:
@@ -140,6 +149,11 @@ def parse_transports(text: str) -> tuple[str, ...]:
         ValueError: An unknown name; the message has the known ones.
     """
     return _parse_names(text, TRANSPORTS, "transport")
+
+
+def native(transport: str) -> str:
+    """What `Communicator` calls one of `TRANSPORTS`."""
+    return "tcp" if transport == TLS else transport
 
 
 def format_size(size: int) -> str:

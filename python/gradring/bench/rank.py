@@ -13,6 +13,7 @@ changes its speed does so for all of them. Whoever is not at turn sleeps.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import numpy as np
 
 import gradring
 from gradring.bench.measurement import Measurement, to_json
-from gradring.bench.plan import Plan
+from gradring.bench.plan import TLS, Plan, native
 from gradring.bench.systems import System, load_peer
 from gradring.bench.systems.agree import agree_on_ports
 from gradring.bench.systems.link import open_link
@@ -30,6 +31,7 @@ from gradring.bench.systems.own import Gradring
 from gradring.bench.systems.system import Reduction
 from gradring.bench.values import Problem, dtype_of
 from gradring.communicator import Communicator
+from gradring.config import TLS_VARIABLES, Settings, TlsFiles
 from gradring.launch.ports import LOOPBACK
 
 ROUNDS = 5
@@ -47,14 +49,18 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
         plan: What to measure.
         progress: A file to which rank 0 appends the rows of each size as they are ready.
     """
+    tls = Settings.from_environ().tls
+    for name in TLS_VARIABLES:  # what is to use them gets them as an argument
+        os.environ.pop(name, None)
     first, *others = plan.transports
-    with (
-        gradring.init(transport=first, algorithm=plan.algorithm, streams=plan.streams) as comm,
-        contextlib.ExitStack() as closing,
-    ):
-        systems: list[System] = [Gradring(comm)]
+    with contextlib.ExitStack() as closing:
+        comm = closing.enter_context(_join(plan, first, tls))
+        systems: list[System] = [_system(comm, first)]
         for transport in others:
-            systems.append(Gradring(_communicator(comm, transport, plan, closing)))
+            (port,) = agree_on_ports(comm, 1)
+            place = comm.rank, comm.world_size, f"{LOOPBACK}:{port}"
+            more = closing.enter_context(_join(plan, transport, tls, *place))
+            systems.append(_system(more, transport))
         for name in plan.peers:
             systems.extend(load_peer(name).open_systems(comm, closing))
         systems.extend(open_link(comm, closing))
@@ -69,20 +75,28 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
         return rows
 
 
-def _communicator(
-    comm: Communicator, transport: str, plan: Plan, closing: contextlib.ExitStack
+def _join(
+    plan: Plan,
+    transport: str,
+    tls: TlsFiles | None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | None = None,
 ) -> Communicator:
-    """One more, among the same ranks."""
-    (port,) = agree_on_ports(comm, 1)
-    more = gradring.init(
-        rank=comm.rank,
-        world_size=comm.world_size,
-        rendezvous=f"{LOOPBACK}:{port}",
-        transport=transport,
+    """A communicator that uses one of the plan's transports; by default the launcher's group."""
+    return gradring.init(
+        rank=rank,
+        world_size=world_size,
+        rendezvous=rendezvous,
+        transport=native(transport),
+        tls=tls if transport == TLS else None,
         algorithm=plan.algorithm,
         streams=plan.streams,
     )
-    return closing.enter_context(more)
+
+
+def _system(comm: Communicator, transport: str) -> Gradring:
+    return Gradring(comm, TLS if transport == TLS else None)
 
 
 def measure_size(

@@ -9,7 +9,7 @@ from gradring.bench.plan import format_size
 from gradring.bench.systems import link
 from gradring.bench.values import dtype_of
 
-TCP_TRANSPORTS = ("tcp", "grpc")
+TCP_TRANSPORTS = ("tcp", "tls", "grpc")
 """What goes through the links that `link` measures."""
 
 _COLUMNS = (

@@ -66,7 +66,8 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="auto",
         dest="transports",
         metavar="TRANSPORTS",
-        help=f"gradring's own, measured in turns: {', '.join(plan.TRANSPORTS)} (default auto)",
+        help=f"gradring's own, measured in turns: {', '.join(plan.TRANSPORTS)} (default auto); tls "
+        "is tcp inside TLS, with the certificates in GRADRING_TLS_CA, _CERT and _KEY",
     )
     sub.add_argument(
         "--algorithm",
