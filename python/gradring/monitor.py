@@ -79,9 +79,15 @@ class Totals:
         """What `to_note` made; None for the note of a rank without a monitor."""
         try:
             row = json.loads(note)
-            late = {int(rank): float(seconds) for rank, seconds in row.pop("late_s").items()}
-            return cls(**row, late_s=late)
-        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls(
+                steps=int(row["steps"]),
+                elapsed_s=float(row["elapsed_s"]),
+                comm_s=float(row["comm_s"]),
+                wait_s=float(row["wait_s"]),
+                late_s={int(rank): float(seconds) for rank, seconds in row["late_s"].items()},
+                ended=bool(row["ended"]),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
 
 

@@ -1,4 +1,4 @@
-"""What Python reads from outside ends in a value or in a ConfigError, whatever the text is.
+"""What Python reads from outside ends in a value or in an error of ours, whatever the text is.
 
 The decoders of what travels between ranks are tested in ``rust/core/tests/decoders.rs``.
 """
@@ -14,6 +14,7 @@ import pytest
 from gradring.clusters import detect, parse
 from gradring.clusters.slurm import expand_nodelist
 from gradring.errors import ConfigError
+from gradring.monitor import Totals
 
 EXECUTIONS = 4000
 
@@ -37,9 +38,17 @@ def read_address(text: str) -> None:
     assert parse.address(parse.address(text, "it"), "it")
 
 
+def read_note(text: str) -> None:
+    totals = Totals.from_note(text.encode(errors="surrogatepass"))
+    if totals is not None:
+        # It can be worked with, and be passed on.
+        assert Totals.from_note(totals.minus(totals).to_note()) is not None
+
+
 DECODERS: dict[str, tuple[Callable[[str], object], list[str]]] = {
     "TF_CONFIG": (read_tf_config, TF_CONFIGS),
     "address": (read_address, ["127.0.0.1:29500", "[::1]:1", "host.name:65535"]),
+    "note": (read_note, [Totals(7, 1.5, 0.5, 0.25, {1: 0.25, 2: 1e-3}).to_note().decode()]),
     "nodelist": (expand_nodelist, ["gpu[01-02,7],login", "a[1-3]b[4-5]", "n"]),
 }
 
