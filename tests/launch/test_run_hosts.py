@@ -100,6 +100,7 @@ def test_the_token_is_on_no_command_line(tmp_path: Path, ssh: dict[str, str]) ->
 def test_a_token_in_a_file_reaches_hosts_that_do_not_have_the_file(
     tmp_path: Path, ssh: dict[str, str]
 ) -> None:
+    (tmp_path / "token").touch(mode=0o600)
     (tmp_path / "token").write_text("from a file\n")
     program = script(
         tmp_path, "print(os.environ['GRADRING_TOKEN'], 'GRADRING_TOKEN_FILE' in os.environ)"

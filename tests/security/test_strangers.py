@@ -10,7 +10,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from gradring.launch.ports import free_ports
 from gradring.testing import run_ranks
 
 LOCAL = "127.0.0.1"
+CALLERS_MAX = 16  # INQUIRERS_MAX in rust/core/src/group/door.rs
 TLS_GREETING = bytes.fromhex("1603010200010001fc0303")
 
 Stranger = Callable[[socket.socket], None]
@@ -126,39 +129,49 @@ def idlers(address: str, count: int) -> Iterator[list[socket.socket]]:
             thread.join()
 
 
-def fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
+class Usage(NamedTuple):
+    """What a process takes of the system."""
+
+    fds: int
+    threads: int
+
+    @classmethod
+    def now(cls) -> Usage:
+        return cls(len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
+
+    @classmethod
+    def settled(cls) -> Usage:
+        """The same, once callers and doors have gone."""
+        readings: list[Usage] = []
+        deadline = time.monotonic() + 20
+        while len(readings) < 4 or len(set(readings[-4:])) > 1:
+            if time.monotonic() > deadline:
+                break
+            readings.append(cls.now())
+            time.sleep(0.3)
+        return readings[-1]
+
+    def or_more(self, other: Usage) -> Usage:
+        return Usage(*map(max, self, other))
+
+    def with_callers(self) -> Usage:
+        """With as many callers as a running job greets at once."""
+        return Usage(self.fds + 2 * CALLERS_MAX + 2, self.threads + CALLERS_MAX + 1)
 
 
-def settled() -> tuple[int, int]:
-    """File descriptors and threads of this process, once callers and doors have gone."""
-    readings: list[tuple[int, int]] = []
-    deadline = time.monotonic() + 20
-    while (len(readings) < 4 or len(set(readings[-4:])) > 1) and time.monotonic() < deadline:
-        readings.append((fds(), len(os.listdir("/proc/self/task"))))
-        time.sleep(0.3)
-    return readings[-1]
+def within(used: Usage, bound: Usage) -> bool:
+    return used.fds <= bound.fds and used.threads <= bound.threads
 
 
-def form_late(delay_s: float, steps: int) -> tuple[float, int, int]:
-    """Rank 0's door is open for a while before the others come; then the job runs.
-
-    Returns:
-        A sum, and how many file descriptors and threads the process has at the end.
-    """
+def form_late(delay_s: float, steps: int) -> float:
+    """Rank 0's door is open for a while before the others come; then the job runs."""
     if os.environ["GRADRING_RANK"] != "0":
         time.sleep(delay_s)
     with gradring.init(timeout=60) as comm:
         x = np.ones(1000, np.float32)
         for _ in range(steps):
             comm.all_reduce(x, op="mean")
-        result = float(x.sum()), *settled()
-        comm.barrier()
-        return result
-
-
-def undisturbed(world_size: int, env: dict[str, str]) -> list[tuple[float, int, int]]:
-    return run_ranks(form_late, world_size, 0.0, 50, env=env)
+        return float(x.sum())
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -171,71 +184,84 @@ def env(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
 
 
 def test_strangers_of_all_kinds_do_not_disturb_a_forming_job(env: dict[str, str]) -> None:
-    quiet = undisturbed(3, env)
     with crowd(env["GRADRING_RENDEZVOUS"], 10_000, *STRANGERS) as connected:
-        disturbed = run_ranks(form_late, 3, 3.0, 50, env=env)
+        sums = run_ranks(form_late, 3, 3.0, 50, env=env)
     assert len(connected) > 20
-    assert disturbed == quiet
+    assert sums == [1000.0] * 3
 
 
 def test_thousands_of_idle_connections_do_not_keep_members_out(env: dict[str, str]) -> None:
-    quiet = undisturbed(2, env)
     with idlers(env["GRADRING_RENDEZVOUS"], 3000) as connections:
-        disturbed = run_ranks(form_late, 2, 4.0, 50, env=env)
+        sums = run_ranks(form_late, 2, 4.0, 50, env=env)
     assert len(connections) > 500
-    assert disturbed == quiet
+    assert sums == [1000.0] * 2
 
 
-def report_doors(seconds: float, directory: Path) -> tuple[float, int, int]:
-    """Runs for a while; notes every port on which this process listens meanwhile."""
+def work_on(notes: Path) -> tuple[float, Usage, Usage, Usage]:
+    """Works until the strangers have gone.
+
+    Returns:
+        A sum, and what this process took before they came, at most, and afterwards.
+    """
     with gradring.init() as comm:
         x = np.ones(1000, np.float32)
-        before, _ = settled()
-        directory.joinpath(str(comm.rank)).touch()
-        deadline = time.monotonic() + seconds
-        steps, go_on = 0, np.ones(1)
+        comm.all_reduce(x, op="mean")
+        before = most = Usage.settled()
+        (notes / f"ready-{comm.rank}").touch()
+        go_on = np.ones(1)
         while go_on[0]:
             comm.all_reduce(x, op="mean")
-            go_on[0] = time.monotonic() < deadline
+            most = most.or_more(Usage.now())
+            go_on[0] = not (notes / "gone").exists()
             comm.broadcast(go_on)
-            steps += 1
-        return float(x.sum()), settled()[0] - before, steps
+            time.sleep(0.01)
+        after = Usage.settled()
+        comm.barrier()
+        return float(x.sum()), before, most, after
 
 
-def test_a_running_job_has_no_door_and_is_not_disturbed(
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} was never noted"
+        time.sleep(0.05)
+
+
+def besiege(address: str, notes: Path, seconds: float) -> tuple[int, int]:
+    """Strangers at a job that runs; returns how many of each sort got a connection."""
+    try:
+        for rank in range(2):
+            await_file(notes / f"ready-{rank}")
+        with crowd(address, 10_000, *STRANGERS) as visits, idlers(address, 3000) as idle:
+            time.sleep(seconds)
+            return len(visits), len(idle)
+    finally:
+        (notes / "gone").touch()
+
+
+def test_a_besieged_job_runs_on_and_greets_few_strangers_at_a_time(
     env: dict[str, str], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
-    refused = []
-
-    def knock() -> None:
-        deadline = time.monotonic() + 30
-        while len(list(notes.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        host, port = env["GRADRING_RENDEZVOUS"].split(":")
-        for _ in range(200):
-            with socket.socket() as stranger:
-                refused.append(stranger.connect_ex((host, int(port))) != 0)
-            time.sleep(0.005)
-
-    knocking = threading.Thread(target=knock)
-    knocking.start()
-    results = run_ranks(report_doors, 2, 4.0, notes, env=env)
-    knocking.join()
-    assert refused == [True] * 200
-    for total, opened, steps in results:
-        assert (total, opened) == (1000.0, 0)
-        assert steps > 10
+    with ThreadPoolExecutor() as threads:
+        siege = threads.submit(besiege, env["GRADRING_RENDEZVOUS"], notes, 6.0)
+        results = run_ranks(work_on, 2, notes, env=env)
+    visits, idle = siege.result()
+    assert visits > 20 and idle > 100
+    for total, before, most, after in results:
+        assert total == 1000.0
+        assert within(most, before.with_callers()), (before, most)
+        assert within(after, before), (before, after)
 
 
 def wait_for_nobody(timeout_s: float) -> tuple[str, int]:
     """Rank 0 of two, the other of which never comes; returns the error and the descriptors left."""
-    before = fds()
+    before = Usage.now().fds
     try:
         gradring.init(world_size=2, rank=0, timeout=timeout_s)
     except gradring.errors.RendezvousError as error:
-        return str(error), settled()[0] - before
+        return str(error), Usage.settled().fds - before
     raise AssertionError("somebody was let in")
 
 

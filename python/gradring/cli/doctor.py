@@ -13,8 +13,8 @@ from gradring.config import Settings
 from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
 
 if TYPE_CHECKING:
-    from gradring.doctor.running import RunningJob
     from gradring.doctor.endpoint import Endpoint
+    from gradring.doctor.running import RunningJob
 
 NAME = "doctor"
 HELP = "find out what is wrong: with the set-up, with the network, with a running job"
@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_address,
         metavar="HOST:PORT",
         help="the rendezvous of a job, or any address; GRADRING_TOKEN or GRADRING_TOKEN_FILE is "
-        "the job's token, which is found for jobs on this machine",
+        "the job's token, and GRADRING_TLS_CA, _CERT and _KEY open a job inside TLS; all are found "
+        "for jobs on this machine",
     )
     parser.add_argument(
         "--timeout",
@@ -118,8 +119,8 @@ def _report_job(running: RunningJob) -> bool:
     rendezvous = running.rendezvous
     try:
         job = ask_job(rendezvous, running.token, running.tls)
-    except AuthenticationError as error:
-        _say(f"{rendezvous}: a gradring job, but not with this token: {error}")
+    except (AuthenticationError, ConfigError) as error:
+        _say(f"{rendezvous}: a gradring job, which does not answer this caller: {error}")
         return False
     except RendezvousError as error:
         _say(f"{rendezvous}: rank 0 of a job should answer here, but: {error}")

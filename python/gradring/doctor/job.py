@@ -143,7 +143,7 @@ def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -
         AuthenticationError: The token is not that of the job, or a certificate is not accepted.
         GradringError: Rank 0 does not answer, or is no rank of this version.
     """
-    files = tls and (tls.ca, tls.cert, tls.key)
+    files = (tls.ca, tls.cert, tls.key) if tls is not None else None
     first = _native.inquire(rendezvous, token or b"", files, LIMIT_S)
     world_size = first["world_size"]
     if not first["formed"]:
