@@ -82,5 +82,34 @@ def test_a_command_of_the_document_does_what_it_says(command: str, workplace: Pa
         assert {f"{rank} {world_size} {mean}" for rank in range(world_size)} <= lines
 
 
+def test_the_certificates_of_the_document_let_two_hosts_meet(workplace: Path) -> None:
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    (script,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    addresses = {"node-a": "127.0.0.2", "node-b": "127.0.0.3"}
+    script = script.replace("10.0.0.5", addresses["node-a"]).replace("10.0.0.6", "127.0.0.3")
+    subprocess.run(["sh", "-ec", script], cwd=workplace, check=True, capture_output=True)
+    rendezvous = f"{addresses['node-a']}:{free_ports(1)[0]}"
+    ranks = []
+    for rank, (name, address) in enumerate(addresses.items()):
+        environ = {
+            **os.environ,
+            "GRADRING_RANK": str(rank),
+            "GRADRING_WORLD_SIZE": "2",
+            "GRADRING_RENDEZVOUS": rendezvous,
+            "GRADRING_TOKEN": "certificates-are-not-enough",
+            "GRADRING_TRANSPORT": "tcp",
+            "GRADRING_INTERFACE": address,
+            "GRADRING_TLS_CA": str(workplace / name / "ca.pem"),
+            "GRADRING_TLS_CERT": str(workplace / name / "rank.pem"),
+            "GRADRING_TLS_KEY": str(workplace / name / "rank.key"),
+        }
+        command = [sys.executable, "sum.py"]
+        ranks.append(
+            subprocess.Popen(command, cwd=workplace, env=environ, stdout=subprocess.PIPE, text=True)
+        )
+    said = [process.communicate(timeout=120)[0].splitlines()[:1] for process in ranks]
+    assert said == [["0 2 0.5"], ["1 2 0.5"]]
+
+
 def test_every_launcher_is_in_the_document() -> None:
     assert {command.split()[0] for command in commands()} >= {"gradring", *OTHERS}
