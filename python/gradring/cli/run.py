@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-dir",
         type=Path,
         metavar="DIR",
-        help="also write each rank's output to DIR/rank-0.log and so on",
+        help="also write each rank's output to DIR/rank-0.log and so on, and what a "
+        "gradring.Monitor measures to DIR/steps.jsonl",
     )
     parser.add_argument(
         "--trace",

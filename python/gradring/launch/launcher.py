@@ -34,6 +34,7 @@ from gradring.launch.report import last_words
 from gradring.launch.signals import signals_as_bytes
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
+from gradring.steplog import forget
 
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
@@ -65,7 +66,9 @@ def launch(
         command: Program and arguments.
         world_size: Number of ranks.
         environ: The variables from which those of the ranks are made.
-        log_dir: Directory for ``rank-0.log`` and so on: each rank's lines without prefix.
+        log_dir: Directory for ``rank-0.log`` and so on, each rank's lines without prefix, and for
+            ``steps.jsonl``, what a `gradring.Monitor` on rank 0 measures; the latter on rank 0's
+            host.
         grace_s: Seconds that the other ranks have when one has failed: half to report their own
             errors, half to react to SIGTERM; then they are killed.
         hosts: Where the ranks run, filled in this order; those with another name than this
@@ -89,6 +92,9 @@ def launch(
     if not world.remote and shutil.which(command[0], path=environ.get("PATH")) is None:
         _say(f"there is no program {command[0]!r}; check its name and PATH{_hint(command[0])}")
         return CANNOT_START
+    if log_dir is not None:
+        forget(log_dir)
+        environ = {**environ, "GRADRING_LOG_DIR": str(log_dir.absolute())}
     with signals_as_bytes() as wakeup:
         for attempt in itertools.count():
             numbered = {**environ, "GRADRING_RESTART": str(attempt)}
