@@ -119,6 +119,7 @@ class Monitor:
         log: str | os.PathLike[str] | None = None,
         on_line: Callable[[dict[str, Any]], None] | None = None,
         prometheus_port: int | None = None,
+        first_step: int = 0,
     ) -> None:
         """Begins with the first step, which itself does not count: it builds graphs.
 
@@ -135,6 +136,8 @@ class Monitor:
             on_line: Called on rank 0 with the same dict.
             prometheus_port: As the variable ``GRADRING_PROMETHEUS_PORT``: every rank serves its
                 numbers at 127.0.0.1, at this port plus its local rank.
+            first_step: How many steps were done before, as after a restart from a checkpoint; steps
+                are numbered from there.
 
         Raises:
             ConfigError: ``of`` has no communicator, or an interval is not above 0.
@@ -163,7 +166,8 @@ class Monitor:
         self._shown = Totals()
         self._shown_ranks: dict[int, Totals] = {}
         self._first_late: dict[int, float] = {}
-        self._step = 0
+        self._step = first_step
+        self._has_begun = False
         self._since: tuple[float, float, float, float] | None = None
         self._line_at = self._note_at = float("inf")
         self._finished = False
@@ -192,7 +196,8 @@ class Monitor:
         self._step += steps
         if loss is not None:
             self._loss = loss
-        if self._step == steps:
+        if not self._has_begun:
+            self._has_begun = True
             self.resume()
             self._first_late = self._communicator._native.stats()["lateness_s"]
             return
@@ -217,7 +222,7 @@ class Monitor:
 
     def resume(self) -> None:
         """Steps follow again."""
-        if self._since is not None or self._step == 0:
+        if self._since is not None or not self._has_begun:
             return
         now = time.perf_counter()
         if self._line_at == float("inf"):

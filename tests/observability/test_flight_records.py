@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import gradring
+from gradring import cli
 from gradring.testing import run_ranks
 from gradring.trace.explanation import explain
 from gradring.trace.records import Collective, Record, read
@@ -45,6 +48,36 @@ def test_the_rank_that_did_not_come_is_named(tmp_path: Path) -> None:
         sentence,
     )
     assert before.startswith(f"Before that, rank 1 on {host} had come this far: it finished {W}")
+
+
+def test_each_attempt_of_a_launcher_has_its_own_records(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, gradring\n"
+        "attempt = os.environ['GRADRING_RESTART']\n"
+        "with gradring.init() as comm:\n"
+        "    comm.barrier()\n"
+        "    raise ValueError(f'attempt {attempt}')\n"
+    )
+    flight = tmp_path / "flight"
+    older = flight / "attempt-7" / "rank-0.json"
+    older.parent.mkdir(parents=True)
+    older.write_text("of an earlier run")
+    monkeypatch.setenv("GRADRING_FLIGHT_DIR", str(flight))
+    run = ["run", "-np", "2", "--max-restarts", "1", "--", sys.executable, str(program)]
+    assert cli.main(run) == 1
+    assert not older.exists()
+    capfd.readouterr()
+    assert cli.main(["explain", str(flight)]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert [line for line in said if line.endswith(":")] == [
+        f"{flight / 'attempt-0'}:",
+        f"{flight / 'attempt-1'}:",
+    ]
+    failures = [line for line in said if line.startswith("The group failed")]
+    assert ["attempt 0" in failures[0], "attempt 1" in failures[1]] == [True, True]
 
 
 def be_killed(faulty: int) -> None:

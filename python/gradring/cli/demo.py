@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=(0, 1),
         metavar="R",
-        help="instead, kill one rank in the middle and show what the other one says",
+        help="instead, kill one rank in the middle; show what the other one says, and the restart",
     )
 
 
