@@ -23,6 +23,8 @@ if host in down.split():
     sys.exit(f"ssh: connect to host {{host}} port 22: No route to host") or 255
 environ = {{name: text for name, text in os.environ.items() if not name.startswith("HERE_")}}
 environ["SSH_HOST"] = host
+environ["TMPDIR"] = os.path.join(os.path.dirname(os.environ["SSH_STAND_IN_NOTES"]), "tmp-" + host)
+os.makedirs(environ["TMPDIR"], exist_ok=True)
 far = subprocess.Popen(
     ["sh", "-c", command], stdin=subprocess.PIPE, env=environ, start_new_session=True
 )

@@ -133,11 +133,9 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
         "with gradring.init() as comm:\n"
         "    for _ in range(5): comm.all_reduce(np.ones(3), name='w')\n",
     )
-    far = tmp_path / "far"
-    far.mkdir()
     trace = tmp_path / "timeline.json"
     options = ["--hosts", "localhost,127.0.0.2:2,127.0.0.3", "--trace", trace]
-    done = gradring("run", *options, *program, **ssh, TMPDIR=str(far))
+    done = gradring("run", *options, *program, **ssh)
     assert done.returncode == 0, done.stderr
     assert f"the timeline is {trace}; open it" in done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
@@ -145,7 +143,7 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
     assert sorted(called) == [(rank, sequence) for rank in range(4) for sequence in range(1, 6)]
     # Nothing stays behind, here or there.
     assert not trace.with_name("timeline.json.parts").exists()
-    assert list(far.iterdir()) == []
+    assert [list(far.iterdir()) for far in tmp_path.glob("tmp-*")] == [[], []]
     # No part travelled where a list of processes shows it, and each host was asked once.
     notes = Path(ssh["SSH_STAND_IN_NOTES"]).read_text()
     assert notes.count("gradring.launch.collect") == 2
@@ -164,7 +162,7 @@ def test_a_host_that_is_gone_costs_its_part_of_the_timeline(
     trace = tmp_path / "timeline.json"
     options = ["--hosts", "127.0.0.2,127.0.0.3", "--trace", trace]
     gone = str(tmp_path / "gone")
-    done = gradring("run", *options, *program, **ssh, SSH_STAND_IN_GONE=gone, TMPDIR=str(tmp_path))
+    done = gradring("run", *options, *program, **ssh, SSH_STAND_IN_GONE=gone)
     assert done.returncode == 0, done.stderr
     assert "the timeline's parts on 127.0.0.3 cannot be had: ssh: connect to host" in done.stderr
     assert f"the timeline is {trace}, without rank 1; open it" in done.stderr
