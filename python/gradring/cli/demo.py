@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("demo-report"),
         metavar="DIR",
-        help="directory for the picture and the logs (default %(default)s)",
+        help="directory for the page, the picture and the logs (default %(default)s)",
     )
     trouble = parser.add_mutually_exclusive_group()
     trouble.add_argument(
