@@ -157,6 +157,9 @@ def test_the_page_has_verdict_numbers_and_picture_and_loads_nothing() -> None:
     assert "<node & a>" in said
     for rank in whole.gradring:
         assert rank.weights_hash in said
+    assert "with care" not in said
+    busy = results(others={"gradring": 0.4})
+    assert "gradring 40%" in page.page(busy, checks(busy), None)
     # The picture takes the page's colours, light and dark.
     assert "currentColor" in text and "var(--ground)" in text
     assert INK not in text and PAPER not in text

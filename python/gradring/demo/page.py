@@ -13,7 +13,7 @@ import gradring
 from gradring.demo.machine import describe
 from gradring.demo.picture import drawn
 from gradring.demo.results import RankResult, Results, mean_step_ms
-from gradring.demo.tables import COLUMNS, HOW_AVERAGED, statements
+from gradring.demo.tables import COLUMNS, HOW_AVERAGED, statements, warnings
 from gradring.demo.variants import GRADRING, MIRRORED, SINGLE
 from gradring.demo.verdict import Check
 
@@ -45,6 +45,7 @@ def page(results: Results, checked: Sequence[Check], why_no_mirrored: str | None
         "strategy, and by a single process.</p>",
         _verdict(checked),
         _figures(results),
+        *(f'<p class="warning">{html.escape(text)}</p>' for text in warnings(results)),
         "<h2>Time of a step, loss and accuracy</h2>",
         f'<div class="picture" role="img" aria-label="{_alternative(results)}">',
         f"{drawn(results)}</div>",
@@ -103,7 +104,7 @@ def _figures(results: Results) -> str:
             (f"{theirs_ms:.2f} ms", f"a step with {MIRRORED.title}"),
             (
                 f"{theirs_ms / ours_ms:.1f}&times;",
-                f"a step with {MIRRORED.title} against one with {GRADRING.title}",
+                f"{MIRRORED.title} against {GRADRING.title}",
             ),
         ]
     figures += [
@@ -120,7 +121,7 @@ def _figures(results: Results) -> str:
 def _table(results: Results) -> str:
     header = (
         '<tr><th>process</th><th class="text">host</th><th>steps</th><th>samples/s</th>'
-        "<th>step ms</th><th>compute</th><th>communi&shy;cation</th><th>waiting</th>"
+        "<th>step&nbsp;ms</th><th>compute</th><th>communi&shy;cation</th><th>waiting</th>"
         "<th>without a strategy</th><th>SHA-256</th></tr>"
     )
     rows = [_row(f"{GRADRING.title}, rank {rank.rank}", rank) for rank in results.gradring]

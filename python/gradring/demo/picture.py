@@ -16,11 +16,11 @@ NAME = "comparison.png"
 INK, PAPER = "#1a1b1d", "#fefdfc"
 """Of text and lines, and between bars; colours that nothing else has."""
 SIZE_INCHES, DOTS_PER_INCH = (11, 7.6), 130
-COMPUTE, COMMUNICATION, WAITING = "#3b6ea5", "#e08a3c", "#d9d3c7"
+COMPUTE, COMMUNICATION, WAITING = "#3b6ea5", "#e08a3c", "#c6c0b3"
 MIXED = "#eab17f"
 CURVES = (
     # Drawn on top of each other, so each must leave room for the next.
-    {"color": "#cfcac0", "linewidth": 5.0, "linestyle": "-"},
+    {"color": "#b8b3a8", "linewidth": 5.0, "linestyle": "-"},
     {"color": "#3b6ea5", "linewidth": 1.8, "linestyle": "-"},
     {"color": "#e08a3c", "linewidth": 1.2, "linestyle": (0, (3, 3))},
 )
