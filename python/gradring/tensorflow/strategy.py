@@ -67,7 +67,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             its rank and of the chief, with rank, host and variable, at most once a minute;
             "raise": it ends the training on every rank with `gradring.errors.AbortedError`, which
             says the same; None (default): nobody looks. Looking costs a pass over the memory of
-            the gradients.
+            the gradients, which are those that a Keras 3 optimizer reduces.
 
         Raises:
           gradring.errors.ConfigError: `check_gradients` is something else; or `cluster_resolver`
