@@ -102,7 +102,8 @@ def init(
     )
     if settings.flight_dir is not None:
         communicator._native.write_records_to(settings.flight_dir)
-    communicator._log_dir = settings.log_dir
+    if settings.log_dir is not None:
+        communicator._log_dir = settings.log_dir
     if settings.prometheus_port is not None:
         communicator._serve_metrics(settings.prometheus_port)
     if settings.trace is not None:

@@ -92,7 +92,9 @@ def test_a_killed_rank_has_left_nothing_and_the_others_say_where_they_were(tmp_p
     run_ranks(be_killed, 3, 2, env={"GRADRING_FLIGHT_DIR": str(tmp_path)}, check=False)
     sentences = explain(read(tmp_path))
     assert "Rank 2 left no record" in sentences[1]
-    assert any(f"been in {W} (#21)" in sentence for sentence in sentences), sentences
+    # The news may overtake the end of the collective before, which the killed rank had finished.
+    been = re.compile(rf"been in {re.escape(W)} \(#2[01]\)")
+    assert any(been.search(sentence) for sentence in sentences), sentences
 
 
 def ask(directory: str) -> bool:
