@@ -6,10 +6,10 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from gradring import _native, lateness
 from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles
 from gradring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradring.metrics import MetricsServer
+    from gradring.monitor import Monitor
 
 T = TypeVar("T")
 _log = logging.getLogger("gradring")
@@ -136,6 +140,11 @@ class Communicator:
         self.host: str = self.hosts[rank]
         self._trace_path: Path | None = None
         self._trace_part: Path | None = None
+        #: Where a `Monitor` writes unasked.
+        self._log_dir: Path | None = None
+        #: The `Monitor` that counts steps, as long as there is one.
+        self._monitor: Callable[[], Monitor | None] | None = None
+        self._metrics: MetricsServer | None = None
         _open.add(self)
         for peer, reason in self._native.memory_not_shared.items():
             _log.warning("rank %d uses TCP to rank %d of the same host: %s", rank, peer, reason)
@@ -338,6 +347,13 @@ class Communicator:
         timeline.write(path, [records.parse(part) for part in parts])
         return path
 
+    def _serve_metrics(self, port: int) -> None:
+        """Serves metrics at ``port`` plus the local rank until `close`, if that is free."""
+        from gradring import metrics  # most programs do not need a web server
+
+        if self._metrics is None:
+            self._metrics = metrics.serve(self, port)
+
     def _trace_until_close(self, part: Path) -> None:
         """Records a timeline from now on; `close` writes this rank's part of it."""
         part.unlink(missing_ok=True)
@@ -351,6 +367,9 @@ class Communicator:
     def close(self) -> None:
         """Leaves the group in good order; a collective under way fails. May be called twice."""
         _open.discard(self)
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
         part, self._trace_part = self._trace_part, None
         trace = self._native.take_trace() if part is not None else None
         self._native.close()

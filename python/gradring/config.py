@@ -53,6 +53,9 @@ class Settings:
         flight_dir: Where each rank writes its last collectives when the group fails, and on
             SIGUSR2; None for nowhere.
         trace: The file of a timeline of all ranks; None for no timeline.
+        log_dir: Where rank 0 writes the numbers of its `Monitor`; None for nowhere.
+        prometheus_port: Of 127.0.0.1, at which local rank 0 serves its metrics, local rank 1 at the
+            next, and so on; None for no metrics.
     """
 
     token: bytes | None = field(default=None, repr=False)
@@ -65,6 +68,8 @@ class Settings:
     trace: Path | None = None
     tls: TlsFiles | None = None
     interface: str | None = None
+    log_dir: Path | None = None
+    prometheus_port: int | None = None
 
     @classmethod
     def from_environ(
@@ -86,7 +91,8 @@ class Settings:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
                 ``GRADRING_STREAMS``, ``GRADRING_STALL_WARNING_S``,
-                ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``,
+                ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``, ``GRADRING_LOG_DIR``,
+                ``GRADRING_PROMETHEUS_PORT``,
                 ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
                 ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
@@ -118,6 +124,8 @@ class Settings:
             trace=_path(environ, "GRADRING_TRACE"),
             tls=_tls(environ, tls),
             interface=_interface(environ, interface),
+            log_dir=_path(environ, "GRADRING_LOG_DIR"),
+            prometheus_port=_port(environ, "GRADRING_PROMETHEUS_PORT"),
         )
 
 
@@ -212,6 +220,15 @@ def _path(environ: Mapping[str, str], name: str) -> Path | None:
     text = environ.get(name, "").strip()
     # A program may change its directory before the path is used.
     return Path(text).absolute() if text else None
+
+
+def _port(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise ConfigError(f"{name}={text!r} is not a port from 1 to 65535; correct it")
+    return int(text)
 
 
 def _seconds(

@@ -112,8 +112,12 @@ def init(
     )
     if settings.flight_dir is not None:
         communicator._native.write_records_to(settings.flight_dir)
+    if settings.log_dir is not None:
+        communicator._log_dir = settings.log_dir
+    if settings.prometheus_port is not None:
+        communicator._serve_metrics(settings.prometheus_port)
     if settings.trace is not None:
-        from gradring.trace.records import part_of
+        from gradring.trace.places import part_of
 
         communicator._trace_until_close(part_of(settings.trace, communicator.rank))
     return communicator

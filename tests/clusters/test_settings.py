@@ -24,6 +24,14 @@ def test_variables_are_read() -> None:
     assert Settings.from_environ(environ) == Settings(b"secret", True, "tcp", 2.5, 16, 1.5)
 
 
+def test_a_port_for_metrics_is_a_port() -> None:
+    settings = Settings.from_environ({"GRADRING_PROMETHEUS_PORT": "9400"})
+    assert settings.prometheus_port == 9400
+    for text in ("0", "65536", "http", "-1"):
+        with pytest.raises(ConfigError, match="GRADRING_PROMETHEUS_PORT="):
+            Settings.from_environ({"GRADRING_PROMETHEUS_PORT": text})
+
+
 def test_an_argument_beats_a_variable() -> None:
     environ = {
         "GRADRING_TOKEN": "secret",

@@ -22,8 +22,6 @@ from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.rows import gather_rows, row_counts
 from gradring.tensorflow.start_wait import start, wait
 
-_REDUCE_OPS = ("sum", "mean", "min", "max", "product")
-
 #: Keeps a communicator alive that nobody else knows of.
 _made_here: Communicator | None = None
 
@@ -69,8 +67,6 @@ def all_reduce(
         is an exception of `gradring.errors` as well.
       tf.errors.DeadlineExceededError: the communicator's timeout is over; likewise.
     """
-    if op not in _REDUCE_OPS:
-        raise ValueError(f"op={op!r} is no reduce op; use one of {', '.join(_REDUCE_OPS)}")
     leaves = tf.nest.flatten(tensors)
     names = Names.of_variables(name or "all_reduce", leaves, variables)
     comm = communicator or current_communicator()

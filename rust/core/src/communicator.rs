@@ -300,6 +300,13 @@ impl Communicator {
         }
     }
 
+    /// Shows people a warning in the logs of this rank and of rank 0; never waits.
+    pub fn remark(&self, text: &str) {
+        let host = self.roster.host(self.rank);
+        let text = format!("rank {} on {host}: {text}", self.rank);
+        self.liveness.remark(shortened(text));
+    }
+
     /// Writes the flight record to `directory` when the group fails, and on SIGUSR2.
     pub fn write_records_to(&self, directory: &Path) {
         self.journal.write_to(directory);

@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
 use std::sync::Arc;
 
 use gradring_core::buffer::Buffer;
@@ -15,6 +16,7 @@ use gradring_core::communicator::Communicator;
 use gradring_core::dtype::{DType, ReduceOp};
 
 use crate::api::{Api, RawConstruction, RawContext, RegisterError};
+use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
 use crate::inflight;
@@ -47,6 +49,7 @@ struct Start {
     dtype: DType,
     name: Name,
     communicator: CommunicatorId,
+    check: Option<Check>,
 }
 
 impl Kernel for Start {
@@ -56,6 +59,7 @@ impl Kernel for Start {
             dtype: dtype(node.data_type(attr::T)?)?,
             name: name(node)?,
             communicator: CommunicatorId::of(node)?,
+            check: Check::of(node)?,
         })
     }
 
@@ -65,6 +69,9 @@ impl Kernel for Start {
         let tensors = (0..context.num_inputs() - 1)
             .map(|index| context.take_over(index + 1, index))
             .collect::<Result<Vec<_>, _>>()?;
+        if let Some(check) = &self.check {
+            check.look(&communicator, self.dtype, &tensors);
+        }
         let handle_output = context.num_inputs() - 1;
         launch(
             context,
@@ -85,6 +92,7 @@ struct AllGatherStart {
     dtype: DType,
     name: Name,
     communicator: CommunicatorId,
+    check: Option<Check>,
 }
 
 impl Kernel for AllGatherStart {
@@ -93,6 +101,7 @@ impl Kernel for AllGatherStart {
             dtype: dtype(node.data_type(attr::T)?)?,
             name: name(node)?,
             communicator: CommunicatorId::of(node)?,
+            check: Check::of(node)?,
         })
     }
 
@@ -100,6 +109,9 @@ impl Kernel for AllGatherStart {
         let communicator = self.communicator.open()?;
         let rows = context.input(1)?.read_i64()?;
         let own = context.input(2)?;
+        if let Some(check) = &self.check {
+            check.look(&communicator, self.dtype, slice::from_ref(&own));
+        }
         let plan = GatherPlan::new(
             &rows,
             &own.dims(),

@@ -10,11 +10,13 @@
 //! | `status`, `tensor`, `context` | safe owners and views of TensorFlow's objects |
 //! | `ops` | names, attributes and shapes of the ops |
 //! | `kernels` | what the ops do |
+//! | `check` | looking for gradients that are not finite |
 //! | `inflight` | the works between a Start and its Wait |
 //! | `failures` | from the message of a failed op back to the error |
 //! | `counters` | what has happened so far in this process |
 
 mod api;
+mod check;
 mod context;
 pub mod counters;
 pub mod failures;

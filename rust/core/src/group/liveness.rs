@@ -4,7 +4,7 @@
 //! second, questions and testimonies (see `inquest`), and aborts, which every rank passes on, so
 //! they reach all ranks around either side of a lost one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +21,7 @@ use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
 use crate::trace::journal::Journal;
 use crate::trace::{clock, signals};
-use crate::wire::control::{self, Entered, Message, Testimony};
+use crate::wire::control::{self, Entered, Message, Remark, Testimony};
 use crate::wire::pulse::Tick;
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -65,6 +65,7 @@ enum Requested {
     Investigate(Suspicion),
     Spread(Error),
     Pulse,
+    Remark(String),
     Close,
 }
 
@@ -116,6 +117,8 @@ impl Liveness {
             beat_at: now,
             beats: 0,
             pulse_at: now,
+            on_warning,
+            remarks: BTreeMap::new(),
         };
         let thread = std::thread::Builder::new()
             .name("gradring-watch".into())
@@ -145,6 +148,14 @@ impl Liveness {
     /// Tells everybody how this rank is doing, now.
     pub(crate) fn pulse(&self) {
         self.desk.request(Requested::Pulse);
+    }
+
+    /// Shows people a warning, here and on rank 0.
+    pub(crate) fn remark(&self, text: String) {
+        (self.on_warning)(text.clone());
+        if self.rank != 0 {
+            self.desk.request(Requested::Remark(text));
+        }
     }
 
     /// Says goodbye and ends the watch.
@@ -248,6 +259,9 @@ struct Watch {
     beat_at: Instant,
     beats: u32,
     pulse_at: Instant,
+    on_warning: fn(String),
+    /// By rank, the last remark that it has made.
+    remarks: BTreeMap<usize, u64>,
 }
 
 struct Neighbour {
@@ -272,6 +286,7 @@ impl Watch {
                     Requested::Investigate(suspicion) => self.investigate(suspicion),
                     Requested::Spread(cause) => self.flood(&Message::abort(cause), None),
                     Requested::Pulse => self.pulse(Instant::now()),
+                    Requested::Remark(text) => self.remark(text),
                     Requested::Close => {
                         self.write_record();
                         return self.leave();
@@ -342,6 +357,28 @@ impl Watch {
         let stats = self.journal.recorder.stats();
         let pulse = self.journal.board.next_pulse(self.rank, &stats, now);
         self.flood(&Message::Pulse(pulse), None);
+    }
+
+    fn remark(&mut self, text: String) {
+        let number = self.remarks.entry(self.rank).or_default();
+        *number += 1;
+        let remark = Remark {
+            rank: self.rank,
+            number: *number,
+            text,
+        };
+        self.flood(&Message::Remark(remark), None);
+    }
+
+    /// Whether a remark is a new one of another rank.
+    fn is_news(&mut self, remark: &Remark) -> bool {
+        if remark.rank == self.rank || remark.rank >= self.hosts.len() {
+            return false;
+        }
+        let known = self.remarks.entry(remark.rank).or_default();
+        let news = remark.number > *known;
+        *known = remark.number.max(*known);
+        news
     }
 
     /// Writes the flight record when the group has failed, once, and whenever somebody asks.
@@ -442,6 +479,14 @@ impl Watch {
                     && self.journal.board.hear(pulse.clone())
                 {
                     self.flood(&Message::Pulse(pulse), Some(from));
+                }
+            }
+            Message::Remark(remark) => {
+                if self.is_news(&remark) {
+                    if self.rank == 0 {
+                        (self.on_warning)(shortened(remark.text.clone()));
+                    }
+                    self.flood(&Message::Remark(remark), Some(from));
                 }
             }
             Message::Goodbye => {
