@@ -9,7 +9,7 @@ PYTEST_OPTIONS := -q --numprocesses 2 --dist loadfile
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report conformance loom tsan miri lint format bench bench-peers wheel clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report conformance loom tsan miri docs lint format bench bench-peers wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,7 +63,10 @@ test-engines: setup ## trains under real Slurm, Open MPI and Ray; installs them 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
 
-lint: setup ## formatting, lints, types and stubs; warnings are errors
+docs: setup ## the site of docs/ and the API, into site/; dead links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lint: setup docs ## formatting, lints, types, stubs and documents; warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
@@ -99,7 +102,7 @@ test-matrix: wheel ## the TensorFlow tests under several TensorFlow and Keras; w
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ray target dist demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ray target dist site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

@@ -19,8 +19,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_command_of_the_document_reduces(tmp_path: Path) -> None:
-    readme, document = (ROOT / "README.md").read_text(), (ROOT / "docs/clusters.md").read_text()
-    program = re.search(r"```python\n# sum\.py\n(.*?)```", readme, re.DOTALL)
+    start, document = (
+        (ROOT / "docs" / name).read_text() for name in ("quick-start.md", "clusters.md")
+    )
+    program = re.search(r"```python\n# sum\.py\n(.*?)```", start, re.DOTALL)
     command = re.search(r"^(mpirun .*)$", document, re.M)
     assert program is not None and command is not None
     (tmp_path / "sum.py").write_text(program[1])
