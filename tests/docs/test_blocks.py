@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import ROOT, Block, blocks, programs
 
+from documents import ROOT, Block, blocks, programs
 from gradring import cli
 from gradring.clusters import without_cluster_variables
 from gradring.launch.ports import free_ports

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, programs
+
+from documents import ROOT, programs
 
 
 def test_the_readme_shows_the_line() -> None:
