@@ -74,6 +74,7 @@ lint: setup docs ## formatting, lints, types, stubs and documents; warnings are 
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	cd $(abspath $(VENV)) && bin/python -m mypy.stubtest gradring._native
 
 format: setup ## formats all code
