@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         elif path.startswith("docs/"):
             target = path.removeprefix("docs/")
         elif (ROOT / path).exists():
-            target = f"{config.repo_url}/blob/main/{path}"
+            target = f"{config.extra['repository']}/blob/main/{path}"
         else:
             raise PluginError(
                 f"{document or page.file.src_uri} links to {target}, which is missing"

@@ -102,3 +102,8 @@ def programs() -> dict[str, str]:
     named = [block.program for block in blocks() if block.program]
     assert len(named) == len(dict(named)), "two programs have one name"
     return dict(named)
+
+
+def make_targets() -> set[str]:
+    """What `make` can be asked for."""
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

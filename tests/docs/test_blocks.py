@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from documents import ROOT, Block, blocks, programs
+from documents import ROOT, Block, blocks, make_targets, programs
 from gradring import cli
 from gradring.clusters import without_cluster_variables
 from gradring.launch.ports import free_ports
@@ -169,36 +169,7 @@ def check_arguments(command: str) -> None:
         assert words[0] in FOREIGN, f"what is {words[0]}?"
 
 
-def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-
-
 def test_every_program_is_run_by_a_command() -> None:
     scripts = [b.text for b in blocks() if b.language == "bash" and b.mark != "not run"]
     for name in programs():
         assert any(name in script for script in scripts), name
-
-
-def test_commands_within_the_text_exist() -> None:
-    found = 0
-    for document in {block.document for block in blocks()}:
-        text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
-        for code in re.findall(r"`([^`\n]+)`", text):
-            words = code.split()
-            if words[0] == "gradring" and re.fullmatch("[a-z]+", "".join(words[1:2])):
-                assert words[1] in cli.COMMANDS, f"{document}: {code}"
-            elif words[0] == "make" and len(words) > 1:
-                assert words[1] in make_targets(), f"{document}: {code}"
-            else:
-                continue
-            found += 1
-    assert found > 30
-
-
-def test_tests_that_the_documents_name_exist() -> None:
-    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "rust").rglob("*.rs")]
-    tests = set(re.findall(r"\b(?:def|fn) (\w+)\(", "\n".join(s.read_text() for s in sources)))
-    numerics = (ROOT / "docs" / "numerics.md").read_text()
-    named = set(re.findall(r"`((?:[a-z0-9]+_){3,}[a-z0-9]+)`", numerics))
-    assert len(named) > 20
-    assert named <= tests, named - tests
