@@ -18,7 +18,7 @@ from gradring import cli
 from gradring.clusters import without_cluster_variables
 from gradring.launch.ports import free_ports
 
-DEADLINE_S = 120
+DEADLINE_S = 240
 #: Launchers of others, and what needs no check of its arguments.
 FOREIGN = ("mpirun", "pip", "srun", "torchrun")
 #: The port in the documents; a free one takes its place.

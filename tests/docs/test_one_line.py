@@ -39,7 +39,7 @@ def test_the_training_program_trains_under_both_strategies(tmp_path: Path, strat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
