@@ -64,8 +64,9 @@ test-engines: setup ## trains under real Slurm, Open MPI and Ray; installs them 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
 
+# Not --quiet: with it, --strict sees no warnings.
 docs: setup ## the site of docs/ and the API, into site/; dead links are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: setup docs ## formatting, lints, types, stubs and documents; warnings are errors
 	cargo fmt --all --check
