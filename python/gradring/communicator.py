@@ -199,8 +199,7 @@ class Communicator:
             Part ``rank`` of ``numpy.array_split(reduced, world_size)``: the first axis is divided,
             and the first parts are one longer if it does not divide evenly.
 
-        Raises:
-            As `all_reduce`.
+        Raises what `all_reduce` raises.
         """
         array = np.array(_array(x, writable=False), order="C", ndmin=1)
         lengths = _split(array.shape[0], self.world_size)
@@ -221,8 +220,7 @@ class Communicator:
         Returns:
             ``numpy.concatenate`` of the arrays in rank order.
 
-        Raises:
-            As `all_reduce`.
+        Raises what `all_reduce` raises.
         """
         array = np.atleast_1d(_array(x, writable=False))
         lengths = np.zeros(self.world_size, np.int64)
@@ -246,8 +244,7 @@ class Communicator:
         Returns:
             ``x``.
 
-        Raises:
-            As `all_reduce`.
+        Raises what `all_reduce` raises.
         """
         self._native.broadcast(_arrays(x), root, name)
         return x

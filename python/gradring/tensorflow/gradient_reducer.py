@@ -72,8 +72,7 @@ class GradientReducer:
         Returns:
           The reduced gradients, in the same order.
 
-        Raises:
-          As `all_reduce`.
+        Raises what `all_reduce` raises.
         """
         gradients = list(gradients)
         if variables is not None and len(variables) != len(gradients):

@@ -115,8 +115,7 @@ def broadcast_variables(
       root: the rank whose values win; default 0.
       communicator: as for `all_reduce`.
 
-    Raises:
-      As `broadcast`.
+    Raises what `broadcast` raises.
     """
     compared = without_counters([name_of(variable) for variable in variables])
     for index, variable in enumerate(variables):
@@ -140,8 +139,7 @@ def all_gather(
     Returns:
       A tensor of shape `[sum of the first dimensions, ...]`.
 
-    Raises:
-      As `all_reduce`; ValueError for a scalar.
+    Raises what `all_reduce` raises, and ValueError for a scalar.
     """
     label = Label.of(name or "all_gather")
     comm = communicator or current_communicator()
