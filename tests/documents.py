@@ -63,7 +63,8 @@ class Block:
     @property
     def commands(self) -> list[str]:
         """The lines of a block of commands."""
-        return [line for line in self.text.splitlines() if line.strip()]
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line for line in lines if line.strip()]
 
 
 def blocks() -> list[Block]:

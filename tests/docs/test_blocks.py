@@ -20,7 +20,8 @@ from gradring.launch.ports import free_ports
 
 DEADLINE_S = 240
 #: Launchers of others, and what needs no check of its arguments.
-FOREIGN = ("mpirun", "pip", "srun", "torchrun")
+FOREIGN = ("mpirun", "openssl", "pip", "srun", "torchrun")
+SHELL_WORDS = ("done", "export", "for", "mkdir", "umask")
 #: The port in the documents; a free one takes its place.
 PORT = "29500"
 COMMANDS = ("gradring", "make", "python", "cargo", *FOREIGN)
@@ -154,7 +155,9 @@ def test_a_block_is_run_or_says_why_not(block: Block) -> None:
 def check_arguments(command: str) -> None:
     """What can be known of a command without running it."""
     words = shlex.split(command, comments=True)
-    words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+    words = [word for word in words if not re.match(r"[A-Za-z_]+=", word)]
+    if not words or words[0] in SHELL_WORDS:
+        return
     if words[0] == "gradring":
         assert words[1] in cli.COMMANDS, command
         cli._parser([words[1]]).parse_args(words[1:])
