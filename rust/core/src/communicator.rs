@@ -304,7 +304,7 @@ impl Communicator {
     pub fn remark(&self, text: &str) {
         let host = self.roster.host(self.rank);
         let text = format!("rank {} on {host}: {text}", self.rank);
-        self.liveness.remark(shortened(text));
+        self.liveness.remark(shortened(&text));
     }
 
     /// Writes the flight record to `directory` when the group fails, and on SIGUSR2.

@@ -484,7 +484,7 @@ impl Watch {
             Message::Remark(remark) => {
                 if self.is_news(&remark) {
                     if self.rank == 0 {
-                        (self.on_warning)(shortened(remark.text.clone()));
+                        (self.on_warning)(shortened(&remark.text));
                     }
                     self.flood(&Message::Remark(remark), Some(from));
                 }
