@@ -272,6 +272,11 @@ impl Communicator {
         self.liveness.abort(cause.blaming(self.rank, host));
     }
 
+    /// As `abort`, because a person wants this rank to stop.
+    pub fn interrupt(&self) {
+        self.engine.interrupt();
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -283,6 +283,11 @@ impl Engine {
         Ok(self.shared.enqueue(queue, launched))
     }
 
+    /// Fails every pending and later work of every rank, because this rank was interrupted.
+    pub fn interrupt(&self) {
+        self.shared.supervisor.abort(self.shared.interrupted());
+    }
+
     /// How collectives are performed.
     #[must_use]
     pub fn policy(&self) -> Policy {

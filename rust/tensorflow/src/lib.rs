@@ -11,6 +11,7 @@
 //! | `ops` | names, attributes and shapes of the ops |
 //! | `kernels` | what the ops do |
 //! | `inflight` | the works between a Start and its Wait |
+//! | `interrupts` | whether Ctrl-C waits for an op to return |
 //! | `failures` | from the message of a failed op back to the error |
 //! | `counters` | what has happened so far in this process |
 
@@ -19,6 +20,7 @@ mod context;
 pub mod counters;
 pub mod failures;
 mod inflight;
+pub mod interrupts;
 mod kernels;
 mod ops;
 mod status;
