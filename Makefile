@@ -9,7 +9,7 @@ PYTEST_OPTIONS := -q --numprocesses 2 --dist loadfile
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,11 @@ test-all: setup lint test-rust test-wheel ## as test, and the slow tests: the wh
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
+
+MINUTES ?= 10
+SEED ?=
+soak: setup ## collectives, failures and training for MINUTES=10: nothing may grow; SEED= replays
+	PYTHONPATH=tests $(BIN)/python -m soak --minutes "$(MINUTES)" --seed "$(SEED)"
 
 test-rust: prerequisites ## the tests of the Rust crates
 	cargo test --workspace --quiet

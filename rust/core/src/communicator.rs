@@ -278,6 +278,11 @@ impl Communicator {
         self.liveness.abort(cause.blaming(self.rank, host));
     }
 
+    /// As `abort`, because a person wants this rank to stop.
+    pub fn interrupt(&self) {
+        self.engine.interrupt();
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -348,6 +353,8 @@ impl Communicator {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
+        // Whoever keeps what is closed keeps its counters, but no megabyte of records.
+        self.journal.recorder.keep(1);
     }
 }
 

@@ -360,8 +360,6 @@ impl Transport for Defective {
         Box::new(|| {})
     }
 
-    fn close(&mut self) {}
-
     fn name(&self) -> &'static str {
         "defective"
     }

@@ -19,7 +19,7 @@ use crate::api::{Api, RawConstruction, RawContext, RegisterError};
 use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
-use crate::inflight;
+use crate::inflight::{self, InFlight};
 use crate::ops::{ALL_GATHER_START, START, WAIT, accepted, attr};
 use crate::status::{Code, Failure, Status};
 use crate::tensor::{INT64, Tensor, dtype};
@@ -210,8 +210,8 @@ impl Kernel for Wait {
     fn compute(&self, context: &Context) -> Result<(), Failure> {
         let handle_input = context.num_inputs() - 1;
         let handles = context.input(handle_input)?.read_i64()?;
-        let work = inflight::take(handles.first().copied().unwrap_or_default())?;
-        counters::count_wait(|| work.wait_forever())?;
+        let started = inflight::take(handles.first().copied().unwrap_or_default())?;
+        counters::count_wait(|| started.wait())?;
         // The engine has let go of the memory, so it is passed on as it is.
         (0..handle_input).try_for_each(|index| context.set_output(index, &context.input(index)?))
     }
@@ -250,7 +250,7 @@ struct Launch<'a> {
 
 fn launch(
     context: &Context,
-    communicator: &Communicator,
+    communicator: &Arc<Communicator>,
     launch: Launch<'_>,
 ) -> Result<(), Failure> {
     let handle = context.allocate(launch.handle_output, INT64, &[], size_of::<i64>())?;
@@ -274,7 +274,7 @@ fn launch(
         shapes,
     })?;
     counters::count_start();
-    let number = inflight::put(work)?;
+    let number = inflight::put(InFlight::new(work, communicator))?;
     // SAFETY: the handle is a freshly allocated scalar int64.
     unsafe { handle.data().cast::<i64>().write_unaligned(number) };
     Ok(())

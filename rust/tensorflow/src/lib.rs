@@ -12,6 +12,7 @@
 //! | `kernels` | what the ops do |
 //! | `check` | looking for gradients that are not finite |
 //! | `inflight` | the works between a Start and its Wait |
+//! | `interrupts` | whether Ctrl-C waits for an op to return |
 //! | `failures` | from the message of a failed op back to the error |
 //! | `counters` | what has happened so far in this process |
 
@@ -21,6 +22,7 @@ mod context;
 pub mod counters;
 pub mod failures;
 mod inflight;
+pub mod interrupts;
 mod kernels;
 mod ops;
 mod status;

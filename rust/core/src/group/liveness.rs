@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,7 +57,8 @@ pub(crate) struct Liveness {
 /// Where other threads leave requests for the watch.
 struct Desk {
     requests: Mutex<Vec<Requested>>,
-    wake_up: WakeUp,
+    /// Wakes the watch; None when it has ended.
+    wake_up: Mutex<Option<Arc<WakeUp>>>,
     abort: Arc<AbortSwitch>,
 }
 
@@ -77,9 +78,10 @@ impl Liveness {
         abort: Arc<AbortSwitch>,
         on_warning: fn(String),
     ) -> std::io::Result<Self> {
+        let wake_up = Arc::new(WakeUp::new()?);
         let desk = Arc::new(Desk {
             requests: Mutex::default(),
-            wake_up: WakeUp::new()?,
+            wake_up: Mutex::new(Some(Arc::clone(&wake_up))),
             abort,
         });
         let now = Instant::now();
@@ -105,6 +107,7 @@ impl Liveness {
             hosts: journal.hosts.clone(),
             neighbours,
             desk: Arc::clone(&desk),
+            wake_up,
             journal: Arc::clone(&journal),
             written: false,
             asked: signals::asked(),
@@ -161,15 +164,11 @@ impl Liveness {
     /// Says goodbye and ends the watch.
     pub(crate) fn close(&self) {
         self.desk.request(Requested::Close);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread {
+        if let Some(thread) = lock(&self.thread).take() {
             // A watch that panicked has nothing left to say.
             let _ = thread.join();
         }
+        drop(lock(&self.desk.wake_up).take());
     }
 }
 
@@ -222,21 +221,21 @@ impl Drop for Liveness {
 
 impl Desk {
     fn request(&self, requested: Requested) {
-        self.requests
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(requested);
-        self.wake_up.wake();
+        let Some(wake_up) = lock(&self.wake_up).clone() else {
+            return;
+        };
+        lock(&self.requests).push(requested);
+        wake_up.wake();
     }
 
     fn take(&self) -> Vec<Requested> {
-        self.wake_up.reset();
-        std::mem::take(&mut *self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.requests))
     }
 }
 
 /// State of the watch's thread.
 struct Watch {
+    wake_up: Arc<WakeUp>,
     rank: usize,
     hosts: Vec<String>,
     neighbours: Vec<Neighbour>,
@@ -281,6 +280,7 @@ struct Neighbour {
 impl Watch {
     fn run(mut self) {
         loop {
+            self.wake_up.reset();
             for requested in self.desk.take() {
                 match requested {
                     Requested::Investigate(suspicion) => self.investigate(suspicion),
@@ -322,7 +322,7 @@ impl Watch {
                 std::iter::once(Interested::readable(fd)).chain(write)
             })
         });
-        poll::wait(sockets, &self.desk.wake_up, limit);
+        poll::wait(sockets, &self.wake_up, limit);
     }
 
     fn next_beat(&self) -> Instant {
@@ -662,6 +662,10 @@ impl Neighbour {
             return Some(reason);
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs the watch; if it panics, this rank's works fail, and the others see its connections end.

@@ -274,10 +274,6 @@ impl Transport for Links {
         Box::new(move || wake_up.wake())
     }
 
-    fn close(&mut self) {
-        self.peers.fill_with(Peer::default);
-    }
-
     fn name(&self) -> &'static str {
         self.name
     }

@@ -132,7 +132,14 @@ impl Transport for MemoryTransport {
         })
     }
 
-    fn close(&mut self) {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+}
+
+impl Drop for MemoryTransport {
+    /// Peers see the ends of their pipes.
+    fn drop(&mut self) {
         let mut pipes = self
             .mesh
             .pipes
@@ -143,16 +150,6 @@ impl Transport for MemoryTransport {
             pipes[self.pipe(peer, Direction::Receive)].closed = true;
         }
         self.mesh.changed.notify_all();
-    }
-
-    fn name(&self) -> &'static str {
-        "memory"
-    }
-}
-
-impl Drop for MemoryTransport {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 

@@ -56,9 +56,6 @@ pub trait Transport: Send {
     /// A handle that ends a `wait` of this transport from another thread.
     fn waker(&self) -> Box<dyn Fn() + Send + Sync>;
 
-    /// Closes all pipes, so that peers see their ends; everything fails from then on.
-    fn close(&mut self);
-
     /// What this transport is called in statistics.
     fn name(&self) -> &'static str;
 }
