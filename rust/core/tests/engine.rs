@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -525,17 +525,15 @@ fn turned(
         }
     });
     let topology = Topology::one_host(world_size);
-    let outcomes = group_over(
-        links.collect(),
-        algorithm,
-        &topology,
-        PATIENT,
-        |rank, engine| {
-            let mut values = contribution(rank, 5);
-            let result = engine.run(request(&mut values, SUM), &mut || false);
-            result.map(|()| values)
-        },
-    );
+    // Nobody leaves while others still need its links: this judge has no patience with that.
+    let ended = Barrier::new(world_size);
+    let body = move |rank, engine: &Engine| {
+        let mut values = contribution(rank, 5);
+        let result = engine.run(request(&mut values, SUM), &mut || false);
+        ended.wait();
+        result.map(|()| values)
+    };
+    let outcomes = group_over(links.collect(), algorithm, &topology, PATIENT, body);
     (outcomes, arrived.load(Ordering::Relaxed))
 }
 
