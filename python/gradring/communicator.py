@@ -77,6 +77,11 @@ class Communicator:
         streams: TCP connections to each peer in each direction, 1 to 16. Several fill a link that
             limits each connection, such as a cloud's limit per flow or a long path; elsewhere they
             only cost. Results are the same bits; shared memory does not use them.
+        checksum: Adds a CRC-32C to every 64 KiB that travel through a link, of whatever kind, and
+            checks it before the bytes are used: bytes that a network card, a switch, a proxy or
+            memory on the way has changed are a `ProtocolError` on every rank, which names the link,
+            instead of a wrong result. Costs time; ``gradring bench all-reduce --checksum`` measures
+            how much.
         stall_warning: Seconds without any movement in a collective after which a line in the log
             (logger ``gradring``) names the ranks that it waits for.
 
@@ -99,6 +104,7 @@ class Communicator:
         wire_dtype: str | None = None,
         *,
         streams: int = 1,
+        checksum: bool = False,
         listen: str | None = None,
         interface: str | None = None,
         tls: TlsFiles | None = None,
@@ -110,6 +116,7 @@ class Communicator:
         _check_choice("reproducible", reproducible, (False, True))
         _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
         _check_choice("streams", streams, STREAMS)
+        _check_choice("checksum", checksum, (False, True))
         if rank < 0 or world_size < 1:
             raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
         if world_size > 1 and not rendezvous:
@@ -130,6 +137,7 @@ class Communicator:
             reproducible=reproducible,
             wire_dtype=wire_dtype,
             streams=streams,
+            checksum=checksum,
             stall_warning=stall_warning,
         )
         self.rank: int = self._native.rank
@@ -264,8 +272,8 @@ class Communicator:
             A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
             peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
             buffer over ``time_s``) and ``algorithm``, the one used last; the same for each kind of
-            collective under ``collectives``; ``transport``; ``streams``, as given; ``exposed_s``:
-            how long the program stood still for collectives.
+            collective under ``collectives``; ``transport``; ``streams`` and ``checksum``, as given;
+            ``exposed_s``: how long the program stood still for collectives.
 
             ``lateness_s`` and ``lateness_recent_s`` (the last 5 to 10 seconds): by peer, how long
             this rank waited at the start of collectives because that peer was the last to enter.

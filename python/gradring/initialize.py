@@ -33,6 +33,7 @@ def init(
     reproducible: bool = False,
     wire_dtype: str | None = None,
     streams: int | None = None,
+    checksum: bool | None = None,
     stall_warning: float | None = None,
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
@@ -64,6 +65,8 @@ def init(
         wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``.
         streams: TCP connections to each peer in each direction, 1 to 16, for networks in which one
             cannot fill the link; default ``GRADRING_STREAMS``, or 1.
+        checksum: Turn bytes that a link corrupted into a `ProtocolError` on every rank, instead of
+            a wrong result; default ``GRADRING_CHECKSUM``, or no.
         stall_warning: Seconds of standstill in a collective after which the log (logger
             ``gradring``, by default stderr) names the late ranks; default
             ``GRADRING_STALL_WARNING_S``, or 30.
@@ -86,6 +89,7 @@ def init(
         transport=transport,
         timeout=timeout,
         streams=streams,
+        checksum=checksum,
         stall_warning=stall_warning,
     )
     check_authentication(cluster, settings)
@@ -108,6 +112,7 @@ def init(
         reproducible=reproducible,
         wire_dtype=wire_dtype,
         streams=settings.streams,
+        checksum=settings.checksum,
         stall_warning=settings.stall_warning,
     )
     if settings.flight_dir is not None:

@@ -50,6 +50,17 @@ pub enum Suspicion {
         /// What is wrong.
         problem: String,
     },
+    /// Bytes from a peer arrived other than they were sent, and were not used.
+    Corrupted {
+        /// The rank that sent them.
+        peer: usize,
+        /// What was seen, to follow "the connection".
+        reason: String,
+        /// The collective, for people.
+        call: String,
+        /// Its ordinal.
+        sequence: u64,
+    },
     /// A peer's header differs from this rank's at the same position.
     HeadersDiffer {
         /// The rank that sent the other header.
@@ -525,7 +536,7 @@ impl Shared {
                     }
                 }
                 Err(fault) => {
-                    let suspicion = suspicion(fault, launched.sequence);
+                    let suspicion = suspicion(fault, call, launched.sequence);
                     return Err(self.supervisor.investigate(suspicion));
                 }
             }
@@ -629,8 +640,14 @@ fn placed(error: Error, call: &Call, sequence: u64) -> Error {
     error.during(call.to_string(), sequence)
 }
 
-fn suspicion(fault: Fault, sequence: u64) -> Suspicion {
+fn suspicion(fault: Fault, call: &Call, sequence: u64) -> Suspicion {
     match fault {
+        Fault::Link { peer, broken } if broken.corrupted => Suspicion::Corrupted {
+            peer,
+            reason: broken.reason,
+            call: call.to_string(),
+            sequence,
+        },
         Fault::Link { peer, broken } => Suspicion::LinkBroken {
             peer,
             reason: broken.reason,

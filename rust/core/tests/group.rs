@@ -22,6 +22,7 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         reproducible: false,
         wire_dtype: None,
         streams: 1,
+        checksum: false,
         rank,
         world_size,
         rendezvous: rendezvous.into(),

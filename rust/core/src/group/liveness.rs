@@ -425,6 +425,19 @@ impl Watch {
             Suspicion::Garbled { peer, problem } => {
                 self.fail(Error::protocol(problem).blaming(peer, &self.hosts[peer]));
             }
+            Suspicion::Corrupted {
+                peer,
+                reason,
+                call,
+                sequence,
+            } => {
+                let problem = format!(
+                    "the connection from rank {peer} on {} to rank {} on {} {reason}",
+                    self.hosts[peer], self.rank, self.hosts[self.rank]
+                );
+                let cause = Error::corrupted(problem).blaming(peer, &self.hosts[peer]);
+                self.fail(cause.during(shortened(&call), sequence));
+            }
             Suspicion::HeadersDiffer { peer, sequence } => {
                 self.open_inquest(sequence, None);
                 self.own_inquest = true;

@@ -154,7 +154,5 @@ impl Drop for MemoryTransport {
 }
 
 fn closed() -> Broken {
-    Broken {
-        reason: "was closed by the other side".into(),
-    }
+    Broken::ended("was closed by the other side")
 }
