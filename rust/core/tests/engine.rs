@@ -488,10 +488,6 @@ impl Transport for Turning {
         self.inner.waker()
     }
 
-    fn close(&mut self) {
-        self.inner.close();
-    }
-
     fn name(&self) -> &'static str {
         "turning"
     }

@@ -85,10 +85,6 @@ impl<T: Transport> Transport for Checked<T> {
         self.inner.waker()
     }
 
-    fn close(&mut self) {
-        self.inner.close();
-    }
-
     fn name(&self) -> &'static str {
         self.inner.name()
     }

@@ -239,7 +239,7 @@ fn the_end_of_a_pipe_comes_after_what_was_right() {
     let links = Links::new(2, BTreeMap::from([(1, vec![sender])]), BTreeMap::new()).unwrap();
     let mut links = Checked::new(links, 2);
     assert_eq!(links.try_send(1, &[IoSlice::new(b"last")]), Ok(Some(4)));
-    links.close();
+    drop(links);
     let incoming = BTreeMap::from([(0, receivers)]);
     let mut links = Checked::new(Links::new(2, BTreeMap::new(), incoming).unwrap(), 2);
     while links.readable(0).unwrap() == Some(&[]) {
