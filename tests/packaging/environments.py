@@ -51,7 +51,7 @@ def _candidates(version: str) -> Iterator[Path]:
 @contextmanager
 def environment_of(python: Path | str = sys.executable) -> Iterator[Environment]:
     """An empty environment, removed at the end: with TensorFlow it takes a gigabyte."""
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         yield Environment(Path(directory), python)
 
 

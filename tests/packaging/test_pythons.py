@@ -58,7 +58,7 @@ def test_a_python_reduces_arrays_and_refuses_bad_ones(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # downloads TensorFlow once for each Python
+@pytest.mark.timeout(1200)  # installs TensorFlow
 def test_a_python_trains_with_tensorflow(python: Path, wheel: Path) -> None:
     with environment_of(python) as clean:
         clean.pip("install", "--quiet", f"gradring[tensorflow] @ file://{wheel}")

@@ -76,6 +76,7 @@ def test_the_demo_says_what_to_install(plain: Environment) -> None:
     assert "pip install 'gradring[demo]'" in plain.run("gradring", "demo", exit_code=2)
 
 
+@pytest.mark.timeout(1200)  # installs TensorFlow
 def test_the_demo_runs_from_the_wheel(wheel: Path) -> None:
     with environment_of() as demo:
         demo.pip("install", "--quiet", f"gradring[demo] @ file://{wheel}")
