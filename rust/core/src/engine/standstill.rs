@@ -84,7 +84,7 @@ impl<'a> Standstill<'a> {
         let (sequence, idle) = (self.sequence, self.idle(now));
         if idle >= timeout {
             return Err(Suspicion::Stalled {
-                awaited: execution.awaited().collect(),
+                awaited: execution.awaited(),
                 sequence,
                 idle,
             });
@@ -92,7 +92,7 @@ impl<'a> Standstill<'a> {
         if idle >= INTERRUPT_INTERVAL {
             self.noted = true;
             self.recorder.note_waiting(Some(Waiting {
-                awaited: execution.awaited().collect(),
+                awaited: execution.awaited(),
                 since: self.moved_at,
             }));
         }

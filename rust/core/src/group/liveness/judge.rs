@@ -12,7 +12,7 @@ use crate::group::clocks::NeighbourClock;
 use crate::group::inquest::Inquest;
 use crate::trace::clock;
 use crate::trace::journal::Journal;
-use crate::wire::control::{Entered, Message, Testimony};
+use crate::wire::control::{Entered, Message, Testimony, Waits};
 use crate::wire::pulse::Tick;
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -141,15 +141,19 @@ impl Judge {
     pub(crate) fn investigate(&mut self, suspicion: Suspicion, now: Instant) {
         match suspicion {
             Suspicion::LinkBroken { peer, reason } => {
-                self.broken.push((peer, reason, now + LINK_GRACE));
+                // Of two ranks that lose each other, one speaks first, and the other hears it.
+                let grace = if self.journal.rank < peer {
+                    LINK_GRACE
+                } else {
+                    LINK_GRACE + LINK_GRACE / 2
+                };
+                self.broken.push((peer, reason, now + grace));
             }
             Suspicion::Garbled { peer, problem } => {
                 self.fail(Error::protocol(problem).blaming(peer, self.host(peer)));
             }
             Suspicion::HeadersDiffer { peer, sequence } => {
-                self.open_inquest(sequence, None, now);
-                self.own_inquest = true;
-                if let Some(inquest) = &mut self.inquest {
+                if let Some(inquest) = self.open_own_inquest(sequence, now) {
                     inquest.about_header(peer);
                 }
             }
@@ -158,9 +162,7 @@ impl Judge {
                 sequence,
                 idle,
             } => {
-                self.open_inquest(sequence, None, now);
-                self.own_inquest = true;
-                if let Some(inquest) = &mut self.inquest {
+                if let Some(inquest) = self.open_own_inquest(sequence, now) {
                     inquest.about_stall(awaited, idle);
                 }
             }
@@ -290,9 +292,19 @@ impl Judge {
         self.to_tell.push((Audience::AllBut(except), message));
     }
 
-    /// One inquest is enough for a group: the first question asked is the one answered.
+    /// Asks on behalf of this rank's engine; nothing if an earlier position is in question.
+    fn open_own_inquest(&mut self, sequence: u64, now: Instant) -> Option<&mut Inquest> {
+        self.open_inquest(sequence, None, now);
+        self.own_inquest = true;
+        let inquest = self.inquest.as_mut();
+        inquest.filter(|inquest| inquest.sequence == sequence)
+    }
+
+    /// One inquest is enough for a group. If ranks that stand at different positions ask at the
+    /// same time, the question about the earliest is the one that everybody answers.
     fn open_inquest(&mut self, sequence: u64, from: Option<usize>, now: Instant) {
-        if self.inquest.is_some() {
+        let open = self.inquest.as_ref();
+        if open.is_some_and(|inquest| inquest.sequence <= sequence) {
             return;
         }
         self.inquest = Some(Inquest::new(sequence, self.journal.hosts.len()));
@@ -352,6 +364,9 @@ impl Judge {
         if entry.is_none() && now < due {
             return;
         }
+        // Who is past this position waits for those who are not.
+        let (running, _) = recorder.now();
+        let in_time = running.is_some_and(|running| running.sequence <= inquest.sequence);
         let testimony = Testimony {
             rank: self.journal.rank,
             sequence: inquest.sequence,
@@ -359,13 +374,109 @@ impl Judge {
                 header: entry.header().to_vec(),
                 call: shortened(&entry.call.to_string()),
             }),
-            waits: recorder.waiting().and_then(|waiting| {
-                let awaited = *waiting.awaited.first()?;
-                Some((awaited, now.saturating_duration_since(waiting.since)))
+            waits: recorder.waiting().filter(|_| in_time).map(|waiting| Waits {
+                awaited: waiting.awaited,
+                idle: now.saturating_duration_since(waiting.since),
             }),
         };
         inquest.hear(testimony.clone());
         self.testimony_due = None;
         self.flood(Message::Testimony(testimony), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::flight_recorder::FlightRecorder;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The judge of one of four ranks.
+    fn judge(rank: usize, now: Instant) -> Judge {
+        let hosts = vec![String::from("h"); 4];
+        let journal = Journal::new(rank, hosts, Arc::<FlightRecorder>::default());
+        let neighbours = [(rank + 1) % 4, (rank + 3) % 4];
+        Judge::new(Arc::new(journal), Arc::default(), &neighbours, now)
+    }
+
+    fn blamed(judge: &Judge) -> Option<usize> {
+        judge.abort.cause()?.blamed.map(|blamed| blamed.rank)
+    }
+
+    fn questions(judge: &mut Judge) -> Vec<u64> {
+        let told = judge.take_messages();
+        told.filter_map(|(_, message)| match message {
+            Message::Inquest { sequence } => Some(sequence),
+            _ => None,
+        })
+        .collect()
+    }
+
+    #[test]
+    fn a_neighbour_is_lost_when_it_was_silent_for_too_long_and_not_before() {
+        let start = Instant::now();
+        let mut judge = judge(1, start);
+        judge.sign_of_life(0, start + SECOND);
+        judge.keep_time(start + PEER_TIMEOUT - SECOND);
+        assert_eq!(blamed(&judge), None);
+        judge.keep_time(start + PEER_TIMEOUT);
+        assert_eq!(blamed(&judge), Some(0), "the predecessor has said nothing");
+    }
+
+    #[test]
+    fn of_several_questions_the_one_about_the_earliest_position_is_answered() {
+        let now = Instant::now();
+        let mut judge = judge(0, now);
+        for sequence in [5, 4, 7] {
+            judge.hear(Message::Inquest { sequence }, 0, now);
+        }
+        assert_eq!(questions(&mut judge), [5, 4]);
+        judge.keep_time(now + SECOND);
+        let told: Vec<_> = judge.take_messages().map(|(_, message)| message).collect();
+        assert!(
+            told.iter().any(|message| matches!(
+                message,
+                Message::Testimony(Testimony { sequence: 4, .. })
+            ))
+        );
+    }
+
+    #[test]
+    fn what_was_suspected_elsewhere_does_not_mix_with_an_earlier_question() {
+        let now = Instant::now();
+        let mut judge = judge(0, now);
+        judge.hear(Message::Inquest { sequence: 3 }, 0, now);
+        let suspicion = Suspicion::HeadersDiffer {
+            peer: 2,
+            sequence: 4,
+        };
+        judge.investigate(suspicion, now);
+        for rank in 1..4 {
+            let testimony = Testimony {
+                rank,
+                sequence: 3,
+                entered: None,
+                waits: None,
+            };
+            judge.hear(Message::Testimony(testimony), 0, now);
+        }
+        judge.keep_time(now + SECOND);
+        let cause = judge.abort.cause().expect("all have spoken");
+        assert_eq!(cause.kind.exception(), "CollectiveTimeoutError");
+    }
+
+    #[test]
+    fn of_two_ranks_that_lose_each_other_one_speaks_first() {
+        let now = Instant::now();
+        let (mut first, mut second) = (judge(1, now), judge(2, now));
+        for (judge, peer) in [(&mut first, 2), (&mut second, 1)] {
+            let reason = "was reset".into();
+            judge.investigate(Suspicion::LinkBroken { peer, reason }, now);
+            judge.keep_time(now + LINK_GRACE);
+        }
+        assert_eq!((blamed(&first), blamed(&second)), (Some(2), None));
+        second.keep_time(now + SECOND);
+        assert_eq!(blamed(&second), Some(1));
     }
 }
