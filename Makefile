@@ -9,7 +9,7 @@ PYTEST_OPTIONS := -q --numprocesses 2 --dist loadfile
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate conformance loom tsan miri fuzz lint format bench bench-peers wheel clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,11 +21,17 @@ demo: setup ## two workers train on real data; table, comparison and picture
 
 test: setup lint test-rust test-python test-wheel ## lints and all tests, also of the built wheel
 
+test-all: SLOW_TOO := -m "slow or not slow"
 test-all: setup lint test-rust test-wheel ## as test, and the slow tests: the whole fault matrix
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "slow or not slow"
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(SLOW_TOO)
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
+
+MINUTES ?= 10
+SEED ?=
+soak: setup ## collectives, failures and training for MINUTES=10: nothing may grow; SEED= replays
+	PYTHONPATH=tests $(BIN)/python -m soak --minutes "$(MINUTES)" --seed "$(SEED)"
 
 test-rust: prerequisites ## the tests of the Rust crates
 	cargo test --workspace --quiet
@@ -77,13 +83,18 @@ test-engines: setup ## trains under real Slurm, Open MPI and Ray; installs them 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
 
-lint: setup ## formatting, lints, types and stubs; warnings are errors
+# Not --quiet: with it, --strict sees no warnings.
+docs: setup ## the site of docs/ and the API, into site/; dead links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+lint: setup docs ## formatting, lints, types, stubs and documents; warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	cd $(abspath $(VENV)) && bin/python -m mypy.stubtest gradring._native
 
 format: setup ## formats all code
@@ -106,14 +117,22 @@ bench-peers: setup ## installs what `make bench` can compare with: Gloo (in PyTo
 wheel: setup ## builds the wheel into dist/
 	$(BIN)/maturin build --release --out dist
 
-test-wheel: wheel ## installs the wheel into empty environments and uses it
-	$(BIN)/python -m pytest -q tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
+# zig brings old C libraries to link with; `make wheel` asks for the one of this machine.
+portable-wheel: setup ## builds a wheel for any Linux with glibc 2.28 or newer into dist/
+	$(BIN)/python -m pip install --quiet ziglang
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux_2_28 --out dist
+
+sdist: setup ## builds the source distribution into dist/
+	$(BIN)/maturin sdist --out dist
+
+test-wheel: wheel ## installs the wheel into empty environments, of all Pythons found, and uses it
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(SLOW_TOO) tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
 
 test-matrix: wheel ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ray target dist demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ray target dist site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

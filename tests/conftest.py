@@ -30,6 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="session")
+def wheel(pytestconfig: pytest.Config) -> Path:
+    """The wheel of ``--wheel``."""
+    path = pytestconfig.getoption("--wheel")
+    assert isinstance(path, Path) and path.is_file()
+    return path.absolute()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out what needs more than this package.
 

@@ -57,6 +57,7 @@ class Communicator:
         reproducible: bool,
         wire_dtype: str | None,
         streams: int,
+        checksum: bool,
         stall_warning: float,
     ) -> Communicator: ...
     @property

@@ -6,10 +6,10 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from gradring import _native, lateness
 from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles
 from gradring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradring.metrics import MetricsServer
+    from gradring.monitor import Monitor
 
 T = TypeVar("T")
 _log = logging.getLogger("gradring")
@@ -73,6 +77,11 @@ class Communicator:
         streams: TCP connections to each peer in each direction, 1 to 16. Several fill a link that
             limits each connection, such as a cloud's limit per flow or a long path; elsewhere they
             only cost. Results are the same bits; shared memory does not use them.
+        checksum: Adds a CRC-32C to every 64 KiB that travel through a link, of whatever kind, and
+            checks it before the bytes are used: bytes that a network card, a switch, a proxy or
+            memory on the way has changed are a `ProtocolError` on every rank, which names the link,
+            instead of a wrong result. Costs time; ``gradring bench all-reduce --checksum`` measures
+            how much.
         stall_warning: Seconds without any movement in a collective after which a line in the log
             (logger ``gradring``) names the ranks that it waits for.
 
@@ -95,6 +104,7 @@ class Communicator:
         wire_dtype: str | None = None,
         *,
         streams: int = 1,
+        checksum: bool = False,
         listen: str | None = None,
         interface: str | None = None,
         tls: TlsFiles | None = None,
@@ -106,6 +116,7 @@ class Communicator:
         _check_choice("reproducible", reproducible, (False, True))
         _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
         _check_choice("streams", streams, STREAMS)
+        _check_choice("checksum", checksum, (False, True))
         if rank < 0 or world_size < 1:
             raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
         if world_size > 1 and not rendezvous:
@@ -126,6 +137,7 @@ class Communicator:
             reproducible=reproducible,
             wire_dtype=wire_dtype,
             streams=streams,
+            checksum=checksum,
             stall_warning=stall_warning,
         )
         self.rank: int = self._native.rank
@@ -136,6 +148,11 @@ class Communicator:
         self.host: str = self.hosts[rank]
         self._trace_path: Path | None = None
         self._trace_part: Path | None = None
+        #: Where a `Monitor` writes unasked.
+        self._log_dir: Path | None = None
+        #: The `Monitor` that counts steps, as long as there is one.
+        self._monitor: Callable[[], Monitor | None] | None = None
+        self._metrics: MetricsServer | None = None
         _open.add(self)
         for peer, reason in self._native.memory_not_shared.items():
             _log.warning("rank %d uses TCP to rank %d of the same host: %s", rank, peer, reason)
@@ -190,8 +207,7 @@ class Communicator:
             Part ``rank`` of ``numpy.array_split(reduced, world_size)``: the first axis is divided,
             and the first parts are one longer if it does not divide evenly.
 
-        Raises:
-            As `all_reduce`.
+        Raises what `all_reduce` raises.
         """
         array = np.array(_array(x, writable=False), order="C", ndmin=1)
         lengths = _split(array.shape[0], self.world_size)
@@ -212,8 +228,7 @@ class Communicator:
         Returns:
             ``numpy.concatenate`` of the arrays in rank order.
 
-        Raises:
-            As `all_reduce`.
+        Raises what `all_reduce` raises.
         """
         array = np.atleast_1d(_array(x, writable=False))
         lengths = np.zeros(self.world_size, np.int64)
@@ -237,8 +252,7 @@ class Communicator:
         Returns:
             ``x``.
 
-        Raises:
-            As `all_reduce`.
+        Raises what `all_reduce` raises.
         """
         self._native.broadcast(_arrays(x), root, name)
         return x
@@ -258,8 +272,8 @@ class Communicator:
             A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
             peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
             buffer over ``time_s``) and ``algorithm``, the one used last; the same for each kind of
-            collective under ``collectives``; ``transport``; ``streams``, as given; ``exposed_s``:
-            how long the program stood still for collectives.
+            collective under ``collectives``; ``transport``; ``streams`` and ``checksum``, as given;
+            ``exposed_s``: how long the program stood still for collectives.
 
             ``lateness_s`` and ``lateness_recent_s`` (the last 5 to 10 seconds): by peer, how long
             this rank waited at the start of collectives because that peer was the last to enter.
@@ -338,6 +352,13 @@ class Communicator:
         timeline.write(path, [records.parse(part) for part in parts])
         return path
 
+    def _serve_metrics(self, port: int) -> None:
+        """Serves metrics at ``port`` plus the local rank until `close`, if that is free."""
+        from gradring import metrics  # most programs do not need a web server
+
+        if self._metrics is None:
+            self._metrics = metrics.serve(self, port)
+
     def _trace_until_close(self, part: Path) -> None:
         """Records a timeline from now on; `close` writes this rank's part of it."""
         part.unlink(missing_ok=True)
@@ -351,6 +372,9 @@ class Communicator:
     def close(self) -> None:
         """Leaves the group in good order; a collective under way fails. May be called twice."""
         _open.discard(self)
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
         part, self._trace_part = self._trace_part, None
         trace = self._native.take_trace() if part is not None else None
         self._native.close()

@@ -49,10 +49,14 @@ class Settings:
             ``shm``.
         timeout: Bound in seconds on forming the group and on every wait for a collective.
         streams: TCP connections to each peer in each direction, 1 to 16.
+        checksum: Whether all bytes of collectives are protected by checksums.
         stall_warning: Seconds of standstill in a collective after which a warning is logged.
         flight_dir: Where each rank writes its last collectives when the group fails, and on
             SIGUSR2; None for nowhere.
         trace: The file of a timeline of all ranks; None for no timeline.
+        log_dir: Where rank 0 writes the numbers of its `Monitor`; None for nowhere.
+        prometheus_port: Of 127.0.0.1, at which local rank 0 serves its metrics, local rank 1 at the
+            next, and so on; None for no metrics.
     """
 
     token: bytes | None = field(default=None, repr=False)
@@ -65,6 +69,9 @@ class Settings:
     trace: Path | None = None
     tls: TlsFiles | None = None
     interface: str | None = None
+    log_dir: Path | None = None
+    prometheus_port: int | None = None
+    checksum: bool = False
 
     @classmethod
     def from_environ(
@@ -76,6 +83,7 @@ class Settings:
         transport: str | None = None,
         timeout: float | None = None,
         streams: int | None = None,
+        checksum: bool | None = None,
         tls: TlsFiles | None = None,
         interface: str | None = None,
         stall_warning: float | None = None,
@@ -85,8 +93,9 @@ class Settings:
         Args:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
-                ``GRADRING_STREAMS``, ``GRADRING_STALL_WARNING_S``,
-                ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``,
+                ``GRADRING_STREAMS``, ``GRADRING_CHECKSUM``, ``GRADRING_STALL_WARNING_S``,
+                ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``, ``GRADRING_LOG_DIR``,
+                ``GRADRING_PROMETHEUS_PORT``,
                 ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
                 ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
@@ -94,6 +103,7 @@ class Settings:
             transport: ``auto``, ``tcp`` or ``shm``.
             timeout: In seconds, finite and above zero.
             streams: TCP connections to each peer in each direction, 1 to 16.
+            checksum: Whether all bytes of collectives are protected by checksums.
             tls: Certificates for TLS.
             interface: Name or IP address of a network interface.
             stall_warning: As ``timeout``.
@@ -103,7 +113,7 @@ class Settings:
         """
         return cls(
             token=_token(environ, token),
-            require_auth=_require_auth(environ, require_auth),
+            require_auth=_flag(environ, "GRADRING_REQUIRE_AUTH", require_auth),
             transport=_transport(environ, transport),
             timeout=_seconds(environ, "timeout", "GRADRING_TIMEOUT_S", timeout, DEFAULT_TIMEOUT_S),
             stall_warning=_seconds(
@@ -114,10 +124,13 @@ class Settings:
                 DEFAULT_STALL_WARNING_S,
             ),
             streams=_streams(environ, streams),
+            checksum=_flag(environ, "GRADRING_CHECKSUM", checksum),
             flight_dir=_path(environ, "GRADRING_FLIGHT_DIR"),
             trace=_path(environ, "GRADRING_TRACE"),
             tls=_tls(environ, tls),
             interface=_interface(environ, interface),
+            log_dir=_path(environ, "GRADRING_LOG_DIR"),
+            prometheus_port=_port(environ, "GRADRING_PROMETHEUS_PORT"),
         )
 
 
@@ -189,15 +202,15 @@ def _interface(environ: Mapping[str, str], given: str | None) -> str | None:
     return address_of(text, name)
 
 
-def _require_auth(environ: Mapping[str, str], given: bool | None) -> bool:
+def _flag(environ: Mapping[str, str], variable: str, given: bool | None) -> bool:
     if given is not None:
         return given
-    text = environ.get("GRADRING_REQUIRE_AUTH", "").strip()
+    text = environ.get(variable, "").strip()
     if text.lower() in _TRUE:
         return True
     if not text or text.lower() in _FALSE:
         return False
-    raise ConfigError(f"GRADRING_REQUIRE_AUTH={text!r} is neither 1 nor 0; correct it")
+    raise ConfigError(f"{variable}={text!r} is neither 1 nor 0; correct it")
 
 
 def _transport(environ: Mapping[str, str], given: str | None) -> str:
@@ -212,6 +225,15 @@ def _path(environ: Mapping[str, str], name: str) -> Path | None:
     text = environ.get(name, "").strip()
     # A program may change its directory before the path is used.
     return Path(text).absolute() if text else None
+
+
+def _port(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise ConfigError(f"{name}={text!r} is not a port from 1 to 65535; correct it")
+    return int(text)
 
 
 def _seconds(

@@ -33,6 +33,7 @@ def init(
     reproducible: bool = False,
     wire_dtype: str | None = None,
     streams: int | None = None,
+    checksum: bool | None = None,
     stall_warning: float | None = None,
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
@@ -64,6 +65,8 @@ def init(
         wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``.
         streams: TCP connections to each peer in each direction, 1 to 16, for networks in which one
             cannot fill the link; default ``GRADRING_STREAMS``, or 1.
+        checksum: Turn bytes that a link corrupted into a `ProtocolError` on every rank, instead of
+            a wrong result; default ``GRADRING_CHECKSUM``, or no.
         stall_warning: Seconds of standstill in a collective after which the log (logger
             ``gradring``, by default stderr) names the late ranks; default
             ``GRADRING_STALL_WARNING_S``, or 30.
@@ -86,6 +89,7 @@ def init(
         transport=transport,
         timeout=timeout,
         streams=streams,
+        checksum=checksum,
         stall_warning=stall_warning,
     )
     check_authentication(cluster, settings)
@@ -108,12 +112,17 @@ def init(
         reproducible=reproducible,
         wire_dtype=wire_dtype,
         streams=settings.streams,
+        checksum=settings.checksum,
         stall_warning=settings.stall_warning,
     )
     if settings.flight_dir is not None:
         communicator._native.write_records_to(settings.flight_dir)
+    if settings.log_dir is not None:
+        communicator._log_dir = settings.log_dir
+    if settings.prometheus_port is not None:
+        communicator._serve_metrics(settings.prometheus_port)
     if settings.trace is not None:
-        from gradring.trace.records import part_of
+        from gradring.trace.places import part_of
 
         communicator._trace_until_close(part_of(settings.trace, communicator.rank))
     return communicator

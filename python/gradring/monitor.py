@@ -7,15 +7,17 @@ been added since the last one, divided by the number of steps; so a step costs t
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, TextIO
 
-from gradring import lateness
+from gradring import lateness, steplog
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
 
@@ -122,6 +124,8 @@ class Monitor:
         stream: TextIO | None = None,
         log: str | os.PathLike[str] | None = None,
         on_line: Callable[[dict[str, Any]], None] | None = None,
+        prometheus_port: int | None = None,
+        first_step: int = 0,
     ) -> None:
         """Begins with the first step, which itself does not count: it builds graphs.
 
@@ -131,8 +135,15 @@ class Monitor:
             every_steps: A line comes after so many steps,
             every_s: or after so many seconds, whatever comes first.
             stream: Where rank 0 writes; default standard output.
-            log: A file to which rank 0 appends a line of JSON with every line: `row` says what.
+            log: A file to which rank 0 appends a line of JSON with every line: `row` says what. At
+                16 MiB it becomes ``NAME.1`` in place of the one before, and a new one begins.
+                Default: ``steps.jsonl`` in ``GRADRING_LOG_DIR``, which ``gradring run --log-dir``
+                sets, or none.
             on_line: Called on rank 0 with the same dict.
+            prometheus_port: As the variable ``GRADRING_PROMETHEUS_PORT``: every rank serves its
+                numbers at 127.0.0.1, at this port plus its local rank.
+            first_step: How many steps were done before, as after a restart from a checkpoint; steps
+                are numbered from there.
 
         Raises:
             ConfigError: ``of`` has no communicator, or an interval is not above 0.
@@ -151,23 +162,48 @@ class Monitor:
         self._every_s = every_s
         self._stream = stream or sys.stdout
         self._on_line = on_line
-        self._log: TextIO | None = None
-        if log is not None and communicator.rank == 0:
-            # Line by line, so that a job that dies has written all it has shown.
-            self._log = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        self._log: steplog.StepLog | None = None
+        if communicator.rank == 0 and log is not None:
+            self._log = steplog.StepLog(log)
+        elif communicator.rank == 0 and communicator._log_dir is not None:
+            self._log = steplog.in_directory(communicator._log_dir)
         self._total = Totals()
+        self._loss: Any = None
         self._shown = Totals()
         self._shown_ranks: dict[int, Totals] = {}
         self._first_late: dict[int, float] = {}
-        self._step = 0
+        self._step = first_step
+        self._has_begun = False
         self._since: tuple[float, float, float, float] | None = None
         self._line_at = self._note_at = float("inf")
         self._finished = False
+        communicator._monitor = weakref.ref(self)
+        if prometheus_port is not None:
+            communicator._serve_metrics(prometheus_port)
 
-    def step(self, steps: int = 1) -> None:
-        """So many steps have ended since the last call."""
+    @property
+    def totals(self) -> Totals:
+        """What this rank has done, up to a second ago."""
+        return self._total
+
+    @property
+    def loss(self) -> float | None:
+        """The loss that `step` was given last."""
+        return None if self._loss is None else float(self._loss)
+
+    def step(self, steps: int = 1, *, loss: Any = None) -> None:
+        """So many steps have ended since the last call.
+
+        Args:
+            steps: How many.
+            loss: Shown in lines and logs: a number, or what ``float`` makes one of, such as a
+                scalar tensor, which is read only when a line is due.
+        """
         self._step += steps
-        if self._step == steps:
+        if loss is not None:
+            self._loss = loss
+        if not self._has_begun:
+            self._has_begun = True
             self.resume()
             self._first_late = self._communicator._native.stats()["lateness_s"]
             return
@@ -192,7 +228,7 @@ class Monitor:
 
     def resume(self) -> None:
         """Steps follow again."""
-        if self._since is not None or self._step == 0:
+        if self._since is not None or not self._has_begun:
             return
         now = time.perf_counter()
         if self._line_at == float("inf"):
@@ -278,13 +314,18 @@ class Monitor:
         }
         waits = {rank: per_step(totals) for rank, totals in since.items()}
         self._shown_ranks = {rank: Totals(**asdict(totals)) for rank, totals in ranks.items()}
-        text = line(self._step, added, waits, self._communicator.hosts, self._samples_per_step)
+        loss = self.loss
+        text = line(
+            self._step, added, waits, self._communicator.hosts, self._samples_per_step, loss
+        )
         print(text, file=self._stream, flush=True)
         if self._log is None and self._on_line is None:
             return
-        facts = row(self._step, added, since, self._communicator.hosts, self._samples_per_step)
+        facts = row(
+            self._step, added, since, self._communicator.hosts, self._samples_per_step, loss
+        )
         if self._log is not None:
-            self._log.write(json.dumps(facts) + "\n")
+            self._log.write(facts)
         if self._on_line is not None:
             self._on_line(facts)
 
@@ -306,6 +347,7 @@ def line(
     waits: lateness.Waits,
     hosts: list[str],
     samples_per_step: int | None,
+    loss: float | None = None,
 ) -> str:
     """One live line about the steps ``added`` since the last one."""
     parts = " + ".join(
@@ -320,6 +362,8 @@ def line(
     speed = f"{rate:.3g} steps/s"
     if samples_per_step is not None:
         speed = f"{_thousands(rate * samples_per_step)} samples/s"
+    if loss is not None:
+        speed += f" | loss {loss:.4g}"
     found = _straggler(added, waits, hosts)
     slow = "no rank is slow"
     if found is not None:
@@ -334,23 +378,28 @@ def row(
     since: dict[int, Totals],
     hosts: list[str],
     samples_per_step: int | None,
+    loss: float | None = None,
 ) -> dict[str, Any]:
     """What a line says, and the same for every rank, as a dict for machines.
 
     Returns:
-        ``time_s`` since 1970, ``step``, ``steps_per_s``, ``samples_per_s`` (None if unknown),
-        ``slowest`` (None, or ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by
-        rank, as text, ``step_ms``, ``compute_ms``, ``comm_ms``, ``wait_ms`` and ``made_wait_ms``,
-        which is how long others waited for it.
+        ``time_s`` since 1970, ``attempt`` (of ``gradring run --max-restarts``, from 0), ``step``,
+        ``steps_per_s``, ``samples_per_s`` and ``loss`` (None if unknown), ``slowest`` (None, or
+        ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by rank, as text,
+        ``step_ms``, ``compute_ms``, ``comm_ms``, ``wait_ms`` and ``made_wait_ms``, which is how
+        long others waited for it.
     """
     waits = {rank: per_step(totals) for rank, totals in since.items()}
     found = _straggler(added, waits, hosts)
     rate = added.steps / added.elapsed_s if added.elapsed_s > 0 else 0.0
     return {
         "time_s": round(time.time(), 3),
+        "attempt": int(os.environ.get("GRADRING_RESTART") or 0),
         "step": step,
         "steps_per_s": rate,
         "samples_per_s": None if samples_per_step is None else rate * samples_per_step,
+        # JSON has no NaN, and a loss that is none deserves a line that can be read.
+        "loss": loss if loss is None or math.isfinite(loss) else str(loss),
         "slowest": found
         and {
             "rank": found.rank,

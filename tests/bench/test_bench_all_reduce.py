@@ -86,6 +86,18 @@ def test_several_streams_are_measured_and_their_number_named(
     assert "streams=17" in capsys.readouterr().err
 
 
+def test_checksums_are_measured_beside_what_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    arguments = ("--sizes", "24K", "--iterations", "2", "--json", str(path))
+    assert main([*BENCH, "--transport", "tcp,shm", "--checksum", *arguments]) == 0
+    rows = json.loads(path.read_text())
+    assert [(row["system"], row["transport"], row["wrong"]) for row in rows] == [
+        (system, transport, 0)
+        for system in ("gradring", "gradring+checksum")
+        for transport in ("tcp", "shm")
+    ]
+
+
 @pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
 def test_three_ranks_find_every_dtype_and_op_right(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "measured.json"

@@ -49,6 +49,7 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
         "reproducible": False,
         "wire_dtype": None,
         "streams": 1,
+        "checksum": False,
         "announce": None,
         "addresses": (),
         "stall_warning": 30.0,

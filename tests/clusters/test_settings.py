@@ -20,8 +20,18 @@ def test_variables_are_read() -> None:
         "GRADRING_TIMEOUT_S": "2.5",
         "GRADRING_STREAMS": "16",
         "GRADRING_STALL_WARNING_S": "1.5",
+        "GRADRING_CHECKSUM": "1",
     }
-    assert Settings.from_environ(environ) == Settings(b"secret", True, "tcp", 2.5, 16, 1.5)
+    expected = Settings(b"secret", True, "tcp", 2.5, 16, 1.5, checksum=True)
+    assert Settings.from_environ(environ) == expected
+
+
+def test_a_port_for_metrics_is_a_port() -> None:
+    settings = Settings.from_environ({"GRADRING_PROMETHEUS_PORT": "9400"})
+    assert settings.prometheus_port == 9400
+    for text in ("0", "65536", "http", "-1"):
+        with pytest.raises(ConfigError, match="GRADRING_PROMETHEUS_PORT="):
+            Settings.from_environ({"GRADRING_PROMETHEUS_PORT": text})
 
 
 def test_an_argument_beats_a_variable() -> None:
@@ -32,6 +42,7 @@ def test_an_argument_beats_a_variable() -> None:
         "GRADRING_TIMEOUT_S": "nonsense",
         "GRADRING_STREAMS": "nonsense",
         "GRADRING_STALL_WARNING_S": "nonsense",
+        "GRADRING_CHECKSUM": "nonsense",
     }
     settings = Settings.from_environ(
         environ,
@@ -41,8 +52,9 @@ def test_an_argument_beats_a_variable() -> None:
         timeout=7,
         streams=4,
         stall_warning=3,
+        checksum=True,
     )
-    assert settings == Settings(b"other", False, "shm", 7.0, 4, 3.0)
+    assert settings == Settings(b"other", False, "shm", 7.0, 4, 3.0, checksum=True)
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
@@ -69,6 +81,7 @@ def test_a_token_is_never_printed() -> None:
         ({"GRADRING_STREAMS": "1.5"}, "GRADRING_STREAMS='1.5'"),
         ({"GRADRING_STALL_WARNING_S": "-1"}, "GRADRING_STALL_WARNING_S='-1'"),
         ({"GRADRING_REQUIRE_AUTH": "maybe"}, "GRADRING_REQUIRE_AUTH='maybe'"),
+        ({"GRADRING_CHECKSUM": "crc"}, "GRADRING_CHECKSUM='crc' is neither 1 nor 0"),
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
     ],

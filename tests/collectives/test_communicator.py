@@ -250,6 +250,7 @@ def test_arrays_that_share_memory_are_refused() -> None:
         ({"rank": 0, "world_size": 1, "wire_dtype": "float32"}, "wire_dtype"),
         ({"rank": 0, "world_size": 1, "streams": 0}, "streams"),
         ({"rank": 0, "world_size": 1, "streams": 17}, "streams"),
+        ({"rank": 0, "world_size": 1, "checksum": "crc"}, "checksum"),
         ({"rank": 0, "world_size": 65, "rendezvous": "h:1", "reproducible": True}, "64 ranks"),
     ],
 )

@@ -79,7 +79,7 @@ def test_progress_off_a_terminal_is_plain_lines(finished: Run) -> None:
     assert "\x1b" not in finished.output
 
 
-def test_the_report_has_a_picture_and_the_logs(finished: Run) -> None:
+def test_the_report_has_a_page_a_picture_and_the_logs(finished: Run) -> None:
     from matplotlib import image
 
     pixels = image.imread(finished.report / "comparison.png")
@@ -88,5 +88,7 @@ def test_the_report_has_a_picture_and_the_logs(finished: Run) -> None:
     assert height > 700
     colours = {tuple(pixel) for row in pixels[::5, ::5] for pixel in row.round(2)}
     assert len(colours) > 20
+    page = (finished.report / "report.html").read_text()
+    assert "All 3 checks passed" in page
     logs = {path.stem for path in finished.report.glob("*.log")}
     assert logs == {"gradring", "multi-worker-mirrored", "single"}

@@ -1,15 +1,16 @@
 """The demo's results as text, and its line of progress."""
 
 import io
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from made_up import rank_result, results
 
 from gradring.demo import tables
-from gradring.demo.picture import draw
+from gradring.demo.picture import INK, PAPER, draw
 from gradring.demo.progress import Progress
-from gradring.demo.verdict import Check
+from gradring.demo.verdict import Check, checks
 
 LINE = "[1] epoch 3/20 step 41 loss 0.5000 4321 samples/s\n"
 
@@ -103,6 +104,76 @@ def test_elsewhere_lines_are_plain_and_rare() -> None:
     progress.finish("done")
     assert "\r" not in stream.getvalue()
     assert len(stream.getvalue().splitlines()) == 2
+
+
+class Structure(HTMLParser):
+    """Checks that elements are closed in order; collects text and what would be loaded."""
+
+    VOID = ("meta", "path", "use", "rect", "circle")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.loads: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        names = ("src", "href", "xlink:href")
+        self.loads += [value or "" for name, value in attrs if name in names]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_has_verdict_numbers_and_picture_and_loads_nothing() -> None:
+    pytest.importorskip("matplotlib")
+    from gradring.demo import page
+
+    ranks = (rank_result(0, host="<node & a>"), rank_result(1))
+    whole = results(gradring=ranks)
+    text = page.page(whole, checks(whole), None)
+    found = Structure(text)
+    assert all(target.startswith("#") for target in found.loads)
+    assert "url(" not in text.replace("url(#", "")
+    assert "<script" not in text
+    said = " ".join(" ".join(found.text).split())
+    # The verdict comes first, then the numbers.
+    places = [said.index(part) for part in ("All 3 checks passed", "9.00 ms", "18.00 ms", "0.980")]
+    assert places[:2] == sorted(places[:2])
+    assert "<node & a>" in said
+    for rank in whole.gradring:
+        assert rank.weights_hash in said
+    assert "with care" not in said
+    busy = results(others={"gradring": 0.4})
+    assert "gradring 40%" in page.page(busy, checks(busy), None)
+    # The picture takes the page's colours, light and dark.
+    assert "currentColor" in text and "var(--ground)" in text
+    assert INK not in text and PAPER not in text
+
+
+def test_the_page_of_a_demo_that_went_wrong_says_so() -> None:
+    pytest.importorskip("matplotlib")
+    from gradring.demo import page
+
+    failed = [Check(True, "Good."), Check(False, "Bad.")]
+    text = page.page(results(mirrored=()), failed, "it never ended")
+    said = " ".join(" ".join(Structure(text).text).split())
+    assert "1 of 2 checks failed" in said
+    assert "no comparison with MultiWorkerMirroredStrategy: it never ended" in said
 
 
 @pytest.mark.parametrize("with_mirrored", [True, False])

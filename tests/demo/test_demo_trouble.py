@@ -25,7 +25,7 @@ def test_a_slow_rank_is_named() -> None:
     assert "Rank 1 on " in output.getvalue()
 
 
-def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_and_the_restart_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     pytest.importorskip("sklearn")
     output = io.StringIO()
@@ -34,3 +34,9 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     assert exit_code == 0, said
     assert "Rank 1 left no record" in said
     assert re.search(r"Rank 0 has been in all_reduce\(\w+\) '.*' \S+ \(#\d+\)", said)
+    assert "starts all ranks again in 1 s (restart 1/1)" in said
+    assert "[0] resumes after step 100\n" in said
+    last = said.splitlines()[-1]
+    match = re.search(r"after step 100 and finished 200 steps: .* test accuracy (0\.\d+)", last)
+    assert match is not None and float(match[1]) > 0.9, last
+    assert [path.name for path in (tmp_path / "flight").iterdir()] == ["attempt-0"]

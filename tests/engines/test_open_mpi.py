@@ -1,7 +1,6 @@
 """Ranks started by a real ``mpirun`` of Open MPI, by the command of docs/clusters.md."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -9,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from documents import ROOT, blocks_of, programs
 from gradring.launch.ports import free_ports
 
-ROOT = Path(__file__).parents[2]
+CLUSTERS = ROOT / "docs" / "clusters.md"
 
 pytestmark = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="mpirun is missing: apt-get install openmpi-bin"
@@ -19,12 +19,14 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_command_of_the_document_reduces(tmp_path: Path) -> None:
-    readme, document = (ROOT / "README.md").read_text(), (ROOT / "docs/clusters.md").read_text()
-    program = re.search(r"```python\n# sum\.py\n(.*?)```", readme, re.DOTALL)
-    command = re.search(r"^(mpirun .*)$", document, re.M)
-    assert program is not None and command is not None
-    (tmp_path / "sum.py").write_text(program[1])
-    words = command[1].replace("29500", str(free_ports(1)[0])).split()
+    (command,) = (
+        command
+        for block in blocks_of(CLUSTERS)
+        for command in block.commands
+        if command.startswith("mpirun ")
+    )
+    (tmp_path / "sum.py").write_text(programs()["sum.py"])
+    words = command.replace("29500", str(free_ports(1)[0])).split()
     words[words.index("python")] = sys.executable
     # On a machine with one core, and as root in a container, mpirun wants to be told.
     permits = {

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from slurm_cluster import NODES, SlurmCluster, slurm_cluster, why_not
 
-README = Path(__file__).parents[2] / "README.md"
+from documents import programs
+
 TRAINING_S = 240.0
 
 pytestmark = [
@@ -29,16 +30,10 @@ def program(directory: Path, text: str) -> tuple[str, ...]:
     return sys.executable, str(path)
 
 
-def readme_program(name: str) -> str:
-    found = re.search(rf"```python\n# {name}\n(.*?)```", README.read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
-def test_the_numpy_program_of_the_readme_reduces_over_three_nodes(
+def test_the_numpy_program_of_the_quick_start_reduces_over_three_nodes(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    train = program(tmp_path, readme_program("sum.py"))
+    train = program(tmp_path, programs()["sum.py"])
     done = slurm.run("srun", "-l", "-n", 3, "-N", 3, *train)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -46,8 +41,10 @@ def test_the_numpy_program_of_the_readme_reduces_over_three_nodes(
         assert f"{rank}: {rank} 3 1.0" in lines
 
 
-def test_the_training_program_of_the_readme_trains(slurm: SlurmCluster, tmp_path: Path) -> None:
-    train = program(tmp_path, readme_program("train.py"))
+def test_the_training_program_of_the_quick_start_trains(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    train = program(tmp_path, programs()["train.py"])
     done = slurm.run("srun", "-l", "-n", 2, "-N", 2, *train, timeout_s=TRAINING_S)
     assert done.returncode == 0, done.stderr
     losses = [re.findall(rf"^{rank}: ([0-9.e+-]+)$", done.stdout, re.M) for rank in (0, 1)]

@@ -95,7 +95,11 @@ def see(cell: Cell, stage: Stage, addresses: Addresses | None, seen: Seen) -> No
 def join(cell: Cell, addresses: Addresses | None) -> gradring.Communicator:
     given = {} if addresses is None else vars(addresses)
     return gradring.init(
-        transport=cell.transport, timeout=cell.timeout_s, algorithm="ring", **given
+        transport=cell.transport,
+        timeout=cell.timeout_s,
+        algorithm="ring",
+        checksum=cell.fault == matrix.TURNED,
+        **given,
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from faults import actor, matrix
 from faults.actor import Addresses
 from faults.matrix import Cell
-from faults.proxy import Flow, Harm, Proxies, Trap
+from faults.proxy import ALL_BITS, Flow, Harm, Proxies, Trap
 from faults.stage import Stage
 from gradring.launch.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks, simulated_hosts
@@ -34,6 +34,7 @@ INSIDE_A_GREETING = 30
 INSIDE_A_HEARTBEAT = 4
 """The kind of the message; its length comes before it."""
 HEADER_BYTES = 56
+ONE_BIT = 0x10
 CLOSE_LIMIT_S = 5.0
 """Bound for ``close()`` after a failure: a second for the last messages, and a busy machine."""
 
@@ -122,6 +123,7 @@ HARMS: dict[str, Harm] = {
     matrix.HALF_OPEN: "half-open",
     matrix.SLOW: "slow",
     matrix.CORRUPTED: "corrupt",
+    matrix.TURNED: "corrupt",
     matrix.TRUNCATED: "truncate",
     matrix.DUPLICATED: "duplicate",
 }
@@ -153,7 +155,8 @@ def trap(cell: Cell, stage: Stage) -> Trap:
         return Trap("hold", calls_faulty, 0, signal_faulty)
     purpose = "control" if cell.phase == matrix.IDLE else "data"
     matches = joins if cell.phase == matrix.RENDEZVOUS else link
-    return Trap(HARMS[cell.fault], matches, unharmed_bytes(cell), struck)
+    mask = ONE_BIT if cell.fault == matrix.TURNED else ALL_BITS
+    return Trap(HARMS[cell.fault], matches, unharmed_bytes(cell), struck, mask)
 
 
 def unharmed_bytes(cell: Cell) -> int:

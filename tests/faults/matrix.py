@@ -26,7 +26,8 @@ KILLED, STOPPED, RAISED, EXITED = "SIGKILL", "SIGSTOP", "exception", "sys.exit"
 OF_A_PROCESS = (KILLED, STOPPED, RAISED, EXITED)
 CUT, HUNG, HALF_OPEN, SLOW = "host cut off", "link cut", "half-open link", "slow link"
 CORRUPTED, TRUNCATED, DUPLICATED = "corrupted frame", "truncated frame", "duplicated connection"
-BY_PROXY = (HUNG, HALF_OPEN, SLOW, CORRUPTED, TRUNCATED, DUPLICATED)
+TURNED = "turned bit, with checksums"
+BY_PROXY = (HUNG, HALF_OPEN, SLOW, CORRUPTED, TURNED, TRUNCATED, DUPLICATED)
 WRONG_PROGRAM = "wrong program"
 
 AT_ONCE_S = 8.0
@@ -133,6 +134,7 @@ ROWS = (
     Row(CORRUPTED, (HANDSHAKE,), "AuthenticationError", TIMEOUT_S),
     Row(CORRUPTED, (IDLE,), "ProtocolError", AT_ONCE_S),
     Row(CORRUPTED, (FIRST_SEGMENT,), "ProtocolError", AT_ONCE_S, TCP),
+    Row(TURNED, MOVING, "ProtocolError", AT_ONCE_S, TCP),
     Row(TRUNCATED, (HANDSHAKE,), None, COMPLETION_S),
     Row(TRUNCATED, (IDLE,), "PeerLostError", AT_ONCE_S),
     Row(TRUNCATED, MOVING, "PeerLostError", AT_ONCE_S, TCP),
@@ -154,6 +156,7 @@ QUICK = {
     "half-open link, reduce-scatter, tcp, 2 ranks",
     "slow link, first segment, tcp, 2 ranks",
     "corrupted frame, first segment, tcp, 4 ranks",
+    "turned bit, with checksums, all-gather, tcp, 4 ranks",
     "truncated frame, idle, shm, 2 ranks",
     "duplicated connection, handshake, tcp, 2 ranks",
     "wrong program, first segment, shm, 4 ranks",

@@ -17,6 +17,7 @@ from typing import Literal
 
 PIECE_BYTES = 64 << 10
 SLOW_BYTES_PER_S = 16 << 20
+ALL_BITS = 0xFF
 GREETING_LIMIT_S = 10.0
 
 Purpose = Literal["join", "data", "control", "?"]
@@ -42,17 +43,19 @@ class Trap:
     Attributes:
         harm: What to do: ``hang`` forwards nothing more in either direction and says nothing;
             ``half-open`` ends the callee's side alone; ``truncate`` ends both; ``corrupt`` turns
-            over the bits of one byte; ``slow`` limits the rate; ``duplicate`` calls the callee once
+            over bits of one byte; ``slow`` limits the rate; ``duplicate`` calls the callee once
             more with the same greeting; ``hold`` hangs, and only calls ``sprung``.
         matches: The flows meant.
         after: How many more bytes of such a flow pass unharmed.
         sprung: Called once, when the harm is done.
+        mask: The bits that ``corrupt`` turns.
     """
 
     harm: Harm
     matches: Callable[[Flow], bool]
     after: int
     sprung: Callable[[], None]
+    mask: int = ALL_BITS
 
 
 class Proxies:
@@ -184,7 +187,7 @@ class _Connection:
         target.sendall(piece[:unharmed])
         rest = piece[unharmed:]
         if trap.harm == "corrupt":
-            target.sendall(bytes([rest[0] ^ 0xFF]) + rest[1:])
+            target.sendall(bytes([rest[0] ^ trap.mask]) + rest[1:])
         elif trap.harm == "duplicate":
             self._proxies.call_again(flow.callee, piece)
             target.sendall(rest)

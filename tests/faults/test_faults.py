@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gradring
+from faults.actor import belongings, leaks
 from gradring import errors
 from gradring.testing import Outcome, run_ranks
 
@@ -177,6 +178,24 @@ def test_a_rank_that_closes_is_named_though_its_process_lives_on(tmp_path: Path)
         assert isinstance(error, errors.PeerLostError)
         assert error.rank == 1
         assert "closed its communicator" in str(error)
+
+
+def keep_what_is_closed() -> list[str]:
+    """TensorFlow keeps every function that was ever traced, and so the communicator in it."""
+    before = belongings()
+    kept = []
+    for _ in range(2):
+        with gradring.init() as comm:
+            comm.all_reduce(np.ones(3))
+        kept.append(comm)
+    assert all(comm.stats()["time_s"] >= 0 for comm in kept)
+    return leaks(before)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.usefixtures("transport")
+def test_a_closed_communicator_that_somebody_keeps_holds_nothing(world_size: int) -> None:
+    assert run_ranks(keep_what_is_closed, world_size) == [[]] * world_size
 
 
 def never_enter(faulty: int) -> None:

@@ -17,10 +17,14 @@ while arguments[0].startswith("-"):
 host, command = arguments
 with open(os.environ["SSH_STAND_IN_NOTES"], "a") as notes:
     notes.write(repr(sys.argv) + "\\n")
-if host in os.environ.get("SSH_STAND_IN_DOWN", "").split():
+gone = os.environ.get("SSH_STAND_IN_GONE", "")
+down = open(gone).read() if os.path.exists(gone) else os.environ.get("SSH_STAND_IN_DOWN", "")
+if host in down.split():
     sys.exit(f"ssh: connect to host {{host}} port 22: No route to host") or 255
 environ = {{name: text for name, text in os.environ.items() if not name.startswith("HERE_")}}
 environ["SSH_HOST"] = host
+environ["TMPDIR"] = os.path.join(os.path.dirname(os.environ["SSH_STAND_IN_NOTES"]), "tmp-" + host)
+os.makedirs(environ["TMPDIR"], exist_ok=True)
 far = subprocess.Popen(
     ["sh", "-c", command], stdin=subprocess.PIPE, env=environ, start_new_session=True
 )

@@ -127,6 +127,48 @@ def test_this_machine_and_others_can_be_mixed(tmp_path: Path, ssh: dict[str, str
     assert sorted(done.stdout.splitlines()) == ["[0] None 2.0", "[1] 127.0.0.3 2.0"], done.stderr
 
 
+def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, str]) -> None:
+    program = script(
+        tmp_path,
+        "import gradring, numpy as np\n"
+        "with gradring.init() as comm:\n"
+        "    for _ in range(5): comm.all_reduce(np.ones(3), name='w')\n",
+    )
+    trace = tmp_path / "timeline.json"
+    options = ["--hosts", "localhost,127.0.0.2:2,127.0.0.3", "--trace", trace]
+    done = gradring("run", *options, *program, **ssh)
+    assert done.returncode == 0, done.stderr
+    assert f"the timeline is {trace}; open it" in done.stderr
+    events = json.loads(trace.read_text())["traceEvents"]
+    called = [(e["pid"], e["args"]["sequence"]) for e in events if e["ph"] == "X" and "args" in e]
+    assert sorted(called) == [(rank, sequence) for rank in range(4) for sequence in range(1, 6)]
+    # Nothing stays behind, here or there.
+    assert not trace.with_name("timeline.json.parts").exists()
+    assert [list(far.iterdir()) for far in tmp_path.glob("tmp-*")] == [[], []]
+    # No part travelled where a list of processes shows it, and each host was asked once.
+    notes = Path(ssh["SSH_STAND_IN_NOTES"]).read_text()
+    assert notes.count("gradring.launch.collect") == 2
+
+
+def test_a_host_that_is_gone_costs_its_part_of_the_timeline(
+    tmp_path: Path, ssh: dict[str, str]
+) -> None:
+    # The ranks have started when the host goes.
+    program = script(
+        tmp_path,
+        "import gradring\n"
+        "with gradring.init() as comm: comm.barrier()\n"
+        f"open({str(tmp_path / 'gone')!r}, 'w').write('127.0.0.3')\n",
+    )
+    trace = tmp_path / "timeline.json"
+    options = ["--hosts", "127.0.0.2,127.0.0.3", "--trace", trace]
+    gone = str(tmp_path / "gone")
+    done = gradring("run", *options, *program, **ssh, SSH_STAND_IN_GONE=gone)
+    assert done.returncode == 0, done.stderr
+    assert "the timeline's parts on 127.0.0.3 cannot be had: ssh: connect to host" in done.stderr
+    assert f"the timeline is {trace}, without rank 1; open it" in done.stderr
+
+
 def test_a_modules_exit_code_and_traceback_come_from_the_first_failing_rank(
     tmp_path: Path, ssh: dict[str, str]
 ) -> None:

@@ -98,6 +98,17 @@ def test_a_rank_without_a_monitor_is_only_missing_in_the_table() -> None:
     assert "Rank 1 on " in first.splitlines()[-1]
 
 
+def test_steps_are_numbered_from_where_a_restart_goes_on() -> None:
+    output = io.StringIO()
+    with gradring.init() as comm:
+        watch = gradring.Monitor(comm, every_steps=5, stream=output, first_step=100)
+        for step in range(11):
+            watch.step(loss=0.5 / (step + 1))
+    lines = [line.split(" | ") for line in output.getvalue().splitlines()]
+    assert [line[0] for line in lines] == ["step 106", "step 111"]
+    assert [line[3] for line in lines] == ["loss 0.08333", "loss 0.04545"]
+
+
 def test_a_pause_is_no_step() -> None:
     with gradring.init() as comm:
         watch = gradring.Monitor(comm, stream=io.StringIO())

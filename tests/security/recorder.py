@@ -14,9 +14,15 @@ LOCAL = "127.0.0.1"
 
 
 class Recorder:
-    """Passes connections on to ``target`` and keeps a copy of their bytes."""
+    """Passes connections on to ``target`` and keeps a copy of their bytes.
 
-    def __init__(self) -> None:
+    Args:
+        turn_after: In each direction of each connection, one bit is turned behind so many bytes;
+            None for none.
+    """
+
+    def __init__(self, turn_after: int | None = None) -> None:
+        self._turn_after = turn_after
         self.target = (LOCAL, free_ports(1)[0])
         self._seen: list[bytes] = []
         self._threads: list[threading.Thread] = []
@@ -61,8 +67,14 @@ class Recorder:
                 self._start(self._pass_on, callee, caller)
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        left = self._turn_after
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self._seen.append(data)
+                if left is not None and left < len(data):
+                    data = data[:left] + bytes([data[left] ^ 0x10]) + data[left + 1 :]
+                    left = None
+                elif left is not None:
+                    left -= len(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)

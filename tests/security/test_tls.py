@@ -99,6 +99,26 @@ def join_through(direct: str, recorder: str) -> None:
     send_a_secret()
 
 
+def reduce_through(direct: str, recorder: str) -> None:
+    os.environ["GRADRING_RENDEZVOUS"] = direct if os.environ["GRADRING_RANK"] == "0" else recorder
+    with gradring.init(transport="tcp") as comm:
+        for _ in range(3):
+            x = comm.all_reduce(np.ones(1 << 20, np.float32))
+            assert (x == comm.world_size).all(), "a wrong value was returned as success"
+
+
+def test_a_turned_bit_inside_tls_is_an_error_that_names_the_link(authority: Authority) -> None:
+    variables = authority.certify("all", LOCAL).variables()
+    with Recorder(turn_after=3 << 20) as recorder:
+        direct = f"{LOCAL}:{recorder.target[1]}"
+        arguments = (direct, recorder.address)
+        outcomes = run_ranks(reduce_through, 2, *arguments, env=variables, check=False, timeout=90)
+    for outcome in outcomes:
+        assert isinstance(outcome.exception, errors.ProtocolError), outcome.details()
+        assert outcome.exception.rank == 1
+        assert "the connection from rank 1 on " in str(outcome.exception)
+
+
 def join_with(certificates: list[Certificate | None], transport: str = "tcp") -> None:
     use(certificates[int(os.environ["GRADRING_RANK"])])
     with gradring.init(transport=transport, timeout=FORMING_S) as comm:

@@ -39,6 +39,7 @@ class Plan:
         peers: Names from `gradring.bench.systems.PEERS` to compare with.
         congestion: The kernel's TCP congestion control for all systems; None leaves its default.
         streams: gradring's TCP connections to each peer in each direction.
+        checksum: Whether gradring is also measured with checksums, once for each transport.
     """
 
     world_size: int
@@ -51,6 +52,7 @@ class Plan:
     peers: tuple[str, ...] = ()
     congestion: str | None = None
     streams: int = 1
+    checksum: bool = False
 
     def check(self, *, allow_debug: bool = False) -> None:
         """Finds whatever would make the ranks fail, or their numbers worthless.
@@ -112,6 +114,8 @@ class Plan:
         words += ["--dtype", self.dtype, "--op", self.op]
         if self.streams != 1:
             words += ["--streams", str(self.streams)]
+        if self.checksum:
+            words.append("--checksum")
         if self.iterations is not None:
             words += ["--iterations", str(self.iterations)]
         if self.peers:

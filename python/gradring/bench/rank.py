@@ -56,10 +56,13 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
     with contextlib.ExitStack() as closing:
         comm = closing.enter_context(_join(plan, first, tls))
         systems: list[System] = [_system(comm, first)]
-        for transport in others:
+        further = [(transport, False) for transport in others]
+        if plan.checksum:
+            further += [(transport, True) for transport in plan.transports]
+        for transport, checksum in further:
             (port,) = agree_on_ports(comm, 1)
             place = comm.rank, comm.world_size, f"{LOOPBACK}:{port}"
-            more = closing.enter_context(_join(plan, transport, tls, *place))
+            more = closing.enter_context(_join(plan, transport, tls, *place, checksum=checksum))
             systems.append(_system(more, transport))
         for name in plan.peers:
             systems.extend(load_peer(name).open_systems(comm, closing))
@@ -82,6 +85,8 @@ def _join(
     rank: int | None = None,
     world_size: int | None = None,
     rendezvous: str | None = None,
+    *,
+    checksum: bool = False,
 ) -> Communicator:
     """A communicator that uses one of the plan's transports; by default the launcher's group."""
     return gradring.init(
@@ -92,6 +97,7 @@ def _join(
         tls=tls if transport == TLS else None,
         algorithm=plan.algorithm,
         streams=plan.streams,
+        checksum=checksum,
     )
 
 

@@ -83,6 +83,11 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="K",
         help="gradring's TCP connections to each peer in each direction, 1 to 16 (default 1)",
     )
+    sub.add_argument(
+        "--checksum",
+        action="store_true",
+        help="also measure gradring with checksums, in turns",
+    )
     sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
     sub.add_argument("--op", choices=values.OPS, default="sum")
     sub.add_argument(
@@ -140,6 +145,7 @@ def _run_all_reduce(arguments: argparse.Namespace) -> int:
         peers=arguments.compare,
         congestion=arguments.congestion,
         streams=arguments.streams,
+        checksum=arguments.checksum,
     )
     plan.check(allow_debug=arguments.allow_debug)
     measured = bench_all_reduce(plan, _say)

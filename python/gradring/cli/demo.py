@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("demo-report"),
         metavar="DIR",
-        help="directory for the picture and the logs (default %(default)s)",
+        help="directory for the page, the picture and the logs (default %(default)s)",
     )
     trouble = parser.add_mutually_exclusive_group()
     trouble.add_argument(
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=(0, 1),
         metavar="R",
-        help="instead, kill one rank in the middle and show what the other one says",
+        help="instead, kill one rank in the middle; show what the other one says, and the restart",
     )
 
 

@@ -25,11 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation."""
-    from gradring.trace import explanation, records, timeline
+    from gradring.trace import explanation, places, records, timeline
 
-    found = records.read(arguments.directory)
-    for sentence in explanation.explain(found):
-        print(sentence)
+    attempts = places.attempts(arguments.directory)
+    for directory in attempts:
+        if len(attempts) > 1:
+            print(f"{directory}:")
+        # Of several, the timeline is that of the last.
+        found = records.read(directory)
+        for sentence in explanation.explain(found):
+            print(sentence)
     if arguments.trace is not None:
         try:
             timeline.write(arguments.trace, found)

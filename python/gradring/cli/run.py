@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from pathlib import Path
 
-from gradring.launch import tracing
 from gradring.launch.hosts import Host, parse_hosts
 from gradring.launch.launcher import DEFAULT_GRACE_S, launch
 
@@ -49,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-dir",
         type=Path,
         metavar="DIR",
-        help="also write each rank's output to DIR/rank-0.log and so on",
+        help="also write each rank's output to DIR/rank-0.log and so on, and what a "
+        "gradring.Monitor measures to DIR/steps.jsonl",
     )
     parser.add_argument(
         "--trace",
@@ -103,28 +102,21 @@ def run(arguments: argparse.Namespace) -> int:
         return _misused("the number of ranks is missing; give -np N, or --hosts")
     if room and world_size > room:
         return _misused(f"-np {world_size} is more than the {room} ranks of --hosts")
-    environ, trace = dict(os.environ), arguments.trace
-    if trace is not None:
-        tracing.forget_parts(trace)
-        environ["GRADRING_TRACE"] = str(trace.absolute())
     try:
-        exit_code = launch(
+        return launch(
             command,
             world_size,
-            environ=environ,
             log_dir=arguments.log_dir,
             grace_s=arguments.grace,
             hosts=arguments.hosts,
             python=arguments.python,
             forward=arguments.forward,
             max_restarts=arguments.max_restarts,
+            trace=arguments.trace,
         )
     except OSError as error:
         print(f"gradring run: the ranks cannot be started: {error}", file=sys.stderr)
         return 1
-    if trace is not None:
-        print(f"gradring run: {tracing.merge(trace)}", file=sys.stderr)
-    return exit_code
 
 
 def _misused(problem: str) -> int:

@@ -10,6 +10,7 @@
 ``verdict``           what must be true of the results; the exit code
 ``tables``            the results as text
 ``picture``           the results as a picture
+``page``              the results as a page of HTML
 ``story``             the whole demo, from the first run to the last line
 ``trouble``           instead: a slow rank or a killed one, and what is said about it
 ``trouble_train``     the training script with such a rank

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import resource
 import time
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 
 IDLE_COLUMNS = (3, 4)
 """Of the first line of /proc/stat after its name: idle, and idle with a disk at work."""
+_MODEL = re.compile(r"^model name\s*: (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,14 @@ class Usage:
             children_s=children.ru_utime + children.ru_stime,
             moment_s=time.monotonic(),
         )
+
+
+def describe(cores: int) -> str:
+    """The processors and the system, for people."""
+    found = _MODEL.search(Path("/proc/cpuinfo").read_text())
+    model = " ".join(found[1].split()) if found else platform.machine()
+    usable = f"{cores} core{'s' if cores > 1 else ''}"
+    return f"{model}, {usable}; {platform.system()} {platform.release()}"
 
 
 def busy_s(stat: str, ticks_per_s: int) -> float:

@@ -26,7 +26,7 @@ def demo(report: Path, *, epochs: int = EPOCHS, stream: TextIO = sys.stdout) -> 
     """Trains with two workers and shows what came of it.
 
     Args:
-        report: Directory for the picture and for what the trainings printed; made if missing.
+        report: Directory for the page, the picture and what the trainings printed; made if missing.
         epochs: Epochs of each training, at least 2: times leave out the first.
         stream: Where to write.
 
@@ -61,11 +61,13 @@ def demo(report: Path, *, epochs: int = EPOCHS, stream: TextIO = sys.stdout) -> 
     _say(stream, f"\n{tables.comparison(results, why_no_mirrored)}")
     _say(stream, f"\n{tables.verdict(checked)}")
 
-    from gradring.demo.picture import draw  # matplotlib takes a second to start
+    from gradring.demo import page  # matplotlib takes a second to start
+    from gradring.demo.picture import draw
 
     picture = draw(results, report)
+    written = page.write(report, results, checked, why_no_mirrored)
     elapsed_s = time.monotonic() - start_s
-    _say(stream, f"\nPicture: {picture}   ({elapsed_s:.0f} s in all)")
+    _say(stream, f"\nReport: {written}   picture: {picture}   ({elapsed_s:.0f} s in all)")
     return verdict.exit_code(checked)
 
 

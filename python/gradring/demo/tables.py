@@ -110,15 +110,30 @@ def parts_of(rank: RankResult, kind: str) -> tuple[float, float, float]:
 
 def comparison(results: Results, why_no_mirrored: str | None) -> str:
     """What the numbers say, and what they do not."""
+    sentences = [*statements(results, why_no_mirrored), *warnings(results)]
+    return "\n".join(line for sentence in sentences for line in _wrapped(sentence, indent=0))
+
+
+def statements(results: Results, why_no_mirrored: str | None) -> list[str]:
+    """What the numbers say, one paragraph each."""
     sentences = []
     if results.mirrored:
         sentences += [_against_mirrored(results), _hashes(results)]
     elif why_no_mirrored is not None:
         sentences.append(f"There is no comparison with {MIRRORED.title}Strategy: {why_no_mirrored}")
     sentences.append(_against_single(results))
-    if max(results.others.values()) > BUSY_SHARE:
-        sentences.append(_disturbed(results))
-    return "\n".join(line for sentence in sentences for line in _wrapped(sentence, indent=0))
+    return sentences
+
+
+def warnings(results: Results) -> list[str]:
+    """Why the times may be wrong, if there is a reason to think so."""
+    if max(results.others.values()) <= BUSY_SHARE:
+        return []
+    listed = ", ".join(f"{title} {share:.0%}" for title, share in results.others.items())
+    return [
+        "Compare these times with care: other programs used this machine at the same time. Their "
+        f"share of its processors during each training: {listed}."
+    ]
 
 
 def _against_mirrored(results: Results) -> str:
@@ -155,14 +170,6 @@ def _against_single(results: Results) -> str:
         f"The single process, with {workers} threads, trains {single:,.0f} samples/s; the "
         f"{workers} workers, with one each, {total:,.0f} together. {share}, so this ratio of "
         f"{total / single:.2f} shows overhead, not scaling."
-    )
-
-
-def _disturbed(results: Results) -> str:
-    listed = ", ".join(f"{title} {share:.0%}" for title, share in results.others.items())
-    return (
-        "Compare these times with care: other programs used this machine at the same time. Their "
-        f"share of its processors during each training: {listed}."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def show_slow_rank(rank: int, *, stream: TextIO = sys.stdout) -> int:
     _say(stream, f"Two workers train; rank {rank} sleeps {SLOW_MS} ms in every step.\n")
     started_s = time.monotonic()
     options = ["--slow-rank", str(rank), "--slow-ms", str(SLOW_MS), "--epochs", str(EPOCHS)]
-    lines = _train([], options, stream)
+    _, lines = _train([], [], options, stream)
     named = re.compile(rf"slowest: rank {rank} |Rank {rank} on \S+ is the slowest")
     at_s = next((at_s for at_s, line in lines if named.search(line)), None)
     if at_s is None:
@@ -42,7 +43,9 @@ def show_slow_rank(rank: int, *, stream: TextIO = sys.stdout) -> int:
 
 
 def show_killed_rank(rank: int, records: Path, *, stream: TextIO = sys.stdout) -> int:
-    """Trains, kills one rank with SIGKILL in the middle, and explains what the ranks left behind.
+    """Trains, kills one rank with SIGKILL in the middle, and trains on from the last checkpoint.
+
+    Then it explains what the ranks of the first attempt have left behind.
 
     Args:
         rank: The rank to kill.
@@ -50,33 +53,53 @@ def show_killed_rank(rank: int, records: Path, *, stream: TextIO = sys.stdout) -
         stream: Where to write.
 
     Returns:
-        0 if the other rank's error named the rank, else 1.
+        0 if the other rank's error named the rank, and the restart went on from a checkpoint to the
+        end of the training; else 1.
 
     Raises:
         ConfigError: A package is missing.
     """
     from gradring.trace import explanation
+    from gradring.trace.places import of_attempt
     from gradring.trace.records import read
 
     require_packages()
-    _say(stream, f"Two workers train; rank {rank} is killed (SIGKILL) in the middle.\n")
-    options = ["--kill", str(rank), "--epochs", str(EPOCHS)]
-    lines = _train([f"GRADRING_FLIGHT_DIR={records.absolute()}"], options, stream)
-    _say(stream, f"\ngradring explain {records}")
-    for sentence in explanation.explain(read(records)):
+    _say(
+        stream,
+        f"Two workers train and save after each epoch; rank {rank} is killed (SIGKILL) in the "
+        "middle,\nand gradring run --max-restarts 1 starts both again.\n",
+    )
+    with tempfile.TemporaryDirectory(prefix="gradring-demo-") as temporary:
+        checkpoint = Path(temporary, "checkpoint")
+        options = ["--kill", str(rank), "--epochs", str(EPOCHS), "--checkpoint", str(checkpoint)]
+        environ = [f"GRADRING_FLIGHT_DIR={records.absolute()}"]
+        exit_code, lines = _train(environ, ["--max-restarts", "1"], options, stream)
+    first = of_attempt(records, 0)
+    _say(stream, f"\ngradring explain {first}")
+    for sentence in explanation.explain(read(first)):
         _say(stream, sentence)
-    named = re.compile(rf"PeerLostError: .*rank {rank} on ")
-    return 0 if any(named.search(line) for _, line in lines) else 1
+    text = "".join(line for _, line in lines)
+    named = re.search(rf"PeerLostError: .*rank {rank} on ", text)
+    resumed = re.search(r"resumes after step (\d+)", text)
+    finished = re.search(r"finished .*", text)
+    if exit_code != 0 or not (named and resumed and finished):
+        _say(stream, "\nThe training did not come to its end; the lines above say why.")
+        return 1
+    _say(
+        stream,
+        f"\nRank {rank} was named; the restart went on after step {resumed[1]} and {finished[0]}.",
+    )
+    return 0
 
 
 def _train(
-    environ: Sequence[str], options: Sequence[str], stream: TextIO
-) -> list[tuple[float, str]]:
-    """Runs the training and shows what it prints; returns its lines and when they came."""
+    environ: Sequence[str], launch: Sequence[str], options: Sequence[str], stream: TextIO
+) -> tuple[int, list[tuple[float, str]]]:
+    """Runs the training and shows what it prints; its exit code, its lines, when they came."""
     command = [
         # Without it, TensorFlow talks about floating point in the middle of the lines to see.
         *("env", "TF_ENABLE_ONEDNN_OPTS=0", *environ),
-        *(sys.executable, "-m", "gradring", "run", "-np", str(GRADRING.world_size), "--"),
+        *(sys.executable, "-m", "gradring", "run", "-np", str(GRADRING.world_size), *launch, "--"),
         *(sys.executable, "-m", "gradring.demo.trouble_train", *options),
     ]
     lines: list[tuple[float, str]] = []
@@ -96,7 +119,7 @@ def _train(
         except subprocess.TimeoutExpired:
             _say(stream, f"The training has not ended within {DEADLINE_S:g} s and is stopped.")
     reader.join(timeout=DEADLINE_S)
-    return lines
+    return child.returncode, lines
 
 
 def _say(stream: TextIO, text: str) -> None:

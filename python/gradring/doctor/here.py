@@ -43,6 +43,7 @@ def decision(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
         ("TLS", f"with {settings.tls.cert}" if settings.tls else "none"),
         ("transport", settings.transport),
         ("streams", str(settings.streams)),
+        ("checksum", "on" if settings.checksum else "off"),
         ("timeout", f"{settings.timeout:g} s"),
     ]
 

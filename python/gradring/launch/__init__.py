@@ -9,6 +9,8 @@
 ``processes``         rank processes in groups of their own; how they are ended
 ``ssh``               a rank process on another host
 ``remote_rank``       its far end, which starts the rank there
+``collect``           brings parts of a timeline back from other hosts
+``tracing``           makes one timeline of all parts
 ``survey``            looks at the other hosts before anything is started
 ``signals``           signals as bytes on a socket
 ``guardian``          a helper process that ends them when the launcher itself is killed

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from gradring.launch import tracing
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.hosts import THIS_HOST, Host, place_ranks
 from gradring.launch.output import RankOutput
@@ -34,6 +35,8 @@ from gradring.launch.report import last_words
 from gradring.launch.signals import signals_as_bytes
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
+from gradring.steplog import forget
+from gradring.trace.places import forget_attempts, of_attempt
 
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
@@ -55,6 +58,7 @@ def launch(
     python: str = sys.executable,
     forward: Sequence[str] = (),
     max_restarts: int = 0,
+    trace: Path | None = None,
 ) -> int:
     """Runs ``command`` once per rank and returns when all ranks have ended.
 
@@ -65,7 +69,9 @@ def launch(
         command: Program and arguments.
         world_size: Number of ranks.
         environ: The variables from which those of the ranks are made.
-        log_dir: Directory for ``rank-0.log`` and so on: each rank's lines without prefix.
+        log_dir: Directory for ``rank-0.log`` and so on, each rank's lines without prefix, and for
+            ``steps.jsonl``, what a `gradring.Monitor` on rank 0 measures; the latter on rank 0's
+            host.
         grace_s: Seconds that the other ranks have when one has failed: half to report their own
             errors, half to react to SIGTERM; then they are killed.
         hosts: Where the ranks run, filled in this order; those with another name than this
@@ -74,7 +80,9 @@ def launch(
         forward: Variables for those hosts, as ``NAME`` or ``NAME=VALUE``, besides those that
             always travel.
         max_restarts: How often all ranks are started again when one has failed. They find the
-            number of the attempt, from 0, in ``GRADRING_RESTART``.
+            number of the attempt, from 0, in ``GRADRING_RESTART``, and with restarts have
+            ``attempt-0`` and so on inside ``GRADRING_FLIGHT_DIR`` for their flight records.
+        trace: The file for a timeline of all ranks, on whatever hosts; says when it is written.
 
     Returns:
         0, or the code of the rank that failed first (128 plus the number of the signal that killed
@@ -85,13 +93,25 @@ def launch(
             written.
     """
     placed = place_ranks(hosts, world_size) if hosts else [THIS_HOST] * world_size
-    world = World(placed, python=python, forward=forward)
+    world = World(placed, python=python, forward=forward, trace=trace)
     if not world.remote and shutil.which(command[0], path=environ.get("PATH")) is None:
         _say(f"there is no program {command[0]!r}; check its name and PATH{_hint(command[0])}")
         return CANNOT_START
+    flight = Path(environ["GRADRING_FLIGHT_DIR"]) if environ.get("GRADRING_FLIGHT_DIR") else None
+    if max_restarts > 0 and flight is not None:
+        forget_attempts(flight)
+    if trace is not None:
+        tracing.forget_parts(trace)
+        environ = {**environ, "GRADRING_TRACE": str(trace.absolute())}
+    if log_dir is not None:
+        forget(log_dir)
+        environ = {**environ, "GRADRING_LOG_DIR": str(log_dir.absolute())}
     with signals_as_bytes() as wakeup:
         for attempt in itertools.count():
             numbered = {**environ, "GRADRING_RESTART": str(attempt)}
+            if max_restarts > 0 and flight is not None:
+                # What the first attempt has left is of more interest than the next one's.
+                numbered["GRADRING_FLIGHT_DIR"] = str(of_attempt(flight, attempt))
             try:
                 exit_code, stopped = _attempt(command, world, numbered, log_dir, grace_s, wakeup)
             except SurveyError as error:
@@ -101,13 +121,17 @@ def launch(
                 _say(str(error))
                 exit_code, stopped = 1, False
             if exit_code == 0 or stopped or attempt == max_restarts:
-                return exit_code
+                break
             pause_s = min(FIRST_PAUSE_S * 2 ** min(attempt, DOUBLINGS), LONGEST_PAUSE_S)
             _say(f"starts all ranks again in {pause_s:g} s (restart {attempt + 1}/{max_restarts})")
             signum = _signal_within(pause_s, wakeup)
             if signum is not None:
-                return 128 + signum
-        raise AssertionError("the loop ends by returning")
+                exit_code = 128 + signum
+                break
+        if trace is not None:
+            for sentence in [*world.collect_parts(), tracing.merge(trace)]:
+                _say(sentence)
+    return exit_code
 
 
 def _attempt(

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradring.clusters import without_cluster_variables
+from gradring.launch.collect import make_room
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.launcher import CLOSING_TICK_S, DEFAULT_GRACE_S, TICK_S
 from gradring.launch.processes import RankProcesses, shell_exit_code
@@ -64,6 +65,8 @@ def main() -> int:
     beside = os.path.dirname(sys.executable)
     inherited["PATH"] = os.pathsep.join([beside, inherited.get("PATH", os.defpath)])
     environ = {**thread_counts(order["local_size"]), **inherited, **order["environ"]}
+    if order["job"] is not None:
+        environ["GRADRING_TRACE"] = str(make_room(order["job"]))
     with signals_as_bytes() as wakeup, RankProcesses() as processes:
         rank = processes.start(order["command"], environ)
         for line in first[1:]:

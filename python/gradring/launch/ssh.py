@@ -63,6 +63,7 @@ class RemoteRankProcess(RankProcess):
         *,
         python: str,
         local_size: int,
+        job: str | None,
         stdout: Stream,
         stderr: Stream,
     ) -> None:
@@ -76,6 +77,7 @@ class RemoteRankProcess(RankProcess):
             guardian: Ends the ssh client when this process is killed.
             python: The interpreter there.
             local_size: Ranks on that host, among which it divides its cores.
+            job: Under which its part of a timeline is collected; None if there is to be none.
             stdout: As for ``subprocess.Popen``.
             stderr: As for ``subprocess.Popen``.
         """
@@ -89,6 +91,7 @@ class RemoteRankProcess(RankProcess):
             "environ": dict(environ),
             "directory": os.getcwd(),
             "local_size": local_size,
+            "job": job,
         }
         self._tell(json.dumps(order))
 

@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 from gradring.errors import ConfigError
+from gradring.trace.places import parts_of
 
 
 def forget_parts(trace: Path) -> None:
     """Removes what an earlier run has left, perhaps one of more ranks."""
-    from gradring.trace.records import parts_of
-
     shutil.rmtree(parts_of(trace), ignore_errors=True)
 
 
@@ -19,7 +18,7 @@ def merge(trace: Path) -> str:
     """Writes the timeline of all ranks that left a part; returns a sentence that says so."""
     from gradring.trace import records, timeline
 
-    parts = records.parts_of(trace)
+    parts = parts_of(trace)
     try:
         found = records.read(parts)
         timeline.write(trace, found)

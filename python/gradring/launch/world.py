@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gradring.clusters.parse import joined_address
 from gradring.config import Settings
+from gradring.launch.collect import collect, new_job
 from gradring.launch.guardian import Guardian
 from gradring.launch.hosts import Host, address_towards
 from gradring.launch.processes import PIPE, RankProcess, RankProcesses
@@ -20,17 +22,27 @@ from gradring.launch.survey import survey
 class World:
     """The ranks and their hosts; each start of all ranks asks it for fresh ports."""
 
-    def __init__(self, placed: Sequence[Host], *, python: str, forward: Sequence[str]) -> None:
+    def __init__(
+        self,
+        placed: Sequence[Host],
+        *,
+        python: str,
+        forward: Sequence[str],
+        trace: Path | None = None,
+    ) -> None:
         """Notes where the ranks run.
 
         Args:
             placed: The host of each rank.
             python: The interpreter on hosts reached by ssh.
             forward: Further variables for those hosts, as ``NAME`` or ``NAME=VALUE``.
+            trace: The file that is to be the timeline of all ranks.
         """
         self._placed = placed
         self._python = python
         self._forward = forward
+        self._trace = trace
+        self._job = new_job() if trace is not None else None
         self.remote = any(not host.is_local for host in placed)
 
     def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
@@ -62,8 +74,16 @@ class World:
                 environ=forwarded(environ, self._forward),
                 python=self._python,
                 local_size=local_size,
+                job=self._job,
             )
         )
+
+    def collect_parts(self) -> list[str]:
+        """Brings the timeline's parts here from other hosts; a sentence for each that fails."""
+        if self._trace is None or self._job is None:
+            return []
+        others = [host for host in dict.fromkeys(self._placed) if not host.is_local]
+        return collect(others, self._python, self._job, self._trace)
 
     def _name(self, host: Host) -> str:
         """The name under which the other hosts reach this one."""

@@ -42,7 +42,8 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
           every_steps: a line comes after so many steps,
           every_s: or after so many seconds, whatever comes first.
           stream: where rank 0 writes; default standard output.
-          log: a file to which rank 0 appends a line of JSON with every line.
+          log: a file to which rank 0 appends a line of JSON with every line; default: as for
+            `gradring.Monitor`, in the log directory if there is one.
           tensorboard: a directory to which rank 0 writes the numbers of all ranks as scalars, such
             as `gradring/rank_2/wait_ms`; needs no tensorboard package.
         """
@@ -83,7 +84,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """One step has ended, or several with ``steps_per_execution``."""
         steps, self._batch = batch - self._batch, batch
-        self._measuring().step(max(1, steps))
+        self._measuring().step(max(1, steps), loss=(logs or {}).get("loss"))
 
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation is no step."""

@@ -24,7 +24,11 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
     """
 
     def __init__(
-        self, communicator: Communicator, devices: Sequence[str], bucket_bytes: int
+        self,
+        communicator: Communicator,
+        devices: Sequence[str],
+        bucket_bytes: int,
+        check_gradients: str = "",
     ) -> None:
         """Makes the operations; nothing is sent yet.
 
@@ -32,11 +36,14 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
           communicator: a `gradring.Communicator`.
           devices: the local devices that hold one replica each.
           bucket_bytes: bound on the tensors that travel together, in bytes.
+          check_gradients: what to do about gradients that are not finite: "warn", "raise", or
+            nothing if empty.
         """
         # The base class's own constructor would make TensorFlow's launchers of collectives.
         compat.CrossDeviceOps.__init__(self)
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
+        self._check_gradients = check_gradients
         self._devices = tuple(compat.canonical_device(device) for device in devices)
         self._host = compat.host_of(self._devices[0])
         self._group_size = communicator.world_size * len(self._devices)
@@ -66,7 +73,13 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             else Names.of_variables(label, values, variables)
         )
         reduced = reduce_leaves(
-            values, "mean" if fused else "sum", names, self._communicator, self._bucket_bytes
+            values,
+            "mean" if fused else "sum",
+            names,
+            self._communicator,
+            self._bucket_bytes,
+            # Only gradients are told their variables: a loss may be what it likes.
+            "" if variables is None else self._check_gradients,
         )
         if is_mean and not fused:
             reduced = [_divided(value, self._group_size) for value in reduced]

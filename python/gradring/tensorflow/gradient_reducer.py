@@ -9,7 +9,10 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing
-from gradring.tensorflow.ops import all_reduce
+from gradring.tensorflow.gradient_check import action_of
+from gradring.tensorflow.naming import Names
+from gradring.tensorflow.ops import current_communicator
+from gradring.tensorflow.reduction import reduce_leaves
 
 
 class GradientReducer:
@@ -34,6 +37,8 @@ class GradientReducer:
         op: str = "mean",
         bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
         communicator: Communicator | None = None,
+        *,
+        check_gradients: str | None = None,
     ) -> None:
         """Makes a reducer; nothing is sent yet.
 
@@ -42,7 +47,12 @@ class GradientReducer:
             `all_reduce`.
           bucket_bytes: bound on the gradients that travel together, in bytes; default 16 MiB.
           communicator: as for `all_reduce`.
+          check_gradients: "warn", "raise" or None, as for `CustomCollectiveStrategy`.
+
+        Raises:
+          gradring.errors.ConfigError: `check_gradients` is something else.
         """
+        self._check = action_of(check_gradients)
         self._op = op
         self._bucket_bytes = bucket_bytes
         self._communicator = communicator
@@ -62,20 +72,18 @@ class GradientReducer:
         Returns:
           The reduced gradients, in the same order.
 
-        Raises:
-          As `all_reduce`.
+        Raises what `all_reduce` raises.
         """
         gradients = list(gradients)
         if variables is not None and len(variables) != len(gradients):
             raise ValueError(f"{len(variables)} variables cannot have {len(gradients)} gradients")
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        reduced = all_reduce(
-            [gradients[i] for i in present],
-            self._op,
-            "gradients",
-            self._communicator,
-            variables=None if variables is None else [variables[i] for i in present],
-            bucket_bytes=self._bucket_bytes,
+        leaves = [gradients[i] for i in present]
+        named = None if variables is None else [variables[i] for i in present]
+        names = Names.of_variables("gradients", leaves, named)
+        communicator = self._communicator or current_communicator()
+        reduced = reduce_leaves(
+            leaves, self._op, names, communicator, self._bucket_bytes, self._check
         )
         for index, gradient in zip(present, reduced, strict=True):
             gradients[index] = gradient

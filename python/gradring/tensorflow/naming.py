@@ -118,6 +118,10 @@ class Names:
             f"{label} {digest}" if any(compared) else label,
         )
 
+    def each(self, positions: Sequence[int]) -> list[str]:
+        """What the tensors at these positions are called; their places where they have no names."""
+        return [self._shown[position] or f"{self._label}[{position}]" for position in positions]
+
 
 def name_of(variable: Any) -> str:
     """A variable's full name: Keras' path, or TensorFlow's name without the output number."""

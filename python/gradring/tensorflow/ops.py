@@ -22,8 +22,6 @@ from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.rows import gather_rows, row_counts
 from gradring.tensorflow.start_wait import start, wait
 
-_REDUCE_OPS = ("sum", "mean", "min", "max", "product")
-
 #: Keeps a communicator alive that nobody else knows of.
 _made_here: Communicator | None = None
 
@@ -69,8 +67,6 @@ def all_reduce(
         is an exception of `gradring.errors` as well.
       tf.errors.DeadlineExceededError: the communicator's timeout is over; likewise.
     """
-    if op not in _REDUCE_OPS:
-        raise ValueError(f"op={op!r} is no reduce op; use one of {', '.join(_REDUCE_OPS)}")
     leaves = tf.nest.flatten(tensors)
     names = Names.of_variables(name or "all_reduce", leaves, variables)
     comm = communicator or current_communicator()
@@ -119,8 +115,7 @@ def broadcast_variables(
       root: the rank whose values win; default 0.
       communicator: as for `all_reduce`.
 
-    Raises:
-      As `broadcast`.
+    Raises what `broadcast` raises.
     """
     compared = without_counters([name_of(variable) for variable in variables])
     for index, variable in enumerate(variables):
@@ -144,8 +139,7 @@ def all_gather(
     Returns:
       A tensor of shape `[sum of the first dimensions, ...]`.
 
-    Raises:
-      As `all_reduce`; ValueError for a scalar.
+    Raises what `all_reduce` raises, and ValueError for a scalar.
     """
     label = Label.of(name or "all_gather")
     comm = communicator or current_communicator()

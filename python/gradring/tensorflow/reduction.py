@@ -12,9 +12,12 @@ from gradring.tensorflow import bucketing
 from gradring.tensorflow.backward_order import start_as_soon_as_ready
 from gradring.tensorflow.dtypes import as_native
 from gradring.tensorflow.failures import typed_errors
+from gradring.tensorflow.gradient_check import Check
 from gradring.tensorflow.naming import Names
 from gradring.tensorflow.sparse import reduce_sparse
 from gradring.tensorflow.start_wait import start, wait
+
+_REDUCE_OPS = ("sum", "mean", "min", "max", "product")
 
 
 def reduce_leaves(
@@ -23,6 +26,7 @@ def reduce_leaves(
     names: Names,
     communicator: Communicator,
     bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
+    check: str = "",
 ) -> list[Any]:
     """Reduces tensors and `tf.IndexedSlices`, listed in the order of their variables.
 
@@ -32,16 +36,22 @@ def reduce_leaves(
       names: of the leaves.
       communicator: a `gradring.Communicator`.
       bucket_bytes: bound on the tensors that travel together, in bytes.
+      check: what to do about leaves that are not finite: "warn", "raise", or nothing if empty.
 
     Returns:
       The results, in order.
+
+    Raises:
+      ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`.
     """
+    if op not in _REDUCE_OPS:
+        raise ValueError(f"op={op!r} is no reduce op; use one of {', '.join(_REDUCE_OPS)}")
     sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.IndexedSlices)]
     dense = sorted(set(range(len(leaves))) - set(sparse))
     results = list(leaves)
     with typed_errors():
-        _reduce_dense(results, dense, op, names, communicator, bucket_bytes)
-        reduce_sparse(results, sparse, op, names, communicator)
+        _reduce_dense(results, dense, op, names, communicator, bucket_bytes, check)
+        reduce_sparse(results, sparse, op, names, communicator, check)
     return results
 
 
@@ -52,6 +62,7 @@ def _reduce_dense(
     names: Names,
     communicator: Communicator,
     bucket_bytes: int,
+    check: str,
 ) -> None:
     """Replaces the tensors at `positions`."""
     # Last first: the order in which a backward pass produces gradients.
@@ -66,6 +77,7 @@ def _reduce_dense(
             names.of([backwards[i] for i in bucket.indices], number if len(buckets) > 1 else None),
             collective="all_reduce",
             reduce_op=op,
+            check=Check(check, names.each([backwards[i] for i in bucket.indices])),
         )
         for number, bucket in enumerate(buckets)
     ]

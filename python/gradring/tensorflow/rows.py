@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.tensorflow.dtypes import as_native_bits
+from gradring.tensorflow.gradient_check import NO_CHECK, Check
 from gradring.tensorflow.naming import Label
 from gradring.tensorflow.start_wait import start, start_all_gather, wait
 
@@ -37,7 +38,11 @@ def row_counts(values: Sequence[Any], communicator: Communicator, label: Label) 
 
 
 def gather_rows(
-    values: Sequence[Any], counts: Any, communicator: Communicator, labels: Sequence[Label]
+    values: Sequence[Any],
+    counts: Any,
+    communicator: Communicator,
+    labels: Sequence[Label],
+    check: Check = NO_CHECK,
 ) -> list[Any]:
     """Concatenates every rank's rows, in rank order.
 
@@ -46,6 +51,7 @@ def gather_rows(
       counts: that number on every rank, int64 of shape `[world_size]`.
       communicator: a `gradring.Communicator`.
       labels: what gathering each value is called.
+      check: what to do if the first value is not finite.
 
     Returns:
       For each value, a tensor of shape `[sum of counts, ...]`.
@@ -54,8 +60,8 @@ def gather_rows(
         as_native_bits(value, label.shown) for value, label in zip(values, labels, strict=True)
     ]
     started = [
-        start_all_gather(native, counts, communicator, label)
-        for (native, _), label in zip(encoded, labels, strict=True)
+        start_all_gather(native, counts, communicator, label, NO_CHECK if number else check)
+        for number, ((native, _), label) in enumerate(zip(encoded, labels, strict=True))
     ]
     results = []
     for value, (_, decode), (gathered,) in zip(values, encoded, wait(started), strict=True):

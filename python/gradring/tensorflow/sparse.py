@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.tensorflow.dtypes import as_native
+from gradring.tensorflow.gradient_check import Check
 from gradring.tensorflow.naming import Label, Names
 from gradring.tensorflow.rows import gather_rows, row_counts
 from gradring.tensorflow.start_wait import start, wait
@@ -37,6 +38,7 @@ def reduce_sparse(
     op: str,
     names: Names,
     communicator: Communicator,
+    check: str,
 ) -> None:
     """Replaces the `tf.IndexedSlices` at `positions` by their reductions.
 
@@ -57,7 +59,8 @@ def reduce_sparse(
     slices = [_summed(results[position]) for position in positions]
     all_counts = row_counts([s.values for s in slices], communicator, names.of(positions))
     for position, own, counts in zip(positions, slices, all_counts, strict=True):
-        results[position] = _reduced(own, counts, op, names.of([position]), communicator)
+        label, checked = names.of([position]), Check(check, names.each([position]))
+        results[position] = _reduced(own, counts, op, label, communicator, checked)
 
 
 def travels_dense(rows: Any, row_bytes: int, index_bytes: int, table_rows: int) -> Any:
@@ -66,7 +69,7 @@ def travels_dense(rows: Any, row_bytes: int, index_bytes: int, table_rows: int) 
 
 
 def _reduced(
-    own: Any, counts: Any, op: str, label: Label, communicator: Communicator
+    own: Any, counts: Any, op: str, label: Label, communicator: Communicator, check: Check
 ) -> tf.IndexedSlices:
     table = None if own.dense_shape is None else tf.get_static_value(own.dense_shape)
     row_count = own.values.shape[1:].num_elements()
@@ -77,6 +80,7 @@ def _reduced(
             counts,
             communicator,
             [label.part("values"), label.part("indices")],
+            check,
         )
         total = _summed(tf.IndexedSlices(values, indices))
         if op == "mean":
@@ -93,7 +97,12 @@ def _reduced(
         dense = tf.math.unsorted_segment_sum(own.values, own.indices, table[0])
         native, decode = as_native(dense, label.shown)
         started = start(
-            [native], communicator, label.part("table"), collective="all_reduce", reduce_op=op
+            [native],
+            communicator,
+            label.part("table"),
+            collective="all_reduce",
+            reduce_op=op,
+            check=check,
         )
         return decode(wait([started])[0][0]), tf.range(table[0], dtype=own.indices.dtype)
 

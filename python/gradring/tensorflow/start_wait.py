@@ -15,6 +15,7 @@ import tensorflow as tf
 from gradring import _native
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat
+from gradring.tensorflow.gradient_check import NO_CHECK, Check
 from gradring.tensorflow.naming import Label
 
 _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
@@ -28,6 +29,7 @@ def start(
     collective: str,
     reduce_op: str = "",
     root: int = 0,
+    check: Check = NO_CHECK,
 ) -> list[Any]:
     """The tensors in flight, and the handle last.
 
@@ -38,6 +40,7 @@ def start(
       collective: "all_reduce" or "broadcast".
       reduce_op: name of the reduce op of an all-reduce.
       root: rank whose contents win in a broadcast.
+      check: what to do about tensors that are not finite.
     """
     with tf.device("/device:CPU:0"):
         return compat.run_op(
@@ -48,9 +51,7 @@ def start(
                 "collective": collective,
                 "reduce_op": reduce_op,
                 "root": root,
-                "label": label.shown,
-                "identity": label.compared,
-                "communicator": communicator._native.id,
+                **_attributes(communicator, label, check),
             },
             len(tensors) + 1,
         )
@@ -73,7 +74,11 @@ def wait(started: Sequence[list[Any]]) -> list[list[Any]]:
 
 
 def start_all_gather(
-    tensor: Any, counts: Any, communicator: Communicator, label: Label
+    tensor: Any,
+    counts: Any,
+    communicator: Communicator,
+    label: Label,
+    check: Check = NO_CHECK,
 ) -> list[Any]:
     """The gathered tensor in flight, and the handle last.
 
@@ -82,19 +87,27 @@ def start_all_gather(
       counts: int64 of shape `[world_size]`: every rank's number of rows.
       communicator: a `gradring.Communicator`.
       label: what the collective is called.
+      check: what to do if the tensor is not finite.
     """
     with tf.device("/device:CPU:0"):
         return compat.run_op(
             "GradringAllGatherStart",
             {"token": _token(communicator), "counts": counts, "tensor": tensor},
             tensor.dtype,
-            {
-                "label": label.shown,
-                "identity": label.compared,
-                "communicator": communicator._native.id,
-            },
+            _attributes(communicator, label, check),
             2,
         )
+
+
+def _attributes(communicator: Communicator, label: Label, check: Check) -> dict[str, Any]:
+    """What all Starts have."""
+    return {
+        "label": label.shown,
+        "identity": label.compared,
+        "communicator": communicator._native.id,
+        "check": check.action,
+        "variables": "\n".join(check.variables) if check.action else "",
+    }
 
 
 def _token(communicator: Communicator) -> Any:

@@ -12,6 +12,7 @@ from gradring.tensorflow import bucketing, cluster, compat, compat_keras
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.failures import typed_errors
+from gradring.tensorflow.gradient_check import action_of
 from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast
 
@@ -49,6 +50,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         communicator: Communicator | None = None,
         devices: Sequence[str] | None = None,
         bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
+        check_gradients: str | None = None,
     ) -> None:
         """Joins the group, unless `communicator` has done so.
 
@@ -61,13 +63,19 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             many on every rank. Default, as for the strategy that this one replaces: all GPUs, or
             else one CPU.
           bucket_bytes: bound on the gradients that travel together, in bytes; default 16 MiB.
+          check_gradients: "warn": a gradient that contains NaN or infinity is named in the log of
+            its rank and of the chief, with rank, host and variable, at most once a minute;
+            "raise": it ends the training on every rank with `gradring.errors.AbortedError`, which
+            says the same; None (default): nobody looks. Looking costs a pass over the memory of
+            the gradients, which are those that a Keras 3 optimizer reduces.
 
         Raises:
-          gradring.errors.ConfigError: `cluster_resolver` and `communicator` contradict each other;
-            or `devices` names none, one twice, one that does not exist, or not as many as on the
-            other ranks.
+          gradring.errors.ConfigError: `check_gradients` is something else; or `cluster_resolver`
+            and `communicator` contradict each other; or `devices` names none, one twice, one that
+            does not exist, or not as many as on the other ranks.
           gradring.errors.RendezvousError: the group could not be formed; says who is missing.
         """
+        check = action_of(check_gradients)
         if communicator is None:
             communicator = cluster.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:
@@ -83,6 +91,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 communication_options or tf.distribute.experimental.CommunicationOptions(),
                 devices,
                 bucket_bytes,
+                check,
             ),
         )
 
@@ -185,9 +194,11 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         communication_options: Any,
         devices: Sequence[str] | None,
         bucket_bytes: int,
+        check_gradients: str,
     ) -> None:
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
+        self._check_gradients = check_gradients
         self._chosen_devices = devices
         super().__init__(strategy, cluster_resolver, communication_options)
 
@@ -224,7 +235,9 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return devices, tf.DeviceSpec.from_string(devices[0]).device_type
 
     def _ring(self, devices: Any) -> RingCrossDeviceOps:
-        return RingCrossDeviceOps(self._communicator, devices, self._bucket_bytes)
+        return RingCrossDeviceOps(
+            self._communicator, devices, self._bucket_bytes, self._check_gradients
+        )
 
     @property
     def _has_one_replica(self) -> bool:

@@ -122,16 +122,6 @@ def read(directory: Path) -> list[Record]:
     return sorted(found, key=lambda record: record.rank)
 
 
-def part_of(trace: Path, rank: int) -> Path:
-    """Where a rank leaves its part of the timeline that is to be the file ``trace``."""
-    return parts_of(trace) / f"rank-{rank}.json"
-
-
-def parts_of(trace: Path) -> Path:
-    """The directory of the parts of the timeline that is to be the file ``trace``."""
-    return trace.with_name(f"{trace.name}.parts")
-
-
 def gather(communicator: Communicator, part: bytes) -> Sequence[bytes]:
     """The parts of all ranks, in the order of ranks; every rank calls it."""
     packed = np.frombuffer(zlib.compress(part), np.uint8)

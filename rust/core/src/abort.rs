@@ -24,6 +24,11 @@ impl AbortSwitch {
         lock(&self.wakers).push(waker);
     }
 
+    /// Lets go of all wakers, when those whom they wake wait no more.
+    pub fn forget_wakers(&self) {
+        lock(&self.wakers).clear();
+    }
+
     /// Raises the switch; `false` if it had been raised before, and `cause` was not taken.
     pub fn raise(&self, cause: Error) -> bool {
         let mut slot = lock(&self.cause);

@@ -17,9 +17,10 @@ use crate::group::door::Door;
 use crate::group::liveness::Liveness;
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
+use crate::link::checked::Checked;
 use crate::link::links::Links;
 use crate::link::tls::TlsFiles;
-use crate::link::{STREAMS_MAX, Transport as _};
+use crate::link::{STREAMS_MAX, Transport};
 use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
 use crate::trace::flight_recorder::{self, FlightRecorder};
 use crate::trace::journal::Journal;
@@ -69,6 +70,8 @@ pub struct Config {
     /// TCP connections to each peer in each direction, from 1 to [`STREAMS_MAX`]; must be the same
     /// on all ranks.
     pub streams: usize,
+    /// Whether all bytes of collectives are protected by checksums; must be the same on all ranks.
+    pub checksum: bool,
     /// Bound on forming the group, and on every wait for a collective without progress.
     pub timeout: Duration,
     /// After how long a collective that stands still is worth a warning.
@@ -94,6 +97,7 @@ pub struct Communicator {
     rank: usize,
     roster: Roster,
     streams: usize,
+    checksum: bool,
     transport_name: &'static str,
     memory_not_shared: BTreeMap<usize, String>,
     tcp_congestion: BTreeMap<String, BTreeSet<String>>,
@@ -149,6 +153,10 @@ impl Communicator {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let transport_name = links.name();
         let tcp_congestion = links.congestion().map_err(cannot)?;
+        let transport: Box<dyn Transport> = match config.checksum {
+            true => Box::new(Checked::new(links, config.world_size)),
+            false => Box::new(links),
+        };
         let engine = Engine::new(Parts {
             rank: config.rank,
             policy: Policy {
@@ -157,7 +165,7 @@ impl Communicator {
                 wire_dtype: config.wire_dtype,
                 ..Policy::new(roster.topology())
             },
-            transport: Box::new(links),
+            transport,
             supervisor: Arc::clone(&liveness) as _,
             abort: Arc::clone(&abort),
             recorder: Arc::clone(&recorder),
@@ -181,6 +189,7 @@ impl Communicator {
             rank: config.rank,
             roster,
             streams: config.streams,
+            checksum: config.checksum,
             transport_name,
             memory_not_shared,
             tcp_congestion,
@@ -237,6 +246,12 @@ impl Communicator {
         self.streams
     }
 
+    /// Whether all bytes of collectives are protected by checksums.
+    #[must_use]
+    pub const fn checksum(&self) -> bool {
+        self.checksum
+    }
+
     /// The ranks of this host with which it shares no memory although both would, and why not.
     #[must_use]
     pub const fn memory_not_shared(&self) -> &BTreeMap<usize, String> {
@@ -278,6 +293,11 @@ impl Communicator {
         self.liveness.abort(cause.blaming(self.rank, host));
     }
 
+    /// As `abort`, because a person wants this rank to stop.
+    pub fn interrupt(&self) {
+        self.engine.interrupt();
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -298,6 +318,13 @@ impl Communicator {
         if now {
             self.liveness.pulse();
         }
+    }
+
+    /// Shows people a warning in the logs of this rank and of rank 0; never waits.
+    pub fn remark(&self, text: &str) {
+        let host = self.roster.host(self.rank);
+        let text = format!("rank {} on {host}: {text}", self.rank);
+        self.liveness.remark(shortened(&text));
     }
 
     /// Writes the flight record to `directory` when the group fails, and on SIGUSR2.
@@ -341,6 +368,8 @@ impl Communicator {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
+        // Whoever keeps what is closed keeps its counters, but no megabyte of records.
+        self.journal.recorder.keep(1);
     }
 }
 
@@ -389,8 +418,8 @@ impl Config {
     pub(crate) fn plan(&self) -> String {
         let wire_dtype = self.wire_dtype.map_or("None", DType::name);
         format!(
-            "algorithm={}, reproducible={}, wire_dtype={wire_dtype}, streams={}",
-            self.algorithm, self.reproducible, self.streams
+            "algorithm={}, reproducible={}, wire_dtype={wire_dtype}, streams={}, checksum={}",
+            self.algorithm, self.reproducible, self.streams, self.checksum
         )
     }
 

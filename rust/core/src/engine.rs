@@ -28,7 +28,7 @@ use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 
 pub(crate) mod standstill;
 
-use standstill::{Limits, Standstill, suspicion};
+use standstill::{Limits, Standstill};
 
 /// How long a spinning caller keeps its core to itself. Then everything else that wants to run on
 /// it goes first.
@@ -53,6 +53,17 @@ pub enum Suspicion {
         peer: usize,
         /// What is wrong.
         problem: String,
+    },
+    /// Bytes from a peer arrived other than they were sent, and were not used.
+    Corrupted {
+        /// The rank that sent them.
+        peer: usize,
+        /// What was seen, to follow "the connection".
+        reason: String,
+        /// The collective, for people.
+        call: String,
+        /// Its ordinal.
+        sequence: u64,
     },
     /// A peer's header differs from this rank's at the same position.
     HeadersDiffer {
@@ -140,7 +151,9 @@ struct Shared {
     recorder: Arc<FlightRecorder>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    driver: Mutex<Driver>,
+    /// None once the engine is closed: with it go sockets, mappings, descriptors and memory,
+    /// however long somebody keeps the engine.
+    driver: Mutex<Option<Driver>>,
 }
 
 /// What only the current driver touches.
@@ -226,11 +239,11 @@ impl Engine {
             recorder: parts.recorder,
             queue: Mutex::new(Queue::new(parts.policy)),
             changed: Condvar::new(),
-            driver: Mutex::new(Driver {
+            driver: Mutex::new(Some(Driver {
                 transport: parts.transport,
                 scratch: Scratch::new(),
                 narrowed: Vec::new(),
-            }),
+            })),
         });
         let progress = std::thread::Builder::new()
             .name("gradring-engine".into())
@@ -285,6 +298,11 @@ impl Engine {
         Ok(self.shared.enqueue(queue, launched))
     }
 
+    /// Fails every pending and later work of every rank, because this rank was interrupted.
+    pub fn interrupt(&self) {
+        self.shared.supervisor.abort(self.shared.interrupted());
+    }
+
     /// How collectives are performed.
     #[must_use]
     pub fn policy(&self) -> Policy {
@@ -328,7 +346,8 @@ impl Engine {
             let _ = progress.join();
         }
         // Peers that still wait for this rank learn it from the end of its links.
-        lock(&self.shared.driver).transport.close();
+        drop(lock(&self.shared.driver).take());
+        self.shared.abort.forget_wakers();
     }
 }
 
@@ -350,12 +369,8 @@ impl Shared {
         let (call, buffer) = request.into_parts();
         let prepared = queue.prepare(call)?;
         let sequence = queue.launched + 1;
-        let closed = || {
-            queue
-                .closed
-                .then(|| Error::aborted("the communicator is closed"))
-        };
-        if let Some(cause) = self.abort.cause().or_else(closed) {
+        let cause = self.abort.cause();
+        if let Some(cause) = cause.or_else(|| queue.closed.then(closed)) {
             return Err(placed(cause, &prepared.call, sequence));
         }
         queue.launched = sequence;
@@ -470,11 +485,15 @@ impl Shared {
             return self.abort.cause().map_or(Ok(None), Err);
         }
         let mut driver = lock(&self.driver);
-        let Driver {
+        let Some(Driver {
             transport,
             scratch,
             narrowed,
-        } = &mut *driver;
+        }) = &mut *driver
+        else {
+            // Launched before the engine was closed.
+            return Err(self.abort.cause().unwrap_or_else(closed));
+        };
         let Prepared {
             call,
             algorithm,
@@ -525,7 +544,7 @@ impl Shared {
                     }
                 }
                 Err(fault) => {
-                    return Err(self.supervisor.investigate(suspicion(fault, sequence)));
+                    return Err(self.supervisor.investigate(standstill.suspicion(fault)));
                 }
             }
             let now = Instant::now();
@@ -576,6 +595,10 @@ impl Shared {
     fn blame_self(&self, error: Error) -> Error {
         error.blaming(self.rank, crate::group::host_name())
     }
+}
+
+fn closed() -> Error {
+    Error::aborted("the communicator is closed")
 }
 
 /// What a panic said.

@@ -81,6 +81,11 @@ pub enum ErrorKind {
         /// The sentence for the user.
         problem: String,
     },
+    /// Bytes arrived other than they were sent, and were not used.
+    Corrupted {
+        /// Between whom, and what was seen.
+        problem: String,
+    },
 }
 
 impl Error {
@@ -152,6 +157,14 @@ impl Error {
         })
     }
 
+    /// Bytes arrived other than they were sent.
+    #[must_use]
+    pub fn corrupted(problem: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Corrupted {
+            problem: problem.into(),
+        })
+    }
+
     /// The same error, blaming `rank` on `host`.
     #[must_use]
     pub fn blaming(mut self, rank: usize, host: impl Into<String>) -> Self {
@@ -187,7 +200,8 @@ impl Error {
             | ErrorKind::Authentication { problem }
             | ErrorKind::PeerLost { problem }
             | ErrorKind::CollectiveTimeout { problem }
-            | ErrorKind::Protocol { problem } => [Some(problem), None],
+            | ErrorKind::Protocol { problem }
+            | ErrorKind::Corrupted { problem } => [Some(problem), None],
             ErrorKind::Aborted { reason } => [Some(reason), None],
             ErrorKind::Mismatch { theirs, others } => [Some(theirs), Some(others)],
         };
@@ -223,6 +237,10 @@ impl Error {
             ErrorKind::Protocol { .. } => {
                 "check that all ranks run the same version of gradring and that nothing else uses its ports"
             }
+            ErrorKind::Corrupted { .. } => {
+                "no rank used those bytes: restart the job; if it happens again, look at the memory, \
+                 network cards and cables of these hosts"
+            }
         }
     }
 }
@@ -242,6 +260,8 @@ impl fmt::Display for Error {
             (ErrorKind::Mismatch { theirs, others }, None) => {
                 write!(f, "one rank called {theirs}; the others called {others}")?;
             }
+            // Either end may have done it, or what is between them.
+            (ErrorKind::Corrupted { problem }, _) => f.write_str(problem)?,
             (kind, blamed) => {
                 if let Some(Blamed { rank, host }) = blamed {
                     write!(f, "rank {rank} on {host}: ")?;
@@ -268,7 +288,7 @@ impl ErrorKind {
             Self::PeerLost { .. } => "PeerLostError",
             Self::CollectiveTimeout { .. } => "CollectiveTimeoutError",
             Self::Aborted { .. } => "AbortedError",
-            Self::Protocol { .. } => "ProtocolError",
+            Self::Protocol { .. } | Self::Corrupted { .. } => "ProtocolError",
         }
     }
 
@@ -279,7 +299,8 @@ impl ErrorKind {
             | Self::Authentication { problem }
             | Self::PeerLost { problem }
             | Self::CollectiveTimeout { problem }
-            | Self::Protocol { problem } => problem,
+            | Self::Protocol { problem }
+            | Self::Corrupted { problem } => problem,
             Self::Aborted { reason } => reason,
             Self::Mismatch { theirs, .. } => theirs,
         }

@@ -18,6 +18,7 @@ use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
 use crate::wire::handshake::{self, Hello, Member, Purpose};
 use crate::wire::pairing as wire_pairing;
 use crate::wire::pulse::{ClockOffset, Late, Pulse, Tick};
+use crate::wire::segment::{SEGMENT_BYTES_MAX, Segment};
 use crate::wire::state::{self, Phase, State};
 
 const TOKEN: &[u8] = b"what no input contains";
@@ -33,7 +34,7 @@ pub struct Decoder {
 }
 
 /// All decoders.
-pub const DECODERS: [Decoder; 8] = [
+pub const DECODERS: [Decoder; 9] = [
     Decoder {
         name: "contract",
         run: contract_header,
@@ -43,6 +44,11 @@ pub const DECODERS: [Decoder; 8] = [
         name: "frame",
         run: frame,
         samples: frame_samples,
+    },
+    Decoder {
+        name: "segment",
+        run: segment,
+        samples: segment_samples,
     },
     Decoder {
         name: "control",
@@ -97,6 +103,17 @@ pub fn frame(bytes: &[u8]) {
     if let Some(frame) = Frame::decode(header) {
         assert!((1..=FRAME_BYTES_MAX).contains(&frame.length));
         assert_eq!(&frame.encode(), header);
+    }
+}
+
+/// A segment that is taken for one is what a sender writes, and bounded.
+pub fn segment(bytes: &[u8]) {
+    let Some(header) = bytes.first_chunk() else {
+        return;
+    };
+    if let Some(segment) = Segment::decode(header) {
+        assert!((1..=SEGMENT_BYTES_MAX).contains(&segment.length));
+        assert_eq!(&segment.encode(), header);
     }
 }
 
@@ -228,6 +245,15 @@ fn frame_samples() -> Vec<Vec<u8>> {
     let frames =
         [(0, 1), (7, FRAME_BYTES_MAX)].map(|(sequence, length)| Frame { sequence, length });
     frames.map(|frame| frame.encode().to_vec()).into()
+}
+
+fn segment_samples() -> Vec<Vec<u8>> {
+    let segments = [(0, 1), (u32::MAX, SEGMENT_BYTES_MAX)].map(|(number, length)| Segment {
+        number,
+        length,
+        checksum: 7,
+    });
+    segments.map(|segment| segment.encode().to_vec()).into()
 }
 
 fn control_samples() -> Vec<Vec<u8>> {
@@ -379,5 +405,6 @@ fn errors() -> Vec<Error> {
         Error::aborted("why").blaming(3, "node-d"),
         Error::new(ErrorKind::Mismatch { theirs, others }).during("barrier", 7),
         Error::peer_lost("gone").after(elapsed),
+        Error::corrupted("corrupted segment 7").blaming(1, "node-b"),
     ]
 }

@@ -1,6 +1,6 @@
 //! The handle of an asynchronous collective.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -32,8 +32,9 @@ pub struct Work {
 #[derive(Debug)]
 struct Shared {
     sequence: u64,
-    /// Learns when the program waits.
-    recorder: Arc<FlightRecorder>,
+    /// Learns when the program waits; None once nobody can: a work that is kept must not keep all
+    /// that the recorder remembers.
+    recorder: Mutex<Option<Arc<FlightRecorder>>>,
     outcome: Mutex<Option<Result<()>>>,
     ended: Condvar,
 }
@@ -45,7 +46,7 @@ impl Work {
         Self {
             shared: Arc::new(Shared {
                 sequence,
-                recorder,
+                recorder: Mutex::new(Some(recorder)),
                 outcome: Mutex::default(),
                 ended: Condvar::new(),
             }),
@@ -55,33 +56,24 @@ impl Work {
     /// Whether the collective has ended, well or badly.
     #[must_use]
     pub fn done(&self) -> bool {
-        self.shared
-            .outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some()
+        lock(&self.shared.outcome).is_some()
     }
 
     /// Waits for the end, at most for `timeout`, asking `interrupt` now and then.
     pub fn wait(&self, timeout: Option<Duration>, interrupt: Interrupt<'_>) -> WaitOutcome {
-        if self.done() {
+        let Some(recorder) = lock(&self.shared.recorder).clone() else {
             return self.wait_blocking(timeout, interrupt);
-        }
+        };
         let from = Instant::now();
-        self.shared.recorder.wait_begins(from);
+        recorder.wait_begins(from);
         let outcome = self.wait_blocking(timeout, interrupt);
-        let (sequence, to) = (self.shared.sequence, Instant::now());
-        self.shared.recorder.wait_ends(sequence, from, to);
+        recorder.wait_ends(self.shared.sequence, from, Instant::now());
         outcome
     }
 
     fn wait_blocking(&self, timeout: Option<Duration>, interrupt: Interrupt<'_>) -> WaitOutcome {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut outcome = self
-            .shared
-            .outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = lock(&self.shared.outcome);
         loop {
             if let Some(result) = &*outcome {
                 return WaitOutcome::Ended(result.clone());
@@ -102,11 +94,7 @@ impl Work {
                 if interrupt() {
                     return WaitOutcome::Interrupted;
                 }
-                outcome = self
-                    .shared
-                    .outcome
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner);
+                outcome = lock(&self.shared.outcome);
             }
         }
     }
@@ -125,11 +113,27 @@ impl Work {
     }
 
     pub(crate) fn end(&self, result: Result<()>) {
-        *self
-            .shared
-            .outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(result);
+        *lock(&self.shared.outcome) = Some(result);
+        drop(lock(&self.shared.recorder).take());
         self.shared.ended.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_work_that_has_ended_keeps_its_result_and_no_records() {
+        let recorder = Arc::new(FlightRecorder::default());
+        let work = Work::pending(1, Arc::clone(&recorder));
+        assert_eq!(Arc::strong_count(&recorder), 2);
+        work.end(Ok(()));
+        assert_eq!(Arc::strong_count(&recorder), 1);
+        assert_eq!(work.wait_forever(), Ok(()));
     }
 }

@@ -1,7 +1,8 @@
 //! The engine over in-process links: every collective, and every way to fail.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use gradring_core::collective::{Collective, Request};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::engine::{Engine, Parts, Stall, Supervisor, Suspicion};
 use gradring_core::error::{Error, ErrorKind};
+use gradring_core::link::checked::Checked;
+use gradring_core::link::memory::MemoryTransport;
 use gradring_core::link::{Broken, Interest, Transport, memory};
 use gradring_core::schedule::choice::{Policy, Rules};
 use gradring_core::schedule::topology::Topology;
@@ -29,6 +32,14 @@ impl Supervisor for Judge {
         let error = match suspicion {
             Suspicion::LinkBroken { peer, reason } => Error::peer_lost(reason).blaming(peer, "h"),
             Suspicion::Garbled { peer, problem } => Error::protocol(problem).blaming(peer, "h"),
+            Suspicion::Corrupted {
+                peer,
+                reason,
+                call,
+                sequence,
+            } => Error::corrupted(reason)
+                .blaming(peer, "h")
+                .during(call, sequence),
             Suspicion::HeadersDiffer { peer, .. } => Error::new(ErrorKind::Mismatch {
                 theirs: "theirs".into(),
                 others: "ours".into(),
@@ -73,14 +84,26 @@ fn group_with<T: Send + 'static>(
     timeout: Duration,
     body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
-    let world_size = topology.world_size();
-    let switches: Vec<Arc<AbortSwitch>> = (0..world_size).map(|_| Arc::default()).collect();
+    let links = memory::mesh(topology.world_size(), capacity_bytes);
+    let links = links.into_iter().map(|link| Box::new(link) as _).collect();
+    group_over(links, algorithm, topology, timeout, body)
+}
+
+/// As `group_with`, over the links of all ranks.
+fn group_over<T: Send + 'static>(
+    links: Vec<Box<dyn Transport>>,
+    algorithm: &str,
+    topology: &Topology,
+    timeout: Duration,
+    body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let switches: Vec<Arc<AbortSwitch>> = links.iter().map(|_| Arc::default()).collect();
     let judge = Arc::new(Judge {
         switches: switches.clone(),
         warnings: Mutex::default(),
     });
     let body = Arc::new(body);
-    let ranks: Vec<_> = memory::mesh(world_size, capacity_bytes)
+    let ranks: Vec<_> = links
         .into_iter()
         .enumerate()
         .map(|(rank, transport)| {
@@ -90,7 +113,7 @@ fn group_with<T: Send + 'static>(
                     rules: Rules::parse(algorithm).unwrap(),
                     ..Policy::new(topology.clone())
                 },
-                transport: Box::new(transport),
+                transport,
                 supervisor: Arc::clone(&judge) as _,
                 abort: Arc::clone(&switches[rank]),
                 recorder: Arc::default(),
@@ -360,8 +383,6 @@ impl Transport for Defective {
         Box::new(|| {})
     }
 
-    fn close(&mut self) {}
-
     fn name(&self) -> &'static str {
         "defective"
     }
@@ -425,4 +446,118 @@ fn a_standstill_is_warned_of_once_before_it_fails() {
         ErrorKind::CollectiveTimeout { .. }
     ));
     assert_eq!(*judge.warnings.lock().unwrap(), [(vec![1], false, 1)]);
+}
+
+/// Links that turn one bit of what arrives from rank 0, and count its bytes.
+struct Turning {
+    inner: MemoryTransport,
+    bit: Option<usize>,
+    arrived: Arc<AtomicUsize>,
+}
+
+impl Transport for Turning {
+    fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        self.inner.try_send(peer, parts)
+    }
+
+    fn try_receive(
+        &mut self,
+        peer: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Broken> {
+        let Some(part) = parts.iter_mut().find(|part| !part.is_empty()) else {
+            return Ok(None);
+        };
+        let received = self.inner.try_receive(peer, &mut [IoSliceMut::new(part)])?;
+        if let (0, Some(count)) = (peer, received) {
+            let before = self.arrived.fetch_add(count, Ordering::Relaxed);
+            if let Some(bit) = self.bit
+                && (before..before + count).contains(&(bit / 8))
+            {
+                part[bit / 8 - before] ^= 1 << (bit % 8);
+            }
+        }
+        Ok(received)
+    }
+
+    fn wait(&mut self, interests: &[Interest], timeout: Duration) {
+        self.inner.wait(interests, timeout);
+    }
+
+    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
+        self.inner.waker()
+    }
+
+    fn name(&self) -> &'static str {
+        "turning"
+    }
+}
+
+/// What an all-reduce comes to on every rank if one bit on the way from rank 0 to rank 1 is turned,
+/// and how many bytes went that way.
+fn turned(
+    bit: Option<usize>,
+    checked: bool,
+    algorithm: &str,
+    world_size: usize,
+) -> (Vec<Result<Vec<f32>, Error>>, usize) {
+    let arrived = Arc::<AtomicUsize>::default();
+    let links = memory::mesh(world_size, 1000).into_iter().enumerate();
+    let links = links.map(|(rank, inner)| {
+        let turning = Turning {
+            inner,
+            bit: bit.filter(|_| rank == 1),
+            arrived: if rank == 1 {
+                Arc::clone(&arrived)
+            } else {
+                Arc::default()
+            },
+        };
+        match checked {
+            true => Box::new(Checked::new(turning, world_size)) as Box<dyn Transport>,
+            false => Box::new(turning),
+        }
+    });
+    let topology = Topology::one_host(world_size);
+    // Nobody leaves while others still need its links: this judge has no patience with that.
+    let ended = Barrier::new(world_size);
+    let body = move |rank, engine: &Engine| {
+        let mut values = contribution(rank, 5);
+        let result = engine.run(request(&mut values, SUM), &mut || false);
+        ended.wait();
+        result.map(|()| values)
+    };
+    let outcomes = group_over(links.collect(), algorithm, &topology, PATIENT, body);
+    (outcomes, arrived.load(Ordering::Relaxed))
+}
+
+#[test]
+fn any_turned_bit_of_a_collective_is_an_error_and_never_a_wrong_sum() {
+    for (algorithm, world_size) in [("one_shot", 2), ("direct", 2), ("ring", 3)] {
+        let (right, bytes) = turned(None, true, algorithm, world_size);
+        let right = right.into_iter().map(Result::unwrap).collect::<Vec<_>>();
+        for bit in 0..8 * bytes {
+            let (outcomes, arrived) = turned(Some(bit), true, algorithm, world_size);
+            for (outcome, right) in outcomes.iter().zip(&right) {
+                match outcome {
+                    Ok(values) => assert_eq!(values, right, "{algorithm}, bit {bit}"),
+                    Err(error) => {
+                        assert!(matches!(error.kind, ErrorKind::Corrupted { .. }), "{error}");
+                        assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(0));
+                        assert_eq!(error.sequence, Some(1));
+                    }
+                }
+            }
+            // How the bytes are cut into segments, and so their number, depends on time.
+            let seen = outcomes[1].is_err();
+            assert_eq!(seen, bit / 8 < arrived, "{algorithm}, bit {bit}");
+        }
+        // So the same links do harm.
+        let (wrong, bytes) = turned(None, false, algorithm, world_size);
+        assert!(wrong.iter().all(Result::is_ok));
+        let (outcomes, _) = turned(Some(8 * bytes - 3), false, algorithm, world_size);
+        let silently = outcomes.into_iter().zip(&right);
+        let silently = silently.filter(|(found, right)| found.as_ref().is_ok_and(|f| f != *right));
+        assert!(silently.count() > 0, "{algorithm}");
+    }
 }

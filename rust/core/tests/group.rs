@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         reproducible: false,
         wire_dtype: None,
         streams: 1,
+        checksum: false,
         rank,
         world_size,
         rendezvous: rendezvous.into(),
@@ -530,6 +531,34 @@ fn a_second_group_forms_at_the_address_of_the_first_while_that_works_on() {
             assert_eq!(values, [3.0; 100]);
         }
     });
+}
+
+#[test]
+fn a_remark_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
+    static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let address = free_address();
+    let configs = (0..4).map(|rank| Config {
+        on_warning: |warning| HEARD.lock().unwrap().push(warning),
+        ..config(rank, 4, &address)
+    });
+    members(configs.collect(), |rank, communicator| {
+        let communicator = communicator.expect("the group forms");
+        if rank == 2 {
+            communicator.remark("first");
+            communicator.remark("second");
+        }
+        // Twice here and twice on rank 0, whichever way round the ring was faster.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while HEARD.lock().unwrap().len() < 4 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        communicator.run(Request::barrier(), &mut || false).unwrap();
+    });
+    let mut heard = HEARD.lock().unwrap().clone();
+    heard.sort();
+    let texts: Vec<_> = heard.iter().map(|line| line.split(": ").nth(1)).collect();
+    assert_eq!(texts, ["first", "first", "second", "second"].map(Some));
+    assert!(heard[0].starts_with("rank 2 on "));
 }
 
 #[test]

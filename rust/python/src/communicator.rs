@@ -30,7 +30,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, announce, addresses, token, tls, timeout, transport, algorithm, reproducible, wire_dtype, streams, stall_warning))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, announce, addresses, token, tls, timeout, transport, algorithm, reproducible, wire_dtype, streams, checksum, stall_warning))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -49,6 +49,7 @@ impl Communicator {
         reproducible: bool,
         wire_dtype: Option<&str>,
         streams: usize,
+        checksum: bool,
         stall_warning: f64,
     ) -> PyResult<Self> {
         let interface = interface.map(str::parse).transpose().map_err(|_| {
@@ -75,6 +76,7 @@ impl Communicator {
             reproducible,
             wire_dtype,
             streams,
+            checksum,
             rank,
             world_size,
             rendezvous,

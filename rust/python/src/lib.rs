@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 mod arrays;
 mod communicator;
 mod errors;
+mod interrupts;
 mod state;
 mod stats;
 mod tensorflow;

@@ -29,6 +29,7 @@ pub(crate) fn to_python<'py>(
     let result = totals_to_python(py, &all)?;
     result.set_item("transport", communicator.transport_name())?;
     result.set_item("streams", communicator.streams())?;
+    result.set_item("checksum", communicator.checksum())?;
     result.set_item("collectives", collectives)?;
     result.set_item("algorithms", algorithms(py, communicator, &stats)?)?;
     result.set_item("exposed_s", stats.exposed.as_secs_f64())?;

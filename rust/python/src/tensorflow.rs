@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::to_python;
+use crate::interrupts;
 
 /// Adds this file's functions to the extension module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -17,6 +18,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Registers gradring's ops with the TensorFlow that this process has imported; once.
 #[pyfunction]
 fn tensorflow_register(py: Python<'_>) -> PyResult<()> {
+    interrupts::watch();
     py.detach(gradring_tensorflow::register)
         .map_err(|error| match error {
             RegisterError::NotLoaded { .. } | RegisterError::MissingSymbol { .. } => {

@@ -1,10 +1,13 @@
 //! The works between a Start and its Wait, found by the handle that travels through the graph.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use gradring_core::work::Work;
+use gradring_core::communicator::Communicator;
+use gradring_core::error::Error;
+use gradring_core::work::{WaitOutcome, Work};
 
+use crate::interrupts;
 use crate::status::{Code, Failure};
 
 /// Most works that may be between Start and Wait.
@@ -14,19 +17,49 @@ use crate::status::{Code, Failure};
 /// in flight has lost the oldest of them.
 const CAPACITY: usize = 16_384;
 
-static TABLE: Mutex<Table<Work>> = Mutex::new(Table::new(CAPACITY));
+static TABLE: Mutex<Table<InFlight>> = Mutex::new(Table::new(CAPACITY));
 
-/// Keeps `work` until [`take`] asks for it.
-pub(crate) fn put(work: Work) -> Result<i64, Failure> {
-    lock().put(work, Work::done)
+/// A collective that a Start has started.
+pub(crate) struct InFlight {
+    work: Work,
+    /// Where it runs.
+    communicator: Weak<Communicator>,
 }
 
-/// The work of `handle`, once.
-pub(crate) fn take(handle: i64) -> Result<Work, Failure> {
+impl InFlight {
+    pub(crate) fn new(work: Work, communicator: &Arc<Communicator>) -> Self {
+        Self {
+            work,
+            communicator: Arc::downgrade(communicator),
+        }
+    }
+
+    /// Waits for its end; Ctrl-C ends it, on all ranks.
+    pub(crate) fn wait(&self) -> Result<(), Error> {
+        match self.work.wait(None, &mut interrupts::outstanding) {
+            WaitOutcome::Ended(result) => result,
+            WaitOutcome::Interrupted | WaitOutcome::TimedOut => {
+                if let Some(communicator) = self.communicator.upgrade() {
+                    communicator.interrupt();
+                }
+                // The memory is TensorFlow's again only when the engine has let go of it.
+                self.work.wait_forever()
+            }
+        }
+    }
+}
+
+/// Keeps `started` until [`take`] asks for it.
+pub(crate) fn put(started: InFlight) -> Result<i64, Failure> {
+    lock().put(started, |started| started.work.done())
+}
+
+/// What was started with `handle`, once.
+pub(crate) fn take(handle: i64) -> Result<InFlight, Failure> {
     lock().take(handle)
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Table<Work>> {
+fn lock() -> std::sync::MutexGuard<'static, Table<InFlight>> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

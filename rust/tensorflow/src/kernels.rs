@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
 use std::sync::Arc;
 
 use gradring_core::buffer::Buffer;
@@ -15,9 +16,10 @@ use gradring_core::communicator::Communicator;
 use gradring_core::dtype::{DType, ReduceOp};
 
 use crate::api::{Api, RawConstruction, RawContext, RegisterError};
+use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
-use crate::inflight;
+use crate::inflight::{self, InFlight};
 use crate::ops::{ALL_GATHER_START, START, WAIT, accepted, attr};
 use crate::status::{Code, Failure, Status};
 use crate::tensor::{INT64, Tensor, dtype};
@@ -47,6 +49,7 @@ struct Start {
     dtype: DType,
     name: Name,
     communicator: CommunicatorId,
+    check: Option<Check>,
 }
 
 impl Kernel for Start {
@@ -56,6 +59,7 @@ impl Kernel for Start {
             dtype: dtype(node.data_type(attr::T)?)?,
             name: name(node)?,
             communicator: CommunicatorId::of(node)?,
+            check: Check::of(node)?,
         })
     }
 
@@ -65,6 +69,9 @@ impl Kernel for Start {
         let tensors = (0..context.num_inputs() - 1)
             .map(|index| context.take_over(index + 1, index))
             .collect::<Result<Vec<_>, _>>()?;
+        if let Some(check) = &self.check {
+            check.look(&communicator, self.dtype, &tensors);
+        }
         let handle_output = context.num_inputs() - 1;
         launch(
             context,
@@ -85,6 +92,7 @@ struct AllGatherStart {
     dtype: DType,
     name: Name,
     communicator: CommunicatorId,
+    check: Option<Check>,
 }
 
 impl Kernel for AllGatherStart {
@@ -93,6 +101,7 @@ impl Kernel for AllGatherStart {
             dtype: dtype(node.data_type(attr::T)?)?,
             name: name(node)?,
             communicator: CommunicatorId::of(node)?,
+            check: Check::of(node)?,
         })
     }
 
@@ -100,6 +109,9 @@ impl Kernel for AllGatherStart {
         let communicator = self.communicator.open()?;
         let rows = context.input(1)?.read_i64()?;
         let own = context.input(2)?;
+        if let Some(check) = &self.check {
+            check.look(&communicator, self.dtype, slice::from_ref(&own));
+        }
         let plan = GatherPlan::new(
             &rows,
             &own.dims(),
@@ -198,8 +210,8 @@ impl Kernel for Wait {
     fn compute(&self, context: &Context) -> Result<(), Failure> {
         let handle_input = context.num_inputs() - 1;
         let handles = context.input(handle_input)?.read_i64()?;
-        let work = inflight::take(handles.first().copied().unwrap_or_default())?;
-        counters::count_wait(|| work.wait_forever())?;
+        let started = inflight::take(handles.first().copied().unwrap_or_default())?;
+        counters::count_wait(|| started.wait())?;
         // The engine has let go of the memory, so it is passed on as it is.
         (0..handle_input).try_for_each(|index| context.set_output(index, &context.input(index)?))
     }
@@ -238,7 +250,7 @@ struct Launch<'a> {
 
 fn launch(
     context: &Context,
-    communicator: &Communicator,
+    communicator: &Arc<Communicator>,
     launch: Launch<'_>,
 ) -> Result<(), Failure> {
     let handle = context.allocate(launch.handle_output, INT64, &[], size_of::<i64>())?;
@@ -262,7 +274,7 @@ fn launch(
         shapes,
     })?;
     counters::count_start();
-    let number = inflight::put(work)?;
+    let number = inflight::put(InFlight::new(work, communicator))?;
     // SAFETY: the handle is a freshly allocated scalar int64.
     unsafe { handle.data().cast::<i64>().write_unaligned(number) };
     Ok(())

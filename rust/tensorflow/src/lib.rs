@@ -10,15 +10,19 @@
 //! | `status`, `tensor`, `context` | safe owners and views of TensorFlow's objects |
 //! | `ops` | names, attributes and shapes of the ops |
 //! | `kernels` | what the ops do |
+//! | `check` | looking for gradients that are not finite |
 //! | `inflight` | the works between a Start and its Wait |
+//! | `interrupts` | whether Ctrl-C waits for an op to return |
 //! | `failures` | from the message of a failed op back to the error |
 //! | `counters` | what has happened so far in this process |
 
 mod api;
+mod check;
 mod context;
 pub mod counters;
 pub mod failures;
 mod inflight;
+pub mod interrupts;
 mod kernels;
 mod ops;
 mod status;

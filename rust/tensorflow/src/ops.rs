@@ -31,6 +31,10 @@ pub(crate) mod attr {
     pub(crate) const IDENTITY: &CStr = c"identity";
     /// `Communicator::id`.
     pub(crate) const COMMUNICATOR: &CStr = c"communicator";
+    /// What to do about tensors that are not finite: nothing if empty, `warn` or `raise`.
+    pub(crate) const CHECK: &CStr = c"check";
+    /// What the tensors are the gradients of, one a line, for that message.
+    pub(crate) const VARIABLES: &CStr = c"variables";
     /// Element type of all tensors.
     pub(crate) const T: &CStr = c"T";
 }
@@ -53,6 +57,8 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         .attr(c"label: string")
         .attr(c"identity: string")
         .attr(c"communicator: int")
+        .attr(c"check: string")
+        .attr(c"variables: string")
         .register("the op GradringStart", start_shapes)?;
     Op::new(api, ALL_GATHER_START)
         .input(c"token: resource")
@@ -64,6 +70,8 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         .attr(c"label: string")
         .attr(c"identity: string")
         .attr(c"communicator: int")
+        .attr(c"check: string")
+        .attr(c"variables: string")
         .register("the op GradringAllGatherStart", unknown_shapes)?;
     Op::new(api, WAIT)
         .input(c"inflight: N * T")

@@ -15,12 +15,12 @@ from gradring.communicator import Communicator
 class Gradring:
     """`Communicator.all_reduce`."""
 
-    name = "gradring"
-
     def __init__(self, comm: Communicator, transport: str | None = None) -> None:
         """``transport``: how the table calls it; by default as the communicator does."""
         self._comm = comm
-        self.transport: str = transport or comm.stats()["transport"]
+        stats = comm.stats()
+        self.name = "gradring+checksum" if stats["checksum"] else "gradring"
+        self.transport: str = transport or stats["transport"]
 
     @property
     def algorithm(self) -> str:

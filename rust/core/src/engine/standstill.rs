@@ -110,21 +110,28 @@ impl<'a> Standstill<'a> {
         }
         Ok(INTERRUPT_INTERVAL.min(timeout - idle))
     }
-}
 
-/// What a fault gives reason to suspect.
-pub(crate) fn suspicion(fault: Fault, sequence: u64) -> Suspicion {
-    match fault {
-        Fault::Link { peer, broken } => Suspicion::LinkBroken {
-            peer,
-            reason: broken.reason,
-        },
-        Fault::Header { peer, received } if contract::is_header(&received) => {
-            Suspicion::HeadersDiffer { peer, sequence }
+    /// What a fault gives reason to suspect.
+    pub(crate) fn suspicion(&self, fault: Fault) -> Suspicion {
+        let sequence = self.sequence;
+        match fault {
+            Fault::Link { peer, broken } if broken.corrupted => Suspicion::Corrupted {
+                peer,
+                reason: broken.reason,
+                call: self.call.to_string(),
+                sequence,
+            },
+            Fault::Link { peer, broken } => Suspicion::LinkBroken {
+                peer,
+                reason: broken.reason,
+            },
+            Fault::Header { peer, received } if contract::is_header(&received) => {
+                Suspicion::HeadersDiffer { peer, sequence }
+            }
+            Fault::Header { peer, .. } => Suspicion::Garbled {
+                peer,
+                problem: "sent bytes that are not a collective's header".into(),
+            },
         }
-        Fault::Header { peer, .. } => Suspicion::Garbled {
-            peer,
-            problem: "sent bytes that are not a collective's header".into(),
-        },
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! * [`reduce`] adds (or multiplies, or compares) what a peer sent to what this rank holds;
 //! * [`widen`] turns elements into the type that partial results are kept in;
-//! * [`finish`] turns fully reduced partial results into the elements the user sees.
+//! * [`finish`] turns fully reduced partial results into the elements the user sees;
+//! * [`non_finite`] counts what no sum survives.
 //!
 //! The loops are written once, in `scalar`, and compiled once per instruction set: the compiler
 //! vectorises them for the features that each caller enables. Only the conversions of float16 need
@@ -17,6 +18,7 @@
 //! * minimum and maximum order -0.0 below 0.0, and a NaN in either operand wins.
 
 mod element;
+mod finite;
 mod scalar;
 #[cfg(test)]
 mod testing;
@@ -25,6 +27,8 @@ mod x86_64;
 
 use std::env;
 use std::sync::OnceLock;
+
+pub use finite::non_finite;
 
 use crate::dtype::{DType, ReduceOp};
 

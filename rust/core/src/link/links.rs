@@ -158,9 +158,7 @@ impl Peer {
     /// What nothing means: to wait, unless the peer has ended.
     fn unless_ended<T>(&self, nothing: T) -> Result<T, Broken> {
         if self.ended {
-            return Err(Broken {
-                reason: "ended with the other side's process".into(),
-            });
+            return Err(Broken::ended("ended with the other side's process"));
         }
         Ok(nothing)
     }
@@ -194,9 +192,7 @@ impl Peer {
 }
 
 fn no_pipe() -> Broken {
-    Broken {
-        reason: "does not exist".into(),
-    }
+    Broken::ended("does not exist")
 }
 
 impl Transport for Links {
@@ -272,10 +268,6 @@ impl Transport for Links {
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
         let wake_up = Arc::clone(&self.wake_up);
         Box::new(move || wake_up.wake())
-    }
-
-    fn close(&mut self) {
-        self.peers.fill_with(Peer::default);
     }
 
     fn name(&self) -> &'static str {

@@ -132,7 +132,14 @@ impl Transport for MemoryTransport {
         })
     }
 
-    fn close(&mut self) {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+}
+
+impl Drop for MemoryTransport {
+    /// Peers see the ends of their pipes.
+    fn drop(&mut self) {
         let mut pipes = self
             .mesh
             .pipes
@@ -144,20 +151,8 @@ impl Transport for MemoryTransport {
         }
         self.mesh.changed.notify_all();
     }
-
-    fn name(&self) -> &'static str {
-        "memory"
-    }
-}
-
-impl Drop for MemoryTransport {
-    fn drop(&mut self) {
-        self.close();
-    }
 }
 
 fn closed() -> Broken {
-    Broken {
-        reason: "was closed by the other side".into(),
-    }
+    Broken::ended("was closed by the other side")
 }

@@ -3,9 +3,11 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
+pub mod checked;
 pub mod connection;
 pub mod links;
 pub mod memory;
+mod parts;
 pub(crate) mod poll;
 pub mod shm;
 mod streams;
@@ -56,9 +58,6 @@ pub trait Transport: Send {
     /// A handle that ends a `wait` of this transport from another thread.
     fn waker(&self) -> Box<dyn Fn() + Send + Sync>;
 
-    /// Closes all pipes, so that peers see their ends; everything fails from then on.
-    fn close(&mut self);
-
     /// What this transport is called in statistics.
     fn name(&self) -> &'static str;
 }
@@ -68,6 +67,26 @@ pub trait Transport: Send {
 pub struct Broken {
     /// The reason, to follow "the connection".
     pub reason: String,
+    /// Whether bytes arrived as nobody sent them, as opposed to none arriving any more.
+    pub corrupted: bool,
+}
+
+impl Broken {
+    /// A pipe that has ended.
+    pub fn ended(reason: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            corrupted: false,
+        }
+    }
+
+    /// A pipe through which bytes came as nobody sent them.
+    pub fn corrupted(reason: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            corrupted: true,
+        }
+    }
 }
 
 /// Something an executor waits for.

@@ -68,8 +68,8 @@ impl Stream for Connection {
 fn later_or_broken(error: &std::io::Error) -> Result<Option<usize>, Broken> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(None),
-        _ => Err(Broken {
-            reason: format!("broke: {error}"),
-        }),
+        // Only TLS looks at the data.
+        ErrorKind::InvalidData => Err(Broken::corrupted(format!("broke: {error}"))),
+        _ => Err(Broken::ended(format!("broke: {error}"))),
     }
 }

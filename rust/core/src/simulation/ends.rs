@@ -27,7 +27,6 @@ pub(super) struct SimulatedLinks {
     network: Shared,
     /// By peer: memory that both share, where they do.
     memory: Vec<Option<Memory>>,
-    closed: bool,
 }
 
 /// What has arrived in shared memory and was not consumed.
@@ -51,7 +50,6 @@ impl SimulatedLinks {
             rank,
             network,
             memory: shares.iter().map(memory).collect(),
-            closed: false,
         }
     }
 
@@ -95,6 +93,7 @@ fn broken(end: End) -> Broken {
     };
     Broken {
         reason: reason.into(),
+        corrupted: false,
     }
 }
 
@@ -160,17 +159,6 @@ impl Transport for SimulatedLinks {
         Box::new(|| ())
     }
 
-    fn close(&mut self) {
-        if std::mem::replace(&mut self.closed, true) {
-            return;
-        }
-        let mut network = self.network.lock();
-        for peer in (0..self.memory.len()).filter(|&peer| peer != self.rank) {
-            network.end_by_sender(self.to(peer), End::Closed);
-            network.end_by_receiver(self.from(peer));
-        }
-    }
-
     fn name(&self) -> &'static str {
         "simulated"
     }
@@ -178,7 +166,11 @@ impl Transport for SimulatedLinks {
 
 impl Drop for SimulatedLinks {
     fn drop(&mut self) {
-        self.close();
+        let mut network = self.network.lock();
+        for peer in (0..self.memory.len()).filter(|&peer| peer != self.rank) {
+            network.end_by_sender(self.to(peer), End::Closed);
+            network.end_by_receiver(self.from(peer));
+        }
     }
 }
 

@@ -16,12 +16,12 @@ use super::values::Values;
 use crate::abort::AbortSwitch;
 use crate::collective::Call;
 use crate::engine::Suspicion;
-use crate::engine::standstill::{Standstill, suspicion};
+use crate::engine::standstill::Standstill;
 use crate::error::Error;
 use crate::executor::{Execution, Progress, Scratch};
 use crate::group::liveness::JUDGEMENT_LIMIT;
 use crate::group::liveness::desk::{Desk, Requested};
-use crate::link::{Interest, Transport as _};
+use crate::link::Interest;
 use crate::schedule::Algorithm;
 use crate::trace::flight_recorder::{FlightRecorder, State};
 use crate::trace::journal::Journal;
@@ -162,9 +162,7 @@ impl Process {
         };
         let outcome = self.collectives(&mut program).await;
         let Program {
-            mut links,
-            mut random,
-            ..
+            links, mut random, ..
         } = program;
         self.say(|| match &outcome {
             Outcome::Failed(error) => format!("failed: {error}"),
@@ -175,7 +173,7 @@ impl Process {
         self.sleep(self.clock.now() + random.between(0, lingers))
             .await;
         self.say(|| "closes".into());
-        links.close();
+        drop(links);
         self.desk.request(Requested::Close);
     }
 
@@ -260,7 +258,7 @@ impl Process {
             scratch,
         );
         let standstill = Standstill::new(call, sequence, scenario.limits, recorder, started);
-        let driven = self.drive(execution, standstill, links, sequence).await;
+        let driven = self.drive(execution, standstill, links).await;
         let state = if driven.is_ok() {
             State::Done
         } else {
@@ -283,7 +281,6 @@ impl Process {
         mut execution: Execution<'_>,
         mut standstill: Standstill<'_>,
         links: &mut SimulatedLinks,
-        sequence: u64,
     ) -> Result<(), Outcome> {
         let (mut moved, mut in_vain) = (false, false);
         let (mut rounds, mut steps) = (0, 0);
@@ -309,7 +306,7 @@ impl Process {
                 }
                 Ok(Progress::Blocked) => {}
                 Err(fault) => {
-                    let suspicion = suspicion(fault, sequence);
+                    let suspicion = standstill.suspicion(fault);
                     return Err(Outcome::Failed(self.investigate(suspicion).await));
                 }
             }

@@ -236,6 +236,7 @@ impl FlightRecorder {
             memory.entries.pop_front();
             memory.forgotten += 1;
         }
+        memory.entries.shrink_to_fit();
     }
 
     /// What is remembered, oldest first, and how many more there were.

@@ -20,6 +20,8 @@ pub(crate) enum Message {
     Heartbeat(Tick),
     /// Flooded: how a rank is doing.
     Pulse(Pulse),
+    /// Flooded: a line for the log of rank 0.
+    Remark(Remark),
     /// The sender leaves in good order.
     Goodbye,
     /// Flooded: what is everybody doing at this position?
@@ -28,6 +30,15 @@ pub(crate) enum Message {
     Testimony(Testimony),
     /// Flooded: the group has failed, and why.
     Abort(Error),
+}
+
+/// What a rank has to say to people who read the log of rank 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Remark {
+    pub rank: usize,
+    /// Grows with every remark of the rank.
+    pub number: u64,
+    pub text: String,
 }
 
 /// What one rank says it did at the position of an inquest.

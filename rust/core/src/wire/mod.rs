@@ -6,4 +6,5 @@ pub(crate) mod frame;
 pub(crate) mod handshake;
 pub(crate) mod pairing;
 pub mod pulse;
+pub(crate) mod segment;
 pub mod state;

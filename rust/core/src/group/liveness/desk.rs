@@ -1,6 +1,6 @@
 //! Where other threads leave requests for the watch.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abort::{AbortSwitch, Waker};
 use crate::engine::Suspicion;
@@ -9,7 +9,8 @@ use crate::error::Error;
 /// The requests that the watch has not seen yet, and the switch that it raises.
 pub(crate) struct Desk {
     requests: Mutex<Vec<Requested>>,
-    wake: Waker,
+    /// Ends the watch's sleep; None when the watch has ended.
+    wake: Mutex<Option<Waker>>,
     pub(crate) abort: Arc<AbortSwitch>,
 }
 
@@ -21,6 +22,8 @@ pub(crate) enum Requested {
     Spread(Error),
     /// To tell everybody how this rank is doing.
     Pulse,
+    /// To tell everybody something that people should read.
+    Remark(String),
     /// To say goodbye.
     Close,
 }
@@ -30,21 +33,26 @@ impl Desk {
     pub(crate) fn new(abort: Arc<AbortSwitch>, wake: Waker) -> Self {
         Self {
             requests: Mutex::default(),
-            wake,
+            wake: Mutex::new(Some(wake)),
             abort,
         }
     }
 
+    /// Leaves a request, unless there is nobody to take it.
     pub(crate) fn request(&self, requested: Requested) {
-        self.requests
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(requested);
-        (self.wake)();
+        if let Some(wake) = &*lock(&self.wake) {
+            lock(&self.requests).push(requested);
+            wake();
+        }
     }
 
     pub(crate) fn take(&self) -> Vec<Requested> {
-        std::mem::take(&mut *self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.requests))
+    }
+
+    /// The watch has ended: lets go of what would wake it.
+    pub(crate) fn shut(&self) {
+        drop(lock(&self.wake).take());
     }
 
     /// Ends the group for all, unless it has ended before.
@@ -53,4 +61,8 @@ impl Desk {
             self.request(Requested::Spread(cause));
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

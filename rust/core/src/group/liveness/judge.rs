@@ -1,7 +1,7 @@
 //! What the watch decides: a function of messages, suspicions and time, with no socket, thread or
 //! clock in sight, so that it can be simulated.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::group::clocks::NeighbourClock;
 use crate::group::inquest::Inquest;
 use crate::trace::clock;
 use crate::trace::journal::Journal;
-use crate::wire::control::{Entered, Message, Testimony, Waits};
+use crate::wire::control::{Entered, Message, Remark, Testimony, Waits};
 use crate::wire::pulse::Tick;
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,6 +54,10 @@ pub(crate) struct Judge {
     beat_at: Instant,
     beats: u32,
     pulse_at: Instant,
+    /// Shows people what a rank remarks; on rank 0.
+    on_remark: fn(String),
+    /// By rank, the last remark that it has made.
+    remarks: BTreeMap<usize, u64>,
 }
 
 /// Who is told something. Neighbours are numbered in the order in which the judge got them.
@@ -78,6 +82,7 @@ impl Judge {
         abort: Arc<AbortSwitch>,
         neighbours: &[usize],
         now: Instant,
+        on_remark: fn(String),
     ) -> Self {
         let neighbour = |&rank| Neighbour {
             rank,
@@ -99,6 +104,8 @@ impl Judge {
             beat_at: now,
             beats: 0,
             pulse_at: now,
+            on_remark,
+            remarks: BTreeMap::new(),
         }
     }
 
@@ -132,6 +139,19 @@ impl Judge {
         self.flood(Message::Pulse(pulse), None);
     }
 
+    /// People are to read something, at rank 0.
+    pub(crate) fn remark(&mut self, text: String) {
+        let rank = self.journal.rank;
+        let number = self.remarks.entry(rank).or_default();
+        *number += 1;
+        let remark = Remark {
+            rank,
+            number: *number,
+            text,
+        };
+        self.flood(Message::Remark(remark), None);
+    }
+
     /// This rank leaves in good order.
     pub(crate) fn leave(&mut self) {
         self.flood(Message::Goodbye, None);
@@ -151,6 +171,20 @@ impl Judge {
             }
             Suspicion::Garbled { peer, problem } => {
                 self.fail(Error::protocol(problem).blaming(peer, self.host(peer)));
+            }
+            Suspicion::Corrupted {
+                peer,
+                reason,
+                call,
+                sequence,
+            } => {
+                let (theirs, rank) = (self.host(peer), self.journal.rank);
+                let problem = format!(
+                    "the connection from rank {peer} on {theirs} to rank {rank} on {} {reason}",
+                    self.host(rank)
+                );
+                let cause = Error::corrupted(problem).blaming(peer, theirs);
+                self.fail(cause.during(shortened(&call), sequence));
             }
             Suspicion::HeadersDiffer { peer, sequence } => {
                 if let Some(inquest) = self.open_own_inquest(sequence, now) {
@@ -185,6 +219,14 @@ impl Judge {
                     && self.journal.board.hear(pulse.clone(), now)
                 {
                     self.flood(Message::Pulse(pulse), Some(from));
+                }
+            }
+            Message::Remark(remark) => {
+                if self.is_news(&remark) {
+                    if self.journal.rank == 0 {
+                        (self.on_remark)(shortened(&remark.text));
+                    }
+                    self.flood(Message::Remark(remark), Some(from));
                 }
             }
             Message::Goodbye => {
@@ -278,6 +320,17 @@ impl Judge {
         {
             self.journal.set_clock(offset);
         }
+    }
+
+    /// Whether a remark is a new one of another rank.
+    fn is_news(&mut self, remark: &Remark) -> bool {
+        if remark.rank == self.journal.rank || remark.rank >= self.journal.hosts.len() {
+            return false;
+        }
+        let known = self.remarks.entry(remark.rank).or_default();
+        let news = remark.number > *known;
+        *known = remark.number.max(*known);
+        news
     }
 
     /// Raises the switch here and tells everybody.
@@ -397,7 +450,7 @@ mod tests {
         let hosts = vec![String::from("h"); 4];
         let journal = Journal::new(rank, hosts, Arc::<FlightRecorder>::default());
         let neighbours = [(rank + 1) % 4, (rank + 3) % 4];
-        Judge::new(Arc::new(journal), Arc::default(), &neighbours, now)
+        Judge::new(Arc::new(journal), Arc::default(), &neighbours, now, |_| ())
     }
 
     fn blamed(judge: &Judge) -> Option<usize> {

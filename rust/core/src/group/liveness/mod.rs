@@ -59,7 +59,7 @@ impl Liveness {
             })
             .collect::<std::io::Result<_>>()?;
         let (now, to_watch) = (Instant::now(), Arc::clone(&desk));
-        let watch = Watch::new(Arc::clone(&journal), to_watch, neighbours, now);
+        let watch = Watch::new(Arc::clone(&journal), to_watch, neighbours, now, on_warning);
         let thread = std::thread::Builder::new()
             .name("gradring-watch".into())
             .spawn(move || guarded(&abort, || watch.run(&wake_up)))?;
@@ -87,6 +87,14 @@ impl Liveness {
         self.desk.request(Requested::Pulse);
     }
 
+    /// Shows people a warning, here and on rank 0.
+    pub(crate) fn remark(&self, text: String) {
+        (self.on_warning)(text.clone());
+        if self.rank != 0 {
+            self.desk.request(Requested::Remark(text));
+        }
+    }
+
     /// Says goodbye and ends the watch.
     pub(crate) fn close(&self) {
         self.desk.request(Requested::Close);
@@ -99,6 +107,7 @@ impl Liveness {
             // A watch that panicked has nothing left to say.
             let _ = thread.join();
         }
+        self.desk.shut();
     }
 }
 

@@ -37,12 +37,13 @@ impl<S: Read + Write> Watch<S> {
         desk: Arc<Desk>,
         neighbours: Vec<(usize, S)>,
         now: Instant,
+        on_remark: fn(String),
     ) -> Self {
         let ranks: Vec<usize> = neighbours.iter().map(|(rank, _)| *rank).collect();
         let abort = Arc::clone(&desk.abort);
         let streams = neighbours.into_iter().map(|(_, stream)| stream);
         Self {
-            judge: Judge::new(Arc::clone(&journal), abort, &ranks, now),
+            judge: Judge::new(Arc::clone(&journal), abort, &ranks, now, on_remark),
             neighbours: streams.map(Neighbour::new).collect(),
             desk,
             journal,
@@ -58,6 +59,7 @@ impl<S: Read + Write> Watch<S> {
                 Requested::Investigate(suspicion) => self.judge.investigate(suspicion, clock()),
                 Requested::Spread(cause) => self.judge.spread(cause),
                 Requested::Pulse => self.judge.pulse(clock()),
+                Requested::Remark(text) => self.judge.remark(text),
                 Requested::Close => {
                     self.judge.leave();
                     self.hand_out();

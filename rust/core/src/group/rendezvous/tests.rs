@@ -25,6 +25,7 @@ fn config(rank: usize, rendezvous: &str) -> Config {
         reproducible: false,
         wire_dtype: None,
         streams: STREAMS,
+        checksum: false,
         timeout: TIMEOUT,
         stall_warning: TIMEOUT,
         on_warning: drop,

@@ -188,9 +188,7 @@ impl ShmLink {
 
     fn check_open(&self) -> Result<(), Broken> {
         if self.closed {
-            return Err(Broken {
-                reason: "was closed on this side".into(),
-            });
+            return Err(Broken::ended("was closed on this side"));
         }
         Ok(())
     }
@@ -205,4 +203,4 @@ impl Drop for ShmLink {
 #[cfg(all(test, not(loom)))]
 mod bench;
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(in crate::link) mod tests;

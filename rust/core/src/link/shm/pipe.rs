@@ -234,15 +234,13 @@ impl Side {
 }
 
 fn closed() -> Broken {
-    Broken {
-        reason: "was closed by the other side".into(),
-    }
+    Broken::ended("was closed by the other side")
 }
 
 fn impossible(verb: &str, own: u64, other: u64) -> Broken {
-    Broken {
-        reason: format!("is corrupt: at byte {own} the other side {verb} up to byte {other}"),
-    }
+    Broken::corrupted(format!(
+        "is corrupt: at byte {own} the other side {verb} up to byte {other}"
+    ))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::link::poll::{self, Interested, WakeUp};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Both ends of a link in this process, each with its own mapping, and their doorbells.
-pub(super) fn link(capacity: usize) -> [(ShmLink, WakeUp); 2] {
+pub(in crate::link) fn link(capacity: usize) -> [(ShmLink, WakeUp); 2] {
     let bells = [WakeUp::new().unwrap(), WakeUp::new().unwrap()];
     let copies: Vec<OwnedFd> = bells
         .iter()
@@ -64,6 +64,17 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 % bound as u64) as usize
+    }
+}
+
+impl ShmLink {
+    /// Changes the byte at a position of what this side has sent, as faulty memory would.
+    pub(in crate::link) fn damage(&mut self, position: usize) {
+        // SAFETY: nobody reads or writes there meanwhile; the tests see to that.
+        unsafe {
+            let byte = self.arena.read(self.number, position, 1)[0];
+            self.arena.write(self.number, position, &[byte ^ 1]);
+        }
     }
 }
 
@@ -189,9 +200,7 @@ fn what_was_sent_before_the_end_arrives() {
     assert_eq!(receive(&mut b, &mut bytes), Ok(Some(4)));
     assert_eq!(b.readable(), Ok(&b" words"[..]));
     b.consume(6);
-    let closed = Broken {
-        reason: "was closed by the other side".into(),
-    };
+    let closed = Broken::ended("was closed by the other side");
     assert_eq!(b.readable(), Err(closed.clone()));
     assert_eq!(receive(&mut b, &mut bytes), Err(closed.clone()));
     assert_eq!(send(&mut b, b"x"), Err(closed));

@@ -139,7 +139,9 @@ impl<S: Stream> Incoming<S> {
             frame.sequence >= self.next && others.all(|other| other.sequence != frame.sequence)
         });
         let Some(frame) = announced else {
-            return Err(on_stream(index)(broken("carried a frame out of place")));
+            return Err(on_stream(index)(Broken::corrupted(
+                "carried a frame out of place",
+            )));
         };
         let inlet = &mut self.inlets[index];
         inlet.frame = Some(frame);
@@ -152,7 +154,7 @@ impl<S: Stream> Incoming<S> {
         let hopeless = !self.inlets.iter().any(Inlet::may_announce);
         let Some(ended) = self.inlets.iter().position(|inlet| inlet.ended) else {
             return if hopeless {
-                Err(broken("lost a frame"))
+                Err(Broken::corrupted("lost a frame"))
             } else {
                 Ok(())
             };
@@ -219,11 +221,5 @@ impl<S: Stream> Inlet<S> {
 }
 
 fn closed() -> Broken {
-    broken("was closed by the other side")
-}
-
-fn broken(reason: &str) -> Broken {
-    Broken {
-        reason: reason.into(),
-    }
+    Broken::ended("was closed by the other side")
 }

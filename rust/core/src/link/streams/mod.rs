@@ -29,7 +29,7 @@ use super::Broken;
 mod incoming;
 mod outgoing;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub(super) use incoming::Incoming;
 pub(super) use outgoing::Outgoing;
@@ -49,7 +49,8 @@ pub(super) trait Stream {
 
 /// Says on which of several streams something broke.
 fn on_stream(index: usize) -> impl Fn(Broken) -> Broken {
-    move |Broken { reason }| Broken {
-        reason: format!("{reason} (stream {index})"),
+    move |broken| Broken {
+        reason: format!("{} (stream {index})", broken.reason),
+        ..broken
     }
 }

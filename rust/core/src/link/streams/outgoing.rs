@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 
 use super::{SLICES, Stream, on_stream};
-use crate::link::{Broken, STREAMS_MAX};
+use crate::link::{Broken, STREAMS_MAX, parts};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame, FrameHeader};
 
 /// The sending end of a pipe of one or more streams.
@@ -72,22 +72,22 @@ impl<S: Stream> Outgoing<S> {
         self.outlets.iter().filter(awaited).map(|o| &o.stream)
     }
 
-    /// Sends a prefix of `parts`; returns its length, or `None` if the pipe is full.
+    /// Sends a prefix of `offer`; returns its length, or `None` if the pipe is full.
     pub(in crate::link) fn try_send(
         &mut self,
-        parts: &[IoSlice<'_>],
+        offer: &[IoSlice<'_>],
     ) -> Result<Option<usize>, Broken> {
         if let [only] = &mut self.outlets[..] {
-            return only.stream.try_send(parts);
+            return only.stream.try_send(offer);
         }
-        let offered = parts.iter().map(|part| part.len()).sum();
+        let offered = parts::length(offer);
         assert!(self.framed <= offered, "an offer repeats what was not sent");
         let mut full = [false; STREAMS_MAX];
         let mut in_vain = 0;
         while in_vain < self.outlets.len() {
             let index = self.turn;
             self.turn = (index + 1) % self.outlets.len();
-            full[index] = full[index] || !self.push(index, parts, offered)?;
+            full[index] = full[index] || !self.push(index, offer, offered)?;
             in_vain = if full[index] { in_vain + 1 } else { 0 };
         }
         self.wants_room = self.framed < offered;
@@ -105,7 +105,7 @@ impl<S: Stream> Outgoing<S> {
     fn push(
         &mut self,
         index: usize,
-        parts: &[IoSlice<'_>],
+        offer: &[IoSlice<'_>],
         offered: usize,
     ) -> Result<bool, Broken> {
         let frame_bytes = self.frame_bytes();
@@ -121,7 +121,7 @@ impl<S: Stream> Outgoing<S> {
         };
         let mut slices = [IoSlice::new(&[]); SLICES];
         slices[0] = IoSlice::new(&unsent.header[unsent.header_sent..]);
-        let filled = 1 + select(parts, unsent.payload.clone(), &mut slices[1..]);
+        let filled = 1 + parts::select(offer, unsent.payload.clone(), &mut slices[1..]);
         let wanted: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
         let sent = outlet.stream.try_send(&slices[..filled]);
         // A stream that took nothing has not begun a frame: another may.
@@ -158,24 +158,4 @@ impl Unsent {
         self.header_sent += of_header;
         self.payload.start += sent - of_header;
     }
-}
-
-/// Fills `slices` with the given range of all `parts` together; returns how many it filled.
-fn select<'a>(parts: &'a [IoSlice<'_>], range: Range<usize>, slices: &mut [IoSlice<'a>]) -> usize {
-    let (mut from, mut left) = (range.start, range.len());
-    let mut filled = 0;
-    for part in parts {
-        if left == 0 || filled == slices.len() {
-            break;
-        }
-        let skipped = from.min(part.len());
-        from -= skipped;
-        let length = left.min(part.len() - skipped);
-        left -= length;
-        if length > 0 {
-            slices[filled] = IoSlice::new(&part[skipped..skipped + length]);
-            filled += 1;
-        }
-    }
-    filled
 }

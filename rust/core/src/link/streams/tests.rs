@@ -18,10 +18,10 @@ use crate::link::{Broken, Direction, Interest, Transport};
 use crate::wire::frame::Frame;
 
 /// Repeatable random numbers: SplitMix64 of G. Steele, D. Lea and C. Flood.
-struct Random(u64);
+pub(in crate::link) struct Random(pub(in crate::link) u64);
 
 impl Random {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(in crate::link) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-fn payload(length: usize, seed: u64) -> Vec<u8> {
+pub(in crate::link) fn payload(length: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
     (0..length).map(|_| random.below(256) as u8).collect()
 }
@@ -280,7 +280,7 @@ fn silence_after_the_end_of_a_stream_breaks_the_pipe() {
 }
 
 /// Connected sockets with the smallest buffers there are, so that most writes are short.
-fn sockets(streams: usize) -> (Vec<Connection>, Vec<Connection>) {
+pub(in crate::link) fn sockets(streams: usize) -> (Vec<Connection>, Vec<Connection>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     SockRef::from(&listener).set_recv_buffer_size(1).unwrap();
     (0..streams)
@@ -308,7 +308,7 @@ fn send_all(mut links: Links, bytes: &[u8], random: &mut Random) {
     }
 }
 
-const fn interest(peer: usize, direction: Direction) -> Interest {
+pub(in crate::link) const fn interest(peer: usize, direction: Direction) -> Interest {
     Interest { peer, direction }
 }
 

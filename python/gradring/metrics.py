@@ -1,0 +1,179 @@
+"""What a rank has counted, for Prometheus: its text format over HTTP, on the loopback interface.
+
+Nobody but this machine can ask. Whoever collects from several machines runs an agent or a tunnel on
+each, which is also where passwords and encryption belong.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import gradring
+
+if TYPE_CHECKING:
+    from gradring.communicator import Communicator
+    from gradring.monitor import Totals
+
+LOOPBACK = "127.0.0.1"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: How long a client may take to say what it wants.
+REQUEST_S = 5.0
+
+_log = logging.getLogger("gradring")
+
+
+class MetricsServer:
+    """Answers ``GET /metrics`` about one communicator, on a daemon thread."""
+
+    def __init__(self, communicator: Communicator, port: int) -> None:
+        """Listens at a port of 127.0.0.1; 0 is a free one.
+
+        Raises:
+            OSError: The port is taken.
+        """
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = REQUEST_S
+
+            def do_GET(self) -> None:
+                if self.path.partition("?")[0] != "/metrics":
+                    self.send_error(404, "ask for /metrics")
+                    return
+                body = render(communicator).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Says nothing: a question every few seconds is no news."""
+
+        self._server = _Server((LOOPBACK, port), Handler)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="gradring-metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """At which it listens."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A client that hangs must not keep the program from ending.
+    block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is no news either."""
+
+
+def serve(communicator: Communicator, port: int) -> MetricsServer | None:
+    """Serves at ``port`` plus the local rank; None, and a warning, if that is taken."""
+    own = port + communicator.local_rank
+    try:
+        return MetricsServer(communicator, own)
+    except (OSError, OverflowError) as error:
+        _log.warning(
+            "rank %d on %s serves no metrics: %s:%d: %s",
+            communicator.rank,
+            communicator.host,
+            LOOPBACK,
+            own,
+            getattr(error, "strerror", None) or error,
+        )
+        return None
+
+
+def render(communicator: Communicator) -> str:
+    """All metrics of this rank in Prometheus' text format."""
+    own = {"rank": str(communicator.rank)}
+    stats = communicator._native.stats()
+    lines: list[str] = []
+
+    def family(name: str, kind: str, meaning: str, samples: Any) -> None:
+        lines.append(f"# HELP gradring_{name} {meaning}")
+        lines.append(f"# TYPE gradring_{name} {kind}")
+        for labels, value in samples:
+            lines.append(f"gradring_{name}{_labels({**own, **labels})} {float(value)!r}")
+
+    def by_kind(key: str) -> Iterator[tuple[dict[str, str], float]]:
+        for kind, totals in stats["collectives"].items():
+            yield {"collective": kind}, totals[key]
+
+    about = {
+        "host": communicator.host,
+        "world_size": str(communicator.world_size),
+        "transport": stats["transport"],
+        "version": gradring.__version__,
+    }
+    family("info", "gauge", "What this rank is.", [(about, 1)])
+    family("collectives_total", "counter", "Collectives that ended well.", by_kind("count"))
+    family("collective_bytes_total", "counter", "Bytes of their buffers.", by_kind("bytes"))
+    family("sent_bytes_total", "counter", "Bytes of payload sent.", by_kind("bytes_sent"))
+    family(
+        "collective_seconds_total",
+        "counter",
+        "Time in collectives: waiting for peers to enter, then moving bytes.",
+        (
+            ({**labels, "phase": phase}, value)
+            for phase in ("waiting", "moving")
+            for labels, value in by_kind(f"{phase}_s")
+        ),
+    )
+    family(
+        "exposed_seconds_total",
+        "counter",
+        "Time in which the program stood still for collectives.",
+        [({}, stats["exposed_s"])],
+    )
+    family(
+        "lateness_seconds_total",
+        "counter",
+        "Time waited at the start of collectives because this peer entered last.",
+        (({"peer": str(peer)}, value) for peer, value in stats["lateness_s"].items()),
+    )
+    monitor = communicator._monitor() if communicator._monitor is not None else None
+    if monitor is not None:
+        _steps(family, monitor.totals, monitor.loss)
+    return "\n".join(lines) + "\n"
+
+
+def _steps(family: Any, totals: Totals, loss: float | None) -> None:
+    """What a `gradring.Monitor` has counted."""
+    family(
+        "steps_total", "counter", "Training steps; the first does not count.", [({}, totals.steps)]
+    )
+    family(
+        "step_seconds_total",
+        "counter",
+        "Time in training steps, by what it went into.",
+        [
+            ({"part": "compute"}, totals.compute_s),
+            ({"part": "communication"}, totals.comm_s),
+            ({"part": "waiting"}, totals.wait_s),
+        ],
+    )
+    if loss is not None:
+        family("loss", "gauge", "The loss that the program has named last.", [({}, loss)])
+
+
+def _labels(labels: dict[str, str]) -> str:
+    pairs = (f'{name}="{_escaped(text)}"' for name, text in labels.items())
+    return "{" + ",".join(pairs) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

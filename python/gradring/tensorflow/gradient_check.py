@@ -1,0 +1,38 @@
+"""What is to be done about gradients that contain NaN or infinity.
+
+The ops look, before the reduction: afterwards all ranks have the same NaN, and nobody knows whose
+it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradring.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Check:
+    """For one Start op."""
+
+    #: Nothing if empty, "warn" or "raise".
+    action: str = ""
+    #: What the tensors of the op are the gradients of, in order.
+    variables: Sequence[str] = ()
+
+
+NO_CHECK = Check()
+
+
+def action_of(check_gradients: str | None) -> str:
+    """The action of an argument `check_gradients`.
+
+    Raises:
+      gradring.errors.ConfigError: it is something else than "warn", "raise" and None.
+    """
+    if check_gradients not in (None, "warn", "raise"):
+        raise ConfigError(
+            f"check_gradients={check_gradients!r} is unknown; choose 'warn', 'raise' or None"
+        )
+    return check_gradients or ""

@@ -1,0 +1,34 @@
+"""Where ranks leave their records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def attempts(directory: Path) -> list[Path]:
+    """Where the records are: in subdirectories if ``gradring run --max-restarts`` has made some."""
+    numbered = [path for path in directory.glob("attempt-*") if path.name[8:].isdecimal()]
+    held = [path for path in numbered if any(path.glob("rank-*.json"))]
+    return sorted(held, key=lambda path: int(path.name[8:])) or [directory]
+
+
+def of_attempt(directory: Path, attempt: int) -> Path:
+    """The directory for the records of one attempt."""
+    return directory / f"attempt-{attempt}"
+
+
+def forget_attempts(directory: Path) -> None:
+    """Removes the records that the attempts of an earlier run have left."""
+    for attempt in directory.glob("attempt-*"):
+        for path in attempt.glob("rank-*.json"):
+            path.unlink(missing_ok=True)
+
+
+def part_of(trace: Path, rank: int) -> Path:
+    """Where a rank leaves its part of the timeline that is to be the file ``trace``."""
+    return parts_of(trace) / f"rank-{rank}.json"
+
+
+def parts_of(trace: Path) -> Path:
+    """The directory of the parts of the timeline that is to be the file ``trace``."""
+    return trace.with_name(f"{trace.name}.parts")

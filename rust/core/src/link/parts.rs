@@ -1,0 +1,35 @@
+//! Several slices of bytes that follow each other.
+
+use std::io::IoSlice;
+use std::ops::Range;
+
+/// How many bytes `parts` have together.
+pub(super) fn length(parts: &[IoSlice<'_>]) -> usize {
+    parts.iter().map(|part| part.len()).sum()
+}
+
+/// The given range of all `parts` together.
+pub(super) fn within<'a>(
+    parts: &'a [IoSlice<'_>],
+    range: Range<usize>,
+) -> impl Iterator<Item = &'a [u8]> {
+    let mut start = 0;
+    parts.iter().filter_map(move |part| {
+        let end = start + part.len();
+        let inside = range.start.clamp(start, end) - start..range.end.clamp(start, end) - start;
+        start = end;
+        (!inside.is_empty()).then(|| &part[inside])
+    })
+}
+
+/// Fills `slices` with the given range of all `parts` together; returns how many it filled.
+pub(super) fn select<'a>(
+    parts: &'a [IoSlice<'_>],
+    range: Range<usize>,
+    slices: &mut [IoSlice<'a>],
+) -> usize {
+    let selected = within(parts, range).zip(slices);
+    selected
+        .map(|(part, slice)| *slice = IoSlice::new(part))
+        .count()
+}

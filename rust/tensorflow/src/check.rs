@@ -1,0 +1,202 @@
+//! Looking for gradients that are not finite, on the rank that has computed them.
+//!
+//! After a reduction all ranks have the same NaN, and nobody knows whose it was. So a Start that is
+//! asked to looks at what it is about to hand over, while it is likely to be in cache still.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use gradring_core::communicator::Communicator;
+use gradring_core::dtype::DType;
+use gradring_core::kernel;
+
+use crate::context::Construction;
+use crate::ops::attr;
+use crate::status::{Code, Failure};
+use crate::tensor::Tensor;
+
+/// Between two lines of the log about one communicator: a training that has gone wrong has
+/// something to say in every step.
+const QUIET: Duration = Duration::from_secs(60);
+/// So many variables are named in one message.
+const NAMED_MAX: usize = 3;
+
+/// What a Start does about gradients that are not finite.
+pub(crate) struct Check {
+    action: Action,
+    /// Of the tensors, in order.
+    variables: Vec<String>,
+    /// How often these gradients have been started, by whatever node of whatever graph.
+    steps: Arc<AtomicU64>,
+}
+
+/// The number of a communicator, and the names of variables.
+type Gradients = (i64, String);
+
+#[derive(Clone, Copy)]
+enum Action {
+    Warn,
+    Raise,
+}
+
+/// Of one communicator: when the last line was, and how many were swallowed since.
+#[derive(Default)]
+struct Said {
+    at: Option<Instant>,
+    swallowed: u64,
+}
+
+static SAID: LazyLock<Mutex<HashMap<u64, Said>>> = LazyLock::new(Mutex::default);
+static STEPS: LazyLock<Mutex<HashMap<Gradients, Arc<AtomicU64>>>> = LazyLock::new(Mutex::default);
+
+impl Check {
+    /// What the node asks for; `None` if nothing.
+    pub(crate) fn of(node: &Construction) -> Result<Option<Self>, Failure> {
+        let action = match node.string(attr::CHECK)?.as_str() {
+            "" => return Ok(None),
+            "warn" => Action::Warn,
+            "raise" => Action::Raise,
+            other => {
+                let text = format!("check='{other}' is neither 'warn' nor 'raise'");
+                return Err(Failure::new(Code::InvalidArgument, text));
+            }
+        };
+        let variables = node.string(attr::VARIABLES)?;
+        let key = (node.int(attr::COMMUNICATOR)?, variables.clone());
+        let mut steps = STEPS.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Some(Self {
+            action,
+            variables: variables.lines().map(str::to_owned).collect(),
+            steps: Arc::clone(steps.entry(key).or_default()),
+        }))
+    }
+
+    /// Looks at what is about to be started; warns, or ends the group.
+    pub(crate) fn look(&self, communicator: &Communicator, dtype: DType, tensors: &[Tensor]) {
+        let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        let found: Vec<(usize, Found)> = tensors
+            .iter()
+            .enumerate()
+            .filter_map(|(index, tensor)| Some((index, Found::in_tensor(tensor, dtype)?)))
+            .collect();
+        if found.is_empty() {
+            return;
+        }
+        let text = format!("{} at step {step}", self.describe(&found));
+        match self.action {
+            Action::Raise => communicator.abort(&text),
+            Action::Warn => {
+                let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+                let said = said.entry(communicator.id()).or_default();
+                if let Some(more) = said.now(Instant::now()) {
+                    communicator.remark(&format!("{text}{more}"));
+                }
+            }
+        }
+    }
+
+    fn describe(&self, found: &[(usize, Found)]) -> String {
+        let named: Vec<String> = found
+            .iter()
+            .take(NAMED_MAX)
+            .map(|(index, found)| {
+                let variable = self.variables.get(*index).map_or("?", String::as_str);
+                format!("gradient of '{variable}' has {found}")
+            })
+            .collect();
+        let others = found.len() - named.len();
+        let more = match others {
+            0 => String::new(),
+            1 => ", and that of 1 more variable".into(),
+            _ => format!(", and those of {others} more variables"),
+        };
+        named.join(", ") + &more
+    }
+}
+
+impl Said {
+    /// What to add to the line that is due now; `None` if none is.
+    fn now(&mut self, now: Instant) -> Option<String> {
+        if self.at.is_some_and(|at| now < at + QUIET) {
+            self.swallowed += 1;
+            return None;
+        }
+        self.at = Some(now);
+        match std::mem::take(&mut self.swallowed) {
+            0 => Some(String::new()),
+            swallowed => Some(format!(
+                " ({swallowed} more findings since the last such line)"
+            )),
+        }
+    }
+}
+
+/// Values of one tensor that are not finite: how many of how many.
+struct Found {
+    count: usize,
+    of: usize,
+}
+
+impl Found {
+    fn in_tensor(tensor: &Tensor, dtype: DType) -> Option<Self> {
+        let slice = tensor.slice(dtype)?;
+        // SAFETY: the slice is the tensor's memory, which this op alone uses.
+        let count = unsafe { kernel::non_finite(dtype, slice.start, slice.count) };
+        (count > 0).then_some(Self {
+            count,
+            of: slice.count,
+        })
+    }
+}
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let values = if self.count == 1 { "value" } else { "values" };
+        write!(f, "{} non-finite {values} of {}", self.count, self.of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(variables: &[&str]) -> Check {
+        Check {
+            action: Action::Warn,
+            variables: variables.iter().map(|&name| name.to_owned()).collect(),
+            steps: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn a_description_names_the_first_variables_and_counts_the_others() {
+        let check = check(&["a", "b", "c", "d", "e"]);
+        let found = |index, count| (index, Found { count, of: 10 });
+        assert_eq!(
+            check.describe(&[found(1, 3)]),
+            "gradient of 'b' has 3 non-finite values of 10"
+        );
+        let all: Vec<_> = (0..5).map(|index| found(index, 1)).collect();
+        let text = check.describe(&all);
+        assert!(text.starts_with("gradient of 'a' has 1 non-finite value of 10, gradient of 'b'"));
+        assert!(text.ends_with(", and those of 2 more variables"));
+        assert!(
+            check
+                .describe(&all[..4])
+                .ends_with(", and that of 1 more variable")
+        );
+    }
+
+    #[test]
+    fn after_a_line_findings_are_counted_for_a_while() {
+        let (mut said, start) = (Said::default(), Instant::now());
+        assert_eq!(said.now(start), Some(String::new()));
+        assert_eq!(said.now(start), None);
+        assert_eq!(said.now(start + QUIET / 2), None);
+        let next = said.now(start + QUIET).unwrap();
+        assert_eq!(next, " (2 more findings since the last such line)");
+        assert_eq!(said.now(start + QUIET), None);
+    }
+}

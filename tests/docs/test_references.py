@@ -1,0 +1,71 @@
+"""What the documents name within their text exists: commands, targets, names of the API, tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from documents import DOCUMENTS, ROOT, make_targets
+from gradring import cli
+
+PACKAGE = ROOT / "python" / "gradring"
+
+
+def codes(document: Path) -> Iterator[str]:
+    """What stands in backquotes, apart from blocks."""
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    return iter(re.findall(r"`([^`\n]+)`", text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_the_text_names_exists(document: Path) -> None:
+    for code in codes(document):
+        words = code.split()
+        if words[0] == "gradring" and re.fullmatch("[a-z]+", "".join(words[1:2])):
+            assert words[1] in cli.COMMANDS, code
+        elif words[0] == "make" and len(words) > 1:
+            assert words[1] in make_targets(), code
+        elif code.startswith("gradring."):
+            assert exists(PACKAGE, re.split(r"[^\w.]", code)[0].split(".")[1:]), code
+
+
+def exists(place: Path, names: list[str]) -> bool:
+    """Whether a name can be reached from a package or a module; reads, and imports nothing."""
+    if not names:
+        return True
+    name, *rest = names
+    if (place / name).is_dir() or (place / f"{name}.py").is_file():
+        return exists(place / name, rest)
+    source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    # Attributes of classes are left to the API's page.
+    return name in top_level(ast.parse(source.read_text()))
+
+
+def top_level(module: ast.Module) -> set[str]:
+    found = set()
+    for node in module.body:
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+    return found
+
+
+def test_a_name_that_does_not_exist_is_found_out() -> None:
+    assert exists(PACKAGE, ["tensorflow", "callbacks", "LiveLine"])
+    assert exists(PACKAGE, ["errors", "PeerLostError"])
+    assert not exists(PACKAGE, ["tensorflow", "Reducer"])
+    assert not exists(PACKAGE, ["initialise"])
+
+
+def test_the_tests_that_hold_a_claim_exist() -> None:
+    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "rust").rglob("*.rs")]
+    tests = set(re.findall(r"\b(?:def|fn) (\w+)\(", "\n".join(s.read_text() for s in sources)))
+    numerics = ROOT / "docs" / "numerics.md"
+    named = {code for code in codes(numerics) if re.fullmatch("([a-z0-9]+_){3,}[a-z0-9]+", code)}
+    assert len(named) > 20
+    assert named <= tests, named - tests

@@ -1,0 +1,65 @@
+"""The source distribution: what it holds, and that it is enough to build from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from environments import environment_of
+
+from documents import ROOT
+
+PROGRAM = """\
+import gradring
+import numpy
+
+with gradring.init() as comm:
+    print(comm.all_reduce(numpy.ones(2)).tolist(), gradring.build_info()["debug"])
+"""
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sdist")
+    subprocess.run(
+        [sys.executable, "-m", "maturin", "sdist", "--out", directory],
+        cwd=ROOT,
+        check=True,
+    )
+    (path,) = directory.glob("gradring-*.tar.gz")
+    return path
+
+
+def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    crates = {f"rust/{crate}/Cargo.toml" for crate in ("core", "tensorflow", "python")}
+    alone = {"PKG-INFO", "README.md", "LICENSE", "Cargo.lock", "Cargo.toml", "pyproject.toml"}
+    assert alone | crates <= names
+    others = {name for name in names if not name.startswith(("rust/", "python/gradring/"))}
+    assert others == alone
+    assert {Path(name).suffix for name in names - alone} <= {
+        ".rs",
+        ".toml",
+        ".py",
+        ".pyi",
+        ".typed",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # compiles everything
+def test_it_builds_into_a_package_that_works(sdist: Path) -> None:
+    # The compilers of this shell, and nothing else of it.
+    compilers = ("PATH", "CARGO_HOME", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN")
+    variables = {name: os.environ[name] for name in compilers if name in os.environ}
+    with environment_of() as clean:
+        clean.pip("install", "--quiet", str(sdist), variables=variables)
+        assert clean.packages() == {"gradring", "numpy"}
+        clean.directory.joinpath("sum.py").write_text(PROGRAM)
+        output = clean.run("gradring", "run", "-np", "2", "python", "sum.py")
+    assert sorted(output.splitlines()) == ["[0] [2.0, 2.0] False", "[1] [2.0, 2.0] False"]

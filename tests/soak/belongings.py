@@ -1,0 +1,92 @@
+"""What this process holds that an endless program must not collect."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import time
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+SETTLE_LIMIT_S = 4.0
+"""How long what belongs to a group that has ended may take to disappear."""
+CLOSE_WAIT = "08"
+"""As /proc/net/tcp writes it: the peer has gone, and this process has not closed its end."""
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What a process holds at one moment."""
+
+    resident_kib: int
+    descriptors: int
+    threads: int
+    mappings: int
+    """Of memory shared by descriptor, and files of gradring in /dev/shm."""
+    half_closed: int
+    """Sockets in CLOSE_WAIT."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Everything that is counted and not measured."""
+        return astuple(self)[1:]
+
+    def exceeds(self, usual: Belongings) -> bool:
+        """Whether there is more of anything that is counted."""
+        return any(now > then for now, then in zip(self.counts, usual.counts, strict=True))
+
+
+def belongings() -> Belongings:
+    """What this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    opened = _opened()
+    return Belongings(
+        resident_kib=pages * os.sysconf("SC_PAGE_SIZE") // 1024,
+        descriptors=len(opened),
+        threads=len(os.listdir("/proc/self/task")),
+        mappings=Path("/proc/self/maps").read_text().count("/memfd:")
+        + len(list(Path("/dev/shm").glob("gradring*"))),
+        half_closed=len(_half_closed() & set(opened)),
+    )
+
+
+def settled(usual: Belongings | None) -> Belongings:
+    """What is left when threads and sockets that are about to end have ended.
+
+    Args:
+        usual: What was left at the last such moment: more than that is waited for.
+    """
+    gc.collect()
+    # What the allocator keeps for later is not held by anybody.
+    ctypes.CDLL(None).malloc_trim(0)
+    deadline = time.monotonic() + SETTLE_LIMIT_S
+    while True:
+        found = belongings()
+        if usual is None or not found.exceeds(usual) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
+
+
+def _opened() -> list[str]:
+    """What the descriptors stand for, such as ``socket:[4711]``."""
+    targets = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:  # that of the listing itself
+            continue
+    return targets
+
+
+def _half_closed() -> set[str]:
+    """All sockets of this network namespace in CLOSE_WAIT, as `_opened` names them."""
+    found = set()
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        if not os.path.exists(table):  # no IPv6 here
+            continue
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == CLOSE_WAIT:
+                found.add(f"socket:[{words[9]}]")
+    return found

@@ -1,0 +1,38 @@
+"""A short soak on real processes, without TensorFlow; `make soak` runs the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from soak import verdict
+from soak.crew import Crew, Story
+from soak.plan import Part
+
+SECONDS = 12.0
+BOUND_KIB = 60.0 * 1024
+"""Per minute. Wide: in seconds, an allocator is not yet warm."""
+
+
+def run(part: Part, logs: Path, *, leaky: bool = False) -> Story:
+    crew = Crew(part, "tests", SECONDS, logs, leaky)
+    for _ in crew.run():
+        pass
+    return crew.story
+
+
+def test_groups_that_fail_and_form_again_leave_nothing_behind(tmp_path: Path) -> None:
+    for world_size in (2, 4):
+        story = run(Part(f"{world_size} ranks", world_size, longest=60), tmp_path)
+        assert verdict.problems(story, BOUND_KIB) == []
+        assert len(story.lives) > world_size, "no process was killed"
+        collectives, _ = story.done()
+        assert collectives > 500
+
+
+def test_what_leaks_is_named(tmp_path: Path) -> None:
+    problems = "\n".join(
+        verdict.problems(run(Part("leaky", 2, longest=40), tmp_path, leaky=True), BOUND_KIB)
+    )
+    assert "process 0: resident memory grows by" in problems
+    assert " descriptors in round " in problems
+    assert " threads in round " in problems

@@ -1,0 +1,71 @@
+"""The verdict of the soak, on made-up measurements."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from soak import verdict
+from soak.belongings import Belongings
+from soak.crew import Life, Story
+from soak.member import Message
+from soak.plan import Part
+
+BOUND_KIB = 500.0
+MESSAGES = 200
+FLAT = Belongings(resident_kib=100_000, descriptors=12, threads=4, mappings=0, half_closed=0)
+
+
+def told(hold: Callable[[int], Belongings]) -> Story:
+    """A part of 200 rounds of two seconds, whose first process holds what ``hold`` says."""
+    messages = [
+        Message(
+            round=n + 1, within=False, at_s=2.0 * n, collectives=0, steps=0, phase=0, held=hold(n)
+        )
+        for n in range(MESSAGES)
+    ]
+    return Story(Part("made up", 2), [Life(0, messages), Life(1, [])])
+
+
+def test_noise_and_jumps_at_the_start_are_flat() -> None:
+    dice = random.Random(1)
+
+    def hold(number: int) -> Belongings:
+        noise = dice.randrange(4000) + (50_000 if dice.random() < 0.1 else 0)
+        kib = 100_000 + noise if number > 40 else 1000 * number
+        return replace(FLAT, resident_kib=kib, descriptors=12 if number > 3 else number)
+
+    assert verdict.problems(told(hold), BOUND_KIB) == []
+
+
+def test_memory_that_grows_is_found_in_noise_of_many_times_its_rate() -> None:
+    dice = random.Random(2)
+
+    def hold(number: int) -> Belongings:
+        return replace(FLAT, resident_kib=100_000 + 20 * number + dice.randrange(2000))
+
+    (problem,) = verdict.problems(told(hold), BOUND_KIB)
+    assert "made up, process 0: resident memory grows by " in problem
+    assert verdict.slope(verdict.between(told(hold).lives[0])) == pytest.approx(600, rel=0.2)
+
+
+@pytest.mark.parametrize("what", ["descriptors", "threads", "mappings", "half_closed"])
+def test_one_more_of_what_is_counted_is_named(what: str) -> None:
+    def hold(number: int) -> Belongings:
+        more = {what: getattr(FLAT, what) + 1} if number >= 150 else {}
+        return replace(FLAT, **more)
+
+    before = getattr(FLAT, what)
+    words = what.replace("_", " ")
+    problems = verdict.problems(told(hold), BOUND_KIB)
+    assert f"made up, process 0: {before} {words} in round 52, {before + 1} in 151" in problems
+
+
+def test_too_few_measurements_are_no_proof() -> None:
+    story = told(lambda _: FLAT)
+    del story.lives[0].messages[5:]
+    (problem,) = verdict.problems(story, BOUND_KIB)
+    assert "too few measurements" in problem

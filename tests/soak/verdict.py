@@ -1,0 +1,151 @@
+"""Whether what the processes hold has stayed flat."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby
+
+from soak.belongings import Belongings
+from soak.crew import Life, Story
+from soak.member import Message
+from soak.plan import Part
+
+WARM_UP = 0.25
+"""Share of a series that is not judged: allocators, caches and records fill in it."""
+APART_S = 3.0
+"""Two measurements that are nearer to each other tell noise and no slope."""
+ENOUGH = 8
+"""Measurements that a slope needs."""
+
+BETWEEN, WITHIN = "between rounds", "in rounds"
+"""Where measurements are taken."""
+
+Series = Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one process held, after its warm-up."""
+
+    part: str
+    process: int
+    series: list[Series]
+    """What is comparable: measurements at the same point of the cycle."""
+    slope: float | None
+    """Of resident memory in KiB per minute; None if there is too little to tell, where it is not
+    judged, and for the process that is killed now and then: it is never warm."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """All measurements, in order."""
+        return [message for one in self.series for message in one]
+
+
+def between(life: Life) -> list[Series]:
+    """The measurements between rounds, of which the first is from before the first round."""
+    return _warm([[message for message in life.messages if not message.within][1:]])
+
+
+def within(life: Life) -> list[Series]:
+    """The measurements in each phase of each round."""
+    inside = [message for message in life.messages if message.within]
+    return _warm([list(one) for _, one in groupby(inside, lambda m: (m.round, m.phase))])
+
+
+def _warm(series: list[Series]) -> list[Series]:
+    warm = [[m for m in one if m.at_s >= _warm_from(one)] for one in series if one]
+    return [one for one in warm if len(one) > 1]
+
+
+def _warm_from(series: Series) -> float:
+    first, last = series[0].at_s, series[-1].at_s
+    return first + WARM_UP * (last - first)
+
+
+def slope(series: Sequence[Series]) -> float | None:
+    """Growth of resident memory in KiB per minute: the median over all pairs of measurements.
+
+    That is the estimator of H. Theil (1950) and P. K. Sen (1968), which a quarter of arbitrary
+    values does not move. Pairs are of the same series.
+    """
+    if sum(map(len, series)) < ENOUGH:
+        return None
+    slopes = [
+        (later.held.resident_kib - earlier.held.resident_kib) / (later.at_s - earlier.at_s)
+        for one in series
+        for place, later in enumerate(one)
+        for earlier in one[:place]
+        if later.at_s - earlier.at_s >= APART_S
+    ]
+    return 60.0 * statistics.median(slopes) if slopes else None
+
+
+def judged_places(part: Part) -> tuple[str, ...]:
+    """Where memory has to stay flat.
+
+    TensorFlow keeps something of every function that it has traced, so memory grows with every
+    model under any strategy; in a round, nothing is traced any more once it is warm.
+    """
+    if part.trains:
+        return (WITHIN,) if part.steady else ()
+    return BETWEEN, WITHIN
+
+
+def figures(story: Story) -> list[Figures]:
+    """One for each process, from the longest of its lives, and for each place of measuring."""
+    found = []
+    for process in range(story.part.world_size):
+        lives = [life for life in story.lives if life.process == process]
+        life = max(lives, key=lambda life: len(life.messages))
+        for place, series in ((BETWEEN, between(life)), (WITHIN, within(life))):
+            if series:
+                judged = process != story.part.mortal and place in judged_places(story.part)
+                found.append(Figures(place, process, series, slope(series) if judged else None))
+    return found
+
+
+def problems(story: Story, bound_kib: float) -> list[str]:
+    """Sentences that say what went wrong or did not stay flat; none if all is well.
+
+    Args:
+        story: What the processes told.
+        bound_kib: Growth of resident memory in KiB per minute that is not yet a leak.
+    """
+    found = list(story.problems)
+    for life in story.lives:
+        who = f"{story.part.name}, process {life.process}"
+        for series in (*between(life), *within(life)):
+            found += [f"{who}: {what}" for what in _changes(series)]
+    judged = False
+    for one in figures(story):
+        if one.slope is None:
+            continue
+        judged = True
+        if one.slope > bound_kib:
+            found.append(
+                f"{story.part.name}, process {one.process}: resident memory grows by "
+                f"{one.slope:.0f} KiB a minute {one.part}, more than {bound_kib:g}"
+            )
+    if judged_places(story.part) and not judged and not story.problems:
+        found.append(f"{story.part.name}: too few measurements to tell; give it more time")
+    return found
+
+
+def _changes(series: Series) -> list[str]:
+    """What is counted and was not always the same, and sockets that were forgotten."""
+    first, found = series[0], []
+    for field in fields(Belongings):
+        if field.name == "resident_kib":
+            continue
+        name = field.name.replace("_", " ")
+        before = getattr(first.held, field.name)
+        for message in series:
+            now = getattr(message.held, field.name)
+            if now != before:
+                found.append(f"{before} {name} in round {first.round}, {now} in {message.round}")
+                break
+    if not first.within and any(message.held.half_closed for message in series):
+        found.append("sockets in CLOSE_WAIT between rounds")
+    return found

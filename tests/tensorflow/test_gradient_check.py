@@ -1,0 +1,169 @@
+"""Gradients that are not finite: the rank and the variable are named, and nobody hangs."""
+
+import logging
+import re
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_models import needs_fit
+from tf_worker import join
+
+from gradring import errors
+from gradring.testing import run_ranks
+
+STEPS = 4
+#: The step, from 1, in which rank 1 has a gradient that is not finite.
+BAD = 3
+
+
+class Heard(logging.Handler):
+    """What the log of this rank says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        logging.getLogger("gradring").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def wait(self) -> list[str]:
+        """The lines, once there is one: it comes from another rank and on another thread."""
+        deadline = time.monotonic() + 20
+        while not self.lines and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.lines
+
+
+def reduced(check: str | None, sparse: bool = False) -> Any:
+    """A `tf.function` of one's own; what was reduced, or the error, and the log."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import GradientReducer
+
+    heard = Heard()
+    comm = join()
+    reduce_gradients = GradientReducer(communicator=comm, check_gradients=check)
+
+    def gradient(value: Any) -> Any:
+        if not sparse:
+            return tf.fill([5], value)
+        return tf.IndexedSlices(tf.fill([2, 3], value), tf.constant([1, 4]), [1000, 3])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(value: Any) -> Any:
+        both = reduce_gradients([tf.ones([7]), gradient(value)], ["dense/kernel", "table"])
+        return tf.convert_to_tensor(both[0]), both[1].values if sparse else both[1]
+
+    error, results = None, []
+    try:
+        for number in range(1, STEPS + 1):
+            bad = number >= BAD and comm.rank == 1
+            first, second = step(tf.constant(np.inf if bad else 1.0))
+            results.append((first.numpy(), second.numpy()))
+    except tf.errors.AbortedError as failure:
+        error = str(failure)
+    if check == "warn" and comm.rank < 2:
+        heard.wait()
+    if error is None:
+        comm.barrier()
+    comm.close()
+    return results, error, heard.lines, comm.host
+
+
+def test_a_warning_names_rank_and_variable_there_and_on_the_chief() -> None:
+    everybody = run_ranks(reduced, 3, "warn", timeout=300)
+    for results, error, _, _ in everybody:
+        assert error is None
+        assert len(results) == STEPS
+        assert np.all(results[0][1] == 1) and np.all(np.isinf(results[BAD - 1][1]))
+    expected = f"gradient of 'table' has 5 non-finite values of 5 at step {BAD}"
+    for _, _, lines, host in everybody[:2]:
+        # The next step has as many, and is no second line.
+        assert lines == [f"rank 1 on {host}: {expected}"]
+    assert everybody[2][2] == []
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_raising_ends_every_rank_with_the_name(sparse: bool) -> None:
+    for results, error, _, host in run_ranks(reduced, 2, "raise", sparse, timeout=300):
+        assert len(results) == BAD - 1
+        assert f"rank 1 on {host}: aborted the communicator: gradient of 'table' has" in error
+        assert f"non-finite values of {6 if sparse else 5} at step {BAD}" in error
+
+
+def test_without_the_option_nobody_looks() -> None:
+    for results, error, lines, _ in run_ranks(reduced, 2, None, timeout=300):
+        assert (len(results), error, lines) == (STEPS, None, [])
+
+
+def trained(check: str, scaled: bool) -> Any:
+    """`fit`, in which rank 1's part of one batch overflows."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    heard = Heard()
+    comm = join()
+    strategy = CustomCollectiveStrategy(communicator=comm, check_gradients=check)
+    x = np.ones((STEPS * 8, 3), np.float32)
+    # The last half of a batch is rank 1's.
+    x[BAD * 8 - 1] = 3e38
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, name="last")])
+        optimizer = keras.optimizers.SGD(1e-3)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(optimizer, "mse")
+    try:
+        model.fit(data.with_options(options), verbose=0, shuffle=False)
+    except tf.errors.AbortedError as failure:
+        # The text, because the group is gone and with it the wish to close in good order.
+        return str(failure), heard.lines, comm.host
+    if not scaled:
+        heard.wait()
+    comm.barrier()
+    finite = bool(np.all(np.isfinite(model.get_weights()[0])))
+    return finite, heard.lines, comm.host
+
+
+@needs_fit
+def test_fit_warns_and_goes_on() -> None:
+    for finite, lines, host in run_ranks(trained, 2, "warn", False, timeout=300):
+        assert not finite
+        pattern = rf"rank 1 on {re.escape(host)}: gradient of '\S*last/\w+' has .* at step {BAD}"
+        # From the next step on all ranks have the same NaN, as the step in the line tells.
+        first = min(lines, key=lambda line: int(line.rpartition(" ")[2]))
+        assert re.fullmatch(pattern, first), lines
+        assert len(lines) <= 2
+
+
+@needs_fit
+def test_fit_raises_on_every_rank() -> None:
+    for message, _, host in run_ranks(trained, 2, "raise", False, timeout=300):
+        assert f"rank 1 on {host}: aborted the communicator: gradient of '" in message
+
+
+@needs_fit
+def test_what_loss_scaling_skips_is_nobodys_business() -> None:
+    for check in ("warn", "raise"):
+        for finite, lines, _ in run_ranks(trained, 2, check, True, timeout=300):
+            assert (finite, lines) == (True, [])
+
+
+def refused() -> None:
+    from gradring.tensorflow import CustomCollectiveStrategy, GradientReducer
+
+    for make in (CustomCollectiveStrategy, GradientReducer):
+        with pytest.raises(errors.ConfigError, match="check_gradients='always' is unknown"):
+            make(check_gradients="always")
+
+
+def test_an_unknown_wish_is_refused() -> None:
+    run_ranks(refused, 1, timeout=300)
