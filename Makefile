@@ -9,7 +9,7 @@ PYTEST_OPTIONS := -q --numprocesses 2 --dist loadfile
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,11 @@ soak: setup ## collectives, failures and training for MINUTES=10: nothing may gr
 
 test-rust: prerequisites ## the tests of the Rust crates
 	cargo test --workspace --quiet
+
+# The build of ordinary tests: optimised enough, and it checks what a release does not.
+SEEDS ?= 100000
+simulate: prerequisites ## whole groups on a virtual clock with random faults: SEEDS runs, or SEED=n shows one
+	SEEDS=$(SEEDS) SEED=$(SEED) RUST_BACKTRACE=0 cargo test --quiet --package gradring-core --lib simulation::every -- --nocapture
 
 loom: prerequisites ## all interleavings of the shared memory's protocol
 	RUSTFLAGS="--cfg loom" cargo test --package gradring-core --lib --release --target-dir target/loom loom

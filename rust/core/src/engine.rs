@@ -16,15 +16,19 @@ use crate::buffer::Buffer;
 use crate::collective::{Call, Request};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::executor::{Execution, Fault, Progress, Scratch};
+use crate::executor::{Execution, Progress, Scratch};
 use crate::link::Transport;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
-use crate::trace::flight_recorder::{FlightRecorder, State, Waiting};
+use crate::trace::flight_recorder::{FlightRecorder, State};
 use crate::trace::stats::{Measured, Stats};
-use crate::wire::contract::{self, Contract, Header};
+use crate::wire::contract::{Contract, Header};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
+
+pub(crate) mod standstill;
+
+use standstill::{Limits, Standstill};
 
 /// How long a spinning caller keeps its core to itself. Then everything else that wants to run on
 /// it goes first.
@@ -70,7 +74,7 @@ pub enum Suspicion {
     },
     /// Nothing has moved for as long as the timeout allows.
     Stalled {
-        /// The ranks from which something is expected.
+        /// The ranks without which nothing moves.
         awaited: Vec<usize>,
         /// Ordinal of the collective.
         sequence: u64,
@@ -508,13 +512,17 @@ impl Shared {
             launched.header,
             scratch,
         );
-        let mut moved_at = started;
+        let limits = Limits {
+            timeout: self.timeout,
+            stall_warning: self.stall_warning,
+        };
+        let sequence = launched.sequence;
+        let mut standstill = Standstill::new(call, sequence, limits, &self.recorder, started);
         // None if everything came at once.
         let mut entered_at = None;
         let mut asked_at = started;
         let mut moved = false;
         let mut looks = 0_u32;
-        let (mut noted, mut warned) = (false, false);
         loop {
             if let Some(cause) = self.abort.cause() {
                 return Err(cause);
@@ -536,18 +544,14 @@ impl Shared {
                     }
                 }
                 Err(fault) => {
-                    let suspicion = suspicion(fault, call, launched.sequence);
-                    return Err(self.supervisor.investigate(suspicion));
+                    return Err(self.supervisor.investigate(standstill.suspicion(fault)));
                 }
             }
             let now = Instant::now();
             if std::mem::take(&mut moved) {
-                moved_at = now;
-                if std::mem::take(&mut noted) {
-                    self.recorder.note_waiting(None);
-                }
+                standstill.moved(now);
             }
-            let idle = now - moved_at;
+            let idle = standstill.idle(now);
             if idle < spin {
                 if idle < SPIN_WITHOUT_YIELDING {
                     std::hint::spin_loop();
@@ -556,33 +560,9 @@ impl Shared {
                 }
                 continue;
             }
-            if idle >= self.timeout {
-                return Err(self.supervisor.investigate(Suspicion::Stalled {
-                    awaited: execution.awaited().collect(),
-                    sequence: launched.sequence,
-                    idle,
-                }));
-            }
-            if idle >= INTERRUPT_INTERVAL {
-                noted = true;
-                self.recorder.note_waiting(Some(Waiting {
-                    awaited: execution.awaited().collect(),
-                    since: moved_at,
-                }));
-            }
-            if idle >= self.stall_warning && !warned {
-                warned = true;
-                let (awaited, entered) = execution.late();
-                self.supervisor.warn(&Stall {
-                    awaited,
-                    entered,
-                    call,
-                    sequence: launched.sequence,
-                    idle,
-                    timeout: self.timeout,
-                });
-            }
-            let patience = INTERRUPT_INTERVAL.min(self.timeout - idle);
+            let patience = standstill
+                .look(&execution, now, |stall| self.supervisor.warn(stall))
+                .map_err(|suspicion| self.supervisor.investigate(suspicion))?;
             transport.wait(execution.interests(), patience);
             if asked_at.elapsed() >= INTERRUPT_INTERVAL {
                 asked_at = Instant::now();
@@ -591,9 +571,7 @@ impl Shared {
                 }
             }
         }
-        if noted {
-            self.recorder.note_waiting(None);
-        }
+        standstill.end();
         let (bytes_sent, last_to_enter) = (execution.bytes_sent, execution.last_to_enter);
         let ended = Instant::now();
         if let Some(narrow) = narrow {
@@ -638,28 +616,6 @@ fn placed(error: Error, call: &Call, sequence: u64) -> Error {
         return error;
     }
     error.during(call.to_string(), sequence)
-}
-
-fn suspicion(fault: Fault, call: &Call, sequence: u64) -> Suspicion {
-    match fault {
-        Fault::Link { peer, broken } if broken.corrupted => Suspicion::Corrupted {
-            peer,
-            reason: broken.reason,
-            call: call.to_string(),
-            sequence,
-        },
-        Fault::Link { peer, broken } => Suspicion::LinkBroken {
-            peer,
-            reason: broken.reason,
-        },
-        Fault::Header { peer, received } if contract::is_header(&received) => {
-            Suspicion::HeadersDiffer { peer, sequence }
-        }
-        Fault::Header { peer, .. } => Suspicion::Garbled {
-            peer,
-            problem: "sent bytes that are not a collective's header".into(),
-        },
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::group::meeting::{Answer, Report};
 use crate::schedule::Algorithm;
 use crate::wire::contract::{self, Contract, HEADER_BYTES, Header};
-use crate::wire::control::{self, Entered, Testimony};
+use crate::wire::control::{self, Entered, Testimony, Waits};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
 use crate::wire::handshake::{self, Hello, Member, Purpose};
 use crate::wire::pairing as wire_pairing;
@@ -263,7 +263,10 @@ fn control_samples() -> Vec<Vec<u8>> {
             rank: 3,
             sequence: 7,
             entered,
-            waits: Some((2, Duration::from_millis(1500))),
+            waits: Some(Waits {
+                awaited: vec![2, 0],
+                idle: Duration::from_millis(1500),
+            }),
         })
     };
     let entered = Entered {

@@ -21,6 +21,8 @@ mod group;
 pub mod kernel;
 pub mod link;
 pub mod schedule;
+#[cfg(test)]
+mod simulation;
 pub mod trace;
 pub mod wire;
 pub mod work;

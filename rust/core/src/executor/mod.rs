@@ -165,14 +165,18 @@ impl<'a> Execution<'a> {
         self.interests
     }
 
-    /// The peers from which something is still expected.
-    pub(crate) fn awaited(&self) -> impl Iterator<Item = usize> {
-        let pipes = self.plan.incoming.iter().zip(&*self.arrivals);
-        pipes
-            .filter(|(pipe, arrival)| {
-                arrival.header_received < HEADER_BYTES || pipe.head().is_some()
-            })
-            .map(|(pipe, _)| pipe.peer)
+    /// The peers without which nothing can move after `Progress::Blocked`: those from which
+    /// something is expected, and then those that have to make room.
+    pub(crate) fn awaited(&self) -> Vec<usize> {
+        let mut awaited = Vec::new();
+        for direction in [Direction::Receive, Direction::Send] {
+            for interest in self.interests.iter() {
+                if interest.direction == direction && !awaited.contains(&interest.peer) {
+                    awaited.push(interest.peer);
+                }
+            }
+        }
+        awaited
     }
 
     /// Who keeps this collective waiting: the peers that have not entered it, or else those that
@@ -184,10 +188,17 @@ impl<'a> Execution<'a> {
             .map(|(pipe, _)| pipe.peer)
             .collect();
         if absent.is_empty() {
-            (self.awaited().collect(), true)
+            (self.awaited(), true)
         } else {
             (absent, false)
         }
+    }
+
+    /// Whether everything has arrived.
+    fn has_received_all(&self) -> bool {
+        let mut pipes = self.plan.incoming.iter().zip(&*self.arrivals);
+        pipes
+            .all(|(pipe, arrival)| arrival.header_received == HEADER_BYTES && pipe.head().is_none())
     }
 
     /// Moves what can be moved without waiting.
@@ -205,7 +216,7 @@ impl<'a> Execution<'a> {
         let done = self.headers_sent.iter().all(|&sent| sent == HEADER_BYTES)
             && self.plan.outgoing.iter().all(|pipe| pipe.head().is_none())
             && self.plan.own.head().is_none()
-            && self.awaited().next().is_none();
+            && self.has_received_all();
         Ok(match (done, moved) {
             (true, _) => Progress::Done,
             (false, true) => Progress::Moved,

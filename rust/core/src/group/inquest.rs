@@ -1,10 +1,11 @@
 //! Who is to blame: the judgement over what all ranks say they did at one position.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
-use crate::wire::control::{Entered, Testimony};
+use crate::wire::control::{Entered, Testimony, Waits};
 
 /// The facts collected about one position.
 #[derive(Debug)]
@@ -58,41 +59,77 @@ impl Inquest {
     ///
     /// Calls that differ outweigh everything: the ranks outside the largest group of equal calls
     /// are wrong, and of groups of one size the one with the lowest rank is taken to be right.
-    /// Otherwise a rank that has not entered is late, a silent one is lost, and if all have
-    /// entered, the peer from which nothing has come for longest is at fault: the others wait for
-    /// ranks that wait themselves.
+    /// Otherwise a rank that has not entered is late, unless it waits in an earlier collective; a
+    /// silent one is lost; and if all have entered, one for which others wait is at fault.
     pub(crate) fn verdict(&self, hosts: &[String]) -> Error {
         if let Some(mismatch) = self.mismatch(hosts) {
             return mismatch;
         }
-        let (awaited, idle) = self.stalled.clone().unwrap_or_default();
-        let entered = |rank: usize| {
-            self.testimonies[rank]
-                .as_ref()
-                .map(|testimony| testimony.entered.is_some())
-        };
-        if self.suspect.and_then(entered) == Some(true) {
+        // Of a suspect that does not answer, its header is all that is known.
+        if self
+            .suspect
+            .is_some_and(|rank| self.has_entered(rank) != Some(false))
+        {
             return self.garbled_header(hosts);
         }
         let ranks = 0..self.testimonies.len();
-        let absent = ranks.clone().find(|&rank| entered(rank) == Some(false));
-        let silent = ranks.clone().find(|&rank| entered(rank).is_none());
-        let starved = self.longest_awaited().or(awaited.first().copied());
-        let (rank, problem) = match (absent, silent, starved) {
+        let late = |&rank: &usize| self.has_entered(rank) == Some(false) && !self.waits(rank);
+        let absent = ranks.clone().find(late);
+        let silent = ranks.filter(|&rank| self.has_entered(rank).is_none());
+        let silent = silent.max_by_key(|&rank| (self.waiting_for(rank), Reverse(rank)));
+        let (rank, problem) = match (absent, silent, self.starving()) {
             (Some(rank), _, _) => (rank, "is alive but has not entered this collective"),
             (_, Some(rank), _) => (rank, "does not answer"),
+            (_, _, Some(rank)) if self.has_entered(rank) == Some(false) => {
+                (rank, "is alive but sends nothing")
+            }
             (_, _, Some(rank)) => (rank, "has entered this collective but sends nothing"),
             (None, None, None) => {
                 return self.garbled_header(hosts);
             }
         };
         let call = self.calls().next().map(|(_, entered)| entered.call.clone());
+        let own = self.stalled.iter().map(|(_, idle)| *idle);
+        let longest = own.chain(self.all_waits().map(|waits| waits.idle)).max();
         let mut error = Error::timeout(problem)
             .blaming(rank, &hosts[rank])
-            .after(idle);
+            .after(longest.unwrap_or_default());
         error.sequence = Some(self.sequence);
         error.collective = call;
         error
+    }
+
+    /// Whether a rank has entered the collective, if it has said so.
+    fn has_entered(&self, rank: usize) -> Option<bool> {
+        let testimony = self.testimonies[rank].as_ref()?;
+        Some(testimony.entered.is_some())
+    }
+
+    /// The rank for which others wait in vain: rather one that waits for nobody itself, the one for
+    /// which most wait, or for longest.
+    fn starving(&self) -> Option<usize> {
+        let awaited = (0..self.testimonies.len()).filter(|&rank| self.waiting_for(rank).0 > 0);
+        let blamed =
+            awaited.max_by_key(|&rank| (!self.waits(rank), self.waiting_for(rank), Reverse(rank)));
+        blamed.or_else(|| self.stalled.as_ref()?.0.first().copied())
+    }
+
+    fn waits(&self, rank: usize) -> bool {
+        let testimony = self.testimonies[rank].as_ref();
+        testimony.is_some_and(|testimony| testimony.waits.is_some())
+    }
+
+    fn all_waits(&self) -> impl Iterator<Item = &Waits> {
+        let testimonies = self.testimonies.iter().flatten();
+        testimonies.filter_map(|testimony| testimony.waits.as_ref())
+    }
+
+    /// How many ranks wait for this one, and the longest time that one of them has.
+    fn waiting_for(&self, rank: usize) -> (usize, Duration) {
+        let waits = self.all_waits().filter(|w| w.awaited.contains(&rank));
+        waits.fold((0, Duration::ZERO), |(count, longest), waits| {
+            (count + 1, longest.max(waits.idle))
+        })
     }
 
     /// All describe the collective alike, so the header changed on its way.
@@ -104,12 +141,6 @@ impl Inquest {
             Some(rank) => error.blaming(rank, &hosts[rank]),
             None => error,
         }
-    }
-
-    fn longest_awaited(&self) -> Option<usize> {
-        let waits = self.testimonies.iter().flatten().filter_map(|t| t.waits);
-        let (rank, _) = waits.max_by_key(|&(_, idle)| idle)?;
-        (rank < self.testimonies.len()).then_some(rank)
     }
 
     fn calls(&self) -> impl Iterator<Item = (usize, &Entered)> {
@@ -127,7 +158,7 @@ impl Inquest {
         }
         let right = groups
             .values()
-            .max_by_key(|group| (group.len(), std::cmp::Reverse(group[0].0)))?;
+            .max_by_key(|group| (group.len(), Reverse(group[0].0)))?;
         let (rank, theirs) = groups
             .values()
             .filter(|group| group[0].0 != right[0].0)
@@ -160,10 +191,10 @@ mod tests {
                     header: call.as_bytes().into(),
                     call: call.into(),
                 }),
-                waits: Some((
-                    (rank + 1) % calls.len(),
-                    Duration::from_secs(60 - rank as u64)
-                )),
+                waits: call.map(|_| Waits {
+                    awaited: vec![(rank + 1) % calls.len()],
+                    idle: Duration::from_secs(60 - rank as u64),
+                }),
             }));
         }
         assert!(inquest.complete());
@@ -191,6 +222,73 @@ mod tests {
         let error = judge(&[Some("a"), Some("a"), None]);
         assert_eq!(blamed(&error), 2);
         assert!(matches!(error.kind, ErrorKind::CollectiveTimeout { .. }));
+    }
+
+    /// Judges a stall that all have testified to, given what each rank says.
+    fn judge_waits(entered: &[bool], waits: &[Option<(&[usize], u64)>]) -> Error {
+        let mut inquest = Inquest::new(4, entered.len());
+        for (rank, (&entered, waits)) in entered.iter().zip(waits).enumerate() {
+            assert!(inquest.hear(Testimony {
+                rank,
+                sequence: 4,
+                entered: entered.then(|| Entered {
+                    header: b"a".into(),
+                    call: "a".into(),
+                }),
+                waits: waits.map(|(awaited, seconds)| Waits {
+                    awaited: awaited.to_vec(),
+                    idle: Duration::from_secs(seconds),
+                }),
+            }));
+        }
+        inquest.verdict(&vec![String::from("h"); entered.len()])
+    }
+
+    #[test]
+    fn a_rank_that_waits_in_an_earlier_collective_is_not_late() {
+        // Rank 0 is stuck behind rank 2, which sends it nothing; rank 1 is stuck behind rank 0.
+        let waits = [Some((&[2][..], 30)), Some((&[0][..], 31)), None];
+        let error = judge_waits(&[false, true, true], &waits);
+        assert_eq!(blamed(&error), 2);
+    }
+
+    #[test]
+    fn a_rank_that_has_only_just_entered_is_blamed_by_all_that_waited_for_it() {
+        let waits = [Some((&[1, 2][..], 30)), Some((&[2][..], 31)), None];
+        let error = judge_waits(&[true; 3], &waits);
+        assert_eq!(blamed(&error), 2);
+        let waits = waits.map(|waits| Some(waits.unwrap_or((&[0], 29))));
+        let error = judge_waits(&[true; 3], &waits);
+        assert_eq!(blamed(&error), 2, "for which most ranks wait");
+        assert_eq!(error.elapsed, Some(Duration::from_secs(31)));
+    }
+
+    #[test]
+    fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
+        let mut inquest = Inquest::new(1, 4);
+        inquest.about_stall(vec![2], Duration::from_secs(1));
+        inquest.hear(Testimony {
+            rank: 3,
+            sequence: 1,
+            entered: Some(Entered {
+                header: b"a".into(),
+                call: "a".into(),
+            }),
+            waits: Some(Waits {
+                awaited: vec![2],
+                idle: Duration::from_secs(1),
+            }),
+        });
+        assert_eq!(blamed(&inquest.verdict(&["h"; 4].map(String::from))), 2);
+    }
+
+    #[test]
+    fn a_changed_header_of_a_rank_that_has_left_is_not_taken_for_silence() {
+        let mut inquest = Inquest::new(1, 2);
+        inquest.about_header(1);
+        let error = inquest.verdict(&["h"; 2].map(String::from));
+        assert_eq!(blamed(&error), 1);
+        assert!(matches!(error.kind, ErrorKind::Protocol { .. }));
     }
 
     #[test]

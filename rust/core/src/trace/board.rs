@@ -62,8 +62,8 @@ impl Board {
         pulse
     }
 
-    /// Takes a rank's pulse; `false` if it is known already, or says too much.
-    pub fn hear(&self, pulse: Pulse) -> bool {
+    /// Takes a rank's pulse, heard `now`; `false` if it is known already, or says too much.
+    pub fn hear(&self, pulse: Pulse, now: Instant) -> bool {
         let mut posted = self.lock();
         let known = posted.pulses.get(&pulse.rank);
         if known.is_some_and(|(known, _)| known.number >= pulse.number)
@@ -72,7 +72,7 @@ impl Board {
         {
             return false;
         }
-        posted.pulses.insert(pulse.rank, (pulse, Instant::now()));
+        posted.pulses.insert(pulse.rank, (pulse, now));
         true
     }
 
@@ -97,9 +97,9 @@ mod tests {
         there.note(b"step 5".to_vec());
         let first = there.next_pulse(1, &Stats::default(), Instant::now());
         let second = there.next_pulse(1, &Stats::default(), Instant::now());
-        assert!(here.hear(second.clone()));
-        assert!(!here.hear(second.clone()));
-        assert!(!here.hear(first));
+        assert!(here.hear(second.clone(), Instant::now()));
+        assert!(!here.hear(second.clone(), Instant::now()));
+        assert!(!here.hear(first, Instant::now()));
         let heard: Vec<_> = here.pulses().into_iter().map(|(pulse, _)| pulse).collect();
         assert_eq!(heard, [second]);
     }
@@ -108,6 +108,9 @@ mod tests {
     fn a_note_that_is_too_long_is_not_taken() {
         let (here, there) = (Board::default(), Board::default());
         there.note(vec![0; NOTE_BYTES_MAX + 1]);
-        assert!(!here.hear(there.next_pulse(1, &Stats::default(), Instant::now())));
+        assert!(!here.hear(
+            there.next_pulse(1, &Stats::default(), Instant::now()),
+            Instant::now()
+        ));
     }
 }

@@ -26,7 +26,7 @@ pub struct FlightRecorder {
 /// A collective under way that does not move.
 #[derive(Debug, Clone)]
 pub struct Waiting {
-    /// The ranks from which something is expected.
+    /// The ranks without which nothing moves.
     pub awaited: Vec<usize>,
     /// When something moved last.
     pub since: Instant,

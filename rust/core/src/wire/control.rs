@@ -48,8 +48,17 @@ pub(crate) struct Testimony {
     pub sequence: u64,
     /// The collective it entered there; `None` if it has not entered it.
     pub entered: Option<Entered>,
-    /// For whom it waits right now, and how long nothing has moved there.
-    pub waits: Option<(usize, Duration)>,
+    /// For whom it waits right now, if it does so in this collective or an earlier one.
+    pub waits: Option<Waits>,
+}
+
+/// What keeps a rank from going on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Waits {
+    /// The ranks without which nothing moves.
+    pub awaited: Vec<usize>,
+    /// How long nothing has moved.
+    pub idle: Duration,
 }
 
 /// A collective that a rank entered.

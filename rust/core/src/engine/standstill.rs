@@ -1,0 +1,137 @@
+//! What becomes of a collective that does not move, as a function of time: first it is noted, then
+//! people are warned, at last somebody is suspected.
+
+use std::time::{Duration, Instant};
+
+use super::{Stall, Suspicion};
+use crate::collective::Call;
+use crate::executor::{Execution, Fault};
+use crate::trace::flight_recorder::{FlightRecorder, Waiting};
+use crate::wire::contract;
+use crate::work::INTERRUPT_INTERVAL;
+
+/// How long nothing has moved in one collective, and what was done about it.
+pub(crate) struct Standstill<'a> {
+    call: &'a Call,
+    sequence: u64,
+    limits: Limits,
+    recorder: &'a FlightRecorder,
+    moved_at: Instant,
+    noted: bool,
+    warned: bool,
+}
+
+/// How long a collective may stand still.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Until somebody is suspected.
+    pub timeout: Duration,
+    /// Until people are warned.
+    pub stall_warning: Duration,
+}
+
+impl<'a> Standstill<'a> {
+    pub(crate) const fn new(
+        call: &'a Call,
+        sequence: u64,
+        limits: Limits,
+        recorder: &'a FlightRecorder,
+        started: Instant,
+    ) -> Self {
+        Self {
+            call,
+            sequence,
+            limits,
+            recorder,
+            moved_at: started,
+            noted: false,
+            warned: false,
+        }
+    }
+
+    /// Something has moved.
+    pub(crate) fn moved(&mut self, now: Instant) {
+        self.moved_at = now;
+        self.end();
+    }
+
+    /// Nobody waits any more.
+    pub(crate) fn end(&mut self) {
+        if std::mem::take(&mut self.noted) {
+            self.recorder.note_waiting(None);
+        }
+    }
+
+    /// How long nothing has moved.
+    pub(crate) fn idle(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.moved_at)
+    }
+
+    /// Does what is due by now; returns for how long to wait before the next look.
+    ///
+    /// # Errors
+    /// The suspicion, once nothing has moved for as long as the timeout allows.
+    pub(crate) fn look(
+        &mut self,
+        execution: &Execution<'_>,
+        now: Instant,
+        warn: impl FnOnce(&Stall<'_>),
+    ) -> Result<Duration, Suspicion> {
+        let Limits {
+            timeout,
+            stall_warning,
+        } = self.limits;
+        let (sequence, idle) = (self.sequence, self.idle(now));
+        if idle >= timeout {
+            return Err(Suspicion::Stalled {
+                awaited: execution.awaited(),
+                sequence,
+                idle,
+            });
+        }
+        if idle >= INTERRUPT_INTERVAL {
+            self.noted = true;
+            self.recorder.note_waiting(Some(Waiting {
+                awaited: execution.awaited(),
+                since: self.moved_at,
+            }));
+        }
+        if idle >= stall_warning && !self.warned {
+            self.warned = true;
+            let (awaited, entered) = execution.late();
+            warn(&Stall {
+                awaited,
+                entered,
+                call: self.call,
+                sequence,
+                idle,
+                timeout,
+            });
+        }
+        Ok(INTERRUPT_INTERVAL.min(timeout - idle))
+    }
+
+    /// What a fault gives reason to suspect.
+    pub(crate) fn suspicion(&self, fault: Fault) -> Suspicion {
+        let sequence = self.sequence;
+        match fault {
+            Fault::Link { peer, broken } if broken.corrupted => Suspicion::Corrupted {
+                peer,
+                reason: broken.reason,
+                call: self.call.to_string(),
+                sequence,
+            },
+            Fault::Link { peer, broken } => Suspicion::LinkBroken {
+                peer,
+                reason: broken.reason,
+            },
+            Fault::Header { peer, received } if contract::is_header(&received) => {
+                Suspicion::HeadersDiffer { peer, sequence }
+            }
+            Fault::Header { peer, .. } => Suspicion::Garbled {
+                peer,
+                problem: "sent bytes that are not a collective's header".into(),
+            },
+        }
+    }
+}

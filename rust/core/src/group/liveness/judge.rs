@@ -1,0 +1,535 @@
+//! What the watch decides: a function of messages, suspicions and time, with no socket, thread or
+//! clock in sight, so that it can be simulated.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::abort::AbortSwitch;
+use crate::engine::Suspicion;
+use crate::error::{Error, shortened};
+use crate::group::clocks::NeighbourClock;
+use crate::group::inquest::Inquest;
+use crate::trace::clock;
+use crate::trace::journal::Journal;
+use crate::wire::control::{Entered, Message, Remark, Testimony, Waits};
+use crate::wire::pulse::Tick;
+
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// The first heartbeats follow each other faster, so that clocks can be compared soon.
+const FIRST_HEARTBEATS: u32 = 8;
+const FIRST_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
+/// Pulses that a rank passes on or sends in a second, at most: in larger groups they are rarer.
+const PULSES_PER_SECOND: u32 = 64;
+/// A neighbour that is silent for so long is lost.
+pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A broken data connection alone blames its peer only after this time: if the peer itself left
+/// because of another rank, its abort arrives first.
+pub(crate) const LINK_GRACE: Duration = Duration::from_millis(500);
+/// A rank that has not entered the collective in question waits so long before it says so.
+const TESTIMONY_GRACE: Duration = Duration::from_millis(500);
+/// An inquest closes after this time, whoever has spoken.
+pub(crate) const INQUEST_LIMIT: Duration = Duration::from_secs(2);
+/// How often the watch looks whether a collective in question has been entered.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Finds out what goes wrong in the group, on behalf of one rank.
+///
+/// Raises the rank's abort switch. What neighbours are to be told is left in a queue.
+pub(crate) struct Judge {
+    journal: Arc<Journal>,
+    abort: Arc<AbortSwitch>,
+    neighbours: Vec<Neighbour>,
+    to_tell: Vec<(Audience, Message)>,
+    inquest: Option<Inquest>,
+    /// Whether this rank is to give the verdict, because its engine waits for it.
+    own_inquest: bool,
+    inquest_until: Instant,
+    /// Until when to wait for this rank's own engine to enter the collective in question.
+    testimony_due: Option<Instant>,
+    /// Peers whose data connection broke, the reason, and from when on they count as lost.
+    broken: Vec<(usize, String, Instant)>,
+    /// Neighbours that said goodbye.
+    left: BTreeSet<usize>,
+    beat_at: Instant,
+    beats: u32,
+    pulse_at: Instant,
+    /// Shows people what a rank remarks; on rank 0.
+    on_remark: fn(String),
+    /// By rank, the last remark that it has made.
+    remarks: BTreeMap<usize, u64>,
+}
+
+/// Who is told something. Neighbours are numbered in the order in which the judge got them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Audience {
+    Neighbour(usize),
+    AllBut(Option<usize>),
+}
+
+struct Neighbour {
+    rank: usize,
+    /// Whether its connection has ended.
+    ended: bool,
+    heard_at: Instant,
+    clock: NeighbourClock,
+}
+
+impl Judge {
+    /// Over a rank whose neighbours on the ring are of these ranks.
+    pub(crate) fn new(
+        journal: Arc<Journal>,
+        abort: Arc<AbortSwitch>,
+        neighbours: &[usize],
+        now: Instant,
+        on_remark: fn(String),
+    ) -> Self {
+        let neighbour = |&rank| Neighbour {
+            rank,
+            ended: false,
+            heard_at: now,
+            clock: NeighbourClock::default(),
+        };
+        Self {
+            journal,
+            abort,
+            neighbours: neighbours.iter().map(neighbour).collect(),
+            to_tell: Vec::new(),
+            inquest: None,
+            own_inquest: false,
+            inquest_until: now,
+            testimony_due: None,
+            broken: Vec::new(),
+            left: BTreeSet::new(),
+            beat_at: now,
+            beats: 0,
+            pulse_at: now,
+            on_remark,
+            remarks: BTreeMap::new(),
+        }
+    }
+
+    /// What neighbours are to be told, in order.
+    pub(crate) fn take_messages(&mut self) -> impl Iterator<Item = (Audience, Message)> {
+        self.to_tell.drain(..)
+    }
+
+    /// When to call `keep_time` again, at the latest.
+    pub(crate) fn next_look(&self, now: Instant) -> Instant {
+        let urgent =
+            self.inquest.is_some() || !self.broken.is_empty() || self.testimony_due.is_some();
+        if urgent && self.abort.cause().is_none() {
+            now + LOOK_INTERVAL
+        } else {
+            self.next_beat()
+        }
+    }
+
+    /// Everybody is to know that the group has failed.
+    pub(crate) fn spread(&mut self, cause: Error) {
+        self.flood(Message::abort(cause), None);
+    }
+
+    /// Everybody is to know how this rank is doing.
+    pub(crate) fn pulse(&mut self, now: Instant) {
+        self.pulse_at = now;
+        let stats = self.journal.recorder.stats();
+        let board = &self.journal.board;
+        let pulse = board.next_pulse(self.journal.rank, &stats, now);
+        self.flood(Message::Pulse(pulse), None);
+    }
+
+    /// People are to read something, at rank 0.
+    pub(crate) fn remark(&mut self, text: String) {
+        let rank = self.journal.rank;
+        let number = self.remarks.entry(rank).or_default();
+        *number += 1;
+        let remark = Remark {
+            rank,
+            number: *number,
+            text,
+        };
+        self.flood(Message::Remark(remark), None);
+    }
+
+    /// This rank leaves in good order.
+    pub(crate) fn leave(&mut self) {
+        self.flood(Message::Goodbye, None);
+    }
+
+    /// This rank's engine has noticed something.
+    pub(crate) fn investigate(&mut self, suspicion: Suspicion, now: Instant) {
+        match suspicion {
+            Suspicion::LinkBroken { peer, reason } => {
+                // Of two ranks that lose each other, one speaks first, and the other hears it.
+                let grace = if self.journal.rank < peer {
+                    LINK_GRACE
+                } else {
+                    LINK_GRACE + LINK_GRACE / 2
+                };
+                self.broken.push((peer, reason, now + grace));
+            }
+            Suspicion::Garbled { peer, problem } => {
+                self.fail(Error::protocol(problem).blaming(peer, self.host(peer)));
+            }
+            Suspicion::Corrupted {
+                peer,
+                reason,
+                call,
+                sequence,
+            } => {
+                let (theirs, rank) = (self.host(peer), self.journal.rank);
+                let problem = format!(
+                    "the connection from rank {peer} on {theirs} to rank {rank} on {} {reason}",
+                    self.host(rank)
+                );
+                let cause = Error::corrupted(problem).blaming(peer, theirs);
+                self.fail(cause.during(shortened(&call), sequence));
+            }
+            Suspicion::HeadersDiffer { peer, sequence } => {
+                if let Some(inquest) = self.open_own_inquest(sequence, now) {
+                    inquest.about_header(peer);
+                }
+            }
+            Suspicion::Stalled {
+                awaited,
+                sequence,
+                idle,
+            } => {
+                if let Some(inquest) = self.open_own_inquest(sequence, now) {
+                    inquest.about_stall(awaited, idle);
+                }
+            }
+        }
+    }
+
+    /// Something has come from a neighbour, so it lives.
+    pub(crate) fn sign_of_life(&mut self, from: usize, now: Instant) {
+        self.neighbours[from].heard_at = now;
+    }
+
+    /// A neighbour has told something.
+    pub(crate) fn hear(&mut self, message: Message, from: usize, now: Instant) {
+        match message {
+            Message::Heartbeat(tick) => self.compare_clocks(tick, from),
+            Message::Pulse(pulse) => {
+                let Journal { rank, hosts, .. } = &*self.journal;
+                if pulse.rank < hosts.len()
+                    && pulse.rank != *rank
+                    && self.journal.board.hear(pulse.clone(), now)
+                {
+                    self.flood(Message::Pulse(pulse), Some(from));
+                }
+            }
+            Message::Remark(remark) => {
+                if self.is_news(&remark) {
+                    if self.journal.rank == 0 {
+                        (self.on_remark)(shortened(&remark.text));
+                    }
+                    self.flood(Message::Remark(remark), Some(from));
+                }
+            }
+            Message::Goodbye => {
+                self.left.insert(self.neighbours[from].rank);
+            }
+            Message::Inquest { sequence } => self.open_inquest(sequence, Some(from), now),
+            Message::Testimony(testimony) => {
+                self.open_inquest(testimony.sequence, Some(from), now);
+                let inquest = self.inquest.as_mut();
+                if inquest.is_some_and(|inquest| inquest.hear(testimony.clone())) {
+                    self.flood(Message::Testimony(testimony), Some(from));
+                }
+            }
+            Message::Abort(cause) => {
+                if self.abort.raise(cause.clone()) {
+                    self.flood(Message::Abort(cause), Some(from));
+                }
+            }
+        }
+    }
+
+    /// A neighbour has sent what cannot be understood.
+    pub(crate) fn garbled(&mut self, from: usize, error: Error) {
+        let rank = self.neighbours[from].rank;
+        self.fail(error.blaming(rank, self.host(rank)));
+    }
+
+    /// The connection to a neighbour has ended; `reason` follows "its control connection".
+    pub(crate) fn ended(&mut self, neighbour: usize, reason: &str) {
+        let Neighbour { rank, ended, .. } = &mut self.neighbours[neighbour];
+        *ended = true;
+        let rank = *rank;
+        if !self.left.contains(&rank) {
+            self.fail(self.lost(rank, &format!("its control connection {reason}")));
+        }
+    }
+
+    /// Whatever is due because time has passed.
+    pub(crate) fn keep_time(&mut self, now: Instant) {
+        if now >= self.next_beat() {
+            self.beat_at = now;
+            self.beats = self.beats.saturating_add(1);
+            self.beat(now);
+        }
+        let world_size = self.journal.hosts.len();
+        let crowd = u32::try_from(world_size).unwrap_or(u32::MAX) / PULSES_PER_SECOND;
+        if now >= self.pulse_at + HEARTBEAT_INTERVAL * crowd.max(1) {
+            self.pulse(now);
+        }
+        if self.abort.cause().is_none()
+            && let Some(cause) = self.lost_by(now).or_else(|| self.verdict(now))
+        {
+            self.fail(cause);
+        }
+    }
+
+    fn next_beat(&self) -> Instant {
+        let first = self.beats < FIRST_HEARTBEATS;
+        self.beat_at
+            + if first {
+                FIRST_HEARTBEAT_INTERVAL
+            } else {
+                HEARTBEAT_INTERVAL
+            }
+    }
+
+    /// Tells each neighbour that this rank is alive, and what its clock says.
+    fn beat(&mut self, now: Instant) {
+        let to_first = self.journal.clock();
+        for (index, neighbour) in self.neighbours.iter().enumerate() {
+            let tick = Tick {
+                sent_ns: clock::unix_ns(now),
+                lag_ns: neighbour.clock.lag_ns(),
+                to_first,
+            };
+            let heartbeat = Message::Heartbeat(tick);
+            self.to_tell.push((Audience::Neighbour(index), heartbeat));
+        }
+    }
+
+    fn compare_clocks(&mut self, tick: Tick, from: usize) {
+        let neighbour = &mut self.neighbours[from];
+        let heard_ns = clock::unix_ns(neighbour.heard_at);
+        neighbour.clock.hear(tick, heard_ns);
+        let Journal { rank, hosts, .. } = &*self.journal;
+        // Clocks are compared along the ring, so a rank asks its predecessor.
+        let predecessor = (rank + hosts.len() - 1) % hosts.len();
+        if *rank != 0
+            && neighbour.rank == predecessor
+            && let Some(offset) = neighbour.clock.to_first()
+        {
+            self.journal.set_clock(offset);
+        }
+    }
+
+    /// Whether a remark is a new one of another rank.
+    fn is_news(&mut self, remark: &Remark) -> bool {
+        if remark.rank == self.journal.rank || remark.rank >= self.journal.hosts.len() {
+            return false;
+        }
+        let known = self.remarks.entry(remark.rank).or_default();
+        let news = remark.number > *known;
+        *known = remark.number.max(*known);
+        news
+    }
+
+    /// Raises the switch here and tells everybody.
+    fn fail(&mut self, cause: Error) {
+        if self.abort.raise(cause.clone()) {
+            self.spread(cause);
+        }
+    }
+
+    /// Tells all neighbours but the one it came from.
+    fn flood(&mut self, message: Message, except: Option<usize>) {
+        self.to_tell.push((Audience::AllBut(except), message));
+    }
+
+    /// Asks on behalf of this rank's engine; nothing if an earlier position is in question.
+    fn open_own_inquest(&mut self, sequence: u64, now: Instant) -> Option<&mut Inquest> {
+        self.open_inquest(sequence, None, now);
+        self.own_inquest = true;
+        let inquest = self.inquest.as_mut();
+        inquest.filter(|inquest| inquest.sequence == sequence)
+    }
+
+    /// One inquest is enough for a group. If ranks that stand at different positions ask at the
+    /// same time, the question about the earliest is the one that everybody answers.
+    fn open_inquest(&mut self, sequence: u64, from: Option<usize>, now: Instant) {
+        let open = self.inquest.as_ref();
+        if open.is_some_and(|inquest| inquest.sequence <= sequence) {
+            return;
+        }
+        self.inquest = Some(Inquest::new(sequence, self.journal.hosts.len()));
+        self.inquest_until = now + INQUEST_LIMIT;
+        self.testimony_due = Some(now + TESTIMONY_GRACE);
+        self.flood(Message::Inquest { sequence }, from);
+    }
+
+    fn host(&self, rank: usize) -> &str {
+        &self.journal.hosts[rank]
+    }
+
+    fn lost(&self, rank: usize, problem: &str) -> Error {
+        Error::peer_lost(problem).blaming(rank, self.host(rank))
+    }
+
+    /// The loss of a peer that is certain by now.
+    fn lost_by(&self, now: Instant) -> Option<Error> {
+        let silent = self.neighbours.iter().find(|neighbour| {
+            !neighbour.ended
+                && !self.left.contains(&neighbour.rank)
+                && now >= neighbour.heard_at + PEER_TIMEOUT
+        });
+        if let Some(neighbour) = silent {
+            let seconds = PEER_TIMEOUT.as_secs();
+            let problem = format!(
+                "no sign of life for {seconds} s; it is stopped, or the network to it is cut"
+            );
+            return Some(self.lost(neighbour.rank, &problem));
+        }
+        let mut broken = self.broken.iter();
+        let (peer, reason, _) =
+            broken.find(|(peer, _, due)| now >= *due || self.left.contains(peer))?;
+        let problem = if self.left.contains(peer) {
+            "has closed its communicator while others still use it".into()
+        } else {
+            format!("the connection to it {reason}")
+        };
+        Some(self.lost(*peer, &problem))
+    }
+
+    /// What the inquest has found, if it is over and this rank is to say so.
+    fn verdict(&mut self, now: Instant) -> Option<Error> {
+        self.testify(now);
+        let inquest = self.inquest.as_ref().filter(|_| self.own_inquest)?;
+        (inquest.complete() || now >= self.inquest_until)
+            .then(|| inquest.verdict(&self.journal.hosts))
+    }
+
+    /// Says what this rank did at the position in question, as soon as there is something to say.
+    fn testify(&mut self, now: Instant) {
+        let (Some(inquest), Some(due)) = (&mut self.inquest, self.testimony_due) else {
+            return;
+        };
+        let recorder = &self.journal.recorder;
+        let entry = recorder.find(inquest.sequence);
+        if entry.is_none() && now < due {
+            return;
+        }
+        // Who is past this position waits for those who are not.
+        let (running, _) = recorder.now();
+        let in_time = running.is_some_and(|running| running.sequence <= inquest.sequence);
+        let testimony = Testimony {
+            rank: self.journal.rank,
+            sequence: inquest.sequence,
+            entered: entry.map(|entry| Entered {
+                header: entry.header().to_vec(),
+                call: shortened(&entry.call.to_string()),
+            }),
+            waits: recorder.waiting().filter(|_| in_time).map(|waiting| Waits {
+                awaited: waiting.awaited,
+                idle: now.saturating_duration_since(waiting.since),
+            }),
+        };
+        inquest.hear(testimony.clone());
+        self.testimony_due = None;
+        self.flood(Message::Testimony(testimony), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::flight_recorder::FlightRecorder;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The judge of one of four ranks.
+    fn judge(rank: usize, now: Instant) -> Judge {
+        let hosts = vec![String::from("h"); 4];
+        let journal = Journal::new(rank, hosts, Arc::<FlightRecorder>::default());
+        let neighbours = [(rank + 1) % 4, (rank + 3) % 4];
+        Judge::new(Arc::new(journal), Arc::default(), &neighbours, now, |_| ())
+    }
+
+    fn blamed(judge: &Judge) -> Option<usize> {
+        judge.abort.cause()?.blamed.map(|blamed| blamed.rank)
+    }
+
+    fn questions(judge: &mut Judge) -> Vec<u64> {
+        let told = judge.take_messages();
+        told.filter_map(|(_, message)| match message {
+            Message::Inquest { sequence } => Some(sequence),
+            _ => None,
+        })
+        .collect()
+    }
+
+    #[test]
+    fn a_neighbour_is_lost_when_it_was_silent_for_too_long_and_not_before() {
+        let start = Instant::now();
+        let mut judge = judge(1, start);
+        judge.sign_of_life(0, start + SECOND);
+        judge.keep_time(start + PEER_TIMEOUT - SECOND);
+        assert_eq!(blamed(&judge), None);
+        judge.keep_time(start + PEER_TIMEOUT);
+        assert_eq!(blamed(&judge), Some(0), "the predecessor has said nothing");
+    }
+
+    #[test]
+    fn of_several_questions_the_one_about_the_earliest_position_is_answered() {
+        let now = Instant::now();
+        let mut judge = judge(0, now);
+        for sequence in [5, 4, 7] {
+            judge.hear(Message::Inquest { sequence }, 0, now);
+        }
+        assert_eq!(questions(&mut judge), [5, 4]);
+        judge.keep_time(now + SECOND);
+        let told: Vec<_> = judge.take_messages().map(|(_, message)| message).collect();
+        assert!(
+            told.iter().any(|message| matches!(
+                message,
+                Message::Testimony(Testimony { sequence: 4, .. })
+            ))
+        );
+    }
+
+    #[test]
+    fn what_was_suspected_elsewhere_does_not_mix_with_an_earlier_question() {
+        let now = Instant::now();
+        let mut judge = judge(0, now);
+        judge.hear(Message::Inquest { sequence: 3 }, 0, now);
+        let suspicion = Suspicion::HeadersDiffer {
+            peer: 2,
+            sequence: 4,
+        };
+        judge.investigate(suspicion, now);
+        for rank in 1..4 {
+            let testimony = Testimony {
+                rank,
+                sequence: 3,
+                entered: None,
+                waits: None,
+            };
+            judge.hear(Message::Testimony(testimony), 0, now);
+        }
+        judge.keep_time(now + SECOND);
+        let cause = judge.abort.cause().expect("all have spoken");
+        assert_eq!(cause.kind.exception(), "CollectiveTimeoutError");
+    }
+
+    #[test]
+    fn of_two_ranks_that_lose_each_other_one_speaks_first() {
+        let now = Instant::now();
+        let (mut first, mut second) = (judge(1, now), judge(2, now));
+        for (judge, peer) in [(&mut first, 2), (&mut second, 1)] {
+            let reason = "was reset".into();
+            judge.investigate(Suspicion::LinkBroken { peer, reason }, now);
+            judge.keep_time(now + LINK_GRACE);
+        }
+        assert_eq!((blamed(&first), blamed(&second)), (Some(2), None));
+        second.keep_time(now + SECOND);
+        assert_eq!(blamed(&second), Some(1));
+    }
+}

@@ -1,0 +1,94 @@
+//! The control connection to one neighbour: messages in, messages out, never a wait.
+
+use std::io::{ErrorKind, Read, Write};
+
+use crate::error::Error;
+use crate::wire::control::{self, Message};
+
+/// A neighbour's control connection.
+pub(super) struct Neighbour<S> {
+    /// `None` once the connection has ended.
+    stream: Option<S>,
+    inbox: Vec<u8>,
+    outbox: Vec<u8>,
+    /// Whether it has sent what cannot be understood: what follows means nothing, but it still
+    /// has to be told the cause.
+    garbled: bool,
+}
+
+impl<S: Read + Write> Neighbour<S> {
+    /// Over a stream that does not block.
+    pub(super) const fn new(stream: S) -> Self {
+        Self {
+            stream: Some(stream),
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+            garbled: false,
+        }
+    }
+
+    /// The connection, until it ends.
+    pub(super) const fn stream(&self) -> Option<&S> {
+        self.stream.as_ref()
+    }
+
+    /// Leaves an encoded message for `flush`.
+    pub(super) fn tell(&mut self, message: &[u8]) {
+        if self.stream.is_some() {
+            self.outbox.extend_from_slice(message);
+        }
+    }
+
+    pub(super) const fn has_more_to_send(&self) -> bool {
+        self.stream.is_some() && !self.outbox.is_empty()
+    }
+
+    /// Sends what the connection takes.
+    pub(super) fn flush(&mut self) {
+        while let (Some(stream), false) = (&mut self.stream, self.outbox.is_empty()) {
+            match stream.write(&self.outbox) {
+                Ok(written) => drop(self.outbox.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The receiving side of this connection reports its end.
+                Err(_) => self.outbox.clear(),
+            }
+        }
+    }
+
+    /// Takes in what has arrived. Tells `on_arrival` whenever something has; returns how the
+    /// connection ended, if it did.
+    pub(super) fn receive(&mut self, mut on_arrival: impl FnMut()) -> Option<String> {
+        let mut bytes = [0; 4096];
+        loop {
+            let reason = match self.stream.as_mut()?.read(&mut bytes) {
+                Ok(0) => "was closed: its process has ended".into(),
+                Ok(_) if self.garbled => continue,
+                Ok(received) => {
+                    self.inbox.extend_from_slice(&bytes[..received]);
+                    on_arrival();
+                    continue;
+                }
+                Err(error) => match error.kind() {
+                    ErrorKind::Interrupted => continue,
+                    ErrorKind::WouldBlock => return None,
+                    ErrorKind::ConnectionReset => "was reset: its process has ended".into(),
+                    _ => format!("broke: {error}"),
+                },
+            };
+            self.stream = None;
+            return Some(reason);
+        }
+    }
+
+    /// The next message that has arrived completely.
+    ///
+    /// # Errors
+    /// `Protocol`, once, when it cannot be understood.
+    pub(super) fn next_message(&mut self) -> Result<Option<Message>, Error> {
+        if self.garbled {
+            return Ok(None);
+        }
+        control::decode(&mut self.inbox).inspect_err(|_| self.garbled = true)
+    }
+}
