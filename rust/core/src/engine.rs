@@ -5,30 +5,29 @@
 //! Whoever drives holds the `driving` flag, so there is one driver at a time and order is kept.
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
-use crate::buffer::Buffer;
 use crate::collective::{Call, Request};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::{Execution, Progress, Scratch};
 use crate::link::Transport;
-use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
 use crate::trace::flight_recorder::{FlightRecorder, State};
 use crate::trace::stats::{Measured, Stats};
-use crate::wire::contract::{Contract, Header};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 
+mod queue;
 pub(crate) mod standstill;
+mod suspicion;
 
+use queue::{Launched, Prepared, Queue};
 use standstill::{Limits, Standstill};
+pub use suspicion::{Stall, Supervisor, Suspicion};
 
 /// How long a spinning caller keeps its core to itself. Then everything else that wants to run on
 /// it goes first.
@@ -36,81 +35,6 @@ const SPIN_WITHOUT_YIELDING: Duration = Duration::from_micros(20);
 
 /// How often a spinning caller looks at its links before it looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
-
-/// Something an engine noticed and cannot judge alone.
-#[derive(Debug)]
-pub enum Suspicion {
-    /// The pipe to or from a peer broke.
-    LinkBroken {
-        /// The rank at the other end.
-        peer: usize,
-        /// The reason, to follow "the connection".
-        reason: String,
-    },
-    /// A peer sent what no correct peer sends.
-    Garbled {
-        /// The rank that sent it.
-        peer: usize,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Bytes from a peer arrived other than they were sent, and were not used.
-    Corrupted {
-        /// The rank that sent them.
-        peer: usize,
-        /// What was seen, to follow "the connection".
-        reason: String,
-        /// The collective, for people.
-        call: String,
-        /// Its ordinal.
-        sequence: u64,
-    },
-    /// A peer's header differs from this rank's at the same position.
-    HeadersDiffer {
-        /// The rank that sent the other header.
-        peer: usize,
-        /// Ordinal of the collective.
-        sequence: u64,
-    },
-    /// Nothing has moved for as long as the timeout allows.
-    Stalled {
-        /// The ranks without which nothing moves.
-        awaited: Vec<usize>,
-        /// Ordinal of the collective.
-        sequence: u64,
-        /// How long nothing moved.
-        idle: Duration,
-    },
-}
-
-/// Judges suspicions for the whole group, and spreads aborts.
-pub trait Supervisor: Send + Sync {
-    /// Finds the cause and raises the abort switch with it, on all ranks, in bounded time.
-    fn investigate(&self, suspicion: Suspicion) -> Error;
-
-    /// Raises the abort switch on all ranks, unless it has been raised before.
-    fn abort(&self, cause: Error);
-
-    /// Tells people about a collective that may be in trouble.
-    fn warn(&self, stall: &Stall);
-}
-
-/// A collective in which nothing has moved for a while.
-#[derive(Debug)]
-pub struct Stall<'a> {
-    /// The ranks waited for.
-    pub awaited: Vec<usize>,
-    /// Whether those ranks have entered the collective.
-    pub entered: bool,
-    /// The collective.
-    pub call: &'a Call,
-    /// Its ordinal.
-    pub sequence: u64,
-    /// How long nothing moved.
-    pub idle: Duration,
-    /// When it will fail, counted as `idle` is.
-    pub timeout: Duration,
-}
 
 /// What an engine is built from.
 pub struct Parts {
@@ -162,65 +86,6 @@ struct Driver {
     scratch: Scratch,
     /// Memory of elements that travel in another type than their own.
     narrowed: Vec<u64>,
-}
-
-struct Queue {
-    waiting: VecDeque<(Launched, Work)>,
-    /// Whether somebody drives a collective right now.
-    driving: bool,
-    launched: u64,
-    closed: bool,
-    policy: Policy,
-    /// The last call, in case the next one is the same.
-    last: Option<Prepared>,
-}
-
-/// A collective with its place in the order.
-struct Launched {
-    prepared: Prepared,
-    buffer: Buffer,
-    header: Header,
-    sequence: u64,
-}
-
-/// All that follows from a call and the policy.
-#[derive(Clone)]
-struct Prepared {
-    call: Arc<Call>,
-    algorithm: Algorithm,
-    /// Type in which elements travel, if it is not their own.
-    wire_dtype: Option<DType>,
-    contract: Contract,
-}
-
-impl Queue {
-    const fn new(policy: Policy) -> Self {
-        Self {
-            waiting: VecDeque::new(),
-            driving: false,
-            launched: 0,
-            closed: false,
-            policy,
-            last: None,
-        }
-    }
-
-    /// Small messages notice what preparing costs, and those who send many repeat themselves.
-    fn prepare(&mut self, call: Call) -> Result<Prepared> {
-        if let Some(last) = self.last.as_ref().filter(|last| *last.call == call) {
-            return Ok(last.clone());
-        }
-        call.validate(self.policy.topology.world_size())?;
-        let algorithm = self.policy.choose(&call);
-        let prepared = Prepared {
-            algorithm,
-            wire_dtype: self.policy.wire_dtype(&call),
-            contract: Contract::of(&call, algorithm),
-            call: Arc::new(call),
-        };
-        self.last = Some(prepared.clone());
-        Ok(prepared)
-    }
 }
 
 impl Engine {
@@ -312,9 +177,7 @@ impl Engine {
     /// Changes how collectives launched from now on are performed; on all ranks alike, with
     /// nothing under way.
     pub fn set_policy(&self, policy: Policy) {
-        let mut queue = lock(&self.shared.queue);
-        queue.policy = policy;
-        queue.last = None;
+        lock(&self.shared.queue).set_policy(policy);
     }
 
     /// Forgets what was done, and gives the next collective this ordinal; on all ranks alike, with

@@ -1,0 +1,79 @@
+//! The collectives that were launched, in their order, and what is known of the next one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::buffer::Buffer;
+use crate::collective::Call;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::schedule::Algorithm;
+use crate::schedule::choice::Policy;
+use crate::wire::contract::{Contract, Header};
+use crate::work::Work;
+
+/// The order of collectives.
+pub(super) struct Queue {
+    pub(super) waiting: VecDeque<(Launched, Work)>,
+    /// Whether somebody drives a collective right now.
+    pub(super) driving: bool,
+    pub(super) launched: u64,
+    pub(super) closed: bool,
+    pub(super) policy: Policy,
+    /// The last call, in case the next one is the same.
+    last: Option<Prepared>,
+}
+
+/// A collective with its place in the order.
+pub(super) struct Launched {
+    pub(super) prepared: Prepared,
+    pub(super) buffer: Buffer,
+    pub(super) header: Header,
+    pub(super) sequence: u64,
+}
+
+/// All that follows from a call and the policy.
+#[derive(Clone)]
+pub(super) struct Prepared {
+    pub(super) call: Arc<Call>,
+    pub(super) algorithm: Algorithm,
+    /// Type in which elements travel, if it is not their own.
+    pub(super) wire_dtype: Option<DType>,
+    pub(super) contract: Contract,
+}
+
+impl Queue {
+    pub(super) const fn new(policy: Policy) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            driving: false,
+            launched: 0,
+            closed: false,
+            policy,
+            last: None,
+        }
+    }
+
+    /// Changes how collectives launched from now on are performed.
+    pub(super) fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
+        self.last = None;
+    }
+
+    /// Small messages notice what preparing costs, and those who send many repeat themselves.
+    pub(super) fn prepare(&mut self, call: Call) -> Result<Prepared> {
+        if let Some(last) = self.last.as_ref().filter(|last| *last.call == call) {
+            return Ok(last.clone());
+        }
+        call.validate(self.policy.topology.world_size())?;
+        let algorithm = self.policy.choose(&call);
+        let prepared = Prepared {
+            algorithm,
+            wire_dtype: self.policy.wire_dtype(&call),
+            contract: Contract::of(&call, algorithm),
+            call: Arc::new(call),
+        };
+        self.last = Some(prepared.clone());
+        Ok(prepared)
+    }
+}
