@@ -11,7 +11,7 @@ use crate::abort::AbortSwitch;
 use crate::calibration;
 use crate::collective::Request;
 use crate::dtype::DType;
-use crate::engine::{Engine, Parts, Supervisor as _};
+use crate::engine::{Engine, Parts, Patience, Supervisor as _};
 use crate::error::{Error, Result, shortened};
 use crate::group::door::Door;
 use crate::group::liveness::Liveness;
@@ -28,9 +28,6 @@ use crate::trace::stats::Stats;
 use crate::trace::{clock, record, signals};
 use crate::wire::pulse::Pulse;
 use crate::work::{Interrupt, Work};
-
-/// How long a blocked caller spins where cores allow: a few times as long as waking a thread takes.
-const SPIN: Duration = Duration::from_micros(300);
 
 /// How long two ranks take to find out whether they can share memory, at most.
 const PAIRING_LIMIT: Duration = Duration::from_secs(5);
@@ -171,11 +168,7 @@ impl Communicator {
             recorder: Arc::clone(&recorder),
             timeout: config.timeout,
             stall_warning: config.stall_warning,
-            spin: if roster.local_size(config.rank) <= cores {
-                SPIN
-            } else {
-                Duration::ZERO
-            },
+            patience: Patience::of(roster.local_size(config.rank) <= cores),
         });
         let door = door.map(|(door, watched)| {
             watched.has_formed(&roster, Arc::clone(&recorder), Arc::clone(&abort));

@@ -29,12 +29,31 @@ use queue::{Launched, Prepared, Queue};
 use standstill::{Limits, Standstill};
 pub use suspicion::{Stall, Supervisor, Suspicion};
 
-/// How long a spinning caller keeps its core to itself. Then everything else that wants to run on
-/// it goes first.
-const SPIN_WITHOUT_YIELDING: Duration = Duration::from_micros(20);
-
 /// How often a spinning caller looks at its links before it looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
+
+/// How a blocked caller waits before it sleeps in the kernel.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Patience {
+    /// At first it keeps its core to itself.
+    pub spinning: Duration,
+    /// Counted from the same moment, longer: then everything else that wants to run on its core
+    /// goes first.
+    pub yielding: Duration,
+}
+
+impl Patience {
+    /// A few times as long as waking a thread takes, where every rank of the host has a core.
+    /// Where they share cores, whoever spins takes the core from those it waits for, and whoever
+    /// sleeps is woken late: so it yields at once.
+    #[must_use]
+    pub fn of(cores_suffice: bool) -> Self {
+        Self {
+            spinning: Duration::from_micros(if cores_suffice { 20 } else { 0 }),
+            yielding: Duration::from_micros(300),
+        }
+    }
+}
 
 /// What an engine is built from.
 pub struct Parts {
@@ -54,8 +73,8 @@ pub struct Parts {
     pub timeout: Duration,
     /// After how long a standstill is worth a warning.
     pub stall_warning: Duration,
-    /// How long a blocked caller spins before it sleeps; zero where cores are scarce.
-    pub spin: Duration,
+    /// How a blocked caller waits.
+    pub patience: Patience,
 }
 
 /// Runs collectives in launch order.
@@ -69,7 +88,7 @@ struct Shared {
     topology: Arc<Topology>,
     timeout: Duration,
     stall_warning: Duration,
-    spin: Duration,
+    patience: Patience,
     supervisor: Arc<dyn Supervisor>,
     abort: Arc<AbortSwitch>,
     recorder: Arc<FlightRecorder>,
@@ -98,7 +117,7 @@ impl Engine {
             topology: Arc::clone(&parts.policy.topology),
             timeout: parts.timeout,
             stall_warning: parts.stall_warning,
-            spin: parts.spin,
+            patience: parts.patience,
             supervisor: parts.supervisor,
             abort: parts.abort,
             recorder: parts.recorder,
@@ -146,7 +165,7 @@ impl Engine {
         }
         queue.driving = true;
         drop(queue);
-        let result = shared.drive_guarded(launched, started, Some(shared.spin), interrupt);
+        let result = shared.drive_guarded(launched, started, Some(shared.patience), interrupt);
         shared.stop_driving();
         result
     }
@@ -296,18 +315,18 @@ impl Shared {
 
     /// Drives a collective; a panic fails the group's works, never the process.
     ///
-    /// `spin` is for a caller who blocks; the progress thread has none and never spins, because
+    /// `patience` is for a caller who blocks; the progress thread has none and sleeps, because
     /// the caller's computation wants the core.
     fn drive_guarded(
         &self,
         launched: Launched,
         started: Instant,
-        spin: Option<Duration>,
+        patience: Option<Patience>,
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
         let (call, sequence) = (Arc::clone(&launched.prepared.call), launched.sequence);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            self.drive(launched, started, spin.unwrap_or_default(), interrupt)
+            self.drive(launched, started, patience.unwrap_or_default(), interrupt)
         }))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
@@ -318,7 +337,7 @@ impl Shared {
         match result {
             Ok(Some(measured)) => {
                 self.recorder
-                    .ended(sequence, &call, &measured, spin.is_some());
+                    .ended(sequence, &call, &measured, patience.is_some());
                 Ok(())
             }
             Ok(None) => {
@@ -340,7 +359,7 @@ impl Shared {
         &self,
         mut launched: Launched,
         started: Instant,
-        spin: Duration,
+        patience: Patience,
         interrupt: Interrupt<'_>,
     ) -> Result<Option<Measured>> {
         let world_size = self.topology.world_size();
@@ -401,7 +420,7 @@ impl Shared {
                 }
                 Ok(Progress::Blocked) => {
                     looks += 1;
-                    if !spin.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                    if !patience.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
                         std::hint::spin_loop();
                         continue;
                     }
@@ -415,18 +434,18 @@ impl Shared {
                 standstill.moved(now);
             }
             let idle = standstill.idle(now);
-            if idle < spin {
-                if idle < SPIN_WITHOUT_YIELDING {
+            if idle < patience.yielding {
+                if idle < patience.spinning {
                     std::hint::spin_loop();
                 } else {
                     std::thread::yield_now();
                 }
                 continue;
             }
-            let patience = standstill
+            let limit = standstill
                 .look(&execution, now, |stall| self.supervisor.warn(stall))
                 .map_err(|suspicion| self.supervisor.investigate(suspicion))?;
-            transport.wait(execution.interests(), patience);
+            transport.wait(execution.interests(), limit);
             if asked_at.elapsed() >= INTERRUPT_INTERVAL {
                 asked_at = Instant::now();
                 if interrupt() {

@@ -10,7 +10,7 @@ use gradring_core::abort::AbortSwitch;
 use gradring_core::buffer::{Buffer, Slice};
 use gradring_core::collective::{Collective, Request};
 use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::engine::{Engine, Parts, Stall, Supervisor, Suspicion};
+use gradring_core::engine::{Engine, Parts, Patience, Stall, Supervisor, Suspicion};
 use gradring_core::error::{Error, ErrorKind};
 use gradring_core::link::checked::Checked;
 use gradring_core::link::memory::MemoryTransport;
@@ -119,7 +119,7 @@ fn group_over<T: Send + 'static>(
                 recorder: Arc::default(),
                 timeout,
                 stall_warning: timeout,
-                spin: Duration::ZERO,
+                patience: Patience::default(),
             });
             let body = Arc::clone(&body);
             thread::spawn(move || body(rank, &engine))
@@ -408,7 +408,7 @@ fn alone(
         recorder: Arc::default(),
         timeout,
         stall_warning,
-        spin: Duration::ZERO,
+        patience: Patience::default(),
     });
     (engine, judge)
 }

@@ -163,6 +163,8 @@ def _environment(transport: str, world_size: int) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PATH": _path(),
         "I_MPI_FABRICS": {"tcp": "ofi", "shm": "shm"}[transport],
+        # Otherwise its collectives take shared memory inside a host, whatever the fabric.
+        "I_MPI_COLL_INTRANODE": {"tcp": "pt2pt", "shm": "shm"}[transport],
         "I_MPI_PIN": "off",
         **({"I_MPI_THREAD_YIELD": "2"} if _crowded(world_size) else {}),
         "FI_PROVIDER": "tcp",

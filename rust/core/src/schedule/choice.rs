@@ -27,7 +27,7 @@ pub(super) const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
 
 /// Largest buffer, in bytes, for which measured times count: they are of much smaller ones, and on a
 /// busy machine their slope may be anything.
-pub(super) const MEASURED_BYTES_MAX: usize = 1 << 20;
+pub(super) const MEASURED_BYTES_MAX: usize = 256 << 10;
 
 /// Largest buffer, in bytes, that takes one step if nothing was measured.
 pub(super) const ONE_SHOT_BYTES_MAX: usize = 4096;
