@@ -442,7 +442,8 @@ mod tests {
             one_shot: cost(1e-9),
             two_steps: cost(3e-9),
         });
-        let (small, large) = (call(DType::U8, 1 << 20), call(DType::U8, (1 << 20) + 1));
+        let (small, large) = (MEASURED_BYTES_MAX, MEASURED_BYTES_MAX + 1);
+        let (small, large) = (call(DType::U8, small), call(DType::U8, large));
         assert_eq!(policy.choose(&small), Algorithm::OneShot);
         assert_eq!(policy.choose(&large), Algorithm::Direct);
     }
