@@ -7,7 +7,7 @@
 //! 1. a handler in front of Python's counts the signals and wakes a thread, and does nothing else;
 //! 2. the thread asks Python whether Ctrl-C means what it usually means, and asks to be told when
 //!    the main thread is back;
-//! 3. a Wait that is blocked looks whether it has to be: see [`outstanding`]. It then fails, the
+//! 3. a Wait that is blocked looks whether it has to be: see `outstanding`. It then fails, the
 //!    op returns, and Python raises.
 
 use std::ffi::{c_int, c_void};
