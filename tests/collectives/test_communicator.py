@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import re
 import signal
 import threading
 import time
@@ -160,8 +161,11 @@ def test_stats_tell_which_algorithms_were_used_and_why() -> None:
     assert (one_shot["count"], one_shot["bytes"]) == (2, 41)
     assert (direct["count"], direct["bytes"]) == (1, 4 << 20)
     assert 0 < one_shot["latency_s"] < 60 and 0 <= direct["seconds_per_byte"] < 1
+    assert one_shot["chosen"].startswith("up to 1 KiB: one packet")
+    # What is more is chosen by measured times, which say what they like on a busy machine.
     latency = f"{one_shot['latency_s'] * 1e6:.1f} us"
-    assert f": measured {latency} + " in one_shot["chosen"]
+    measured = re.search(r": measured (\S+ us) \+ ", one_shot["chosen"])
+    assert measured is None or measured[1] == latency
     assert direct["chosen"].endswith(": at most 8 ranks")
 
 

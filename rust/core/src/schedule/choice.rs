@@ -29,6 +29,10 @@ pub(super) const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
 /// busy machine their slope may be anything.
 pub(super) const MEASURED_BYTES_MAX: usize = 256 << 10;
 
+/// Largest buffer, in bytes, that takes one step whatever was measured: it fits into a packet, so
+/// that only the number of steps counts.
+pub(super) const ONE_PACKET_BYTES_MAX: usize = 1 << 10;
+
 /// Largest buffer, in bytes, that takes one step if nothing was measured.
 pub(super) const ONE_SHOT_BYTES_MAX: usize = 4096;
 
@@ -180,6 +184,8 @@ pub(super) enum Reason {
     NoOther,
     /// There are too many ranks to connect each with every other.
     TooManyRanks,
+    /// It fits into a packet.
+    OnePacket,
     /// The measured times say so, or the size, if there are none.
     FewerSteps,
     /// Ranks share hosts, and bytes between hosts count.
@@ -268,10 +274,15 @@ impl Policy {
             Collective::AllReduce { .. } => {
                 let of_several_steps = self.decide_by_size(call);
                 // Where the two sum differently, a measurement must not decide.
-                if self.folds(of_several_steps.0, call) && self.one_shot_is_faster(call.bytes()) {
-                    return (Algorithm::OneShot, Reason::FewerSteps);
+                if !self.folds(of_several_steps.0, call) {
+                    of_several_steps
+                } else if call.bytes() <= ONE_PACKET_BYTES_MAX {
+                    (Algorithm::OneShot, Reason::OnePacket)
+                } else if self.one_shot_is_faster(call.bytes()) {
+                    (Algorithm::OneShot, Reason::FewerSteps)
+                } else {
+                    of_several_steps
                 }
-                of_several_steps
             }
             _ => self.decide_by_size(call),
         }

@@ -8,8 +8,8 @@ use std::fmt;
 
 use super::Algorithm;
 use super::choice::{
-    Cost, DIRECT_CHUNK_BYTES_MAX, DIRECT_RANKS_MAX, MEASURED_BYTES_MAX, ONE_SHOT_BYTES_MAX, Policy,
-    Reason,
+    Cost, DIRECT_CHUNK_BYTES_MAX, DIRECT_RANKS_MAX, MEASURED_BYTES_MAX, ONE_PACKET_BYTES_MAX,
+    ONE_SHOT_BYTES_MAX, Policy, Reason,
 };
 use crate::collective::{Call, Collective, Name};
 use crate::dtype::{DType, ReduceOp};
@@ -83,7 +83,7 @@ impl Policy {
         let mut bounds: Vec<usize> = wished
             .filter(|&limit| limit < usize::MAX)
             .chain(one_shot)
-            .chain([MEASURED_BYTES_MAX])
+            .chain([ONE_PACKET_BYTES_MAX, MEASURED_BYTES_MAX])
             .chain([self.topology.world_size(), self.topology.hosts().len()].map(small_chunks))
             .map(|bytes| float_sum(bytes).bytes())
             .collect();
@@ -109,6 +109,7 @@ impl Policy {
             (Reason::Wish, _) => format!("algorithm={}", self.rules),
             (Reason::NoOther, _) => "there is no other".into(),
             (Reason::TooManyRanks, _) => TOO_MANY_RANKS.into(),
+            (Reason::OnePacket, _) => "one packet".into(),
             (Reason::FewerSteps, None) => "fewer steps".into(),
             (Reason::FewerSteps, Some(measured)) => format!(
                 "measured {} against {} for {}",
@@ -207,7 +208,7 @@ mod tests {
             one_shot: cost(10, 3e-9),
             two_steps: cost(40, 1e-9),
         });
-        let one_shot = "up to 14.6 KiB: measured 10.0 us + 3.00 ns/B against 40.0 us + 1.00 ns/B \
+        let one_shot = "up to 1 KiB: one packet; above 1 KiB, up to 14.6 KiB: measured 10.0 us + 3.00 ns/B against 40.0 us + 1.00 ns/B \
                         for direct";
         assert_eq!(
             explained(&policy),
