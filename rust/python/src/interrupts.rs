@@ -31,14 +31,13 @@ pub(crate) fn watch() {
 
 /// Decides about the SIGINTs up to `arrived`.
 fn consider(arrived: u64) {
-    if Python::try_attach(raises_keyboard_interrupt) != Some(true) {
-        return;
-    }
     let number = usize::try_from(arrived).unwrap_or(usize::MAX);
-    // SAFETY: the function may be called from any thread, and is given a number, not a pointer.
-    // Python calls back on its main thread, after the handlers of signals that came before.
+    // SAFETY: the function may be called from any thread, without the interpreter too, and is given
+    // a number, not a pointer. Python calls back on its main thread, after the handlers of signals
+    // that came before.
     let asked = unsafe { ffi::Py_AddPendingCall(Some(back), number as *mut c_void) };
-    if asked == 0 {
+    // Only now: to wait for the interpreter may take until the main thread is inside an op again.
+    if asked == 0 && Python::try_attach(raises_keyboard_interrupt) == Some(true) {
         std::thread::sleep(GRACE);
         interrupts::interrupt(arrived);
     }
