@@ -43,10 +43,11 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
     others = {name for name in names if not name.startswith(("rust/", "python/gradring/"))}
     assert others == alone
     assert {Path(name).suffix for name in names - alone} <= {
-        ".rs",
-        ".toml",
+        ".css",
         ".py",
         ".pyi",
+        ".rs",
+        ".toml",
         ".typed",
     }
 
