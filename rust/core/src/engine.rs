@@ -21,39 +21,18 @@ use crate::trace::flight_recorder::{FlightRecorder, State};
 use crate::trace::stats::{Measured, Stats};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 
+mod patience;
 mod queue;
 pub(crate) mod standstill;
 mod suspicion;
 
+pub use patience::Patience;
 use queue::{Launched, Prepared, Queue};
 use standstill::{Limits, Standstill};
 pub use suspicion::{Stall, Supervisor, Suspicion};
 
 /// How often a spinning caller looks at its links before it looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
-
-/// How a blocked caller waits before it sleeps in the kernel.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Patience {
-    /// At first it keeps its core to itself.
-    pub spinning: Duration,
-    /// Counted from the same moment, longer: then everything else that wants to run on its core
-    /// goes first.
-    pub yielding: Duration,
-}
-
-impl Patience {
-    /// A few times as long as waking a thread takes, where every rank of the host has a core.
-    /// Where they share cores, whoever spins takes the core from those it waits for, and whoever
-    /// sleeps is woken late: so it yields at once.
-    #[must_use]
-    pub fn of(cores_suffice: bool) -> Self {
-        Self {
-            spinning: Duration::from_micros(if cores_suffice { 20 } else { 0 }),
-            yielding: Duration::from_micros(300),
-        }
-    }
-}
 
 /// What an engine is built from.
 pub struct Parts {
