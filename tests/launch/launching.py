@@ -3,19 +3,11 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+from waiting import wait_until
+
 DEADLINE_S = 60.0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Waits with a wide deadline; ``what`` is the fact that never became true."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:

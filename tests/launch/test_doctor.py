@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line, gradring, script, wait_until
+from launching import DEADLINE_S, command_line, gradring, script
 
 from gradring.doctor.endpoint import probe
 from gradring.doctor.group import problems_of
 from gradring.doctor.job import Entered, JobState, RankState
 from gradring.doctor.pair import PairMeasurement
 from gradring.launch.ports import free_ports
+from waiting import wait_until
 
 TOKEN = "doctors-token"
 

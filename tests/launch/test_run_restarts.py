@@ -4,7 +4,9 @@ import signal
 import subprocess
 from pathlib import Path
 
-from launching import DEADLINE_S, command_line, gradring, script, wait_until
+from launching import DEADLINE_S, command_line, gradring, script
+
+from waiting import wait_until
 
 ATTEMPT = "attempt = int(os.environ['GRADRING_RESTART'])\n"
 

@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from gradring import errors
 from gradring.config import TlsFiles
 from gradring.doctor.job import ask_job
 from gradring.launch.ports import free_ports
+from waiting import wait_until
 
 LOCAL = "127.0.0.1"
 TOKEN = "the-job's-own-token"
@@ -49,10 +49,7 @@ def job(*variables: dict[str, str], token: str | None = TOKEN) -> Iterator[str]:
             )
             stack.callback(process.kill)
         files = TlsFiles(*own.values()) if own else None
-        deadline = time.monotonic() + DEADLINE_S
-        while not is_running(address, token, files):
-            assert time.monotonic() < deadline, "the job never ran"
-            time.sleep(0.1)
+        wait_until(lambda: is_running(address, token, files), "the job runs")
         yield address
 
 

@@ -21,6 +21,7 @@ from certificates import Authority
 import gradring
 from gradring.launch.ports import free_ports
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 LOCAL = "127.0.0.1"
 CALLERS_MAX = 16  # INQUIRERS_MAX in rust/core/src/group/door.rs
@@ -220,18 +221,11 @@ def work_on(notes: Path) -> tuple[float, Usage, Usage, Usage]:
         return float(x.sum()), before, most, after
 
 
-def await_file(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} was never noted"
-        time.sleep(0.05)
-
-
 def besiege(address: str, notes: Path, seconds: float) -> tuple[int, int]:
     """Strangers at a job that runs; returns how many of each sort got a connection."""
     try:
         for rank in range(2):
-            await_file(notes / f"ready-{rank}")
+            wait_until((notes / f"ready-{rank}").exists, f"rank {rank} is ready")
         with crowd(address, 10_000, *STRANGERS) as visits, idlers(address, 3000) as idle:
             time.sleep(seconds)
             return len(visits), len(idle)

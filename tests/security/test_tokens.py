@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import gradring
 from gradring import errors
 from gradring.config import Settings
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 FORMING_S = 3.0
 
@@ -95,10 +95,9 @@ def test_the_launchers_token_is_on_no_command_line_and_in_no_output(tmp_path: Pa
     )
     try:
         notes = [tmp_path / str(rank) for rank in range(2)]
-        deadline = time.monotonic() + 60
-        while not all(note.exists() and note.read_text() for note in notes):
-            assert time.monotonic() < deadline, "the ranks never met"
-            time.sleep(0.05)
+        wait_until(
+            lambda: all(note.exists() and note.read_text() for note in notes), "the ranks have met"
+        )
         command_lines = every_command_line()
         (tmp_path / "seen").touch()
         output, _ = job.communicate(timeout=60)
