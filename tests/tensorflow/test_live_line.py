@@ -53,7 +53,9 @@ def test_fit_shows_lines_and_a_table(tmp_path: Path) -> None:
     assert lines[-1].startswith("Rank 1 on ")
     rows = [json.loads(row) for row in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert len(rows) == len(lines) - 4
-    assert any(row["slowest"] is not None and row["slowest"]["rank"] == 1 for row in rows), rows
+    for line, row in zip(lines, rows, strict=False):
+        named = re.search(r"slowest: rank (\d)", line)
+        assert (named and int(named[1])) == (row["slowest"] and row["slowest"]["rank"])
     # The other rank's numbers come with its first pulse.
     assert "1" in rows[-1]["ranks"]
     scalars = dict(scalars_in(tmp_path)["gradring/rank_0/wait_ms"])
