@@ -43,9 +43,8 @@ class Link:
         self._next, self._previous = following, previous
         for end in (following, previous):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # As gradring does inside a host, unless it is told to leave the system's.
-            if same_host and os.environ.get("GRADRING_TCP_CONGESTION") != "system":
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+            if same_host:
+                _choose_congestion(end)
 
     def exchange(self, sent: memoryview, received: memoryview, count: int) -> None:
         """Sends ``count`` bytes, which repeat ``sent``, and receives as many likewise, at once."""
@@ -91,9 +90,19 @@ def open_ring(comm: Communicator, closing: contextlib.ExitStack) -> Link:
         server.settimeout(TIMEOUT_S)
         comm.barrier()
         following = ports[(comm.rank + 1) % comm.world_size]
-        outgoing = closing.enter_context(socket.create_connection((LOOPBACK, following), TIMEOUT_S))
+        outgoing = closing.enter_context(socket.socket())
+        # Linux goes on pacing what began with BBR.
+        _choose_congestion(outgoing)
+        outgoing.settimeout(TIMEOUT_S)
+        outgoing.connect((LOOPBACK, following))
         incoming = closing.enter_context(server.accept()[0])
     return Link(outgoing, incoming)
+
+
+def _choose_congestion(end: socket.socket) -> None:
+    """As gradring does inside a host, unless it is told to leave the system's."""
+    if os.environ.get("GRADRING_TCP_CONGESTION") != "system":
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 class LinkSystem:

@@ -11,7 +11,7 @@ mod parts;
 pub(crate) mod poll;
 pub mod shm;
 mod streams;
-mod tcp;
+pub(crate) mod tcp;
 pub mod tls;
 
 /// TCP connections of one pipe, at most.

@@ -1,9 +1,10 @@
 //! A TCP connection as a stream of a pipe, non-blocking.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::time::Duration;
 
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 
 use super::Broken;
 use super::connection::Connection;
@@ -18,16 +19,41 @@ const LOOPBACK_CONGESTION: &str = "reno";
 /// to leave the choice to the kernel.
 const CONGESTION_VARIABLE: &str = "GRADRING_TCP_CONGESTION";
 
+/// Opens a connection. Its congestion control is chosen before it begins, because Linux goes on
+/// pacing a connection that began with BBR when it is given another one.
+///
+/// # Errors
+/// When nobody accepts it within `limit`.
+pub(crate) fn connect(to: SocketAddr, limit: Duration) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    choose_congestion(SockRef::from(&socket), is_own(to.ip()));
+    socket.connect_timeout(&to.into(), limit)?;
+    Ok(socket.into())
+}
+
 /// Makes a connection fit for payload.
 pub(super) fn configure(stream: &mut Connection) -> std::io::Result<()> {
     stream.be_nonblocking()?;
     let stream = stream.tcp();
     stream.set_nodelay(true)?;
-    if let (Some(congestion), _) = wished_congestion(stream)? {
-        // Where the kernel does not allow it, the system's choice works as well, if slower.
-        let _ = SockRef::from(stream).set_tcp_congestion(congestion.as_bytes());
-    }
+    choose_congestion(SockRef::from(stream), is_inside_host(stream)?);
     Ok(())
+}
+
+fn choose_congestion(socket: SockRef<'_>, inside_host: bool) {
+    if let (Some(congestion), _) = wished_congestion(inside_host) {
+        // Where the kernel does not allow it, the system's choice works as well, if slower.
+        let _ = socket.set_tcp_congestion(congestion.as_bytes());
+    }
+}
+
+/// Whether an address is this host's: only then can a socket be bound to it.
+fn is_own(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+fn is_inside_host(stream: &TcpStream) -> std::io::Result<bool> {
+    Ok(stream.local_addr()?.ip() == stream.peer_addr()?.ip())
 }
 
 /// The congestion control that a configured connection uses, and why.
@@ -35,7 +61,7 @@ pub(super) fn congestion(stream: &TcpStream) -> std::io::Result<(String, String)
     let name = SockRef::from(stream).tcp_congestion()?;
     let name = String::from_utf8_lossy(&name);
     let name = name.trim_end_matches('\0');
-    let why = match wished_congestion(stream)? {
+    let why = match wished_congestion(is_inside_host(stream)?) {
         (Some(wish), _) if wish != name => format!("the system's, which does not allow {wish}"),
         (_, why) => why.into(),
     };
@@ -43,14 +69,13 @@ pub(super) fn congestion(stream: &TcpStream) -> std::io::Result<(String, String)
 }
 
 /// The congestion control that a connection should use, if not the system's, and why.
-fn wished_congestion(stream: &TcpStream) -> std::io::Result<(Option<String>, &'static str)> {
-    let inside_host = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
-    Ok(match std::env::var(CONGESTION_VARIABLE) {
+fn wished_congestion(inside_host: bool) -> (Option<String>, &'static str) {
+    match std::env::var(CONGESTION_VARIABLE) {
         Ok(wish) if wish == "system" => (None, CONGESTION_VARIABLE),
         Ok(wish) => (Some(wish), CONGESTION_VARIABLE),
         Err(_) if inside_host => (Some(LOOPBACK_CONGESTION.into()), "same host"),
         Err(_) => (None, "the system's, between hosts"),
-    })
+    }
 }
 
 impl Stream for Connection {
@@ -71,5 +96,29 @@ fn later_or_broken(error: &std::io::Error) -> Result<Option<usize>, Broken> {
         // Only TLS looks at the data.
         ErrorKind::InvalidData => Err(Broken::corrupted(format!("broke: {error}"))),
         _ => Err(Broken::ended(format!("broke: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_inside_a_host_begins_with_reno() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let stream = connect(listener.local_addr().unwrap(), Duration::from_secs(5)).unwrap();
+        assert_eq!(
+            congestion(&stream).unwrap(),
+            ("reno".into(), "same host".into())
+        );
+    }
+
+    #[test]
+    fn addresses_of_other_hosts_are_not_ours() {
+        assert!(is_own(Ipv4Addr::LOCALHOST.into()));
+        // For documentation only (RFC 5737).
+        assert!(!is_own(Ipv4Addr::new(192, 0, 2, 1).into()));
     }
 }

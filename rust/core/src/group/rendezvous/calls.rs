@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::group::door::{HANDSHAKE_LIMIT, is_worth_another_call};
 use crate::group::roster::Roster;
 use crate::link::connection::Connection;
-use crate::link::tls;
+use crate::link::{tcp, tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::work::INTERRUPT_INTERVAL;
 
@@ -119,7 +119,7 @@ pub(crate) fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpSt
         let limit = deadline
             .saturating_duration_since(Instant::now())
             .clamp(Duration::from_millis(10), CONNECT_LIMIT);
-        outcome = TcpStream::connect_timeout(&resolved, limit);
+        outcome = tcp::connect(resolved, limit);
         if let Ok(stream) = &outcome {
             // A loopback port on which nobody listens can connect to itself.
             if stream.local_addr()? != stream.peer_addr()? {
