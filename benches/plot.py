@@ -113,7 +113,7 @@ def _lines(measured: list[Measurement]) -> list[list[Measurement]]:
     """What one line joins: a system with one transport, over size; in the order of `LOOKS`."""
     lines: dict[tuple[str, str], list[Measurement]] = {}
     for row in sorted(measured, key=lambda row: row.bytes):
-        if row.system != link.NAME:
+        if row.system not in (link.NAME, link.CACHED_NAME):
             lines.setdefault((row.system, row.transport), []).append(row)
     known = list(LOOKS)
 

@@ -22,14 +22,16 @@ def test_both_directions_and_the_round_trip_are_measured(
     path = tmp_path / "link.json"
     assert main(["bench", "link", "--json", str(path)]) == 0
     found = json.loads(path.read_text())
-    assert [row["write_bytes"] for row in found["bandwidths"]] == list(raw_link.WRITES_BYTES)
+    blocks = [*raw_link.BLOCKS_BYTES, raw_link.VOLUME_BYTES]
+    assert [row["block_bytes"] for row in found["bandwidths"]] == blocks
     for row in found["bandwidths"]:
         assert 0 < row["median_gbps"] <= row["best_gbps"]
         assert (row["wrong"], row["exchanges"]) == (0, raw_link.EXCHANGES)
     assert 0 < found["best_round_trip_us"] <= found["round_trip_us"]
     assert found["congestion_control"]
     output = capsys.readouterr().out
-    assert "writes of 1 MiB: " in output and "4 bytes there and back: " in output
+    assert "repeated blocks of 1 MiB: " in output and "a buffer of 64 MiB: " in output
+    assert "4 bytes there and back: " in output
 
 
 @pytest.mark.parametrize("count", [1, 1000, 100_001])

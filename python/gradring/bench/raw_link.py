@@ -18,9 +18,10 @@ from gradring.bench.systems.link import Exchange, open_ring
 from gradring.bench.table import format_time
 from gradring.testing import run_ranks
 
-WRITES_BYTES = (256 << 10, 1 << 20, 4 << 20)
 VOLUME_BYTES = 64 << 20
 """Sent in each direction by one exchange."""
+BLOCKS_BYTES = (256 << 10, 1 << 20, 4 << 20)
+"""What it repeats, so that it stays in cache."""
 EXCHANGES = 20
 ROUND_TRIPS = 1000
 WARM_UPS = 3
@@ -29,18 +30,19 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Both directions at once, with writes of one size.
+    """Both directions at once, out of a block of one size and into another one.
 
     Attributes:
-        write_bytes: The largest write.
+        block_bytes: What is sent repeats it. A block of some MiB stays in cache, one as large as
+            the volume is read from memory and written to it, as the buffer of an all-reduce.
         volume_bytes: Sent in each direction by one exchange.
         exchanges: How many were timed.
         median_gbps: In each direction, in 1e9 bytes/s: the median,
         best_gbps: and the fastest.
-        wrong: Bytes that were not as sent, in the last write of each exchange.
+        wrong: Bytes that were not as sent, of what each exchange received last.
     """
 
-    write_bytes: int
+    block_bytes: int
     volume_bytes: int
     exchanges: int
     median_gbps: float
@@ -53,11 +55,11 @@ class LinkMeasurement:
     """What `bench_link` finds.
 
     Attributes:
-        bandwidths: One for each size of writes.
+        bandwidths: One for each size of blocks; the last is as large as the volume.
         round_trip_us: Time of 4 bytes there and back, blocking: the median,
         best_round_trip_us: and the shortest.
         round_trips: How many were timed.
-        congestion_control: Of the kernel, for these connections.
+        congestion_control: Of the connections.
     """
 
     bandwidths: list[Bandwidth]
@@ -95,8 +97,9 @@ def bench_link(
     say(f"# TCP congestion control {found.congestion_control}")
     say("# two ranks send to each other at once, through one TCP connection per direction")
     for bandwidth in found.bandwidths:
+        what = "a buffer" if bandwidth.block_bytes >= bandwidth.volume_bytes else "repeated blocks"
         say(
-            f"writes of {format_size(bandwidth.write_bytes)}: "
+            f"{what} of {format_size(bandwidth.block_bytes)}: "
             f"{bandwidth.median_gbps:.2f} GB/s per direction (best {bandwidth.best_gbps:.2f}; "
             f"{bandwidth.exchanges} x {format_size(bandwidth.volume_bytes)}), "
             f"{bandwidth.wrong} wrong"
@@ -113,27 +116,27 @@ def measure(volume_bytes: int) -> LinkMeasurement:
     with gradring.init() as comm, contextlib.ExitStack() as closing:
         link = open_ring(comm, closing)
         exchanges = {
-            write: Exchange(link, comm.rank, comm.world_size, volume_bytes, write)
-            for write in WRITES_BYTES
+            block: Exchange(link, comm.rank, comm.world_size, volume_bytes, block)
+            for block in (*BLOCKS_BYTES, volume_bytes)
         }
-        durations_s: dict[int, list[float]] = {write: [] for write in WRITES_BYTES}
-        wrong = dict.fromkeys(WRITES_BYTES, 0)
+        durations_s: dict[int, list[float]] = {block: [] for block in exchanges}
+        wrong = dict.fromkeys(exchanges, 0)
         for number in range(WARM_UPS + EXCHANGES):
-            for write, exchange in exchanges.items():
+            for block, exchange in exchanges.items():
                 samples = exchange.iterate(1, comm.barrier)
-                wrong[write] += samples.wrong
+                wrong[block] += samples.wrong
                 if number >= WARM_UPS:
-                    durations_s[write] += samples.durations_s
+                    durations_s[block] += samples.durations_s
         comm.barrier()
         trips_us = [
             link.round_trip(comm.rank, comm.world_size) * 1e6 for _ in range(WARM_UPS + ROUND_TRIPS)
         ][WARM_UPS:]
         return LinkMeasurement(
-            [_bandwidth(write, volume_bytes, durations_s[write], wrong[write]) for write in wrong],
+            [_bandwidth(block, volume_bytes, durations_s[block], wrong[block]) for block in wrong],
             round(statistics.median(trips_us), 1),
             round(min(trips_us), 1),
             len(trips_us),
-            machine.congestion_control(),
+            link.congestion_control(),
         )
 
 
@@ -146,9 +149,9 @@ def write_json(path: Path, measurement: LinkMeasurement) -> None:
     path.write_text(json.dumps(asdict(measurement), indent=1) + "\n")
 
 
-def _bandwidth(write: int, volume_bytes: int, durations_s: list[float], wrong: int) -> Bandwidth:
+def _bandwidth(block: int, volume_bytes: int, durations_s: list[float], wrong: int) -> Bandwidth:
     return Bandwidth(
-        write,
+        block,
         volume_bytes,
         len(durations_s),
         round(volume_bytes / statistics.median(durations_s) / 1e9, 3),

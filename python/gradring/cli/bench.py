@@ -47,7 +47,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="time, algbw and busbw over size",
         description="Measures all-reduce between ranks of this machine. algbw is bytes over the "
         "median time in 1e9 bytes/s; busbw is algbw x 2(N-1)/N, what each link carried; of link is "
-        "busbw over what the raw TCP links carried in the same turns.",
+        "busbw over what the raw TCP links carried in the same turns, from buffer to buffer.",
         allow_abbrev=False,
     )
     sub.add_argument(

@@ -1,8 +1,9 @@
 """The raw links of a ring: what all-reduce over TCP could reach if it only moved bytes.
 
 Every rank sends to the next one while it receives as many bytes from the one before, through two
-TCP connections, one per direction, as gradring has them: TCP_NODELAY, writes of some MiB, one
-thread that polls both. Nothing is computed, and what is sent and received stays in the cache.
+TCP connections, one per direction, as gradring has them: TCP_NODELAY, one thread that polls both.
+Nothing is computed. What is sent comes out of a buffer of the all-reduce's size and goes into
+another one, or, as ``link in cache``, both are one block that never leaves the cache.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from gradring.communicator import Communicator
 from gradring.launch.ports import LOOPBACK
 
 NAME = "link"
-WRITE_BYTES = 1 << 20
-"""The largest write; 1 to 4 MiB are the fastest over loopback."""
+CACHED_NAME = "link in cache"
+CACHED_BYTES = 1 << 20
+"""What repeats in cache; 1 MiB is the fastest over loopback."""
 LEAST_BYTES = 4 << 20
 """Of a buffer whose time the bandwidth of the links decides, and not their latency."""
 TIMEOUT_S = 60.0
@@ -70,6 +72,11 @@ class Link:
                 if left[descriptor] == 0:
                     poller.unregister(descriptor)
 
+    def congestion_control(self) -> str:
+        """The TCP congestion control of what this rank sends."""
+        name = self._next.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        return name.rstrip(b"\0").decode()
+
     def round_trip(self, rank: int, world_size: int) -> float:
         """Sends 4 bytes around the ring, all ranks in turn; the time on rank 0, in seconds."""
         for end in (self._next, self._previous):
@@ -108,27 +115,32 @@ def _choose_congestion(end: socket.socket) -> None:
 class LinkSystem:
     """Moves what a ring all-reduce has to move, in the same turns as the systems do."""
 
-    name = NAME
     transport = "tcp"
     algorithm = "none"
 
-    def __init__(self, comm: Communicator, closing: contextlib.ExitStack) -> None:
-        self._link = open_ring(comm, closing)
+    def __init__(self, name: str, link: Link) -> None:
+        self.name = name
+        self._link = link
 
     def prepare(self, problem: Problem) -> Exchange | None:
         """Makes an exchange ready, if the buffer is large enough."""
         if problem.bytes < LEAST_BYTES:
             return None
-        return Exchange(self._link, problem.rank, problem.world_size, problem.link_bytes)
+        block = CACHED_BYTES if self.name == CACHED_NAME else problem.bytes
+        return Exchange(self._link, problem.rank, problem.world_size, problem.link_bytes, block)
 
 
 class Exchange(LocalReduction):
-    """One exchange on every link of the ring; the result is the last block received."""
+    """One exchange on every link of the ring.
+
+    Each rank sends ``count`` bytes, which repeat one block of ``block_bytes``, and receives as
+    many into another such block, which is the result.
+    """
 
     def __init__(
-        self, link: Link, rank: int, world_size: int, count: int, write_bytes: int = WRITE_BYTES
+        self, link: Link, rank: int, world_size: int, count: int, block_bytes: int
     ) -> None:
-        block = min(count, write_bytes)
+        block = min(count, block_bytes)
         super().__init__(_block((rank - 1) % world_size, block))
         self._link = link
         self._count = count
@@ -150,11 +162,14 @@ class Exchange(LocalReduction):
 
 def open_link(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
     """The raw links, if there are others to be linked to."""
-    return [LinkSystem(comm, closing)] if comm.world_size > 1 else []
+    if comm.world_size == 1:
+        return []
+    link = open_ring(comm, closing)
+    return [LinkSystem(name, link) for name in (NAME, CACHED_NAME)]
 
 
 def _block(rank: int, count: int) -> NDArray[np.uint8]:
-    return (np.arange(count, dtype=np.int64) * 7 + rank).astype(np.uint8) % 251
+    return np.resize((np.arange(256) * 7 + rank).astype(np.uint8) % 251, count)
 
 
 def _part(block: memoryview, done: int, left: int) -> memoryview:
