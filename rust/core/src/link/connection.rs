@@ -8,8 +8,13 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
+use super::parts;
 use super::tls::session::Session;
 use crate::work::INTERRUPT_INTERVAL;
+
+/// What is rather copied than sent or received in several parts: the system's calls for one part
+/// are the cheaper ones.
+const PACKET_BYTES: usize = 256;
 
 /// How long one who is sent away has to hear why.
 const DISMISSAL_LIMIT: Duration = Duration::from_secs(1);
@@ -301,16 +306,38 @@ impl Read for Line<'_> {
     }
 
     fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.attended(|tcp| tcp.read_vectored(parts))
+        let wanted = parts.iter().map(|part| part.len()).sum();
+        if wanted > PACKET_BYTES {
+            return self.attended(|tcp| tcp.read_vectored(parts));
+        }
+        let mut packet = [0; PACKET_BYTES];
+        let received = self.read(&mut packet[..wanted])?;
+        let mut left = &packet[..received];
+        for part in parts {
+            let (now, later) = left.split_at(left.len().min(part.len()));
+            part[..now.len()].copy_from_slice(now);
+            left = later;
+        }
+        Ok(received)
     }
 }
 
 impl Write for Line<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.write_vectored(&[IoSlice::new(bytes)])
+        self.attended(|tcp| SockRef::from(&*tcp).send_with_flags(bytes, libc::MSG_NOSIGNAL))
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let length = parts::length(parts);
+        if length <= PACKET_BYTES {
+            let mut packet = [0; PACKET_BYTES];
+            let mut start = 0;
+            for part in parts {
+                packet[start..start + part.len()].copy_from_slice(part);
+                start += part.len();
+            }
+            return self.write(&packet[..length]);
+        }
         self.attended(|tcp| {
             SockRef::from(&*tcp).send_vectored_with_flags(parts, libc::MSG_NOSIGNAL)
         })
