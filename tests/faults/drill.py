@@ -145,8 +145,10 @@ def trap(cell: Cell, stage: Stage) -> Trap:
         return flow.to_callee and flow.callee == cell.faulty and flow.purpose != "join"
 
     def link(flow: Flow) -> bool:
-        ends = (flow.caller, flow.callee) == (cell.faulty, cell.successor)
-        return flow.to_callee and ends and flow.purpose == purpose
+        if cell.phase == matrix.HANDSHAKE:  # either may call; the caller's words are harmed
+            pair = {*flow.ends} == {cell.faulty, cell.successor}
+            return flow.to_callee and pair and flow.purpose == purpose
+        return flow.ends == (cell.faulty, cell.successor) and flow.purpose == purpose
 
     def joins(flow: Flow) -> bool:
         return flow.to_callee and flow.purpose == "join"

@@ -35,6 +35,12 @@ class Flow:
     purpose: Purpose
     to_callee: bool
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Who sends, and who receives."""
+        ends = (self.caller, self.callee)
+        return ends if self.to_callee else ends[::-1]
+
 
 @dataclass
 class Trap:
@@ -42,7 +48,7 @@ class Trap:
 
     Attributes:
         harm: What to do: ``hang`` forwards nothing more in either direction and says nothing;
-            ``half-open`` ends the callee's side alone; ``truncate`` ends both; ``corrupt`` turns
+            ``half-open`` ends the receiver's side alone; ``truncate`` ends both; ``corrupt`` turns
             over bits of one byte; ``slow`` limits the rate; ``duplicate`` calls the callee once
             more with the same greeting; ``hold`` hangs, and only calls ``sprung``.
         matches: The flows meant.
@@ -116,7 +122,7 @@ class Proxies:
             caller.settimeout(None)
             flow = Flow(rank_of_caller, rank, purpose, to_callee=True)
             back = Flow(rank_of_caller, rank, purpose, to_callee=False)
-            connection = _Connection(self, caller, callee)
+            connection = _Connection(self)
             self._start(connection.pump, back, callee, caller, b"")
             connection.pump(flow, caller, callee, greeting)
 
@@ -155,9 +161,8 @@ class Proxies:
 class _Connection:
     """Two sockets between which bytes are carried."""
 
-    def __init__(self, proxies: Proxies, caller: socket.socket, callee: socket.socket) -> None:
+    def __init__(self, proxies: Proxies) -> None:
         self._proxies = proxies
-        self._caller, self._callee = caller, callee
         self._hung = threading.Event()
 
     def pump(self, flow: Flow, source: socket.socket, target: socket.socket, first: bytes) -> None:
@@ -194,14 +199,14 @@ class _Connection:
         if trap.harm in ("hang", "hold", "half-open", "truncate"):
             self._hung.set()
         if trap.harm in ("half-open", "truncate"):
-            _end(self._callee)
+            _end(target)
         if trap.harm == "truncate":
-            _end(self._caller)
+            _end(source)
         trap.sprung()
         if trap.harm in ("hang", "hold"):
             self._proxies.wait_for_the_end()
         if trap.harm == "half-open":
-            while source.recv(PIECE_BYTES):  # the caller's words go nowhere
+            while source.recv(PIECE_BYTES):  # the sender's words go nowhere
                 pass
         if trap.harm == "slow":
             self._crawl(source, target, rest)

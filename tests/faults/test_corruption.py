@@ -47,8 +47,7 @@ def turn_a_bit(world_size: int, after: int, **settings: Any) -> list[Outcome]:
     turned = threading.Event()
 
     def link(flow: Flow) -> bool:
-        ends = (flow.caller, flow.callee)
-        return flow.to_callee and flow.purpose == "data" and ends == (world_size - 1, 0)
+        return flow.purpose == "data" and flow.ends == (world_size - 1, 0)
 
     with Proxies(targets) as proxies:
         proxies.arm(Trap("corrupt", link, after, turned.set, mask=ONE_BIT))

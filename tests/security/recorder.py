@@ -17,7 +17,7 @@ class Recorder:
     """Passes connections on to ``target`` and keeps a copy of their bytes.
 
     Args:
-        turn_after: In each direction of each connection, one bit is turned behind so many bytes;
+        turn_after: Of what callers send, in each connection one bit is turned behind so many bytes;
             None for none.
     """
 
@@ -48,7 +48,7 @@ class Recorder:
     def seen(self) -> bytes:
         return b"".join(self._seen)
 
-    def _start(self, target: Callable[..., None], *arguments: socket.socket) -> None:
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments)
         self._threads.append(thread)
         thread.start()
@@ -63,11 +63,10 @@ class Recorder:
                     caller.close()
                     continue
                 self._sockets.enter_context(callee)
-                self._start(self._pass_on, caller, callee)
-                self._start(self._pass_on, callee, caller)
+                self._start(self._pass_on, caller, callee, self._turn_after)
+                self._start(self._pass_on, callee, caller, None)
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        left = self._turn_after
+    def _pass_on(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self._seen.append(data)

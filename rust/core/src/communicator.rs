@@ -122,11 +122,11 @@ impl Communicator {
         let cannot = |error: std::io::Error| Error::rendezvous(format!("a socket fails: {error}"));
         let (roster, mut links, neighbours, door) = if config.world_size == 1 {
             let roster = Roster::new(vec![this_member(String::new(), config)]);
-            let links = Links::new(1, BTreeMap::new(), BTreeMap::new());
+            let links = Links::new(1, BTreeMap::new());
             (roster, links.map_err(cannot)?, Vec::new(), None)
         } else {
             let formed = rendezvous::form(config, interrupt)?;
-            let links = Links::new(config.world_size, formed.data_to, formed.data_from);
+            let links = Links::new(config.world_size, formed.data);
             let door = Some((formed.door, formed.watched));
             (formed.roster, links.map_err(cannot)?, formed.control, door)
         };

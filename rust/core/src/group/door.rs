@@ -22,11 +22,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::group::pairs::receivers;
+use crate::group::pairs::callees;
 use crate::group::turned_away::TurnedAway;
 use crate::group::watched::Watched;
 use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
+use crate::link::tcp;
 use crate::link::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 
@@ -108,7 +109,7 @@ impl Door {
         let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(cannot)?.collect();
         let listener = match taken_over(&addresses) {
             Some(listener) => listener,
-            None => TcpListener::bind(&addresses[..]).map_err(cannot)?,
+            None => tcp::listen(&addresses).map_err(cannot)?,
         };
         listener.set_nonblocking(true).map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
@@ -313,7 +314,7 @@ impl Admission {
         let welcome = match hello.purpose {
             Purpose::Join(_) => rank == 0,
             Purpose::Data { stream } => {
-                stream < streams && receivers(hello.rank, world_size).contains(&rank)
+                stream < streams && callees(hello.rank, world_size).contains(&rank)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
             Purpose::Inquiry => true,

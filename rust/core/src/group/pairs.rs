@@ -5,22 +5,24 @@ use std::collections::BTreeMap;
 use crate::link::connection::Connection;
 use crate::schedule::choice::MESH_RANKS_MAX;
 
-/// The ranks to which `rank` sends: all others, or its successor if they are too many.
-pub(crate) fn receivers(rank: usize, world_size: usize) -> Vec<usize> {
-    let distances = if world_size <= MESH_RANKS_MAX {
-        world_size - 1
-    } else {
-        1
+/// The ranks that `rank` calls: the half of all that stands before it, so that every pair connects
+/// once, or the one before it, if they are too many.
+pub(crate) fn callees(rank: usize, world_size: usize) -> Vec<usize> {
+    let distances = match world_size {
+        // Opposite ranks would call each other.
+        ..=MESH_RANKS_MAX if rank < world_size.div_ceil(2) => (world_size - 1) / 2,
+        ..=MESH_RANKS_MAX => world_size / 2,
+        _ => 1,
     };
     (1..=distances)
-        .map(|distance| (rank + distance) % world_size)
+        .map(|distance| (rank + world_size - distance) % world_size)
         .collect()
 }
 
-/// The ranks that send to `rank`.
-pub(crate) fn senders(rank: usize, world_size: usize) -> Vec<usize> {
+/// The ranks that call `rank`.
+pub(crate) fn callers(rank: usize, world_size: usize) -> Vec<usize> {
     (0..world_size)
-        .filter(|&peer| peer != rank && receivers(peer, world_size).contains(&rank))
+        .filter(|&peer| peer != rank && callees(peer, world_size).contains(&rank))
         .collect()
 }
 
@@ -42,4 +44,34 @@ pub(crate) fn by_rank(
         by_rank.entry(peer).or_default().push(stream);
     }
     by_rank
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_pair_of_a_mesh_connects_once() {
+        for world_size in 1..=MESH_RANKS_MAX {
+            let mut connected = BTreeSet::new();
+            for rank in 0..world_size {
+                let called = callees(rank, world_size);
+                assert!(called.len().abs_diff(callers(rank, world_size).len()) <= 1);
+                for peer in called {
+                    assert_ne!(peer, rank);
+                    assert!(connected.insert((rank.min(peer), rank.max(peer))));
+                }
+            }
+            assert_eq!(connected.len(), world_size * (world_size - 1) / 2);
+        }
+    }
+
+    #[test]
+    fn many_ranks_connect_as_a_ring() {
+        let world_size = MESH_RANKS_MAX + 1;
+        assert_eq!(callees(0, world_size), [world_size - 1]);
+        assert_eq!(callers(world_size - 1, world_size), [0]);
+    }
 }

@@ -2,9 +2,9 @@
 //!
 //! Rank 0 listens at the rendezvous address. Every other rank opens its own door, joins at rank
 //! 0 with the address of that door, and gets the roster when all have joined. Then every rank
-//! connects for data to every other rank (to its successor on the ring, if they are many), once for
-//! each stream, and for control to its successor, and waits for the same from the others. The
-//! connections to rank 0 last until all are connected (see `meeting`).
+//! connects for data to its share of the others (see `pairs`), once for each stream, and for control
+//! to its successor on the ring, and waits for those of which it is the share. The connections to
+//! rank 0 last until all are connected (see `meeting`).
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ use crate::communicator::Config;
 use crate::error::{Error, Result};
 use crate::group::door::{Admission, Door, HANDSHAKE_LIMIT};
 use crate::group::meeting::{Answer, Guest, Host, Meeting};
-use crate::group::pairs::{by_rank, each_stream, receivers, senders};
+use crate::group::pairs::{by_rank, callees, callers, each_stream};
 use crate::group::roster::{Roster, host_name, this_member};
 use crate::group::watched::Watched;
 use crate::link::connection::Connection;
@@ -36,9 +36,8 @@ const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
     pub roster: Roster,
-    /// By rank: connections on which this rank sends, and on which it receives, one per stream.
-    pub data_to: BTreeMap<usize, Vec<Connection>>,
-    pub data_from: BTreeMap<usize, Vec<Connection>>,
+    /// By rank: connections for payload, one per stream.
+    pub data: BTreeMap<usize, Vec<Connection>>,
     /// Connections to the neighbours on the ring, with their ranks.
     pub control: Vec<(usize, Connection)>,
     /// Stays open for those who ask how the rank is.
@@ -88,23 +87,22 @@ impl Forming<'_> {
             (rank + world_size - 1) % world_size,
         );
         let streams = self.config.streams;
-        let mut data_to: BTreeMap<usize, Vec<Connection>> = BTreeMap::new();
-        for (peer, stream) in each_stream(receivers(rank, world_size), streams) {
+        let mut data = BTreeMap::new();
+        for (peer, stream) in each_stream(callees(rank, world_size), streams) {
             let connection = self.call(&roster, peer, &Purpose::Data { stream })?;
-            data_to.entry(peer).or_default().push(connection);
+            data.insert((peer, stream), connection);
         }
         let control_to_successor = self.call(&roster, successor, &Purpose::Control)?;
-        let expected: Vec<_> = each_stream(senders(rank, world_size), streams).collect();
-        let (mut data_from, mut control_from_predecessor) = (BTreeMap::new(), None);
+        let expected: Vec<_> = each_stream(callers(rank, world_size), streams).collect();
+        let mut control_from_predecessor = None;
         loop {
-            let missing = expected.iter().find(|data| !data_from.contains_key(*data));
+            let missing = expected.iter().find(|stream| !data.contains_key(*stream));
             let (late, what) = match (missing, control_from_predecessor.take()) {
                 (None, Some(control_from_predecessor)) => {
                     self.await_others()?;
                     return Ok(Formed {
                         roster,
-                        data_to,
-                        data_from: by_rank(data_from),
+                        data: by_rank(data),
                         control: vec![
                             (successor, control_to_successor),
                             (predecessor, control_from_predecessor),
@@ -131,7 +129,7 @@ impl Forming<'_> {
             };
             match hello.purpose {
                 Purpose::Data { stream: index } => {
-                    data_from.insert((hello.rank, index), stream);
+                    data.insert((hello.rank, index), stream);
                 }
                 Purpose::Control => control_from_predecessor = Some(stream),
                 Purpose::Join(_) | Purpose::Inquiry => {}

@@ -23,35 +23,37 @@ pub struct Links {
     name: &'static str,
 }
 
-/// What leads to one peer. Shared memory, where there is some, carries both directions.
+/// What leads to one peer: connections or, where there is some, shared memory, for both directions.
 #[derive(Default)]
 struct Peer {
-    outgoing: Option<Outgoing<Connection>>,
-    incoming: Option<Incoming<Connection>>,
+    connections: Vec<Connection>,
+    outgoing: Outgoing,
+    incoming: Incoming,
     memory: Option<ShmLink>,
     /// Whether the connection to a peer that shares memory has ended: with its process.
     ended: bool,
 }
 
 impl Links {
-    /// The links of a rank in a group of `world_size`, from the connections on which it sends and
-    /// receives: for each peer at least one, in the order of their indices.
+    /// The links of a rank in a group of `world_size`, from its connections: to each peer with which
+    /// it has something to do at least one, in the order of their indices.
     ///
     /// # Errors
     /// When a socket cannot be configured, or the system has no file descriptor left.
     pub fn new(
         world_size: usize,
-        mut outgoing: BTreeMap<usize, Vec<Connection>>,
-        mut incoming: BTreeMap<usize, Vec<Connection>>,
+        mut connections: BTreeMap<usize, Vec<Connection>>,
     ) -> std::io::Result<Self> {
-        let streams = outgoing.values_mut().chain(incoming.values_mut());
-        streams.flatten().try_for_each(tcp::configure)?;
+        let all = connections.values_mut().flatten();
+        all.into_iter().try_for_each(tcp::configure)?;
         let mut peers: Vec<Peer> = (0..world_size).map(|_| Peer::default()).collect();
-        for (peer, streams) in outgoing {
-            peers[peer].outgoing = Some(Outgoing::new(streams));
-        }
-        for (peer, streams) in incoming {
-            peers[peer].incoming = Some(Incoming::new(streams));
+        for (peer, connections) in connections {
+            peers[peer] = Peer {
+                outgoing: Outgoing::new(connections.len()),
+                incoming: Incoming::new(connections.len()),
+                connections,
+                ..Peer::default()
+            };
         }
         Ok(Self {
             peers,
@@ -83,9 +85,8 @@ impl Links {
             let pairings: Vec<_> = willing
                 .filter(|(peer, _)| peers.contains(peer))
                 .filter_map(|(peer, links)| {
-                    let initiator = rank < peer;
-                    let stream = links.stream_for_pairing(initiator)?;
-                    Some((peer, scope.spawn(move || pair(stream, initiator))))
+                    let stream = links.connections.first_mut()?;
+                    Some((peer, scope.spawn(move || pair(stream, rank < peer))))
                 })
                 .collect();
             let join = |(peer, pairing): (usize, std::thread::ScopedJoinHandle<'_, _>)| {
@@ -101,7 +102,7 @@ impl Links {
             }
         }
         let shared = self.peers.iter().filter(|p| p.memory.is_some()).count();
-        let linked = |p: &&Peer| p.outgoing.is_some() || p.incoming.is_some();
+        let linked = |p: &&Peer| !p.connections.is_empty();
         self.name = match shared {
             0 => "tcp",
             _ if shared == self.peers.iter().filter(linked).count() => "shm",
@@ -117,8 +118,8 @@ impl Links {
     pub fn congestion(&self) -> std::io::Result<BTreeMap<String, BTreeSet<String>>> {
         let over_tcp = self.peers.iter().filter(|peer| peer.memory.is_none());
         let mut reasons = BTreeMap::<_, BTreeSet<_>>::new();
-        for outgoing in over_tcp.flat_map(|peer| &peer.outgoing) {
-            let (name, reason) = tcp::congestion(outgoing.first().tcp())?;
+        for connection in over_tcp.filter_map(|peer| peer.connections.first()) {
+            let (name, reason) = tcp::congestion(connection.tcp())?;
             reasons.entry(name).or_default().insert(reason);
         }
         Ok(reasons)
@@ -126,33 +127,16 @@ impl Links {
 }
 
 impl Peer {
-    /// The connection that both sides take: that on which the initiator sends, if there is one.
-    fn stream_for_pairing(&mut self, initiator: bool) -> Option<&mut Connection> {
-        let outgoing = self.outgoing.as_mut().map(Outgoing::first_mut);
-        let incoming = self.incoming.as_mut().map(Incoming::first_mut);
-        match initiator {
-            true => outgoing.or(incoming),
-            false => incoming.or(outgoing),
-        }
-    }
-
-    /// Uses memory from now on; one connection stays in each direction, as a sign of life.
+    /// Uses memory from now on; one connection stays, which ends with the peer's process.
     fn share(&mut self, memory: ShmLink) {
         self.memory = Some(memory);
-        self.outgoing.iter_mut().for_each(Outgoing::keep_first);
-        self.incoming.iter_mut().for_each(Incoming::keep_first);
-    }
-
-    /// The connection that ends with the process of a peer that shares memory.
-    fn sign_of_life(&self) -> Option<&Connection> {
-        let incoming = self.incoming.as_ref().map(Incoming::first);
-        incoming.or(self.outgoing.as_ref().map(Outgoing::first))
+        self.connections.truncate(1);
     }
 
     /// Looks whether the process that shares memory still lives.
     fn check_alive(&mut self) {
         // Nothing ever arrives on the connection but its end.
-        self.ended = self.sign_of_life().is_none_or(Connection::is_readable);
+        self.ended = self.connections.iter().any(Connection::is_readable);
     }
 
     /// What nothing means: to wait, unless the peer has ended.
@@ -165,34 +149,37 @@ impl Peer {
 
     /// Whether there is something to do without waiting for a socket.
     fn is_ready(&self, direction: Direction) -> bool {
-        match (&self.memory, &self.incoming) {
+        match (&self.memory, direction) {
             (Some(memory), _) => memory.ready(direction),
-            (None, Some(incoming)) if direction == Direction::Receive => {
-                incoming.awaited().any(Connection::has_buffered)
+            (None, Direction::Send) => false,
+            (None, Direction::Receive) => {
+                let mut awaited = self.incoming.awaited(&self.connections);
+                awaited.any(Connection::has_buffered)
             }
-            _ => false,
         }
     }
 
     /// What to poll before trying again.
     fn sockets(&self, direction: Direction) -> impl Iterator<Item = Interested> {
-        let alone = self.memory.is_none();
-        let outgoing = self.outgoing.as_ref();
-        let incoming = self.incoming.as_ref();
-        let to_send = outgoing.filter(|_| alone && direction == Direction::Send);
-        let to_receive = incoming.filter(|_| alone && direction == Direction::Receive);
-        let sending = to_send.into_iter().flat_map(Outgoing::awaited);
-        let receiving = to_receive.into_iter().flat_map(Incoming::awaited);
-        let living = self.sign_of_life().filter(|_| !alone);
-        let readable = receiving.chain(living);
-        sending
-            .map(|stream| Interested::writable(stream.as_fd().as_raw_fd()))
-            .chain(readable.map(|stream| Interested::readable(stream.as_fd().as_raw_fd())))
+        let writable = |stream: &Connection| Interested::writable(stream.as_fd().as_raw_fd());
+        let readable = |stream: &Connection| Interested::readable(stream.as_fd().as_raw_fd());
+        let (sending, receiving): (&[Connection], &[Connection]) = match (&self.memory, direction) {
+            (Some(_), _) => (&[], &[]),
+            (None, Direction::Send) => (&self.connections, &[]),
+            (None, Direction::Receive) => (&[], &self.connections),
+        };
+        let living = self.memory.iter().flat_map(|_| &self.connections);
+        let sending = self.outgoing.awaited(sending).map(writable);
+        let receiving = self.incoming.awaited(receiving).chain(living).map(readable);
+        sending.chain(receiving)
     }
-}
 
-fn no_pipe() -> Broken {
-    Broken::ended("does not exist")
+    fn check_linked(&self) -> Result<(), Broken> {
+        if self.connections.is_empty() {
+            return Err(Broken::ended("does not exist"));
+        }
+        Ok(())
+    }
 }
 
 impl Transport for Links {
@@ -203,7 +190,10 @@ impl Transport for Links {
                 None => peer.unless_ended(None),
                 sent => Ok(sent),
             },
-            None => peer.outgoing.as_mut().ok_or_else(no_pipe)?.try_send(parts),
+            None => {
+                peer.check_linked()?;
+                peer.outgoing.try_send(&mut peer.connections, parts)
+            }
         }
     }
 
@@ -218,11 +208,10 @@ impl Transport for Links {
                 None => peer.unless_ended(None),
                 received => Ok(received),
             },
-            None => peer
-                .incoming
-                .as_mut()
-                .ok_or_else(no_pipe)?
-                .try_receive(parts),
+            None => {
+                peer.check_linked()?;
+                peer.incoming.try_receive(&mut peer.connections, parts)
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! A TCP connection as a stream of a pipe, non-blocking.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use socket2::{Domain, SockRef, Socket, Type};
@@ -31,6 +31,17 @@ pub(crate) fn connect(to: SocketAddr, limit: Duration) -> std::io::Result<TcpStr
     Ok(socket.into())
 }
 
+/// Listens at the first address that can be had. What it accepts begins with the congestion control
+/// of connections inside a host; `configure` gives others theirs.
+///
+/// # Errors
+/// When none can be had.
+pub(crate) fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
+    let listener = TcpListener::bind(addresses)?;
+    choose_congestion(SockRef::from(&listener), true);
+    Ok(listener)
+}
+
 /// Makes a connection fit for payload.
 pub(super) fn configure(stream: &mut Connection) -> std::io::Result<()> {
     stream.be_nonblocking()?;
@@ -40,11 +51,17 @@ pub(super) fn configure(stream: &mut Connection) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Where the kernel does not allow a wish, the system's choice works as well, if slower.
 fn choose_congestion(socket: SockRef<'_>, inside_host: bool) {
-    if let (Some(congestion), _) = wished_congestion(inside_host) {
-        // Where the kernel does not allow it, the system's choice works as well, if slower.
-        let _ = socket.set_tcp_congestion(congestion.as_bytes());
-    }
+    let chosen = match wished_congestion(inside_host) {
+        (Some(wish), _) => Ok(wish.into_bytes()),
+        (None, _) => system_congestion(),
+    };
+    let _ = chosen.and_then(|chosen| socket.set_tcp_congestion(&chosen));
+}
+
+fn system_congestion() -> std::io::Result<Vec<u8>> {
+    Socket::new(Domain::IPV4, Type::STREAM, None)?.tcp_congestion()
 }
 
 /// Whether an address is this host's: only then can a socket be bound to it.
@@ -101,18 +118,31 @@ fn later_or_broken(error: &std::io::Error) -> Result<Option<usize>, Broken> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::Ipv4Addr;
 
     use super::*;
 
     #[test]
-    fn a_connection_inside_a_host_begins_with_reno() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let stream = connect(listener.local_addr().unwrap(), Duration::from_secs(5)).unwrap();
-        assert_eq!(
-            congestion(&stream).unwrap(),
-            ("reno".into(), "same host".into())
-        );
+    fn both_ends_of_a_connection_inside_a_host_begin_with_reno() {
+        let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
+        let caller = connect(listener.local_addr().unwrap(), Duration::from_secs(5)).unwrap();
+        let (answerer, _) = listener.accept().unwrap();
+        for end in [caller, answerer] {
+            assert_eq!(
+                congestion(&end).unwrap(),
+                ("reno".into(), "same host".into())
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_not_inside_a_host_gets_the_choice_of_the_system_back() {
+        let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
+        let before = SockRef::from(&listener).tcp_congestion().unwrap();
+        choose_congestion(SockRef::from(&listener), false);
+        let after = SockRef::from(&listener).tcp_congestion().unwrap();
+        assert!(before.starts_with(b"reno"));
+        assert_eq!(after, system_congestion().unwrap());
     }
 
     #[test]

@@ -100,7 +100,7 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
         let sent = payload(3_000_000, streams as u64);
         let sending = thread::spawn({
             let sent = sent.clone();
-            let links = Links::new(2, BTreeMap::from([(1, senders)]), BTreeMap::new()).unwrap();
+            let links = Links::new(2, BTreeMap::from([(1, senders)])).unwrap();
             move || {
                 let mut links = Checked::new(links, 2);
                 let mut sender = Sender::new(&sent, 7);
@@ -112,7 +112,7 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
             }
         });
         let incoming = BTreeMap::from([(0, receivers)]);
-        let mut links = Checked::new(Links::new(2, BTreeMap::new(), incoming).unwrap(), 2);
+        let mut links = Checked::new(Links::new(2, incoming).unwrap(), 2);
         let (mut random, mut received) = (Random(8), Vec::new());
         while received.len() < sent.len() {
             let before = received.len();
@@ -236,12 +236,12 @@ fn a_byte_that_changes_in_shared_memory_is_seen() {
 fn the_end_of_a_pipe_comes_after_what_was_right() {
     let (mut senders, receivers) = sockets(1);
     let sender = senders.remove(0);
-    let links = Links::new(2, BTreeMap::from([(1, vec![sender])]), BTreeMap::new()).unwrap();
+    let links = Links::new(2, BTreeMap::from([(1, vec![sender])])).unwrap();
     let mut links = Checked::new(links, 2);
     assert_eq!(links.try_send(1, &[IoSlice::new(b"last")]), Ok(Some(4)));
     drop(links);
     let incoming = BTreeMap::from([(0, receivers)]);
-    let mut links = Checked::new(Links::new(2, BTreeMap::new(), incoming).unwrap(), 2);
+    let mut links = Checked::new(Links::new(2, incoming).unwrap(), 2);
     while links.readable(0).unwrap() == Some(&[]) {
         links.wait(&[interest(0, Direction::Receive)], PATIENCE);
     }

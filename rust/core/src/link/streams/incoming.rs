@@ -11,9 +11,11 @@ use crate::wire::frame::{FRAME_HEADER_BYTES, Frame, FrameHeader};
 /// that a peer has left whose last bytes are under way: more than several retransmissions.
 pub(super) const LAST_BYTES_LIMIT: Duration = Duration::from_secs(5);
 
-/// The receiving end of a pipe of one or more streams.
-pub(in crate::link) struct Incoming<S> {
-    inlets: Vec<Inlet<S>>,
+/// The receiving end of a pipe of one or more streams, which the caller owns.
+#[derive(Default)]
+pub(in crate::link) struct Incoming {
+    /// By stream.
+    inlets: Vec<Inlet>,
     /// Sequence of the frame to deliver next.
     next: u64,
     /// The stream that has it, if the sender's streams all had room.
@@ -22,8 +24,9 @@ pub(in crate::link) struct Incoming<S> {
     silent_since: Option<Instant>,
 }
 
-struct Inlet<S> {
-    stream: S,
+/// What a stream has brought of its next frame.
+#[derive(Clone, Default)]
+struct Inlet {
     header: FrameHeader,
     header_received: usize,
     /// The announced frame, with what is left of its length.
@@ -31,68 +34,50 @@ struct Inlet<S> {
     ended: bool,
 }
 
-impl<S: Stream> Incoming<S> {
-    /// A pipe over `streams`, at least one.
-    pub(in crate::link) fn new(streams: Vec<S>) -> Self {
-        assert!((1..=STREAMS_MAX).contains(&streams.len()));
-        let inlet = |stream| Inlet {
-            stream,
-            header: [0; FRAME_HEADER_BYTES],
-            header_received: 0,
-            frame: None,
-            ended: false,
-        };
+impl Incoming {
+    /// A pipe over so many streams, at least one.
+    pub(in crate::link) fn new(streams: usize) -> Self {
+        assert!((1..=STREAMS_MAX).contains(&streams));
         Self {
-            inlets: streams.into_iter().map(inlet).collect(),
-            next: 0,
-            turn: 0,
-            silent_since: None,
+            inlets: vec![Inlet::default(); streams],
+            ..Self::default()
         }
     }
 
-    /// The first stream.
-    pub(in crate::link) fn first(&self) -> &S {
-        &self.inlets[0].stream
-    }
-
-    pub(in crate::link) fn first_mut(&mut self) -> &mut S {
-        &mut self.inlets[0].stream
-    }
-
-    /// Closes all streams but the first, before anything is received.
-    pub(in crate::link) fn keep_first(&mut self) {
-        self.inlets.truncate(1);
-    }
-
-    /// The streams for which to wait after `try_receive` found nothing: those that could have the
-    /// next frame.
-    pub(in crate::link) fn awaited(&self) -> impl Iterator<Item = &S> {
+    /// Those of its `streams` for which to wait after `try_receive` found nothing: those that could
+    /// have the next frame.
+    pub(in crate::link) fn awaited<'a, S>(
+        &'a self,
+        streams: &'a [S],
+    ) -> impl Iterator<Item = &'a S> {
         let known = self.inlet_of_next();
-        let awaited = move |(index, inlet): &(usize, &Inlet<S>)| match known {
-            Some(known) => *index == known,
+        let awaited = move |(index, inlet): (usize, &Inlet)| match known {
+            Some(known) => index == known,
             None => inlet.may_announce(),
         };
-        let inlets = self.inlets.iter().enumerate();
-        inlets.filter(awaited).map(|(_, inlet)| &inlet.stream)
+        let inlets = streams.iter().zip(self.inlets.iter().enumerate());
+        inlets.filter_map(move |(stream, inlet)| awaited(inlet).then_some(stream))
     }
 
     /// Receives into a prefix of `parts`, which has room; returns its length, or `None` if nothing
     /// is there.
-    pub(in crate::link) fn try_receive(
+    pub(in crate::link) fn try_receive<S: Stream>(
         &mut self,
+        streams: &mut [S],
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<usize>, Broken> {
-        if let [only] = &mut self.inlets[..] {
-            return match only.stream.try_receive(parts)? {
+        if let [only] = streams {
+            return match only.try_receive(parts)? {
                 Some(0) => Err(closed()),
                 received => Ok(received),
             };
         }
-        let Some(index) = self.find_next()? else {
+        let Some(index) = self.find_next(streams)? else {
             return self.nothing_yet().map(|()| None);
         };
         let inlet = &mut self.inlets[index];
-        let received = inlet.receive_payload(parts).map_err(on_stream(index))?;
+        let received = inlet.receive_payload(&mut streams[index], parts);
+        let received = received.map_err(on_stream(index))?;
         if inlet.frame.is_none() {
             self.next += 1;
             self.turn = (index + 1) % self.inlets.len();
@@ -103,12 +88,12 @@ impl<S: Stream> Incoming<S> {
     }
 
     fn inlet_of_next(&self) -> Option<usize> {
-        let has_next = |i: &Inlet<S>| i.frame.is_some_and(|frame| frame.sequence == self.next);
+        let has_next = |i: &Inlet| i.frame.is_some_and(|frame| frame.sequence == self.next);
         self.inlets.iter().position(has_next)
     }
 
     /// The stream that has the next frame, as far as announcements have arrived.
-    fn find_next(&mut self) -> Result<Option<usize>, Broken> {
+    fn find_next<S: Stream>(&mut self, streams: &mut [S]) -> Result<Option<usize>, Broken> {
         let known = self.inlet_of_next();
         if known.is_some() {
             return Ok(known);
@@ -119,7 +104,8 @@ impl<S: Stream> Incoming<S> {
             if !inlet.may_announce() {
                 continue;
             }
-            inlet.receive_header().map_err(on_stream(index))?;
+            let received = inlet.receive_header(&mut streams[index]);
+            received.map_err(on_stream(index))?;
             self.admit(index)?;
             if self.inlet_of_next() == Some(index) {
                 return Ok(Some(index));
@@ -170,15 +156,15 @@ impl<S: Stream> Incoming<S> {
     }
 }
 
-impl<S: Stream> Inlet<S> {
+impl Inlet {
     /// Whether the stream could say now which frame is its next.
     const fn may_announce(&self) -> bool {
         self.frame.is_none() && !self.ended
     }
 
-    fn receive_header(&mut self) -> Result<(), Broken> {
+    fn receive_header(&mut self, stream: &mut impl Stream) -> Result<(), Broken> {
         let rest = &mut self.header[self.header_received..];
-        match self.stream.try_receive(&mut [IoSliceMut::new(rest)])? {
+        match stream.try_receive(&mut [IoSliceMut::new(rest)])? {
             None => {}
             Some(0) if self.header_received > 0 => return Err(closed()),
             Some(0) => self.ended = true,
@@ -189,7 +175,11 @@ impl<S: Stream> Inlet<S> {
 
     /// Receives payload of the announced frame, and with its last bytes what follows of the next
     /// announcement.
-    fn receive_payload(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
+    fn receive_payload(
+        &mut self,
+        stream: &mut impl Stream,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Broken> {
         let frame = self.frame.as_mut().expect("payload follows its frame");
         let mut slices: [IoSliceMut<'_>; SLICES] =
             std::array::from_fn(|_| IoSliceMut::new(&mut []));
@@ -204,7 +194,7 @@ impl<S: Stream> Inlet<S> {
             slices[filled] = IoSliceMut::new(&mut self.header);
             filled += 1;
         }
-        let Some(received) = self.stream.try_receive(&mut slices[..filled])? else {
+        let Some(received) = stream.try_receive(&mut slices[..filled])? else {
             return Ok(None);
         };
         if received == 0 {

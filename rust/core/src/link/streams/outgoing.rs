@@ -7,9 +7,11 @@ use super::{SLICES, Stream, on_stream};
 use crate::link::{Broken, STREAMS_MAX, parts};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame, FrameHeader};
 
-/// The sending end of a pipe of one or more streams.
-pub(in crate::link) struct Outgoing<S> {
-    outlets: Vec<Outlet<S>>,
+/// The sending end of a pipe of one or more streams, which the caller owns.
+#[derive(Default)]
+pub(in crate::link) struct Outgoing {
+    /// By stream: what is left of a frame that it has taken in part.
+    unsent: Vec<Option<Unsent>>,
     /// Of the frame to begin next.
     sequence: u64,
     /// Bytes from the start of the next offer on that belong to begun frames.
@@ -18,11 +20,6 @@ pub(in crate::link) struct Outgoing<S> {
     turn: usize,
     /// Whether streams without a begun frame would have had more to do.
     wants_room: bool,
-}
-
-struct Outlet<S> {
-    stream: S,
-    unsent: Option<Unsent>,
 }
 
 /// What is left of a frame that its stream has taken in part.
@@ -34,84 +31,68 @@ struct Unsent {
     payload: Range<usize>,
 }
 
-impl<S: Stream> Outgoing<S> {
-    /// A pipe over `streams`, at least one.
-    pub(in crate::link) fn new(streams: Vec<S>) -> Self {
-        assert!((1..=STREAMS_MAX).contains(&streams.len()));
-        let outlet = |stream| Outlet {
-            stream,
-            unsent: None,
-        };
+impl Outgoing {
+    /// A pipe over so many streams, at least one.
+    pub(in crate::link) fn new(streams: usize) -> Self {
+        assert!((1..=STREAMS_MAX).contains(&streams));
         Self {
-            outlets: streams.into_iter().map(outlet).collect(),
-            sequence: 0,
-            framed: 0,
-            turn: 0,
-            wants_room: false,
+            unsent: vec![None; streams],
+            ..Self::default()
         }
     }
 
-    /// The first stream.
-    pub(in crate::link) fn first(&self) -> &S {
-        &self.outlets[0].stream
-    }
-
-    pub(in crate::link) fn first_mut(&mut self) -> &mut S {
-        &mut self.outlets[0].stream
-    }
-
-    /// Closes all streams but the first, before anything is sent.
-    pub(in crate::link) fn keep_first(&mut self) {
-        self.outlets.truncate(1);
-    }
-
-    /// The streams for which to wait after `try_send` found no room: any of them may go on.
-    pub(in crate::link) fn awaited(&self) -> impl Iterator<Item = &S> {
-        let only = self.outlets.len() == 1;
-        let awaited = move |outlet: &&Outlet<S>| only || self.wants_room || outlet.unsent.is_some();
-        self.outlets.iter().filter(awaited).map(|o| &o.stream)
+    /// Those of its `streams` for which to wait after `try_send` found no room: any of them may go
+    /// on.
+    pub(in crate::link) fn awaited<'a, S>(
+        &'a self,
+        streams: &'a [S],
+    ) -> impl Iterator<Item = &'a S> {
+        let all = self.unsent.len() == 1 || self.wants_room;
+        let awaited = streams.iter().zip(&self.unsent);
+        awaited.filter_map(move |(stream, unsent)| (all || unsent.is_some()).then_some(stream))
     }
 
     /// Sends a prefix of `offer`; returns its length, or `None` if the pipe is full.
-    pub(in crate::link) fn try_send(
+    pub(in crate::link) fn try_send<S: Stream>(
         &mut self,
+        streams: &mut [S],
         offer: &[IoSlice<'_>],
     ) -> Result<Option<usize>, Broken> {
-        if let [only] = &mut self.outlets[..] {
-            return only.stream.try_send(offer);
+        if let [only] = streams {
+            return only.try_send(offer);
         }
         let offered = parts::length(offer);
         assert!(self.framed <= offered, "an offer repeats what was not sent");
         let mut full = [false; STREAMS_MAX];
         let mut in_vain = 0;
-        while in_vain < self.outlets.len() {
+        while in_vain < streams.len() {
             let index = self.turn;
-            self.turn = (index + 1) % self.outlets.len();
-            full[index] = full[index] || !self.push(index, offer, offered)?;
+            self.turn = (index + 1) % streams.len();
+            full[index] = full[index] || !self.push(index, &mut streams[index], offer, offered)?;
             in_vain = if full[index] { in_vain + 1 } else { 0 };
         }
         self.wants_room = self.framed < offered;
 
-        let begun = self.outlets.iter().filter_map(|o| o.unsent.as_ref());
+        let begun = self.unsent.iter().flatten();
         let sent = begun.map(|u| u.payload.start).min().unwrap_or(self.framed);
         self.framed -= sent;
-        for Unsent { payload, .. } in self.outlets.iter_mut().filter_map(|o| o.unsent.as_mut()) {
+        for Unsent { payload, .. } in self.unsent.iter_mut().flatten() {
             *payload = payload.start - sent..payload.end - sent;
         }
         Ok((sent > 0).then_some(sent))
     }
 
     /// Goes on with a stream's frame, or begins the next one; whether there may be room for more.
-    fn push(
+    fn push<S: Stream>(
         &mut self,
         index: usize,
+        stream: &mut S,
         offer: &[IoSlice<'_>],
         offered: usize,
     ) -> Result<bool, Broken> {
         let frame_bytes = self.frame_bytes();
-        let outlet = &mut self.outlets[index];
-        let fresh = outlet.unsent.is_none();
-        let mut unsent = match &outlet.unsent {
+        let fresh = self.unsent[index].is_none();
+        let mut unsent = match &self.unsent[index] {
             Some(unsent) => unsent.clone(),
             None if self.framed == offered => return Ok(false),
             None => {
@@ -123,7 +104,7 @@ impl<S: Stream> Outgoing<S> {
         slices[0] = IoSlice::new(&unsent.header[unsent.header_sent..]);
         let filled = 1 + parts::select(offer, unsent.payload.clone(), &mut slices[1..]);
         let wanted: usize = slices[..filled].iter().map(|slice| slice.len()).sum();
-        let sent = outlet.stream.try_send(&slices[..filled]);
+        let sent = stream.try_send(&slices[..filled]);
         // A stream that took nothing has not begun a frame: another may.
         let Some(sent) = sent.map_err(on_stream(index))? else {
             return Ok(false);
@@ -133,13 +114,13 @@ impl<S: Stream> Outgoing<S> {
             self.framed = unsent.payload.end;
         }
         unsent.advance(sent);
-        outlet.unsent = (!unsent.payload.is_empty()).then_some(unsent);
+        self.unsent[index] = (!unsent.payload.is_empty()).then_some(unsent);
         Ok(sent == wanted)
     }
 
     /// Small enough that an offer has frames for all streams, and again while some wait.
     fn frame_bytes(&self) -> usize {
-        2 * FRAME_BYTES_MAX / self.outlets.len()
+        2 * FRAME_BYTES_MAX / self.unsent.len()
     }
 }
 

@@ -117,8 +117,10 @@ fn is(one: &Wire, other: &Wire) -> bool {
 /// waits as an executor would: only for the streams that the pipe asks for.
 fn transfer(streams: usize, sent: &[u8], step: usize, random: &mut Random) -> Vec<u8> {
     let wires: Vec<Wire> = (0..streams).map(|_| Wire::default()).collect();
-    let mut outgoing = Outgoing::new(wires.clone());
-    let mut incoming = Incoming::new(wires.clone());
+    // Both ends have each wire.
+    let (mut inlets, mut outlets) = (wires.clone(), wires.clone());
+    let mut outgoing = Outgoing::new(streams);
+    let mut incoming = Incoming::new(streams);
     let mut source = sent.to_vec();
     let (mut position, mut end) = (0, 0);
     let mut received = Vec::new();
@@ -128,10 +130,11 @@ fn transfer(streams: usize, sent: &[u8], step: usize, random: &mut Random) -> Ve
             // An offer reaches as far as the one before, or farther.
             end = end.max(source.len().min(position + 1 + random.below(1 << 20)));
             let offer = slices(&source[position..end], random);
-            let accepted = outgoing.try_send(&offer).unwrap();
+            let accepted = outgoing.try_send(&mut outlets, &offer).unwrap();
             if accepted.is_none() {
-                assert!(outgoing.awaited().count() > 0, "nothing to wait for");
-                assert!(outgoing.awaited().all(|wire| wire.0.borrow().room == 0));
+                assert!(outgoing.awaited(&wires).count() > 0, "nothing to wait for");
+                let mut awaited = outgoing.awaited(&wires);
+                assert!(awaited.all(|wire| wire.0.borrow().room == 0));
                 may_send = false;
             }
             // What was accepted is on its way, whatever becomes of the buffer.
@@ -143,11 +146,11 @@ fn transfer(streams: usize, sent: &[u8], step: usize, random: &mut Random) -> Ve
             let mut memory = vec![0; 4 + random.below(300_000)];
             let (one, other) = memory.split_at_mut(random.below(4));
             let mut parts = [IoSliceMut::new(one), IoSliceMut::new(other)];
-            match incoming.try_receive(&mut parts).unwrap() {
+            match incoming.try_receive(&mut inlets, &mut parts).unwrap() {
                 Some(count) => received.extend(&memory[..count]),
                 None => {
-                    assert!(incoming.awaited().count() > 0, "nothing to wait for");
-                    assert!(!incoming.awaited().any(Wire::is_readable));
+                    assert!(incoming.awaited(&wires).count() > 0, "nothing to wait for");
+                    assert!(!incoming.awaited(&wires).any(Wire::is_readable));
                     may_receive = false;
                 }
             }
@@ -156,8 +159,10 @@ fn transfer(streams: usize, sent: &[u8], step: usize, random: &mut Random) -> Ve
         wire.0.borrow_mut().room += random.below(step + 1);
         wire.arrive(random.below(step + 1));
         let has_room = |wire: &&Wire| wire.0.borrow().room > 0;
-        may_send |= outgoing.awaited().any(|w| is(w, wire) && has_room(&w));
-        may_receive |= incoming.awaited().any(|w| is(w, wire) && w.is_readable());
+        let mut may_take = outgoing.awaited(&wires);
+        may_send |= may_take.any(|w| is(w, wire) && has_room(&w));
+        let mut may_bring = incoming.awaited(&wires);
+        may_receive |= may_bring.any(|w| is(w, wire) && w.is_readable());
     }
     received
 }
@@ -177,41 +182,42 @@ fn whatever_streams_are_ready_when_the_bytes_keep_their_order() {
 
 #[test]
 fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
-    let wires = [Wire::default(), Wire::default()];
-    let mut outgoing = Outgoing::new(wires.to_vec());
+    let mut wires = [Wire::default(), Wire::default()];
+    let mut outgoing = Outgoing::new(2);
     wires[0].0.borrow_mut().room = 100;
     wires[1].0.borrow_mut().room = usize::MAX;
     let sent = payload(1 << 20, 1);
     // The first stream takes a frame's announcement and 84 bytes of it.
-    assert_eq!(outgoing.try_send(&[IoSlice::new(&sent)]).unwrap(), Some(84));
+    let accepted = outgoing.try_send(&mut wires, &[IoSlice::new(&sent)]);
+    assert_eq!(accepted, Ok(Some(84)));
     let beyond = wires[1].0.borrow().under_way.len();
     assert_eq!(beyond, (1 << 20) - (256 << 10) + 3 * 16);
     // All is begun: only the stalled stream can go on.
-    assert_eq!(outgoing.try_send(&[IoSlice::new(&sent[84..])]), Ok(None));
-    assert!(outgoing.awaited().all(|wire| is(wire, &wires[0])));
+    let rest = [IoSlice::new(&sent[84..])];
+    assert_eq!(outgoing.try_send(&mut wires, &rest), Ok(None));
+    assert!(outgoing.awaited(&wires).all(|wire| is(wire, &wires[0])));
     wires[0].0.borrow_mut().room = usize::MAX;
-    let rest = outgoing.try_send(&[IoSlice::new(&sent[84..])]).unwrap();
-    assert_eq!(rest, Some(sent.len() - 84));
+    let accepted = outgoing.try_send(&mut wires, &rest);
+    assert_eq!(accepted, Ok(Some(sent.len() - 84)));
 }
 
 #[test]
 fn a_header_and_the_first_payload_leave_in_one_call() {
-    let wires = [Wire::default(), Wire::default()];
+    let mut wires = [Wire::default(), Wire::default()];
     wires[0].0.borrow_mut().room = 1000;
-    let mut outgoing = Outgoing::new(wires.to_vec());
+    let mut outgoing = Outgoing::new(2);
     let parts = [IoSlice::new(&[1; 56]), IoSlice::new(&[2; 100])];
-    assert_eq!(outgoing.try_send(&parts), Ok(Some(156)));
+    assert_eq!(outgoing.try_send(&mut wires, &parts), Ok(Some(156)));
     assert_eq!(wires[0].0.borrow().under_way.len(), 16 + 156);
 }
 
 /// A pipe of two streams which carry these bytes.
-fn arriving(carried: [&[u8]; 2]) -> ([Wire; 2], Incoming<Wire>) {
+fn arriving(carried: [&[u8]; 2]) -> ([Wire; 2], Incoming) {
     let wires = [Wire::default(), Wire::default()];
     for (wire, bytes) in wires.iter().zip(carried) {
         wire.carry(bytes);
     }
-    let incoming = Incoming::new(wires.to_vec());
-    (wires, incoming)
+    (wires, Incoming::new(2))
 }
 
 fn framed(sequence: u64, payload: &[u8]) -> Vec<u8> {
@@ -219,8 +225,8 @@ fn framed(sequence: u64, payload: &[u8]) -> Vec<u8> {
     [&Frame { sequence, length }.encode(), payload].concat()
 }
 
-fn receive(incoming: &mut Incoming<Wire>) -> Result<Option<usize>, Broken> {
-    incoming.try_receive(&mut [IoSliceMut::new(&mut [0; 100])])
+fn receive(wires: &mut [Wire], incoming: &mut Incoming) -> Result<Option<usize>, Broken> {
+    incoming.try_receive(wires, &mut [IoSliceMut::new(&mut [0; 100])])
 }
 
 #[test]
@@ -237,23 +243,24 @@ fn frames_that_no_sender_sends_break_the_pipe() {
         ([&twice, &twice], "carried a frame out of place (stream 1)"),
         ([&framed(1, b"a"), &framed(2, b"b")], "lost a frame"),
     ] {
-        let (_, mut incoming) = arriving(carried);
-        let outcome = receive(&mut incoming).and_then(|_| receive(&mut incoming));
+        let (mut wires, mut incoming) = arriving(carried);
+        let outcome =
+            receive(&mut wires, &mut incoming).and_then(|_| receive(&mut wires, &mut incoming));
         assert_eq!(outcome.unwrap_err().reason, reason);
     }
 }
 
 #[test]
 fn last_bytes_arrive_after_another_stream_has_ended() {
-    let (wires, mut incoming) = arriving([b"", &framed(0, b"a")]);
+    let (mut wires, mut incoming) = arriving([b"", &framed(0, b"a")]);
     wires[1].end();
-    assert_eq!(receive(&mut incoming), Ok(Some(1)));
-    assert_eq!(receive(&mut incoming), Ok(None));
-    assert!(incoming.awaited().all(|wire| is(wire, &wires[0])));
+    assert_eq!(receive(&mut wires, &mut incoming), Ok(Some(1)));
+    assert_eq!(receive(&mut wires, &mut incoming), Ok(None));
+    assert!(incoming.awaited(&wires).all(|wire| is(wire, &wires[0])));
     wires[0].carry(&framed(1, b"bc"));
     wires[0].end();
-    assert_eq!(receive(&mut incoming), Ok(Some(2)));
-    let broken = receive(&mut incoming).unwrap_err();
+    assert_eq!(receive(&mut wires, &mut incoming), Ok(Some(2)));
+    let broken = receive(&mut wires, &mut incoming).unwrap_err();
     assert_eq!(broken.reason, "was closed by the other side");
 }
 
@@ -261,9 +268,9 @@ fn last_bytes_arrive_after_another_stream_has_ended() {
 fn an_end_in_the_middle_of_a_frame_or_its_announcement_breaks_the_pipe() {
     let whole = framed(0, b"abc");
     for cut in [1, 15, 16, 18] {
-        let (wires, mut incoming) = arriving([&whole[..cut], b""]);
+        let (mut wires, mut incoming) = arriving([&whole[..cut], b""]);
         wires[0].end();
-        let outcome = (0..3).find_map(|_| receive(&mut incoming).err());
+        let outcome = (0..3).find_map(|_| receive(&mut wires, &mut incoming).err());
         let reason = outcome.expect("the pipe is broken").reason;
         assert_eq!(reason, "was closed by the other side (stream 0)", "{cut}");
     }
@@ -271,11 +278,11 @@ fn an_end_in_the_middle_of_a_frame_or_its_announcement_breaks_the_pipe() {
 
 #[test]
 fn silence_after_the_end_of_a_stream_breaks_the_pipe() {
-    let (wires, mut incoming) = arriving([b"", b""]);
+    let (mut wires, mut incoming) = arriving([b"", b""]);
     wires[1].end();
-    assert_eq!(receive(&mut incoming), Ok(None));
+    assert_eq!(receive(&mut wires, &mut incoming), Ok(None));
     thread::sleep(LAST_BYTES_LIMIT);
-    let broken = receive(&mut incoming).unwrap_err();
+    let broken = receive(&mut wires, &mut incoming).unwrap_err();
     assert_eq!(broken.reason, "was closed by the other side (stream 1)");
 }
 
@@ -319,11 +326,11 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
         let sent = payload(4_000_000, streams as u64);
         let sending = thread::spawn({
             let sent = sent.clone();
-            let links = Links::new(2, BTreeMap::from([(1, senders)]), BTreeMap::new()).unwrap();
+            let links = Links::new(2, BTreeMap::from([(1, senders)])).unwrap();
             move || send_all(links, &sent, &mut Random(7))
         });
         let incoming = BTreeMap::from([(0, receivers)]);
-        let mut links = Links::new(2, BTreeMap::new(), incoming).unwrap();
+        let mut links = Links::new(2, incoming).unwrap();
         let mut random = Random(8);
         let mut received: Vec<u8> = Vec::new();
         while received.len() < sent.len() {
@@ -344,7 +351,7 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
 #[test]
 fn waiting_sleeps_while_no_stream_can_go_on() {
     let (senders, receivers) = sockets(3);
-    let mut sending = Links::new(2, BTreeMap::from([(1, senders)]), BTreeMap::new()).unwrap();
+    let mut sending = Links::new(2, BTreeMap::from([(1, senders)])).unwrap();
     let sent = payload(4_000_000, 1);
     let mut position = 0;
     let mut turns = 0;
@@ -368,15 +375,14 @@ fn waiting_sleeps_while_no_stream_can_go_on() {
 #[test]
 fn one_stream_adds_nothing_to_the_bytes() {
     let (mut senders, mut receivers) = sockets(1);
-    Outgoing::<Connection>::new(vec![senders[0].tcp().try_clone().unwrap().into()])
-        .try_send(&[IoSlice::new(b"abc"), IoSlice::new(b"d")])
-        .unwrap();
+    let parts = [IoSlice::new(b"abc"), IoSlice::new(b"d")];
+    Outgoing::new(1).try_send(&mut senders, &parts).unwrap();
     let mut received = [0; 4];
     receivers[0].read_exact(&mut received).unwrap();
     assert_eq!(&received, b"abcd");
 
     senders[0].write_all(b"efgh").unwrap();
-    let mut incoming = Incoming::new(receivers);
-    let received = incoming.try_receive(&mut [IoSliceMut::new(&mut received)]);
+    let parts = &mut [IoSliceMut::new(&mut received)];
+    let received = Incoming::new(1).try_receive(&mut receivers, parts);
     assert_eq!(received, Ok(Some(4)));
 }
