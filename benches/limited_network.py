@@ -92,8 +92,10 @@ def _measure(
     durations_s, crossed, wrong = [], 0, 0
     for _ in range(WARM_UPS + iterations):
         np.copyto(buffer, source)
+        # Before the barrier: behind it, other ranks of this host may begin earlier than this one.
+        sent_before = _sent_bytes()
         comm.barrier()
-        sent_before, start = _sent_bytes(), time.perf_counter()
+        start = time.perf_counter()
         comm.all_reduce(buffer)
         durations_s.append(time.perf_counter() - start)
         algorithm = comm.stats()["algorithm"]
