@@ -244,4 +244,5 @@ def _reset(one: socket.socket) -> None:
     """Closes without a goodbye."""
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        one.close()
+        one.shutdown(socket.SHUT_RD)  # the socket lives until nobody waits for it
+    one.close()
