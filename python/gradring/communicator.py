@@ -74,7 +74,7 @@ class Communicator:
         wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions are rounded to
             it for travelling, which halves the traffic; the owner of each element sums them in
             float32, and rounds the result once. None: elements travel as they are.
-        streams: TCP connections to each peer in each direction, 1 to 16. Several fill a link that
+        streams: TCP connections with each peer, 1 to 16. Several fill a link that
             limits each connection, such as a cloud's limit per flow or a long path; elsewhere they
             only cost. Results are the same bits; shared memory does not use them.
         checksum: Adds a CRC-32C to every 64 KiB that travel through a link, of whatever kind, and

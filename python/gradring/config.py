@@ -48,7 +48,7 @@ class Settings:
         transport: ``auto`` (shared memory inside a host, sockets between hosts), ``tcp`` or
             ``shm``.
         timeout: Bound in seconds on forming the group and on every wait for a collective.
-        streams: TCP connections to each peer in each direction, 1 to 16.
+        streams: TCP connections with each peer, 1 to 16.
         checksum: Whether all bytes of collectives are protected by checksums.
         stall_warning: Seconds of standstill in a collective after which a warning is logged.
         flight_dir: Where each rank writes its last collectives when the group fails, and on
@@ -102,7 +102,7 @@ class Settings:
             require_auth: Whether a token is obligatory.
             transport: ``auto``, ``tcp`` or ``shm``.
             timeout: In seconds, finite and above zero.
-            streams: TCP connections to each peer in each direction, 1 to 16.
+            streams: TCP connections with each peer, 1 to 16.
             checksum: Whether all bytes of collectives are protected by checksums.
             tls: Certificates for TLS.
             interface: Name or IP address of a network interface.

@@ -38,7 +38,7 @@ class Plan:
             that one takes.
         peers: Names from `gradring.bench.systems.PEERS` to compare with.
         congestion: The kernel's TCP congestion control for all systems; None leaves its default.
-        streams: gradring's TCP connections to each peer in each direction.
+        streams: gradring's TCP connections with each peer.
         checksum: Whether gradring is also measured with checksums, once for each transport.
     """
 

@@ -81,7 +81,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=_count,
         default=1,
         metavar="K",
-        help="gradring's TCP connections to each peer in each direction, 1 to 16 (default 1)",
+        help="gradring's TCP connections with each peer, 1 to 16 (default 1)",
     )
     sub.add_argument(
         "--checksum",

@@ -1,7 +1,7 @@
 """The raw links of a ring: what all-reduce over TCP could reach if it only moved bytes.
 
 Every rank sends to the next one while it receives as many bytes from the one before, through two
-TCP connections, one per direction, as gradring has them: TCP_NODELAY, one thread that polls both.
+TCP connections with the options that gradring's have; one thread polls both.
 Nothing is computed. What is sent comes out of a buffer of the all-reduce's size and goes into
 another one, or, as ``link in cache``, both are one block that never leaves the cache.
 """

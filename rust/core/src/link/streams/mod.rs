@@ -1,4 +1,5 @@
-//! One directed pipe over several connections, for networks that limit each connection.
+//! One directed pipe over several connections, for networks that limit each connection. The pipe in
+//! the other direction has the same connections, which both leave to their owner.
 //!
 //! A pipe of one stream is that stream: nothing is added to its bytes. With more, the bytes of the
 //! pipe are cut into *frames*, each announced by its sequence and length (`wire::frame`), and each
