@@ -22,6 +22,7 @@ HOW_TO_STRIKE = signal.SIGUSR2
 """Makes the faulty rank strike wherever it is."""
 ELEMENTS = 1 << 24
 """64 MiB of float32: a collective takes much longer than it takes to look how far it is."""
+MISSED = "the collective was over before its middle was seen"
 LOOK_S = 0.0001
 PAUSE_S = 0.05
 LEAK_LIMIT_S = 6.0
@@ -162,7 +163,7 @@ def reach(
     started = comm.all_reduce_async(x, name="large")
     while x[place] != total if cell.phase == matrix.ALL_GATHER else x[place] == own:
         time.sleep(LOOK_S)
-    assert not started.done(), "the collective was over before its middle was seen"
+    assert not started.done(), MISSED
     return started
 
 
