@@ -19,7 +19,7 @@ use sha2::Sha256;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 6;
+pub(crate) const PROTOCOL_VERSION: u32 = 7;
 
 /// Bound on what a member may send: a roster of 10,000 ranks fits.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
