@@ -92,9 +92,13 @@ def test_env_and_doctor_explain_the_step(slurm: SlurmCluster) -> None:
         r"^because +this is task 2 of 3 of step 0 of Slurm job \d+\.$", done.stdout, re.M
     )
     done = slurm.run("srun", "-n", 3, "-N", 3, *gradring, "doctor")
-    assert done.returncode == 0, done.stdout + done.stderr
     assert "Slurm step: this is task 0 of 3" in done.stdout
-    assert "all 3 ranks reach each other" in done.stdout
+    measured = re.findall(r"^(\d-\d) +\d+ us +[\d.]+ GB/s", done.stdout, re.M)
+    assert measured == ["0-1", "0-2", "1-2"], done.stdout + done.stderr
+    # Of nodes that share a busy machine, one may be slow.
+    problems = re.findall(r"^problem: (.*)$", done.stdout, re.M)
+    assert all(" is slow: " in problem for problem in problems), problems
+    assert done.returncode == (1 if problems else 0)
 
 
 def test_the_cluster_has_three_nodes(slurm: SlurmCluster) -> None:
