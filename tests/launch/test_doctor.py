@@ -149,12 +149,15 @@ def test_a_wrong_token_is_explained(tmp_path: Path) -> None:
 
 def test_under_the_launcher_every_pair_is_measured() -> None:
     done = gradring("run", "-np", 3, "-m", "gradring", "doctor")
-    assert done.returncode == 0, done.stdout + done.stderr
     for pair in ("0-1", "0-2", "1-2"):
         pattern = rf"\[0\] {pair} +\d+ us +\d+\.\d+ GB/s +-?\d+\.\d ms"
         assert re.search(pattern, done.stdout), done.stdout
     assert re.search(r"rank 2 on \S+, 127.0.0.1 \(lo\), .* gradring \d.*Python 3", done.stdout)
-    assert "all 3 ranks reach each other" in done.stdout
+    # Other programs may take a link's cores.
+    problems = re.findall(r"^\[0\] problem: (.*)$", done.stdout, re.M)
+    assert all(" is slow: " in problem for problem in problems), problems
+    assert done.returncode == (1 if problems else 0), done.stdout + done.stderr
+    assert problems or "all 3 ranks reach each other" in done.stdout
 
 
 def test_a_group_that_does_not_form_names_the_missing_rank() -> None:
