@@ -102,7 +102,7 @@ def _tell_clock(end: socket.socket) -> None:
 
 
 def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
-    """Sends a little at first, and then as much as takes about :data:`AIM_S`; in 1e9 bytes/s.
+    """Sends a little at first, and then a few times what takes :data:`AIM_S`; in 1e9 bytes/s.
 
     Args:
         link: To the other rank.

@@ -44,8 +44,8 @@ impl Links {
         world_size: usize,
         mut connections: BTreeMap<usize, Vec<Connection>>,
     ) -> std::io::Result<Self> {
-        let all = connections.values_mut().flatten();
-        all.into_iter().try_for_each(tcp::configure)?;
+        let mut all = connections.values_mut().flatten();
+        all.try_for_each(tcp::configure)?;
         let mut peers: Vec<Peer> = (0..world_size).map(|_| Peer::default()).collect();
         for (peer, connections) in connections {
             peers[peer] = Peer {
