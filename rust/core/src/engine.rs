@@ -386,6 +386,9 @@ impl Shared {
         let mut looks = 0_u32;
         loop {
             if let Some(cause) = self.abort.cause() {
+                if execution.ends_all_the_same(&mut **transport) {
+                    break;
+                }
                 return Err(cause);
             }
             match execution.advance(&mut **transport) {

@@ -361,6 +361,34 @@ fn an_interrupt_ends_a_blocking_call() {
     }
 }
 
+#[test]
+fn what_had_arrived_when_the_group_failed_ends_a_collective_well() {
+    let (waits, ended) = (Barrier::new(2), Barrier::new(2));
+    let results = group(2, 1000, PATIENT, move |rank, engine| {
+        let mut values = contribution(rank, 6);
+        let first = if rank == 0 {
+            engine.run(request(&mut values, SUM), &mut || {
+                waits.wait();
+                ended.wait();
+                true
+            })
+        } else {
+            waits.wait();
+            let first = engine.run(request(&mut values, SUM), &mut || false);
+            ended.wait();
+            first
+        };
+        let mut more = [1.0; 6];
+        let second = engine.run(request(&mut more, SUM), &mut || false);
+        (first, values, second)
+    });
+    for (first, values, second) in results {
+        assert_eq!(first, Ok(()));
+        assert_eq!(values, [1.0, 33.0, 65.0, 97.0, 129.0, 161.0]);
+        assert!(second.is_err());
+    }
+}
+
 /// Fails in a way that nobody foresaw, whenever something is sent.
 struct Defective;
 

@@ -194,7 +194,11 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// Whether everything has arrived.
+    fn has_sent_all(&self) -> bool {
+        self.headers_sent.iter().all(|&sent| sent == HEADER_BYTES)
+            && self.plan.outgoing.iter().all(|pipe| pipe.head().is_none())
+    }
+
     fn has_received_all(&self) -> bool {
         let mut pipes = self.plan.incoming.iter().zip(&*self.arrivals);
         pipes
@@ -213,15 +217,26 @@ impl<'a> Execution<'a> {
         for pipe in 0..self.plan.incoming.len() {
             moved |= self.advance_incoming(pipe, transport)?;
         }
-        let done = self.headers_sent.iter().all(|&sent| sent == HEADER_BYTES)
-            && self.plan.outgoing.iter().all(|pipe| pipe.head().is_none())
-            && self.plan.own.head().is_none()
-            && self.has_received_all();
+        let done = self.has_sent_all() && self.plan.own.head().is_none() && self.has_received_all();
         Ok(match (done, moved) {
             (true, _) => Progress::Done,
             (false, true) => Progress::Moved,
             (false, false) => Progress::Blocked,
         })
+    }
+
+    /// Whether what has arrived ends this collective, though the group has failed.
+    ///
+    /// The news of a rank's end may overtake what it sent before. Nothing more is sent.
+    pub(crate) fn ends_all_the_same(&mut self, transport: &mut dyn Transport) -> bool {
+        while self.has_sent_all() {
+            match self.advance(transport) {
+                Ok(Progress::Done) => return true,
+                Ok(Progress::Moved) => {}
+                Ok(Progress::Blocked) | Err(_) => return false,
+            }
+        }
+        false
     }
 
     fn advance_outgoing(

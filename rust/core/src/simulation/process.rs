@@ -286,6 +286,9 @@ impl Process {
         let (mut rounds, mut steps) = (0, 0);
         loop {
             if let Some(cause) = self.aborted() {
+                if execution.ends_all_the_same(links) {
+                    break;
+                }
                 return Err(Outcome::Failed(cause));
             }
             match execution.advance(links) {
