@@ -80,6 +80,31 @@ def test_each_attempt_of_a_launcher_has_its_own_records(
     assert ["attempt 0" in failures[0], "attempt 1" in failures[1]] == [True, True]
 
 
+def test_a_log_directory_gets_the_flight_records_and_the_launcher_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRADRING_FLIGHT_DIR", raising=False)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import gradring\n"
+        "with gradring.init() as comm:\n"
+        "    comm.barrier()\n"
+        "    if comm.rank == 1: raise ValueError('no data')\n"
+        "    comm.all_reduce(1.0, name='loss')\n"
+    )
+    logs = tmp_path / "logs"
+    older = logs / "flight" / "rank-2.json"
+    older.parent.mkdir(parents=True)
+    older.write_text("of an earlier run")
+    run = ["run", "-np", "2", "--log-dir", str(logs), "--", sys.executable, str(program)]
+    assert cli.main(run) == 1
+    assert not older.exists()
+    explain_them = ["explain", str(logs / "flight")]
+    assert f"what each rank was doing: gradring {' '.join(explain_them)}" in capfd.readouterr().err
+    assert cli.main(explain_them) == 0
+    assert "no data" in capfd.readouterr().out
+
+
 def be_killed(faulty: int) -> None:
     with gradring.init() as comm:
         for step in range(1000):

@@ -35,7 +35,8 @@ def test_the_launchers_log_directory_gets_the_steps_of_all_attempts(
         (logs / name).write_text("an earlier run\n")
     run = ["run", "-np", "2", "--max-restarts", "1", "--log-dir", str(logs), "--"]
     assert main([*run, sys.executable, str(program)]) == 0, capfd.readouterr().err
-    assert {path.name for path in logs.iterdir()} == {"rank-0.log", "rank-1.log", "steps.jsonl"}
+    kept = {"rank-0.log", "rank-1.log", "steps.jsonl", "flight"}
+    assert {path.name for path in logs.iterdir()} == kept
     rows = [json.loads(line) for line in (logs / "steps.jsonl").read_text().splitlines()]
     assert [(row["attempt"], row["step"]) for row in rows] == [
         (attempt, step) for attempt in (0, 1) for step in (6, 11, 16, 21)

@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-dir",
         type=Path,
         metavar="DIR",
-        help="also write each rank's output to DIR/rank-0.log and so on, and what a "
-        "gradring.Monitor measures to DIR/steps.jsonl",
+        help="also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
+        "measures to DIR/steps.jsonl, and, when the group fails, what each rank was doing to "
+        "DIR/flight",
     )
     parser.add_argument(
         "--trace",

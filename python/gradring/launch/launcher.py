@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from gradring import steplog
 from gradring.launch import tracing
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.hosts import THIS_HOST, Host, place_ranks
@@ -35,8 +36,7 @@ from gradring.launch.report import last_words
 from gradring.launch.signals import signals_as_bytes
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
-from gradring.steplog import forget
-from gradring.trace.places import forget_attempts, of_attempt
+from gradring.trace import places
 
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
@@ -69,9 +69,9 @@ def launch(
         command: Program and arguments.
         world_size: Number of ranks.
         environ: The variables from which those of the ranks are made.
-        log_dir: Directory for ``rank-0.log`` and so on, each rank's lines without prefix, and for
-            ``steps.jsonl``, what a `gradring.Monitor` on rank 0 measures; the latter on rank 0's
-            host.
+        log_dir: Directory for ``rank-0.log`` and so on, each rank's lines without prefix; for
+            ``steps.jsonl``, what a `gradring.Monitor` on rank 0 measures, on rank 0's host; and,
+            without ``GRADRING_FLIGHT_DIR``, for ``flight``, each rank's flight record on its host.
         grace_s: Seconds that the other ranks have when one has failed: half to report their own
             errors, half to react to SIGTERM; then they are killed.
         hosts: Where the ranks run, filled in this order; those with another name than this
@@ -97,21 +97,26 @@ def launch(
     if not world.remote and shutil.which(command[0], path=environ.get("PATH")) is None:
         _say(f"there is no program {command[0]!r}; check its name and PATH{_hint(command[0])}")
         return CANNOT_START
-    flight = Path(environ["GRADRING_FLIGHT_DIR"]) if environ.get("GRADRING_FLIGHT_DIR") else None
-    if max_restarts > 0 and flight is not None:
-        forget_attempts(flight)
     if trace is not None:
         tracing.forget_parts(trace)
         environ = {**environ, "GRADRING_TRACE": str(trace.absolute())}
     if log_dir is not None:
-        forget(log_dir)
-        environ = {**environ, "GRADRING_LOG_DIR": str(log_dir.absolute())}
+        steplog.forget(log_dir)
+        environ = {
+            **environ,
+            "GRADRING_LOG_DIR": str(log_dir.absolute()),
+            "GRADRING_FLIGHT_DIR": environ.get("GRADRING_FLIGHT_DIR")
+            or str(log_dir.absolute() / "flight"),
+        }
+    flight = Path(environ["GRADRING_FLIGHT_DIR"]) if environ.get("GRADRING_FLIGHT_DIR") else None
+    if flight is not None:
+        places.forget(flight)
     with signals_as_bytes() as wakeup:
         for attempt in itertools.count():
             numbered = {**environ, "GRADRING_RESTART": str(attempt)}
             if max_restarts > 0 and flight is not None:
                 # What the first attempt has left is of more interest than the next one's.
-                numbered["GRADRING_FLIGHT_DIR"] = str(of_attempt(flight, attempt))
+                numbered["GRADRING_FLIGHT_DIR"] = str(places.of_attempt(flight, attempt))
             try:
                 exit_code, stopped = _attempt(command, world, numbered, log_dir, grace_s, wakeup)
             except SurveyError as error:
@@ -152,7 +157,7 @@ def _attempt(
         for environment, log in zip(environments, logs, strict=True):
             launched.listen_to(world.start(processes, command, environment), log)
         exit_code = launched.run()
-    launched.report(log_dir)
+    launched.report(log_dir, environ.get("GRADRING_FLIGHT_DIR"))
     return exit_code, launched.stopped
 
 
@@ -216,7 +221,7 @@ class _Launch:
             return shell_exit_code(self._failed.exit_code)
         return 0 if self._stopped_by is None else 128 + self._stopped_by
 
-    def report(self, log_dir: Path | None) -> None:
+    def report(self, log_dir: Path | None, flight_dir: str | None) -> None:
         """Repeats the last words of the rank that failed first, below everything else."""
         if self._failed is None:
             return
@@ -226,6 +231,8 @@ class _Launch:
         lines = last_words(list(err.tail), list(out.tail))
         log = log_dir / f"rank-{rank}.log" if log_dir else None
         advice = f"all output: {log}" if log else "--log-dir keeps all output"
+        if flight_dir and any(places.written(Path(flight_dir))):
+            advice += f"; what each rank was doing: gradring explain {flight_dir}"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
         how = describe_exit(exit_code)
         _say(f"rank {rank} on {self._failed.host} failed first ({how}); {words}")

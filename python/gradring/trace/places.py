@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -17,11 +18,16 @@ def of_attempt(directory: Path, attempt: int) -> Path:
     return directory / f"attempt-{attempt}"
 
 
-def forget_attempts(directory: Path) -> None:
-    """Removes the records that the attempts of an earlier run have left."""
-    for attempt in directory.glob("attempt-*"):
-        for path in attempt.glob("rank-*.json"):
-            path.unlink(missing_ok=True)
+def written(directory: Path) -> Iterator[Path]:
+    """All records in a directory, of all attempts."""
+    for pattern in ("rank-*.json", "attempt-*/rank-*.json"):
+        yield from directory.glob(pattern)
+
+
+def forget(directory: Path) -> None:
+    """Removes the records that an earlier run has left."""
+    for path in written(directory):
+        path.unlink(missing_ok=True)
 
 
 def part_of(trace: Path, rank: int) -> Path:
