@@ -79,6 +79,26 @@ def test_a_signal_ends_every_call_that_blocks(call: str, how: str) -> None:
         assert second.value in ("PeerLostError by rank 0", "AbortedError by rank 0"), second
 
 
+def be_interrupted_with_all(asynchronous: bool) -> None:
+    """Rank 0 waits; rank 1 gets Ctrl-C in the same moment and says so at once."""
+    with gradring.init() as comm:
+        pid = np.array([os.getpid()])
+        comm.broadcast(pid, root=0)
+        if comm.rank == 1:
+            time.sleep(0.5)
+            os.kill(int(pid[0]), signal.SIGINT)
+            raise KeyboardInterrupt
+        if asynchronous:
+            comm.all_reduce_async(np.ones(3)).wait()
+        comm.all_reduce(np.ones(3))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_ctrl_c_on_all_ranks_is_a_keyboard_interrupt_on_all(asynchronous: bool) -> None:
+    for outcome in run_ranks(be_interrupted_with_all, 2, asynchronous, timeout=60, check=False):
+        assert isinstance(outcome.exception, KeyboardInterrupt), outcome
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

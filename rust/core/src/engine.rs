@@ -257,9 +257,9 @@ impl Shared {
     fn stop_driving(&self) {
         let mut queue = lock(&self.queue);
         queue.driving = false;
-        let more = !queue.waiting.is_empty();
+        let awaited = queue.closed || !queue.waiting.is_empty();
         drop(queue);
-        if more {
+        if awaited {
             self.changed.notify_all();
         }
     }

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -344,6 +344,33 @@ fn closing_fails_what_is_under_way_and_a_wait_can_time_out() {
         assert!(work.wait_forever().is_err());
         assert!(engine.start(request(&mut values, SUM)).is_err());
     });
+}
+
+#[test]
+fn closing_ends_a_blocking_call_of_another_thread_and_returns() {
+    let mut ends = memory::mesh(2, 1000); // rank 1's stays open, and never sends
+    let (engine, _) = alone(ends.remove(0), PATIENT, PATIENT);
+    let engine = Arc::new(engine);
+    let (entered, waits) = mpsc::channel();
+    let blocked = thread::spawn({
+        let engine = Arc::clone(&engine);
+        move || {
+            engine.run(request(&mut [1.0; 6], SUM), &mut || {
+                entered.send(()).unwrap();
+                // Long enough for the other thread to close the engine meanwhile.
+                thread::sleep(Duration::from_millis(200));
+                false
+            })
+        }
+    });
+    waits.recv().unwrap();
+    let (closed, has_closed) = mpsc::channel();
+    thread::spawn(move || {
+        engine.close();
+        closed.send(()).unwrap();
+    });
+    assert_eq!(has_closed.recv_timeout(PATIENT), Ok(()));
+    assert!(blocked.join().unwrap().is_err());
 }
 
 #[test]

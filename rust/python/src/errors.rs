@@ -1,13 +1,21 @@
 //! The one table from the core's errors to Python's exceptions.
 
 use gradring_core::error::Error;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 /// The exception that stands for an error: an instance of a class in `gradring.errors`.
+///
+/// What a signal handler raises wins: Ctrl-C often comes to all ranks, and a peer's abort with it.
 pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
+    if let Err(raised) = py.check_signals() {
+        return raised;
+    }
     build(py, error).unwrap_or_else(|failure| {
+        if !failure.is_instance_of::<PyException>(py) {
+            return failure;
+        }
         PyRuntimeError::new_err(format!("{error} (and gradring.errors failed: {failure})"))
     })
 }
