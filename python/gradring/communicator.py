@@ -71,9 +71,10 @@ class Communicator:
             ``auto``: ``hierarchical`` needs several hosts, and several ranks on one of them.
         reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
             the algorithm, the transport and the buckets; at most 64 ranks.
-        wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions are rounded to
-            it for travelling, which halves the traffic; the owner of each element sums them in
-            float32, and rounds the result once. None: elements travel as they are.
+        wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions of 64 KiB and
+            more are rounded to it for travelling, which halves the traffic; the owner of each
+            element sums them in float32, and rounds the result once. Smaller ones, such as losses,
+            metrics and statistics, stay exact. None: elements travel as they are.
         streams: TCP connections with each peer, 1 to 16. Several fill a link that
             limits each connection, such as a cloud's limit per flow or a long path; elsewhere they
             only cost. Results are the same bits; shared memory does not use them.

@@ -62,7 +62,8 @@ def init(
             or 300.
         algorithm: The all-reduce algorithm; ``auto`` chooses by size.
         reproducible: Sum in rank order, whatever the algorithm and the number of streams.
-        wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``.
+        wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``, in
+            reductions of 64 KiB and more.
         streams: TCP connections with each peer, 1 to 16, for networks in which one
             cannot fill the link; default ``GRADRING_STREAMS``, or 1.
         checksum: Turn bytes that a link corrupted into a `ProtocolError` on every rank, instead of

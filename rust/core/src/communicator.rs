@@ -29,6 +29,8 @@ use crate::trace::{clock, record, signals};
 use crate::wire::pulse::Pulse;
 use crate::work::{Interrupt, Work};
 
+/// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
+const NARROWED_FROM_BYTES: usize = 64 << 10;
 /// How long two ranks take to find out whether they can share memory, at most.
 const PAIRING_LIMIT: Duration = Duration::from_secs(5);
 
@@ -160,6 +162,7 @@ impl Communicator {
                 rules: config.algorithm.clone(),
                 reproducible: config.reproducible,
                 wire_dtype: config.wire_dtype,
+                narrowed_from_bytes: NARROWED_FROM_BYTES,
                 ..Policy::new(roster.topology())
             },
             transport,

@@ -171,6 +171,8 @@ pub struct Policy {
     pub reproducible: bool,
     /// Type to which float32 elements of reductions are rounded for travelling, if any.
     pub wire_dtype: Option<DType>,
+    /// How large a reduction has to be for that.
+    pub narrowed_from_bytes: usize,
     /// What was measured when the group formed, if it was.
     pub measured: Option<Measured>,
 }
@@ -211,6 +213,7 @@ impl Policy {
             rules: Rules::default(),
             reproducible: false,
             wire_dtype: None,
+            narrowed_from_bytes: 0,
             measured: None,
         }
     }
@@ -249,8 +252,9 @@ impl Policy {
     pub fn wire_dtype(&self, call: &Call) -> Option<DType> {
         let reduces =
             !matches!(call.collective, Collective::Barrier) && call.collective.op().is_some();
+        let large = call.bytes() >= self.narrowed_from_bytes;
         self.wire_dtype
-            .filter(|_| reduces && call.dtype == DType::F32)
+            .filter(|_| reduces && large && call.dtype == DType::F32)
     }
 
     /// The algorithm for `call`, which is the same on all ranks.
@@ -425,6 +429,9 @@ mod tests {
         assert_eq!(narrow.wire_dtype(&large), Some(DType::Bf16));
         assert_eq!(narrow.choose(&large), Algorithm::Direct);
         assert_eq!(narrow.wire_dtype(&call(DType::F64, 10)), None);
+        narrow.narrowed_from_bytes = 40;
+        assert_eq!(narrow.wire_dtype(&call(DType::F32, 9)), None);
+        assert_eq!(narrow.wire_dtype(&call(DType::F32, 10)), Some(DType::Bf16));
     }
 
     #[test]
