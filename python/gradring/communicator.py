@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import _native, lateness
+from gradring import _native, forks, lateness
 from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles
 from gradring.errors import ConfigError
 
@@ -472,6 +472,19 @@ def _write_part(path: Path, trace: bytes) -> None:
         path.write_bytes(trace)
     except OSError as error:
         _log.warning("GRADRING_TRACE: %s cannot be written (%s)", path, error.strerror)
+
+
+def _leave_to_parent() -> None:
+    """Makes a forked child forget the groups: their threads and peers are its parent's."""
+    inherited = list(_open)
+    _open.clear()
+    _native.leave_to_parent([communicator._native for communicator in inherited])
+    for communicator in inherited:
+        communicator._metrics = communicator._trace_part = communicator._monitor = None
+        communicator._native = cast(_native.Communicator, forks.OfParent(communicator))
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @atexit.register

@@ -23,11 +23,20 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
+/// Leaves communicators to the process from which this one was forked: their threads are there.
+#[pyfunction]
+fn leave_to_parent(communicators: Vec<Py<communicator::Communicator>>) {
+    gradring_core::link::forks::close_inherited();
+    // To drop one would wait for its threads.
+    std::mem::forget(communicators);
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<work::Work>()?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
+    module.add_function(wrap_pyfunction!(leave_to_parent, module)?)?;
     module.add_function(wrap_pyfunction!(state::ask, module)?)?;
     tensorflow::add_to(module)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 pub mod checked;
 pub mod connection;
+pub mod forks;
 pub mod links;
 pub mod memory;
 mod parts;

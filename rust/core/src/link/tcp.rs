@@ -8,6 +8,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use super::Broken;
 use super::connection::Connection;
+use super::forks;
 use super::streams::Stream;
 
 /// Congestion control of connections inside a host, where no packet is lost or late: BBR, the
@@ -39,6 +40,7 @@ pub(crate) fn connect(to: SocketAddr, limit: Duration) -> std::io::Result<TcpStr
 pub(crate) fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
     let listener = TcpListener::bind(addresses)?;
     choose_congestion(SockRef::from(&listener), true);
+    forks::note(&listener);
     Ok(listener)
 }
 
@@ -47,6 +49,7 @@ pub(super) fn configure(stream: &mut Connection) -> std::io::Result<()> {
     stream.be_nonblocking()?;
     let stream = stream.tcp();
     stream.set_nodelay(true)?;
+    forks::note(stream);
     choose_congestion(SockRef::from(stream), is_inside_host(stream)?);
     Ok(())
 }

@@ -13,6 +13,7 @@ use crate::abort::AbortSwitch;
 use crate::engine::{Stall, Supervisor, Suspicion, message_of};
 use crate::error::{Error, shortened};
 use crate::link::connection::Connection;
+use crate::link::forks;
 use crate::link::poll::WakeUp;
 use crate::trace::journal::Journal;
 
@@ -55,6 +56,7 @@ impl Liveness {
             .map(|(rank, mut stream)| {
                 stream.be_nonblocking()?;
                 stream.tcp().set_nodelay(true)?;
+                forks::note(stream.tcp());
                 Ok((rank, stream))
             })
             .collect::<std::io::Result<_>>()?;
