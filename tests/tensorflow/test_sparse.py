@@ -1,5 +1,6 @@
 """Embedding gradients against the reduction of the dense table."""
 
+import itertools
 import logging
 from typing import Any
 
@@ -142,6 +143,79 @@ def test_a_large_table_that_becomes_dense_is_announced_once_by_name(ranks: Any) 
     for result in ranks:
         (message,) = result["announced"]
         assert message.startswith("'e': so many of its 40 rows have gradients")
+
+
+DTYPES = [
+    *("float32", "float64", "float16", "bfloat16"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
+]
+OPS = ("sum", "mean")
+
+#: Index of each row on ranks 0, 1 and 2: shared, twice on one rank, on one rank only.
+TOUCHED = ([3, 1, 1, 2], [1, 3, 2, 3], [3, 0, 1, 2])
+WAYS = {"rows": [1000, 64], "unknown size": None, "table": [4, 64]}
+
+
+def contribution(tf: Any, rank: int, dtype: str) -> tuple[Any, Any]:
+    """A rank's rows, and their table: sums round and wrap, and over ranks exceed float16."""
+    own = tf.dtypes.as_dtype(dtype)
+    rng, shape = np.random.default_rng(rank), (len(TOUCHED[rank]), 64)
+    if own.is_floating:
+        wide = np.float64 if dtype == "float64" else np.float32
+        rows = rng.uniform(-3e4, 3e4, shape).astype(own.as_numpy_dtype)
+    else:
+        wide = own.as_numpy_dtype
+        rows = rng.integers(own.min, own.max, shape, wide, endpoint=True)
+    table = np.zeros((4, 64), wide)
+    np.add.at(table, TOUCHED[rank], rows.astype(wide))
+    return rows, table.astype(own.as_numpy_dtype)
+
+
+def three_ways() -> Any:
+    """The bits of the same reductions, as slices and as a dense tensor."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import all_reduce
+
+    # Rows are added in the order of ranks; so must the others be, to have the same bits.
+    with join(reproducible=True) as comm:
+
+        def eager(rows: Any, table: Any, op: str) -> Any:
+            indices = tf.constant(TOUCHED[comm.rank])
+            shapes = [shape and tf.constant(shape) for shape in WAYS.values()]
+            slices = [tf.IndexedSlices(rows, indices, shape) for shape in shapes]
+            return all_reduce([*slices, table], op, "e", comm)
+
+        modes = {"eager": eager, "graph": tf.function(eager)}
+        found: dict[Any, Any] = {}
+        for dtype, op, mode in itertools.product(DTYPES, OPS, modes):
+            rows, table = map(tf.constant, contribution(tf, comm.rank, dtype))
+            *slices, dense = modes[mode](rows, table, op)
+            bits = {"dense": (dense.dtype.name, dense.numpy().tobytes())}
+            for way, result in zip(WAYS, slices, strict=True):
+                order = result.indices.numpy().tolist()
+                assert order == ([0, 1, 2, 3] if way == "table" else [3, 1, 2, 0]), "what travelled"
+                values = result.values.numpy()[np.argsort(order)]
+                bits[way] = (result.values.dtype.name, values.tobytes())
+            found[dtype, op, mode] = bits
+        return found
+
+
+@pytest.fixture(scope="module")
+def three_ranks() -> Any:
+    return run_ranks(three_ways, 3)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slices_have_the_bits_of_the_dense_tensor_however_they_travel(
+    three_ranks: Any, dtype: str, op: str, mode: str
+) -> None:
+    expected = three_ranks[0][dtype, op, mode]["dense"]
+    assert expected[0] == dtype
+    for result in three_ranks:
+        assert result[dtype, op, mode] == dict.fromkeys(("dense", *WAYS), expected)
 
 
 def test_what_travels_is_what_moves_fewer_bytes() -> None:

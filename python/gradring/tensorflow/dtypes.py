@@ -26,6 +26,18 @@ WIDENED_DTYPES = {
     tf.uint32: tf.int64,
 }
 
+#: Element types in which the others are added up: as wide as the engine's, or wider.
+_ACCUMULATORS = {
+    tf.float16: tf.float32,
+    tf.bfloat16: tf.float32,
+    **dict.fromkeys((tf.uint8, tf.int32, *WIDENED_DTYPES), tf.int64),
+}
+
+
+def accumulator(dtype: tf.DType) -> tf.DType:
+    """The element type in which to add values of `dtype` for the bits that the engine returns."""
+    return _ACCUMULATORS.get(dtype, dtype)
+
 
 def as_native(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
     """The tensor in a dtype that the engine reduces, and the way back."""

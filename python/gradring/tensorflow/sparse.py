@@ -1,7 +1,8 @@
 """All-reduce of `tf.IndexedSlices`: the gradients of embeddings.
 
-Rows of one index are summed before they travel and once more after. What travels is chosen when
-the ranks know each other's numbers of rows, so all choose alike:
+Rows of one index are summed before they travel and once more after, in the wide type in which the
+engine accumulates too, so that both ways round alike. What travels is chosen when the ranks know
+each other's numbers of rows, so all choose alike:
 
 * *the rows*: an all-gather moves `rows x (row + index)` bytes, where rows are those of all ranks;
 * *the whole table*, where that is less: an all-reduce moves `2 x table` bytes.
@@ -19,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
-from gradring.tensorflow.dtypes import as_native
+from gradring.tensorflow.dtypes import accumulator, as_native
 from gradring.tensorflow.gradient_check import Check
 from gradring.tensorflow.naming import Label, Names
 from gradring.tensorflow.rows import gather_rows, row_counts
@@ -82,9 +83,8 @@ def _reduced(
             [label.part("values"), label.part("indices")],
             check,
         )
-        total = _summed(tf.IndexedSlices(values, indices))
-        if op == "mean":
-            return total.values / tf.cast(communicator.world_size, values.dtype), total.indices
+        divisor = communicator.world_size if op == "mean" else 1
+        total = _summed(tf.IndexedSlices(values, indices), divisor)
         return total.values, total.indices
 
     if table is None or row_count is None:
@@ -110,11 +110,16 @@ def _reduced(
     return tf.IndexedSlices(*tf.cond(dense, as_table, by_rows), own.dense_shape)
 
 
-def _summed(value: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same slices with one row for each index."""
+def _summed(value: tf.IndexedSlices, divisor: int = 1) -> tf.IndexedSlices:
+    """The same slices with one row for each index: the sum of its rows, divided, rounded once."""
     indices, segments = tf.unique(tf.convert_to_tensor(value.indices))
-    values = tf.math.unsorted_segment_sum(value.values, segments, tf.size(indices))
-    return tf.IndexedSlices(values, indices, value.dense_shape)
+    wide = tf.cast(value.values, accumulator(value.values.dtype))
+    values = tf.math.unsorted_segment_sum(wide, segments, tf.size(indices))
+    if divisor > 1 and wide.dtype.is_integer:
+        values = tf.truncatediv(values, tf.constant(divisor, wide.dtype))
+    elif divisor > 1:
+        values *= tf.constant(1 / divisor, wide.dtype)
+    return tf.IndexedSlices(tf.cast(values, value.values.dtype), indices, value.dense_shape)
 
 
 def _announce(name: str, rows: int, row_bytes: int) -> None:
