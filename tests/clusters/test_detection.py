@@ -1,6 +1,7 @@
 """Each launcher's variables, as they really are, and the cluster that they describe."""
 
 import json
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -130,8 +131,8 @@ def test_each_environment_gives_its_cluster(name: str) -> None:
     [
         ({**OURS, **tf_config(1, 4)}, "rank 2 of 4", "rank 1 of 4"),
         ({**OURS, **TORCHRUN}, "rank 2 of 4", "rank 3 of 8"),
-        ({**tf_config(1, 2), **slurm(0, 2)}, "TF_CONFIG says rank 1 of 2", "Slurm step says"),
-        ({**TORCHRUN, **OPEN_MPI}, "torch-style variables says", "Open MPI says rank 1 of 2"),
+        ({**tf_config(1, 2), **slurm(0, 2)}, "rank 1 of 2 according to TF_CONFIG", "Slurm step;"),
+        ({**TORCHRUN, **OPEN_MPI}, "according to torch-style", "rank 1 of 2 according to Open"),
     ],
 )
 def test_environments_that_disagree_are_an_error_that_prints_both(
@@ -140,6 +141,36 @@ def test_environments_that_disagree_are_an_error_that_prints_both(
     with pytest.raises(ConfigError, match="unset the one that is wrong") as caught:
         detect(environ)
     assert first in str(caught.value) and second in str(caught.value)
+
+
+MASTER = "Rank 0's address in MASTER_ADDR and MASTER_PORT, node-a:2940{}, does not count."
+TF_CONFIG = "Rank 0's address in TF_CONFIG, 10.0.0.5:2222, does not count."
+AGENT = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+MOVED = {"GRADRING_RENDEZVOUS": "node-b:1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "overruled"),
+    [
+        ({**OURS, **TORCHRUN, "RANK": "2", "WORLD_SIZE": "4"}, [MASTER.format(0)]),
+        ({**OURS, **tf_config(2, 4)}, [TF_CONFIG]),
+        ({**TORCHRUN, **MOVED, **tf_config(3, 8)}, [TF_CONFIG, MASTER.format(0)]),
+        ({**TORCHRUN, **tf_config(3, 8)}, [MASTER.format(0)]),
+        ({**slurm(3, 8), "MASTER_ADDR": "node-a", "MASTER_PORT": "29400"}, [MASTER.format(0)]),
+        ({**AGENT, **MOVED}, [MASTER.format(1)]),
+        (AGENT, []),
+        ({**OPEN_MPI, "MASTER_ADDR": "node-a", "MASTER_PORT": "29400"}, []),
+        ({**OURS, **tf_config(2, 4), "GRADRING_RENDEZVOUS": "10.0.0.5:2222"}, []),
+        ({**OURS, "MASTER_ADDR": "node-a"}, []),
+        ({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", **tf_config(0, 1)}, []),
+    ],
+)
+def test_the_reason_names_the_addresses_that_do_not_count(
+    environ: dict[str, str], overruled: list[str]
+) -> None:
+    first, *others = re.split(r"(?<=\.) (?=Rank 0)", detect(environ).reason)
+    assert others == overruled
+    assert "does not count" not in first
 
 
 @pytest.mark.parametrize(

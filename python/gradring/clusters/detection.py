@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gradring.clusters import env, mpi, parse, slurm, tf_config, torchrun
 from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
@@ -28,7 +30,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
 
     Raises:
         ConfigError: An environment is incomplete or malformed, or two of them disagree about the
-            rank or the world size. Training alone by accident is never the answer.
+            rank or the world size. Training alone by accident is never the answer. Addresses of
+            rank 0 may differ; the reason of the cluster names those that do not count.
     """
     found = [
         (environment, place)
@@ -41,11 +44,12 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
     for other, claimed in others:
         if claimed != place:
             raise ConfigError(
-                f"{winner.source} says {place}, but {other.source} says {claimed}; unset the one "
-                f"that is wrong ({_set_variables(environ, winner)}; "
+                f"this process is {place} according to {winner.source}, but {claimed} according to "
+                f"{other.source}; unset the one that is wrong ({_set_variables(environ, winner)}; "
                 f"or {_set_variables(environ, other)})",
             )
-    return winner.join(environ, place)
+    cluster = winner.join(environ, place)
+    return replace(cluster, reason=cluster.reason + _overruled(environ, cluster))
 
 
 def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -56,6 +60,21 @@ def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _set_variables(environ: Mapping[str, str], environment: Environment) -> str:
     return ", ".join(name for name in environment.variables if parse.value(environ, name))
+
+
+def _overruled(environ: Mapping[str, str], cluster: Cluster) -> str:
+    """A sentence for each address of rank 0 that is given, but is not the rendezvous."""
+    if cluster.world_size == 1:
+        return ""
+    given = [("TF_CONFIG", tf_config.rendezvous(environ))]
+    # An address that is incomplete is not needed, or it would have been refused by now.
+    with contextlib.suppress(ConfigError):
+        given.append(("MASTER_ADDR and MASTER_PORT", torchrun.rendezvous(environ)))
+    return "".join(
+        f" Rank 0's address in {names}, {address}, does not count."
+        for names, address in given
+        if address not in (None, cluster.rendezvous)
+    )
 
 
 def _alone(environ: Mapping[str, str]) -> Cluster:

@@ -42,6 +42,12 @@ def place(environ: Mapping[str, str]) -> Place | None:
     return Place(tasks.index(own), len(tasks))
 
 
+def rendezvous(environ: Mapping[str, str]) -> str | None:
+    """The address of rank 0 in ``cluster``; None without ``TF_CONFIG``."""
+    text = parse.value(environ, VARIABLE)
+    return None if text is None else _read(text)[0][0].address
+
+
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster whose rank 0 and whose listening address are those of ``TF_CONFIG``."""
     tasks, own = _read(environ[VARIABLE])

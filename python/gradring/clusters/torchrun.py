@@ -16,10 +16,21 @@ def place(environ: Mapping[str, str]) -> Place | None:
     return parse.place(environ, "RANK", "WORLD_SIZE")
 
 
+def rendezvous(environ: Mapping[str, str]) -> str | None:
+    """``MASTER_ADDR:MASTER_PORT``, or beside it if ``torchrun`` itself is there; None if unset."""
+    master = parse.master_rendezvous(environ)
+    if master is None or parse.value(environ, AGENT_STORE) != "True":
+        return master
+    # torchrun's own agent listens at MASTER_PORT for as long as the job runs: take a neighbour.
+    host, _, port = master.rpartition(":")
+    neighbour = int(port) + 1 if int(port) < parse.MAX_PORT else int(port) - 1
+    return f"{host}:{neighbour}"
+
+
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around ``MASTER_ADDR:MASTER_PORT``, which only a world of one may leave out."""
-    rendezvous = parse.given_rendezvous(environ) or _master(environ)
-    if rendezvous is None and place.world_size > 1:
+    address = parse.given_rendezvous(environ) or rendezvous(environ)
+    if address is None and place.world_size > 1:
         raise ConfigError(
             "RANK and WORLD_SIZE are set but MASTER_ADDR and MASTER_PORT are not; "
             "set them to the host and the port at which rank 0 listens"
@@ -27,7 +38,7 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     return Cluster(
         place.rank,
         place.world_size,
-        rendezvous or ALONE_RENDEZVOUS,
+        address or ALONE_RENDEZVOUS,
         None,
         ENVIRONMENT.source,
         f"RANK={place.rank} and WORLD_SIZE={place.world_size} are set.",
@@ -37,13 +48,3 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
 ENVIRONMENT = Environment(
     "torch-style variables", ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), place, join
 )
-
-
-def _master(environ: Mapping[str, str]) -> str | None:
-    master = parse.master_rendezvous(environ)
-    if master is None or parse.value(environ, AGENT_STORE) != "True":
-        return master
-    # torchrun's own agent listens at MASTER_PORT for as long as the job runs: take a neighbour.
-    host, _, port = master.rpartition(":")
-    neighbour = int(port) + 1 if int(port) < parse.MAX_PORT else int(port) - 1
-    return f"{host}:{neighbour}"
