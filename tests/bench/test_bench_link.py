@@ -31,12 +31,29 @@ def test_both_directions_and_the_round_trip_are_measured(
     assert found["congestion_control"]
     output = capsys.readouterr().out
     assert "repeated blocks of 1 MiB: " in output and "a buffer of 64 MiB: " in output
-    assert "4 bytes there and back: " in output
+    assert "4 bytes there and back: " in output and "through one TCP connection\n" in output
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("count", [1, 1000, 100_001])
-def test_bytes_come_from_the_rank_before_whatever_their_number(count: int) -> None:
-    assert run_ranks(_exchange, 3, count) == [(0, True)] * 3
+def test_bytes_come_from_the_rank_before_whatever_their_number(count: int, world_size: int) -> None:
+    assert run_ranks(_exchange, world_size, count) == [(0, True)] * world_size
+
+
+@pytest.mark.parametrize(("world_size", "connections"), [(2, 1), (3, 2)])
+def test_two_ranks_have_one_connection_for_both_directions(
+    world_size: int, connections: int
+) -> None:
+    assert run_ranks(_connections, world_size) == [(connections, "reno")] * world_size
+
+
+def _connections() -> tuple[int, str]:
+    with gradring.init() as comm, contextlib.ExitStack() as closing:
+        link = open_ring(comm, closing)
+        comm.barrier()
+        ends = (link._next, link._previous)
+        names = {frozenset((end.getsockname(), end.getpeername())) for end in ends}
+        return len(names), link.congestion_control()
 
 
 def _exchange(count: int) -> tuple[int, bool]:

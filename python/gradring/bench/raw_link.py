@@ -72,7 +72,7 @@ class LinkMeasurement:
 def bench_link(
     say: Callable[[str], None], congestion: str | None = None, volume_bytes: int = VOLUME_BYTES
 ) -> LinkMeasurement:
-    """Measures the link between two fresh processes of this machine, with the sockets of a ring.
+    """Measures the link between two fresh processes of this machine: one TCP connection.
 
     Args:
         say: Called with each line of the report.
@@ -95,7 +95,7 @@ def bench_link(
             hosts=hosts,
         )[0]
     say(f"# TCP congestion control {found.congestion_control}")
-    say("# two ranks send to each other at once, through one TCP connection per direction")
+    say("# two ranks send to each other at once, through one TCP connection")
     for bandwidth in found.bandwidths:
         what = "a buffer" if bandwidth.block_bytes >= bandwidth.volume_bytes else "repeated blocks"
         say(

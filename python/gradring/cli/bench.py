@@ -114,7 +114,7 @@ def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "link",
         help="the raw TCP link between two ranks: bandwidth of both directions, round trip",
         description="Measures what two ranks of this machine can send to each other at once "
-        "through the sockets of a ring, without reducing anything: the limit of all-reduce.",
+        "through one TCP connection, as all-reduce does, without reducing anything: its limit.",
         allow_abbrev=False,
     )
     _add_common(sub)

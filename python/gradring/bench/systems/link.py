@@ -1,7 +1,8 @@
 """The raw links of a ring: what all-reduce over TCP could reach if it only moved bytes.
 
-Every rank sends to the next one while it receives as many bytes from the one before, through two
-TCP connections with the options that gradring's have; one thread polls both.
+Every rank sends to the next one while it receives as many bytes from the one before, through TCP
+connections as gradring's are: two ranks have one for both directions, more have one to each
+neighbour. One thread polls for both directions.
 Nothing is computed. What is sent comes out of a buffer of the all-reduce's size and goes into
 another one, or, as ``link in cache``, both are one block that never leaves the cache.
 """
@@ -41,7 +42,7 @@ class Link:
     def __init__(
         self, following: socket.socket, previous: socket.socket, *, same_host: bool = True
     ) -> None:
-        """Takes over two connections; the caller closes them."""
+        """Takes over two connections, or two descriptors of one; the caller closes them."""
         self._next, self._previous = following, previous
         for end in (following, previous):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -91,19 +92,28 @@ class Link:
 
 
 def open_ring(comm: Communicator, closing: contextlib.ExitStack) -> Link:
-    """Connects every rank of this machine with the next one; all ranks call it together."""
+    """Connects every rank of this machine with the next one; all ranks call it together.
+
+    Two ranks get one connection, which each of them polls by a descriptor for each direction.
+    """
     ports = agree_on_ports(comm, comm.world_size)
     with socket.create_server((LOOPBACK, ports[comm.rank])) as server:
         server.settimeout(TIMEOUT_S)
+        # Before anything is connected: Linux goes on pacing what began with BBR.
+        _choose_congestion(server)
         comm.barrier()
-        following = ports[(comm.rank + 1) % comm.world_size]
-        outgoing = closing.enter_context(socket.socket())
-        # Linux goes on pacing what began with BBR.
-        _choose_congestion(outgoing)
-        outgoing.settimeout(TIMEOUT_S)
-        outgoing.connect((LOOPBACK, following))
-        incoming = closing.enter_context(server.accept()[0])
-    return Link(outgoing, incoming)
+        ends: list[socket.socket] = []
+        if comm.world_size > 2 or comm.rank == 1:
+            outgoing = closing.enter_context(socket.socket())
+            _choose_congestion(outgoing)
+            outgoing.settimeout(TIMEOUT_S)
+            outgoing.connect((LOOPBACK, ports[(comm.rank + 1) % comm.world_size]))
+            ends.append(outgoing)
+        if comm.world_size > 2 or comm.rank == 0:
+            ends.append(closing.enter_context(server.accept()[0]))
+        if comm.world_size == 2:
+            ends.append(closing.enter_context(ends[0].dup()))
+    return Link(*ends)
 
 
 def _choose_congestion(end: socket.socket) -> None:
