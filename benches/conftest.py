@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from benches import peer_rank
 from gradring.bench import machine, table
 from gradring.bench.measurement import Measurement
 from gradring.bench.plan import Plan
+from gradring.bench.record import Record
 from gradring.launch.processes import RankProcesses
 from gradring.launch.ranks import rank_environments
 
@@ -84,18 +83,10 @@ def _measurement(benchmark: Any) -> Measurement:
 
 
 def _record(measured: list[Measurement]) -> Path:
-    now = datetime.now().astimezone()
-    place = re.sub(r"[^a-z0-9]+", "-", machine.machine().lower()).strip("-")
-    path = RESULTS / f"{now:%Y-%m-%d}-{place}.json"
-    record = {
-        "date": f"{now:%Y-%m-%d %H:%M %Z}",
-        "machine": machine.machine(),
-        "load_at_start": LOAD_AT_START,
-        "tcp_congestion_control": machine.congestion_control(),
-        "versions": machine.versions(["tensorflow"]),
-        "command": "make bench",
-        "measurements": [asdict(measurement) for measurement in measured],
-    }
+    ended = Record.begin("make bench", None, ["tensorflow"])
+    record = replace(ended, load_at_start=LOAD_AT_START, measurements=measured)
+    place = re.sub(r"[^a-z0-9]+", "-", record.machine.lower()).strip("-")
+    path = RESULTS / f"{record.date.split()[0]}-{place}.json"
     RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    record.write(path)
     return path

@@ -1,6 +1,6 @@
 """Time and busbw over size as a picture: `python -m benches.plot FILE.json PICTURE.png`.
 
-The file is what `gradring bench all-reduce --json` writes, or a record of `make bench`.
+The file is what `gradring bench all-reduce --json` writes.
 """
 
 from __future__ import annotations
@@ -102,10 +102,9 @@ def read(path: Path) -> list[Measurement]:
         ValueError: It is something else.
     """
     found = json.loads(path.read_text())
-    rows = found["measurements"] if isinstance(found, dict) and "measurements" in found else found
     try:
-        return [Measurement(**row) for row in rows]
-    except TypeError:
+        return [Measurement(**row) for row in found["measurements"]]
+    except (KeyError, TypeError):
         raise ValueError(f"{path} has no measurements of gradring bench all-reduce") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ KEYS = [
     "busbw_gbps",
     "wrong",
 ]
+FACTS = ["command", "date", "machine", "load_at_start", "tcp_congestion_control", "versions"]
 BENCH = ("bench", "all-reduce", "--allow-debug")
 
 
@@ -44,7 +46,8 @@ def test_two_ranks_write_one_row_per_size(
     path = tmp_path / "measured.json"
     arguments = ("--sizes", "4,4KiB,4MiB", "--iterations", "7", "--json", str(path))
     assert main([*BENCH, "--transport", "tcp", *arguments]) == 0
-    rows = json.loads(path.read_text())
+    record = json.loads(path.read_text())
+    rows = record.pop("measurements")
     assert [list(row) for row in rows] == [KEYS] * 5
     assert [row["bytes"] for row in rows] == [4, 4096, 4 << 20, 4 << 20, 4 << 20]
     links = [(row["system"], row["wrong"]) for row in rows[3:]]
@@ -64,14 +67,16 @@ def test_two_ranks_write_one_row_per_size(
     *_, own, link, _ = (line for line in output.splitlines() if line.startswith("   4 MiB"))
     share = rows[2]["busbw_gbps"] / rows[3]["busbw_gbps"]
     assert f" {share:.0%} " in own and " 100% " in link
-    assert "TCP congestion control " in output
+    assert list(record) == FACTS
+    header = "".join(line for line in output.splitlines() if line.startswith("# "))
+    assert all(str(fact) in header for fact in record.values())
 
 
 def test_transports_are_measured_in_one_run(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     arguments = ("--sizes", "4,24K", "--iterations", "2", "--json", str(path))
     assert main([*BENCH, "--transport", "tcp,shm", *arguments]) == 0
-    rows = json.loads(path.read_text())
+    rows = json.loads(path.read_text())["measurements"]
     assert [(row["bytes"], row["transport"], row["wrong"]) for row in rows] == [
         (bytes_, transport, 0) for bytes_ in (4, 24576) for transport in ("tcp", "shm")
     ]
@@ -91,7 +96,7 @@ def test_checksums_are_measured_beside_what_has_none(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     arguments = ("--sizes", "24K", "--iterations", "2", "--json", str(path))
     assert main([*BENCH, "--transport", "tcp,shm", "--checksum", *arguments]) == 0
-    rows = json.loads(path.read_text())
+    rows = json.loads(path.read_text())["measurements"]
     assert [(row["system"], row["transport"], row["wrong"]) for row in rows] == [
         (system, transport, 0)
         for system in ("gradring", "gradring+checksum")
@@ -106,7 +111,7 @@ def test_three_ranks_find_every_dtype_and_op_right(dtype: str, tmp_path: Path) -
     arguments = ("--world-size", "3", "--sizes", "8,24K", "--iterations", "2")
     code = main([*BENCH, *arguments, "--dtype", dtype, "--op", op, "--json", str(path)])
     assert code == 0
-    rows = json.loads(path.read_text())
+    rows = json.loads(path.read_text())["measurements"]
     assert [(row["dtype"], row["wrong"]) for row in rows] == [(dtype, 0)] * 2
     for row in rows:
         assert row["busbw_gbps"] == pytest.approx(row["algbw_gbps"] * 4 / 3, rel=1e-3)
@@ -129,7 +134,7 @@ def test_a_wrong_result_is_counted_and_ends_with_exit_code_1(
     path = tmp_path / "measured.json"
     arguments = ("--world-size", "1", "--sizes", "4K", "--iterations", "5", "--json", str(path))
     assert main([*BENCH, *arguments]) == 1
-    (row,) = json.loads(path.read_text())
+    (row,) = json.loads(path.read_text())["measurements"]
     assert row["wrong"] == 2 * (5 + rank.WARM_UP_ITERATIONS)
     assert "16 elements were wrong" in capsys.readouterr().err
 
@@ -242,7 +247,7 @@ def test_tensorflow_is_measured_in_the_same_run_and_right(
     path = tmp_path / "measured.json"
     arguments = ("--sizes", "4,64KiB", "--iterations", "3", "--compare", "tensorflow")
     assert main([*BENCH, *arguments, "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())
+    rows = json.loads(path.read_text())["measurements"]
     systems = ["gradring", "tensorflow-strategy", "tensorflow-raw", "gradring-op"]
     assert [row["system"] for row in rows] == systems * 2
     assert [row["wrong"] for row in rows] == [0] * 8
@@ -316,9 +321,19 @@ def test_congestion_control_is_that_of_all_systems_and_only_there(
     assert "--congestion warp: " in capsys.readouterr().err
 
 
+def test_who_may_not_choose_the_congestion_control_learns_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main([*BENCH, "--sizes", "4", "--congestion", "reno"]) == 2
+    message = capsys.readouterr().err
+    assert "--congestion reno: cannot simulate hosts: network namespaces need root" in message
+    assert "without --congestion the systems are measured" in message
+
+
 def _compared(peer: str, tmp_path: Path, *more: str) -> list[dict[str, Any]]:
     path = tmp_path / "measured.json"
     arguments = ("--sizes", "8,24KiB", "--iterations", "3", "--compare", peer, *more)
     assert main([*BENCH, *arguments, "--json", str(path)]) == 0
-    rows: list[dict[str, Any]] = json.loads(path.read_text())
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["measurements"]
     return rows

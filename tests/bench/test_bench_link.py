@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.bench import raw_link
+from gradring.bench import machine, raw_link
 from gradring.bench.systems.link import Exchange, open_ring
 from gradring.cli import main
 from gradring.testing import run_ranks
@@ -29,6 +29,7 @@ def test_both_directions_and_the_round_trip_are_measured(
         assert (row["wrong"], row["exchanges"]) == (0, raw_link.EXCHANGES)
     assert 0 < found["best_round_trip_us"] <= found["round_trip_us"]
     assert found["congestion_control"]
+    assert found["date"].startswith("20") and found["machine"] == machine.machine()
     output = capsys.readouterr().out
     assert "repeated blocks of 1 MiB: " in output and "a buffer of 64 MiB: " in output
     assert "4 bytes there and back: " in output and "through one TCP connection\n" in output

@@ -51,11 +51,9 @@ def measurements() -> list[dict[str, object]]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
-@pytest.mark.parametrize("record", [False, True])
-def test_measurements_become_a_picture(tmp_path: Path, record: bool) -> None:
+def test_measurements_become_a_picture(tmp_path: Path) -> None:
     source, picture = tmp_path / "measured.json", tmp_path / "images" / "all-reduce.png"
-    rows = measurements()
-    source.write_text(json.dumps({"date": "today", "measurements": rows} if record else rows))
+    source.write_text(json.dumps({"date": "today", "measurements": measurements()}))
     done = run("plot", source, picture)
     assert done.returncode == 0, done.stderr
     header = picture.read_bytes()[:24]
@@ -63,13 +61,30 @@ def test_measurements_become_a_picture(tmp_path: Path, record: bool) -> None:
     assert header[1:4] == b"PNG" and width > 1500 and height > 600
 
 
-def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", ['[{"model": "cnn"}]', '{"date": "today"}', '{"measurements": [{"model": "cnn"}]}']
+)
+def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     source = tmp_path / "other.json"
-    source.write_text('[{"model": "cnn"}]')
+    source.write_text(content)
     done = run("plot", source, tmp_path / "none.png")
     assert done.returncode == 1
     assert done.stderr.endswith("has no measurements of gradring bench all-reduce\n")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_record_says_with_which_congestion_control_it_was_made() -> None:
+    record = json.loads((ROOT / "benches" / "results" / "all-reduce.json").read_text())
+    assert record["date"] and record["machine"] and record["tcp_congestion_control"] == "reno"
+    lines = (ROOT / "docs" / "performance.md").read_text().splitlines()
+    (documented,) = (line for line in lines if line.startswith("gradring bench all-reduce"))
+    assert documented.endswith(" --congestion reno") and documented in _commands_of_make_bench()
+    assert " --congestion" not in _commands_of_make_bench("CONGESTION=")
+
+
+def _commands_of_make_bench(*variables: str) -> str:
+    dry = ["make", "--dry-run", "bench", *variables]
+    return subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")

@@ -9,6 +9,7 @@
 ``raw_link``          ``gradring bench link``: the links without a collective
 ``congestion``        the same TCP congestion control for all systems
 ``measurement``       one system at one size: median, spread, algbw and busbw
+``record``            a run: when, where and with what, and its measurements
 ``table``             measurements and ratios as text
 ``machine``           where and with what it was measured
 ====================  ===================================================================

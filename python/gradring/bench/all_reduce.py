@@ -7,13 +7,13 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 
-from gradring.bench import machine, rank, table
+from gradring.bench import rank, table
 from gradring.bench.congestion import AS_THE_SYSTEM, congested
 from gradring.bench.measurement import Measurement
 from gradring.bench.plan import Plan
+from gradring.bench.record import Record
 from gradring.testing import run_ranks
 
 START_UP_S = 120.0
@@ -25,7 +25,7 @@ ITERATION_S = 2.0
 POLL_S = 0.2
 
 
-def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> list[Measurement]:
+def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> Record:
     """Measures everything in the plan, with one fresh interpreter per rank on this machine.
 
     Args:
@@ -33,19 +33,21 @@ def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> list[Measurement
         say: Called with each line of the report.
 
     Returns:
-        One measurement per system and size, and one of the raw links at each size of 4 MiB or more.
+        The run, with one measurement per system and size, and one of the raw links at each size of
+        4 MiB or more.
 
     Raises:
         RankFailure: A rank failed, or had not finished in time.
     """
-    say(f"# {plan.command()}")
+    command = plan.command()
+    say(f"# {command}")
     plan, reasons = plan.measurable()
     for reason in reasons:
         say(f"# left out: {reason}")
-    now = datetime.now().astimezone()
-    say(f"# {now:%Y-%m-%d %H:%M %Z}, {machine.machine()}, load {machine.load()} at the start")
-    say(f"# TCP congestion control {plan.congestion or _mixed_congestion()}")
-    say(f"# {machine.versions(plan.peers)}")
+    record = Record.begin(command, plan.congestion, plan.peers)
+    say(f"# {record.date}, {record.machine}, load {record.load_at_start} at the start")
+    say(f"# TCP congestion control {record.tcp_congestion_control}")
+    say(f"# {record.versions}")
     say(f"# {plan.world_size} ranks on this machine; time of rank 0 after a barrier; every result")
     say("# of every rank compared with the exact expectation, element by element: column wrong")
     say(table.header())
@@ -55,7 +57,7 @@ def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> list[Measurement
             say(line)
 
     with congested(plan.congestion) as hosts, _following(show) as progress:
-        rows: list[Measurement] = run_ranks(
+        record.measurements[:] = run_ranks(
             rank.measure,
             plan.world_size,
             plan,
@@ -65,13 +67,9 @@ def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> list[Measurement
             hosts=hosts,
         )[0]
     say("")
-    for line in table.ratios(rows):
+    for line in table.ratios(record.measurements):
         say(line)
-    return rows
-
-
-def _mixed_congestion() -> str:
-    return f"{machine.congestion_control()}; reno for gradring and link, which choose it in a host"
+    return record
 
 
 def _timeout_s(plan: Plan) -> float:

@@ -6,12 +6,19 @@ import contextlib
 import subprocess
 from collections.abc import Iterator, Sequence
 
+from gradring.bench import machine
 from gradring.errors import ConfigError
 from gradring.testing import simulated_hosts
 from gradring.testing.network import Host
 
 #: Makes gradring leave the choice to the host, as everything else does.
 AS_THE_SYSTEM = {"GRADRING_TCP_CONGESTION": "system"}
+
+
+def in_words(control: str | None) -> str:
+    """What systems have under `congested`."""
+    own = "reno for gradring and link, which choose it in a host"
+    return control or f"{machine.congestion_control()}; {own}"
 
 
 @contextlib.contextmanager
@@ -31,7 +38,10 @@ def congested(control: str | None) -> Iterator[Sequence[Host]]:
         try:
             hosts = stack.enter_context(simulated_hosts(1))
         except RuntimeError as error:
-            raise ConfigError(f"--congestion {control}: {error}") from None
+            raise ConfigError(
+                f"--congestion {control}: {error}; without --congestion the systems are measured "
+                "with whatever congestion control each of them has"
+            ) from None
         setting = f"net.ipv4.tcp_congestion_control={control}"
         write = hosts[0].command("sysctl", "-q", "-w", setting)
         done = subprocess.run(write, capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,11 @@ from gradring import build_info
 from gradring.bench import systems
 
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+def date() -> str:
+    """Of now, to the minute, with the time zone."""
+    return f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
 
 
 def machine() -> str:

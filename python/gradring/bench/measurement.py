@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -83,12 +82,3 @@ def to_json(measurements: Iterable[Measurement]) -> str:
     """A JSON list of objects, one to a line."""
     rows = ",\n".join(json.dumps(asdict(measurement)) for measurement in measurements)
     return f"[\n{rows}\n]\n"
-
-
-def write_json(path: Path, measurements: Iterable[Measurement]) -> None:
-    """Writes `to_json` to a file.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path.write_text(to_json(measurements))

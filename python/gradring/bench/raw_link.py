@@ -7,7 +7,6 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 
 import gradring
@@ -59,7 +58,9 @@ class LinkMeasurement:
         round_trip_us: Time of 4 bytes there and back, blocking: the median,
         best_round_trip_us: and the shortest.
         round_trips: How many were timed.
-        congestion_control: Of the connections.
+        congestion_control: Of the connection.
+        date: When it was measured, to the minute, with the time zone.
+        machine: Processor, cores and system.
     """
 
     bandwidths: list[Bandwidth]
@@ -67,6 +68,8 @@ class LinkMeasurement:
     best_round_trip_us: float
     round_trips: int
     congestion_control: str
+    date: str
+    machine: str
 
 
 def bench_link(
@@ -83,8 +86,7 @@ def bench_link(
         RankFailure: A rank failed, or had not finished in time.
         ConfigError: ``congestion`` cannot be had.
     """
-    now = datetime.now().astimezone()
-    say(f"# {now:%Y-%m-%d %H:%M %Z}, {machine.machine()}, load {machine.load()} at the start")
+    say(f"# {machine.date()}, {machine.machine()}, load {machine.load()} at the start")
     with congested(congestion) as hosts:
         found: LinkMeasurement = run_ranks(
             measure,
@@ -137,6 +139,8 @@ def measure(volume_bytes: int) -> LinkMeasurement:
             round(min(trips_us), 1),
             len(trips_us),
             link.congestion_control(),
+            machine.date(),
+            machine.machine(),
         )
 
 

@@ -124,14 +124,18 @@ def _add_common(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--congestion",
         metavar="NAME",
-        help="TCP congestion control of everything measured, such as reno (needs root)",
+        help="TCP congestion control of everything measured, such as reno (needs root, iproute2)",
     )
-    sub.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to FILE too")
+    sub.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the measurements to FILE too, with date, machine and congestion control",
+    )
 
 
 def _run_all_reduce(arguments: argparse.Namespace) -> int:
     from gradring.bench.all_reduce import bench_all_reduce
-    from gradring.bench.measurement import write_json
     from gradring.bench.plan import Plan
 
     plan = Plan(
@@ -148,10 +152,10 @@ def _run_all_reduce(arguments: argparse.Namespace) -> int:
         checksum=arguments.checksum,
     )
     plan.check(allow_debug=arguments.allow_debug)
-    measured = bench_all_reduce(plan, _say)
+    record = bench_all_reduce(plan, _say)
     if arguments.json is not None:
-        write_json(arguments.json, measured)
-    return sum(measurement.wrong for measurement in measured)
+        record.write(arguments.json)
+    return sum(measurement.wrong for measurement in record.measurements)
 
 
 def _run_link(arguments: argparse.Namespace) -> int:

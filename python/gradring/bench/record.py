@@ -1,0 +1,65 @@
+"""A run of ``gradring bench all-reduce`` or ``make bench``: when, where and with what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gradring.bench import machine
+from gradring.bench.congestion import in_words
+from gradring.bench.measurement import Measurement, to_json
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a run; the fields are the keys of the JSON.
+
+    Attributes:
+        command: What repeats it.
+        date: When it began, to the minute, with the time zone.
+        machine: Processor, cores and system.
+        load_at_start: Processes that wanted a core in the minute before.
+        tcp_congestion_control: Of all systems, or of which.
+        versions: Of gradring, Python, numpy and the peers.
+        measurements: One for each system and size; none before it was measured.
+    """
+
+    command: str
+    date: str
+    machine: str
+    load_at_start: float
+    tcp_congestion_control: str
+    versions: str
+    measurements: list[Measurement] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, command: str, congestion: str | None, peers: Iterable[str]) -> Record:
+        """The record of a run that begins now.
+
+        Args:
+            command: What repeats it.
+            congestion: The TCP congestion control of all systems; None if each has its own.
+            peers: Names of those compared with, which must be installed.
+        """
+        return cls(
+            command=command,
+            date=machine.date(),
+            machine=machine.machine(),
+            load_at_start=machine.load(),
+            tcp_congestion_control=in_words(congestion),
+            versions=machine.versions(peers),
+        )
+
+    def write(self, path: Path) -> None:
+        """Writes one JSON object, with one line for each fact and each measurement.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        facts = asdict(self)
+        del facts["measurements"]
+        lines = [f"{json.dumps(name)}: {json.dumps(fact)}," for name, fact in facts.items()]
+        lines.append(f'"measurements": {to_json(self.measurements).rstrip()}')
+        path.write_text("\n".join(["{", *lines, "}"]) + "\n")
