@@ -82,6 +82,17 @@ def test_transports_are_measured_in_one_run(tmp_path: Path) -> None:
     ]
 
 
+def test_the_automatic_transport_is_told_apart_from_what_it_chose(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    arguments = ("--sizes", "4", "--iterations", "2", "--checksum", "--json", str(path))
+    assert main([*BENCH, "--transport", "auto,tcp,shm", *arguments]) == 0
+    rows = json.loads(path.read_text())["measurements"]
+    names = ["gradring auto", "gradring", "gradring"]
+    names += ["gradring auto+checksum", "gradring+checksum", "gradring+checksum"]
+    assert [row["system"] for row in rows] == names
+    assert [row["transport"] for row in rows[1:3]] == ["tcp", "shm"]
+
+
 def test_several_streams_are_measured_and_their_number_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -14,7 +14,8 @@ class Measurement:
     """A row of the table; the fields are the keys of the JSON.
 
     Attributes:
-        system: ``gradring``, the name that a peer gives itself, or ``link`` for the raw links,
+        system: ``gradring``, or ``gradring auto`` where it chose the transport and others are
+            measured beside it; the name that a peer gives itself; or ``link`` for the raw links,
             which carried what a ring would have.
         transport: What carried the bytes, such as ``tcp`` or ``shm``.
         algorithm: How they were reduced, such as ``ring``; ``none`` for ``link``.

@@ -55,7 +55,7 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
     first, *others = plan.transports
     with contextlib.ExitStack() as closing:
         comm = closing.enter_context(_join(plan, first, tls))
-        systems: list[System] = [_system(comm, first)]
+        systems: list[System] = [_system(plan, comm, first)]
         further = [(transport, False) for transport in others]
         if plan.checksum:
             further += [(transport, True) for transport in plan.transports]
@@ -63,7 +63,7 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
             (port,) = agree_on_ports(comm, 1)
             place = comm.rank, comm.world_size, f"{LOOPBACK}:{port}"
             more = closing.enter_context(_join(plan, transport, tls, *place, checksum=checksum))
-            systems.append(_system(more, transport))
+            systems.append(_system(plan, more, transport))
         for name in plan.peers:
             systems.extend(load_peer(name).open_systems(comm, closing))
         systems.extend(open_link(comm, closing))
@@ -101,8 +101,10 @@ def _join(
     )
 
 
-def _system(comm: Communicator, transport: str) -> Gradring:
-    return Gradring(comm, TLS if transport == TLS else None)
+def _system(plan: Plan, comm: Communicator, transport: str) -> Gradring:
+    # What it chooses may be measured by its name, too.
+    automatic = transport == "auto" and len(plan.transports) > 1
+    return Gradring(comm, TLS if transport == TLS else None, automatic=automatic)
 
 
 def measure_size(

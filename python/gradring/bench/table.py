@@ -17,7 +17,7 @@ _COLUMNS = (
     ("count", 10),
     ("dtype", 9),
     ("op", 8),
-    ("system", 20),
+    ("system", 22),
     ("transport", 9),
     ("median us", 11),
     ("min us", 11),

@@ -15,11 +15,20 @@ from gradring.communicator import Communicator
 class Gradring:
     """`Communicator.all_reduce`."""
 
-    def __init__(self, comm: Communicator, transport: str | None = None) -> None:
-        """``transport``: how the table calls it; by default as the communicator does."""
+    def __init__(
+        self, comm: Communicator, transport: str | None = None, *, automatic: bool = False
+    ) -> None:
+        """Measures through ``comm``.
+
+        Args:
+            comm: What reduces.
+            transport: How the table calls it; by default as the communicator does.
+            automatic: Whether the name has to say that gradring chose the transport.
+        """
         self._comm = comm
         stats = comm.stats()
-        self.name = "gradring+checksum" if stats["checksum"] else "gradring"
+        chosen = " auto" if automatic else ""
+        self.name = f"gradring{chosen}{'+checksum' if stats['checksum'] else ''}"
         self.transport: str = transport or stats["transport"]
 
     @property
