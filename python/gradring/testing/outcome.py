@@ -55,9 +55,11 @@ class Outcome:
         return f"rank {self.rank}: {describe_exit(self.exit_code)}{ended}"
 
     def details(self) -> str:
-        """The traceback, and the last lines of output."""
+        """The traceback, and the last lines of output before it."""
         parts = [self.traceback.rstrip()] if self.traceback else []
-        lines = self.output.rstrip().splitlines()[-OUTPUT_LINES:]
+        # A rank prints its traceback, too.
+        output = self.output.replace(self.traceback, "") if self.traceback else self.output
+        lines = output.rstrip().splitlines()[-OUTPUT_LINES:]
         if lines:
             parts.append("\n".join([f"last output of rank {self.rank}:", *lines]))
         return "\n".join(parts)
