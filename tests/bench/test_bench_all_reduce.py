@@ -239,6 +239,21 @@ def test_plans_that_cannot_be_measured_are_refused(wrong: Plan, message: str) ->
         wrong.check(allow_debug=True)
 
 
+def test_sizes_that_do_not_fit_into_memory_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BENCH, "--sizes", "4,999999999GiB"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "999999999 GiB on each of 2 ranks takes 5999999994 GiB of memory or more" in line
+    plan_ = Plan(2, (1 << 20,), transports=("tcp", "shm"), checksum=True)
+    for available in (24 << 20, None):
+        monkeypatch.setattr(machine, "available_memory", lambda a=available: a)
+        plan_.check(allow_debug=True)
+    monkeypatch.setattr(machine, "available_memory", lambda: (24 << 20) - 1)
+    with pytest.raises(ConfigError, match="takes 24 MiB of memory or more, and 23 MiB are av"):
+        plan_.check(allow_debug=True)
+
+
 def test_a_debug_build_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     debug = {**gradring.build_info(), "debug": True}
     monkeypatch.setattr(plan, "build_info", lambda: debug)

@@ -32,6 +32,16 @@ def load() -> float:
     return round(os.getloadavg()[0], 1)
 
 
+def available_memory() -> int | None:
+    """Bytes that programs may take before the system swaps; None if it does not say."""
+    try:
+        rows = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kibibytes = (row.split()[1] for row in rows if row.startswith("MemAvailable:"))
+    return next((int(number) << 10 for number in kibibytes), None)
+
+
 def cpu_model() -> str:
     """The processor's own name, or else its architecture."""
     try:

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from gradring import build_info
-from gradring.bench import systems, values
+from gradring.bench import machine, systems, values
 from gradring.communicator import Communicator
 from gradring.config import TLS_VARIABLES, Settings
 from gradring.errors import ConfigError
@@ -63,9 +63,9 @@ class Plan:
             allow_debug: Whether to measure an unoptimised build all the same.
 
         Raises:
-            ConfigError: A size does not hold whole elements, the dtype cannot tell so many ranks
-                apart, gradring does not know a transport, there are no certificates for ``tls``,
-                or the build is not optimised.
+            ConfigError: A size does not hold whole elements or more than the memory, the dtype
+                cannot tell so many ranks apart, gradring does not know a transport, there are no
+                certificates for ``tls``, or the build is not optimised.
         """
         if build_info()["debug"] and not allow_debug:
             raise ConfigError(
@@ -79,6 +79,7 @@ class Plan:
                     f"{format_size(size)} is no whole number of {self.dtype} elements of "
                     f"{element_bytes} bytes; choose sizes that are multiples of {element_bytes}"
                 )
+        self._check_memory()
         values.period(self.dtype, self.world_size)
         if TLS in self.transports and Settings.from_environ().tls is None:
             raise ConfigError(
@@ -89,6 +90,20 @@ class Plan:
             Communicator(
                 0, 1, transport=native(transport), algorithm=self.algorithm, streams=self.streams
             ).close()
+
+    def _check_memory(self) -> None:
+        size = max(self.sizes)
+        communicators = len(self.transports) * (2 if self.checksum else 1)
+        # Each has its source, its buffer and its expectation; what the peers need comes on top.
+        needed = 3 * size * communicators * self.world_size
+        available = machine.available_memory()
+        if available is not None and needed > available:
+            found = format_size(available >> 20 << 20)
+            raise ConfigError(
+                f"{format_size(size)} on each of {self.world_size} ranks takes "
+                f"{format_size(needed)} of memory or more, and {found} are available; "
+                "choose smaller sizes, fewer ranks or fewer transports"
+            )
 
     def measurable(self) -> tuple[Plan, list[str]]:
         """The same with only those peers that are installed and can do it, and why not the others.
