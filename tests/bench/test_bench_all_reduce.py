@@ -239,6 +239,30 @@ def test_plans_that_cannot_be_measured_are_refused(wrong: Plan, message: str) ->
         wrong.check(allow_debug=True)
 
 
+@pytest.mark.parametrize("what", ["all-reduce", "link"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, reason in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "none" / "measured.json", "No such file or directory"),
+    ):
+        assert main(["bench", what, "--json", str(path)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err == (
+            f"gradring bench: --json {path}: {reason}; name a file that can be written\n"
+        )
+
+
+def test_a_record_stays_until_there_is_another_one(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("{}")
+    for path in (old, new):
+        assert main([*BENCH, "--sizes", "3", "--json", str(path)]) == 2
+    assert old.read_text() == "{}" and not new.exists()
+
+
 def test_sizes_that_do_not_fit_into_memory_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

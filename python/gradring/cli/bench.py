@@ -27,6 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures and prints; 1 if a result was wrong or a rank failed."""
     from gradring.testing import RankFailure
 
+    if arguments.json is not None:
+        _check_writable(arguments.json)
     measure = {"all-reduce": _run_all_reduce, "link": _run_link}[arguments.measured]
     try:
         wrong = measure(arguments)
@@ -165,6 +167,25 @@ def _run_link(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         write_json(arguments.json, measured)
     return sum(bandwidth.wrong for bandwidth in measured.bandwidths)
+
+
+def _check_writable(path: Path) -> None:
+    """Finds out before minutes of measuring; what is in the file stays.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    from gradring.errors import ConfigError
+
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(
+            f"--json {path}: {error.strerror}; name a file that can be written"
+        ) from None
+    if not existed:
+        path.unlink()
 
 
 def _say(line: str) -> None:
