@@ -317,7 +317,8 @@ def test_gloo_is_measured_in_the_same_run_and_right(dtype: str, tmp_path: Path) 
 @pytest.mark.skipif(_missing("mpi") is not None, reason=_missing("mpi") or "")
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_mpi_is_measured_over_both_transports_and_right(dtype: str, tmp_path: Path) -> None:
-    rows = _compared("mpi", tmp_path, "--world-size", "3", "--dtype", dtype)
+    transport = ("--transport", "tcp")
+    rows = _compared("mpi", tmp_path, "--world-size", "3", "--dtype", dtype, *transport)
     systems_ = [(row["system"], row["transport"]) for row in rows]
     assert systems_ == [("gradring", "tcp"), ("mpi", "tcp"), ("mpi", "shm")] * 2
     assert [row["wrong"] for row in rows] == [0] * 6
