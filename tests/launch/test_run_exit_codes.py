@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from launching import gradring, script
 
+from gradring.launch.report import blamed_rank, first_cause
+
 SLEEP = "time.sleep(300)\n"
 
 
@@ -92,6 +94,103 @@ def test_the_first_failing_ranks_traceback_comes_last(tmp_path: Path) -> None:
     assert lines[0] == "[1] Traceback (most recent call last):"
     assert "[1] ValueError: no such layer" in lines
     assert lines[-1] == "[1] KeyError: 'model'"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "words"),
+    [
+        ("raise ValueError('no such layer')", 1, "[1] ValueError: no such layer"),
+        ("sys.exit(7)", 7, "it printed nothing"),
+    ],
+)
+def test_a_rank_that_blames_another_failed_rank_did_not_fail_first(
+    tmp_path: Path, ending: str, code: int, words: str
+) -> None:
+    program = script(
+        tmp_path,
+        "import atexit, gradring\n"
+        f"first = {str(tmp_path / 'first')!r}\n"
+        "def until_rank_0_was_collected():\n"
+        "    pid = int(open(first).read())\n"
+        "    while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "if rank == 0: open(first, 'w').write(str(os.getpid()))\n"
+        "else: atexit.register(until_rank_0_was_collected)\n"
+        "with gradring.init() as comm:\n"
+        f"    if rank == 1: {ending}\n"
+        "    comm.barrier()\n",
+    )
+    done = gradring("run", "-np", 2, "--grace", 60, *program)
+    assert done.returncode == code
+    assert "gradring run: rank 0 failed (exit code 1); 1 still running" in done.stderr
+    last = done.stderr.rpartition("gradring run: ")[2].rstrip()
+    assert last.startswith("rank 1 on ") and f"failed first (exit code {code})" in last
+    assert last.endswith(words)
+
+
+def test_a_rank_that_the_launcher_ended_did_not_fail_first(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "import gradring\n"
+        "comm = gradring.init()\n"
+        "if rank == 1:\n    comm.abort('stuck')\n"
+        f"    {SLEEP}"
+        "comm.barrier()\n",
+    )
+    done = gradring("run", "-np", 2, "--grace", 1, *program)
+    assert done.returncode == 1
+    last = done.stderr.rpartition("gradring run: ")[2]
+    assert last.startswith("rank 0 on ") and "AbortedError: " in last and "rank 1 on " in last
+
+
+@pytest.mark.parametrize(
+    ("lines", "blamed"),
+    [
+        (["gradring.errors.PeerLostError: rank 1 on a: has gone; restart the job"], 1),
+        (
+            [
+                "tf.AbortedError: ",
+                "gradring PeerLostError: sum 'w' (collective #2): rank 1 on a: x",
+            ],
+            1,
+        ),
+        (
+            ["gradring.errors.AbortedError: rank 2 on a: raised w (collective #2): rank 0 on a: x"],
+            2,
+        ),
+        (["gradring.errors.RendezvousError: nobody is there; rank 1 on a may have ended"], None),
+        (["ValueError: rank 1 on a: bad"], None),
+        (
+            [
+                "ValueError: bad",
+                "During handling of the above exception, another exception occurred:",
+                "Traceback (most recent call last):",
+                "gradring.errors.AbortedError: rank 1 on a: stopped",
+            ],
+            None,
+        ),
+    ],
+)
+def test_a_rank_is_blamed_by_the_first_exception_of_a_traceback(
+    lines: list[str], blamed: int | None
+) -> None:
+    words = ["Traceback (most recent call last):", *lines]
+    assert blamed_rank([line.encode() for line in words]) == blamed
+
+
+@pytest.mark.parametrize(
+    ("blamed", "first"),
+    [
+        ({2: None, 0: None}, 2),
+        ({2: 0, 0: 1, 1: None}, 1),
+        ({2: 1, 0: 1}, 2),
+        ({1: 1, 0: 1}, 1),
+        ({1: 0, 0: 1}, 1),
+    ],
+)
+def test_the_first_cause_blames_no_other_failed_rank(
+    blamed: dict[int, int | None], first: int
+) -> None:
+    assert first_cause(blamed) == first
 
 
 def test_a_missing_program_is_named() -> None:

@@ -1,7 +1,8 @@
 """``gradring run``: starts the ranks, watches them, and ends them together.
 
 One thread does everything: it sleeps until a pipe has output, a child has ended or a signal has
-arrived, so that lines are never mixed and the order of failures is the order of their arrival.
+arrived, so that lines are never mixed. Which rank failed first is decided when all have ended: the
+others learn of a failure while the rank to blame may still be ending.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gradring.launch.processes import (
     describe_exit,
     shell_exit_code,
 )
-from gradring.launch.report import last_words
+from gradring.launch.report import blamed_rank, first_cause, last_words
 from gradring.launch.signals import signals_as_bytes
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
@@ -86,7 +87,8 @@ def launch(
 
     Returns:
         0, or the code of the rank that failed first (128 plus the number of the signal that killed
-        it), or 128 plus the number of the signal that ended this launcher.
+        it), or 128 plus the number of the signal that ended this launcher. A rank whose error
+        blames another failed rank has not failed first, nor one that this launcher ended.
 
     Raises:
         OSError: A host cannot be used, there are too few free ports, or ``log_dir`` cannot be
@@ -183,7 +185,8 @@ class _Launch:
         self._selector.register(wakeup, selectors.EVENT_READ)
         self._outputs: list[tuple[RankOutput, RankOutput]] = []
         self._open: set[RankOutput] = set()
-        self._failed: RankProcess | None = None
+        self._failed: list[RankProcess] = []
+        self._ends_ranks = False
         self._stopped_by: int | None = None
         self._terminate_at = float("inf")
         self._kill_at = float("inf")
@@ -217,15 +220,18 @@ class _Launch:
         for output in self._open:
             output.finish()
         self._selector.close()
-        if self._failed is not None and self._failed.exit_code is not None:
-            return shell_exit_code(self._failed.exit_code)
-        return 0 if self._stopped_by is None else 128 + self._stopped_by
+        if not self._failed:
+            return 0 if self._stopped_by is None else 128 + self._stopped_by
+        first = self._first_failure()
+        assert first.exit_code is not None
+        return shell_exit_code(first.exit_code)
 
     def report(self, log_dir: Path | None, flight_dir: str | None) -> None:
         """Repeats the last words of the rank that failed first, below everything else."""
-        if self._failed is None:
+        if not self._failed:
             return
-        rank, exit_code = self._failed.rank, self._failed.exit_code
+        first = self._first_failure()
+        rank, exit_code = first.rank, first.exit_code
         assert exit_code is not None
         out, err = self._outputs[rank]
         lines = last_words(list(err.tail), list(out.tail))
@@ -235,9 +241,13 @@ class _Launch:
             advice += f"; what each rank was doing: gradring explain {flight_dir}"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
         how = describe_exit(exit_code)
-        _say(f"rank {rank} on {self._failed.host} failed first ({how}); {words}")
+        _say(f"rank {rank} on {first.host} failed first ({how}); {words}")
         sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
         sys.stderr.buffer.flush()
+
+    def _first_failure(self) -> RankProcess:
+        blamed = {p.rank: blamed_rank(list(self._outputs[p.rank][1].tail)) for p in self._failed}
+        return self._processes.ranks[first_cause(blamed)]
 
     def _copy(self, timeout_s: float) -> None:
         deadlines = min(self._terminate_at, self._kill_at) - time.monotonic()
@@ -278,18 +288,22 @@ class _Launch:
 
     def _collect(self) -> None:
         failed = [process for process in self._processes.poll() if process.exit_code != 0]
-        if not failed or self._failed is not None or self._stopped_by is not None:
+        if not failed or self._ends_ranks or self._stopped_by is not None:
             return
+        known = bool(self._failed)
         # Of several found at once, one that was killed is more likely the cause than the effect.
-        self._failed = min(failed, key=lambda process: ((process.exit_code or 0) > 0, process.rank))
+        failed.sort(key=lambda process: ((process.exit_code or 0) > 0, process.rank))
+        self._failed += failed
+        if known:
+            return
         now = time.monotonic()
         self._terminate_at = now + self._grace_s / 2
         self._kill_at = now + self._grace_s
         others = len(self._processes.running())
         if others:
-            assert self._failed.exit_code is not None
+            assert failed[0].exit_code is not None
             _say(
-                f"rank {self._failed.rank} failed ({describe_exit(self._failed.exit_code)}); "
+                f"rank {failed[0].rank} failed ({describe_exit(failed[0].exit_code)}); "
                 f"{others} still running must end within {self._grace_s:g} s"
             )
 
@@ -298,6 +312,8 @@ class _Launch:
         now = time.monotonic()
         if not self._processes.running() and self._kill_at == float("inf"):
             self._kill_at = now + self._grace_s
+        # What a rank says or returns from now on is our doing.
+        self._ends_ranks |= now >= min(self._kill_at, self._terminate_at)
         if now >= self._kill_at:
             self._kill_at = now + CLOSING_TICK_S
             self._give_up_at = min(self._give_up_at, now + REAP_S)

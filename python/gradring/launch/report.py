@@ -1,14 +1,19 @@
-"""The last words of the rank that failed first, found in what it printed."""
+"""Which rank failed first, and its last words, found in what the ranks printed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 TRACEBACK = b"Traceback (most recent call last):"
 CHAINED = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",
 )
+BLAME = re.compile(
+    rb"\bgradring(?:\.errors\.| )\w+Error: (?:.*?\(collective #\d+\): )??rank (\d+) on "
+)
+"""An error of gradring's that names a rank; the second form is inside an error of TensorFlow's."""
 LAST_LINES = 20
 MAX_LINES = 100
 
@@ -24,6 +29,27 @@ def last_words(stderr: Sequence[bytes], stdout: Sequence[bytes]) -> list[bytes]:
     if start is not None:
         return _shortened(list(stderr[start:]))
     return list(stderr[-LAST_LINES:]) or list(stdout[-LAST_LINES:])
+
+
+def first_cause(blamed: Mapping[int, int | None]) -> int:
+    """The rank whose failure is most likely the cause of the others': the first to blame no other.
+
+    Args:
+        blamed: By rank that failed, in the order in which they did, the rank that its error names.
+    """
+    causes = [rank for rank, named in blamed.items() if named == rank or named not in blamed]
+    return next(iter(causes or blamed))
+
+
+def blamed_rank(stderr: Sequence[bytes]) -> int | None:
+    """The rank that the last traceback blames, if its first exception is one of gradring's."""
+    start = _start_of_last_traceback(stderr)
+    for line in [] if start is None else stderr[start:]:
+        if any(sentence in line for sentence in CHAINED):
+            break
+        if found := BLAME.search(line):
+            return int(found[1])
+    return None
 
 
 def _start_of_last_traceback(lines: Sequence[bytes]) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradring.launch.processes import describe_exit
+from gradring.launch.report import first_cause
 
 OUTPUT_LINES = 30
 """Last lines of a failed rank's output that its report shows."""
@@ -121,10 +122,9 @@ def first_failure(outcomes: Sequence[Outcome], ended_at: Sequence[float]) -> Out
         outcomes: All outcomes, in rank order.
         ended_at: When each rank failed or ended, in seconds.
     """
-    failed = {o.rank: o for o in outcomes if not o.ok and not o.ended_by_harness}
-    causes = [o for o in failed.values() if _blamed(o) not in failed or _blamed(o) == o.rank]
-    candidates = causes or list(failed.values())
-    return min(candidates, key=lambda o: ended_at[o.rank], default=None)
+    failed = [o for o in outcomes if not o.ok and not o.ended_by_harness]
+    failed.sort(key=lambda o: ended_at[o.rank])
+    return outcomes[first_cause({o.rank: _blamed(o) for o in failed})] if failed else None
 
 
 def _blamed(outcome: Outcome) -> int | None:
