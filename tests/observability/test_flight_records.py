@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -178,11 +179,44 @@ def record(rank: int, *calls: tuple[int, str, str], failure: str | None = None) 
     )
 
 
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("utc")
 def test_ranks_that_went_different_ways_are_told_apart() -> None:
     sides = [record(rank, (7, "a" if rank == 2 else "b", "failed")) for rank in range(3)]
-    assert explain(sides)[0] == (
-        "The ranks went different ways at #7: ranks 0 and 1 called b; rank 2 called a."
-    )
+    differ = "The ranks went different ways at #7: ranks 0 and 1 called b; rank 2 called a."
+    assert explain(sides) == [differ]
+
+    behind = [sides[0], record(1, (6, "b", "done")), sides[2]]
+    assert explain(behind) == [
+        "The ranks went different ways at #7: rank 0 called b; rank 2 called a.",
+        "rank 1 on host-1 never entered #7; ranks 0 and 2 have waited since 00:00:02.000, for "
+        "7.0 s.",
+        "Before that, rank 1 on host-1 had come this far: it finished b (#6) at 00:00:03.000.",
+    ]
+
+
+@pytest.mark.usefixtures("utc")
+def test_a_rank_without_a_record_may_not_have_been_asked() -> None:
+    left = "left no record: killed, stopped, on another machine,"
+    been = "been in b (#7) since 00:00:02.000, for 7.0 s."
+    assert explain([record(1, (7, "b", "running"))]) == [
+        f"Ranks 0 and 2 {left} ended well before the others, or not asked.",
+        f"Rank 1 has {been}",
+    ]
+    failed = [record(rank, (7, "b", "failed"), failure="it broke") for rank in (0, 1)]
+    assert explain(failed) == [
+        "The group failed: it broke",
+        f"Rank 2 {left} or ended well before the others.",
+        f"Ranks 0 and 1 have {been}",
+    ]
 
 
 def test_a_record_from_before_the_failure_is_called_old() -> None:

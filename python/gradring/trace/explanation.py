@@ -26,9 +26,11 @@ def _missing(records: Sequence[Record]) -> Iterator[str]:
     present = {record.rank for record in records}
     missing = [rank for rank in range(records[0].world_size) if rank not in present]
     if missing:
+        asked = all(record.reason == "SIGUSR2" for record in records)
+        early = "ended well before the others"
         yield (
             f"{_ranks(missing, capital=True)} left no record: killed, stopped, on another machine, "
-            "or ended well before the others."
+            f"{f'{early}, or not asked' if asked else f'or {early}'}."
         )
 
     failed = any(record.failure for record in records)
@@ -51,28 +53,32 @@ def _position(records: Sequence[Record]) -> Iterator[str]:
     sequence = min(unfinished)
     found = {record.rank: record.find(sequence) for record in records}
     entered = {rank: call for rank, call in found.items() if call is not None}
-    yield from _different(entered, sequence)
+    different = list(_different(entered, sequence))
+    yield from different
     waiting = [record for record in records if _is_under_way(found[record.rank])]
     absent = [record for record in records if found[record.rank] is None]
     done = [r for r in records if (call := found[r.rank]) is not None and call.state == "done"]
     call = next(iter(entered.values()))
-    since_ns = min((c.started_ns or c.launched_ns for c in entered.values()), default=None)
-    since = ""
-    if since_ns is not None:
-        waited_s = (max(record.written_ns for record in waiting or records) - since_ns) / 1e9
-        since = f" since {_clock_time(since_ns)}, for {waited_s:.1f} s"
+    where = f"#{sequence}" if different else f"{call.call} (#{sequence})"
+    since = _since(entered, waiting or records)
     waiters = _ranks([record.rank for record in waiting])
     verb = "has" if len(waiting) == 1 else "have"
     if absent:
         names = " and ".join(_name(record) for record in absent)
         waits = f"; {waiters} {verb} waited{since}" if waiting else ""
-        yield f"{names} never entered {call.call} (#{sequence}){waits}."
+        yield f"{names} never entered {where}{waits}."
         for record in absent:
             yield f"Before that, {_name(record)} had come this far: {_last_done(record)}."
-    elif waiting:
-        yield f"{waiters.capitalize()} {verb} been in {call.call} (#{sequence}){since}."
+    elif waiting and not different:
+        yield f"{waiters.capitalize()} {verb} been in {where}{since}."
     if done:
         yield f"{_ranks([r.rank for r in done], capital=True)} had already finished #{sequence}."
+
+
+def _since(entered: dict[int, Collective], latest: Sequence[Record]) -> str:
+    since_ns = min(call.started_ns or call.launched_ns for call in entered.values())
+    waited_s = (max(record.written_ns for record in latest) - since_ns) / 1e9
+    return f" since {_clock_time(since_ns)}, for {waited_s:.1f} s"
 
 
 def _different(entered: dict[int, Collective], sequence: int) -> Iterator[str]:
