@@ -102,8 +102,25 @@ def test_a_log_directory_gets_the_flight_records_and_the_launcher_says_so(
     assert not older.exists()
     explain_them = ["explain", str(logs / "flight")]
     assert f"what each rank was doing: gradring {' '.join(explain_them)}" in capfd.readouterr().err
-    assert cli.main(explain_them) == 0
-    assert "no data" in capfd.readouterr().out
+    for named in (logs / "flight", logs):
+        assert cli.main(["explain", str(named)]) == 0
+        assert "no data" in capfd.readouterr().out
+
+
+def test_a_directory_without_records_is_told_from_one_that_is_not_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, flight = tmp_path / "file", tmp_path / "logs" / "flight"
+    file.touch()
+    flight.mkdir(parents=True)
+    for named, problem in (
+        (file, f"{file} is a file"),
+        (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist"),
+        (flight.parent, f"{flight} holds no records of ranks (rank-0.json and so on)"),
+    ):
+        assert cli.main(["explain", str(named)]) == 2
+        advice = "name the directory that GRADRING_FLIGHT_DIR or gradring run --log-dir named"
+        assert capfd.readouterr().err.startswith(f"gradring explain: {problem}; {advice}")
 
 
 def be_killed(faulty: int) -> None:

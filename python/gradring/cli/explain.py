@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory",
         type=Path,
         metavar="DIR",
-        help="what GRADRING_FLIGHT_DIR named, or FILE.parts of GRADRING_TRACE=FILE",
+        help="what GRADRING_FLIGHT_DIR or gradring run --log-dir named, or FILE.parts of "
+        "GRADRING_TRACE=FILE",
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="also write the records as one timeline"

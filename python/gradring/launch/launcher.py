@@ -108,7 +108,7 @@ def launch(
             **environ,
             "GRADRING_LOG_DIR": str(log_dir.absolute()),
             "GRADRING_FLIGHT_DIR": environ.get("GRADRING_FLIGHT_DIR")
-            or str(log_dir.absolute() / "flight"),
+            or str(places.flight_of(log_dir.absolute())),
         }
     flight = Path(environ["GRADRING_FLIGHT_DIR"]) if environ.get("GRADRING_FLIGHT_DIR") else None
     if flight is not None:

@@ -6,8 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def flight_of(log_dir: Path) -> Path:
+    """Where ``gradring run --log-dir`` lets ranks leave their flight records."""
+    return log_dir / "flight"
+
+
 def attempts(directory: Path) -> list[Path]:
-    """Where the records are: in subdirectories if ``gradring run --max-restarts`` has made some."""
+    """Where the records are: in subdirectories if ``gradring run --max-restarts`` has made some.
+
+    Args:
+        directory: That of the flight records, of a timeline's parts, or of ``--log-dir``.
+    """
+    if flight_of(directory).is_dir() and not any(written(directory)):
+        directory = flight_of(directory)
     numbered = [path for path in directory.glob("attempt-*") if path.name[8:].isdecimal()]
     held = [path for path in numbered if any(path.glob("rank-*.json"))]
     return sorted(held, key=lambda path: int(path.name[8:])) or [directory]

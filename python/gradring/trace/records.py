@@ -107,9 +107,13 @@ def read(directory: Path) -> list[Record]:
     """
     files = [path for path in sorted(directory.glob("rank-*.json")) if _FILE.fullmatch(path.name)]
     if not files:
+        problem = "holds no records of ranks (rank-0.json and so on)"
+        if not directory.is_dir():
+            problem = "is a file" if directory.exists() else "does not exist"
         raise ConfigError(
-            f"{directory} holds no records of ranks (rank-0.json and so on); name the directory "
-            "that GRADRING_FLIGHT_DIR named when the job ran"
+            f"{directory} {problem}; name the directory that GRADRING_FLIGHT_DIR or gradring run "
+            "--log-dir named when the job ran: ranks write there when the group fails, and on "
+            "SIGUSR2"
         )
     found = []
     for path in files:
