@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+import socketserver
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ TOKEN = "doctors-token"
 
 
 @contextmanager
-def job(directory: Path, text: str, ranks: int = 3) -> Iterator[str]:
+def job(directory: Path, text: str, ranks: int = 3, grace_s: int = 1) -> Iterator[str]:
     """Runs a job until the block ends; its rendezvous."""
     noted = directory / "rendezvous"
     head = (
@@ -31,7 +33,7 @@ def job(directory: Path, text: str, ranks: int = 3) -> Iterator[str]:
         f"os.rename({str(noted)!r} + str(rank), {str(noted)!r})\n"
     )
     program = script(directory, head + text)
-    command = command_line("run", "-np", ranks, "--grace", 1, *program)
+    command = command_line("run", "-np", ranks, "--grace", grace_s, *program)
     environ = {**os.environ, "GRADRING_TOKEN": TOKEN}
     with subprocess.Popen(command, env=environ) as launcher:
         try:
@@ -116,10 +118,56 @@ def test_a_stopped_rank_0_is_named_too(tmp_path: Path) -> None:
     assert report.returncode == 1
 
 
+def test_without_rank_0_the_ranks_that_run_here_are_named(tmp_path: Path) -> None:
+    text = (
+        "comm = gradring.init()\n"
+        "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"noted = {str(tmp_path / 'pid')!r} + str(rank)\n"
+        "open(noted + '-', 'w').write(str(os.getpid()))\n"
+        "os.rename(noted + '-', noted)\n"
+        "time.sleep(300)\n"
+    )
+    noted = [tmp_path / f"pid{rank}" for rank in (1, 2)]
+    with job(tmp_path, text, grace_s=240) as address:
+        wait_until(lambda: all(file.exists() for file in noted), "the group has formed")
+        report = doctor_until("rank 0 has ended", address)
+        everything = gradring("doctor")
+        pids = [file.read_text() for file in noted]
+    said = (
+        f"{address}: rank 0 has ended, does not listen yet, or cannot be reached (127.0.0.1 "
+        f"refuses: nobody listens at port {address.rpartition(':')[2]} there); running here: "
+        f"ranks 1, 2 (processes {', '.join(pids)})\n"
+    )
+    for found in (report, everything):
+        assert found.returncode == 1 and said in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "but it is no gradring rank of this version: "),
+        (b"", "but does not answer as rank 0 of a gradring job would: the connection broke"),
+    ],
+)
+def test_a_listener_that_is_not_gradrings_is_told_from_rank_0(answer: bytes, said: str) -> None:
+    class Stranger(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        report = gradring("doctor", address)
+        server.shutdown()
+    assert report.returncode == 1
+    assert f"{address}: something listens there, {said}" in report.stdout
+
+
 def test_a_job_in_which_nobody_waits_is_well(tmp_path: Path) -> None:
     text = "comm = gradring.init()\ncomm.barrier()\ntime.sleep(300)\n"
     with job(tmp_path, text) as address:
-        report = doctor_until("nobody waits; the last collective is #1", address)
+        report = doctor_until("waited for more than 1 s; the last collective is #1", address)
     assert report.returncode == 0
 
 
@@ -198,7 +246,8 @@ def test_a_rank_in_an_earlier_collective_is_not_blamed_but_the_one_outside_is() 
 
 def test_short_waits_are_no_problem() -> None:
     job = JobState(2, {0: state(0, 7, 6, 0.1), 1: state(1, None, 6, 0.1)}, {})
-    assert job.verdict()[0]
+    well = "all ranks answer and nobody has waited for more than 1 s; the last collective is #7"
+    assert job.verdict() == (True, [well])
 
 
 def test_differences_between_ranks_are_problems() -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradring.clusters import detect, parse
@@ -94,12 +95,14 @@ def _look_at(addresses: list[str]) -> int:
     for address in addresses:
         found = probe(address)
         _say(_endpoint_line(found))
-        if found.problem is not None:
-            well = False
-        else:
-            job = known.get(address, RunningJob(address))
-            job = RunningJob(address, own.token or job.token, own.tls or job.tls)
+        job = known.get(address, RunningJob(address))
+        if found.problem is None:
+            job = replace(job, token=own.token or job.token, tls=own.tls or job.tls)
             well &= _report_job(job)
+        else:
+            well = False
+            if job.processes:
+                _say(_without_rank_0(job, found.problem))
     return 0 if well else TROUBLE
 
 
@@ -123,10 +126,13 @@ def _report_job(running: RunningJob) -> bool:
         _say(f"{rendezvous}: a gradring job, which does not answer this caller: {error}")
         return False
     except RendezvousError as error:
-        _say(f"{rendezvous}: rank 0 of a job should answer here, but: {error}")
+        _say(_unanswered(running, error))
         return False
     except GradringError as error:
-        _say(f"{rendezvous}: no gradring rank of this version: {error}")
+        _say(
+            f"{rendezvous}: something listens there, but it is no gradring rank of this version: "
+            f"{error}"
+        )
         return False
     _say(f"job at {rendezvous}: {job.world_size} ranks")
     for state in job.states.values():
@@ -135,6 +141,33 @@ def _report_job(running: RunningJob) -> bool:
     for sentence in sentences:
         _say(f"{'well' if well else 'problem'}: {sentence}")
     return well
+
+
+def _unanswered(running: RunningJob, error: RendezvousError) -> str:
+    from gradring.doctor.endpoint import probe
+
+    problem = str(error).partition("; ")[0]  # its advice is for a rank that joins
+    if not running.processes:
+        return (
+            f"{running.rendezvous}: something listens there, but does not answer as rank 0 of a "
+            f"gradring job would: {problem}"
+        )
+    unreachable = probe(running.rendezvous).problem
+    if unreachable is not None:
+        return _without_rank_0(running, unreachable)
+    return f"{running.rendezvous}: rank 0 of a job should answer here, but: {problem}"
+
+
+def _without_rank_0(running: RunningJob, problem: str) -> str:
+    from gradring.doctor.job import ranks
+
+    own = running.processes
+    listed = ", ".join(str(own[rank]) for rank in sorted(own))
+    return (
+        f"{running.rendezvous}: rank 0 {'' if 0 in own else 'has ended, '}does not listen yet, or "
+        f"cannot be reached ({problem}); running here: {ranks(list(own))} "
+        f"(process{'es' if len(own) > 1 else ''} {listed})"
+    )
 
 
 def _endpoint_line(found: Endpoint) -> str:

@@ -133,7 +133,10 @@ class JobState:
         reached = max((state.reached for state in self.states.values()), default=0)
         if not reached:
             return "all ranks answer; no collective has been called yet"
-        return f"all ranks answer and nobody waits; the last collective is #{reached}"
+        return (
+            f"all ranks answer and nobody has waited for more than {PATIENCE_S:g} s; the last "
+            f"collective is #{reached}"
+        )
 
 
 def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -> JobState:

@@ -22,11 +22,13 @@ class RunningJob:
         rendezvous: ``host:port`` at which its rank 0 listens.
         token: Its secret, or None.
         tls: Its certificates, or None.
+        processes: By rank, the process of those that run here; the first where it has several.
     """
 
     rendezvous: str
     token: bytes | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
+    processes: dict[int, int] = field(default_factory=dict)
 
 
 def running_jobs() -> list[RunningJob]:
@@ -36,7 +38,7 @@ def running_jobs() -> list[RunningJob]:
     describe a cluster. The kernel shows them to the same user only.
     """
     jobs: dict[str, RunningJob] = {}
-    for environ in _environments():
+    for process_id, environ in _environments():
         try:
             cluster = detect(environ)
             settings = Settings.from_environ(environ)
@@ -44,12 +46,13 @@ def running_jobs() -> list[RunningJob]:
             continue
         if cluster.world_size > 1:
             job = RunningJob(cluster.rendezvous, settings.token, settings.tls)
-            jobs.setdefault(cluster.rendezvous, job)
+            job = jobs.setdefault(cluster.rendezvous, job)
+            job.processes.setdefault(cluster.rank, process_id)
     return list(jobs.values())
 
 
-def _environments() -> Iterator[Mapping[str, str]]:
-    for process in Path("/proc").glob("[0-9]*"):
+def _environments() -> Iterator[tuple[int, Mapping[str, str]]]:
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
         if int(process.name) in (os.getpid(), os.getppid()):
             continue
         try:
@@ -59,4 +62,4 @@ def _environments() -> Iterator[Mapping[str, str]]:
         except OSError:  # it has ended, or belongs to somebody else
             continue
         pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-        yield {name: text for name, _, text in pairs}
+        yield int(process.name), {name: text for name, _, text in pairs}
