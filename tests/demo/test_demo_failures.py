@@ -56,3 +56,18 @@ def test_only_the_comparison_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(story, "train", fail)
     with pytest.raises(TrainingError, match="gradring failed"):
         story.demo(tmp_path, stream=io.StringIO())
+
+
+@pytest.mark.parametrize("trouble", [[], ["--slow-rank", "1"], ["--kill", "1"]])
+def test_a_report_that_cannot_be_a_directory_is_noticed_before_any_training(
+    trouble: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report"
+    file.touch()
+    for report, problem in (
+        (file, "this is a file; name a directory"),
+        (file / "below", "this directory cannot be made (Not a directory); name another"),
+    ):
+        assert cli.main(["demo", "--report", str(report), *trouble]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err) == ("", f"gradring demo: --report {report}: {problem}\n")

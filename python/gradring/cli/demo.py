@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from gradring.cli.arguments import make_directory
+
 NAME = "demo"
 HELP = "train on real data with 2 ranks, check the result, and compare it with TensorFlow's own"
 
@@ -19,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("demo-report"),
         metavar="DIR",
-        help="directory for the page, the picture and the logs (default %(default)s)",
+        help="directory for the page, the picture and the logs; with --slow-rank and --kill, for "
+        "the logs, the times of all steps and the flight records (default %(default)s)",
     )
     trouble = parser.add_mutually_exclusive_group()
     trouble.add_argument(
@@ -43,13 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
     from gradring.demo import demo
     from gradring.demo.trouble import show_killed_rank, show_slow_rank
 
+    make_directory("--report", arguments.report)
     # As an exception it ends the trainings too.
     signal.signal(signal.SIGTERM, _exit)
     try:
         if arguments.slow_rank is not None:
-            return show_slow_rank(arguments.slow_rank)
+            return show_slow_rank(arguments.slow_rank, arguments.report)
         if arguments.kill is not None:
-            return show_killed_rank(arguments.kill, arguments.report / "flight")
+            return show_killed_rank(arguments.kill, arguments.report)
         return demo(arguments.report)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -19,8 +19,13 @@ SLOW_MS = 20
 EPOCHS = 10
 
 
-def show_slow_rank(rank: int, *, stream: TextIO = sys.stdout) -> int:
+def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> int:
     """Trains with one rank that sleeps in every step.
+
+    Args:
+        rank: The rank to slow down.
+        report: Directory for the logs and the times of all steps.
+        stream: Where to write.
 
     Returns:
         0 if the live lines or the verdict named the rank, else 1.
@@ -32,7 +37,7 @@ def show_slow_rank(rank: int, *, stream: TextIO = sys.stdout) -> int:
     _say(stream, f"Two workers train; rank {rank} sleeps {SLOW_MS} ms in every step.\n")
     started_s = time.monotonic()
     options = ["--slow-rank", str(rank), "--slow-ms", str(SLOW_MS), "--epochs", str(EPOCHS)]
-    _, lines = _train([], [], options, stream)
+    _, lines = _train(report, [], options, stream)
     named = re.compile(rf"slowest: rank {rank} |Rank {rank} on \S+ is the slowest")
     at_s = next((at_s for at_s, line in lines if named.search(line)), None)
     if at_s is None:
@@ -42,14 +47,14 @@ def show_slow_rank(rank: int, *, stream: TextIO = sys.stdout) -> int:
     return 0
 
 
-def show_killed_rank(rank: int, records: Path, *, stream: TextIO = sys.stdout) -> int:
+def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> int:
     """Trains, kills one rank with SIGKILL in the middle, and trains on from the last checkpoint.
 
     Then it explains what the ranks of the first attempt have left behind.
 
     Args:
         rank: The rank to kill.
-        records: Directory for the flight records.
+        report: Directory for the logs, the times of all steps and the flight records.
         stream: Where to write.
 
     Returns:
@@ -59,8 +64,7 @@ def show_killed_rank(rank: int, records: Path, *, stream: TextIO = sys.stdout) -
     Raises:
         ConfigError: A package is missing.
     """
-    from gradring.trace import explanation
-    from gradring.trace.places import of_attempt
+    from gradring.trace import explanation, places
     from gradring.trace.records import read
 
     require_packages()
@@ -72,12 +76,12 @@ def show_killed_rank(rank: int, records: Path, *, stream: TextIO = sys.stdout) -
     with tempfile.TemporaryDirectory(prefix="gradring-demo-") as temporary:
         checkpoint = Path(temporary, "checkpoint")
         options = ["--kill", str(rank), "--epochs", str(EPOCHS), "--checkpoint", str(checkpoint)]
-        environ = [f"GRADRING_FLIGHT_DIR={records.absolute()}"]
-        exit_code, lines = _train(environ, ["--max-restarts", "1"], options, stream)
-    first = of_attempt(records, 0)
-    _say(stream, f"\ngradring explain {first}")
-    for sentence in explanation.explain(read(first)):
-        _say(stream, sentence)
+        exit_code, lines = _train(report, ["--max-restarts", "1"], options, stream)
+    first = places.of_attempt(places.flight_of(report), 0)
+    if any(places.written(first)):
+        _say(stream, f"\ngradring explain {first}")
+        for sentence in explanation.explain(read(first)):
+            _say(stream, sentence)
     text = "".join(line for _, line in lines)
     named = re.search(rf"PeerLostError: .*rank {rank} on ", text)
     resumed = re.search(r"resumes after step (\d+)", text)
@@ -93,13 +97,14 @@ def show_killed_rank(rank: int, records: Path, *, stream: TextIO = sys.stdout) -
 
 
 def _train(
-    environ: Sequence[str], launch: Sequence[str], options: Sequence[str], stream: TextIO
+    report: Path, launch: Sequence[str], options: Sequence[str], stream: TextIO
 ) -> tuple[int, list[tuple[float, str]]]:
     """Runs the training and shows what it prints; its exit code, its lines, when they came."""
     command = [
-        # Without it, TensorFlow talks about floating point in the middle of the lines to see.
-        *("env", "TF_ENABLE_ONEDNN_OPTS=0", *environ),
-        *(sys.executable, "-m", "gradring", "run", "-np", str(GRADRING.world_size), *launch, "--"),
+        # Otherwise TensorFlow talks about floating point in the middle of the lines to see.
+        *("env", "-u", "GRADRING_FLIGHT_DIR", "TF_ENABLE_ONEDNN_OPTS=0"),
+        *(sys.executable, "-m", "gradring", "run", "-np", str(GRADRING.world_size)),
+        *("--log-dir", str(report), *launch, "--"),
         *(sys.executable, "-m", "gradring.demo.trouble_train", *options),
     ]
     lines: list[tuple[float, str]] = []

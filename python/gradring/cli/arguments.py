@@ -1,0 +1,56 @@
+"""What several commands ask of their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from gradring.errors import ConfigError
+
+
+def seconds(text: str) -> float:
+    """A finite number of at least 0; as the type of an argument."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
+    return number
+
+
+def make_directory(option: str, directory: Path) -> None:
+    """Makes a directory for results, before there are any.
+
+    Raises:
+        ConfigError: It cannot be made; names the option.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{option} {directory}: this is a file; name a directory") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {directory}: this directory cannot be made ({error.strerror}); name another"
+        ) from None
+
+
+def check_file(option: str, file: Path) -> None:
+    """Checks that a file for results can be written, before there are any; makes its directory.
+
+    Raises:
+        ConfigError: It cannot be written; names the option.
+    """
+    if file.is_dir():
+        raise ConfigError(f"{option} {file}: this is a directory; name a file in it")
+    new = not file.exists()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("ab").close()
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {file}: this file cannot be written ({error.strerror}); name another"
+        ) from None
+    if new:
+        file.unlink()
