@@ -14,7 +14,7 @@ import pytest
 from launching import DEADLINE_S, command_line, gradring, script
 
 from gradring.doctor.endpoint import probe
-from gradring.doctor.group import problems_of
+from gradring.doctor.group import pair_lines, problems_of
 from gradring.doctor.job import Entered, JobState, RankState
 from gradring.doctor.pair import PairMeasurement
 from gradring.launch.ports import free_ports
@@ -248,6 +248,18 @@ def test_short_waits_are_no_problem() -> None:
     job = JobState(2, {0: state(0, 7, 6, 0.1), 1: state(1, None, 6, 0.1)}, {})
     well = "all ranks answer and nobody has waited for more than 1 s; the last collective is #7"
     assert job.verdict() == (True, [well])
+
+
+def test_equal_clocks_are_not_less_than_0_apart() -> None:
+    (_, line) = pair_lines({"0-1": PairMeasurement(50.0, 1.0, -0.04)})
+    assert line.split() == ["0-1", "50", "us", "1.00", "GB/s", "0.0", "ms"]
+
+
+@pytest.mark.parametrize("timeout", ["-1", "nan", "soon"])
+def test_a_timeout_that_is_no_time_is_refused(timeout: str) -> None:
+    done = gradring("doctor", f"--timeout={timeout}")
+    assert done.returncode == 2
+    assert f"'{timeout}' is not a number of seconds of at least 0" in done.stderr
 
 
 def test_differences_between_ranks_are_problems() -> None:

@@ -7,6 +7,8 @@ import pytest
 from launching import gradring, script
 
 from gradring.launch.report import blamed_rank, first_cause
+from gradring.launch.tracing import merge
+from gradring.trace.places import part_of
 
 SLEEP = "time.sleep(300)\n"
 
@@ -216,3 +218,43 @@ def test_wrong_usage_is_explained(arguments: list[str], named: str) -> None:
     done = gradring("run", *arguments)
     assert done.returncode == 2
     assert named in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "target", "problem"),
+    [
+        ("--trace", "", "this is a directory; name a file in it"),
+        ("--trace", ".", "this is a directory; name a file in it"),
+        ("--trace", "file/x", "this file cannot be written (file: File exists); name"),
+        ("--trace", "/proc/x", "this file cannot be written (/proc/x: No such file or directory)"),
+        ("--log-dir", "file", "this is a file; name a directory"),
+        ("--log-dir", "/proc/x", "this directory cannot be made (No such file or directory)"),
+    ],
+)
+def test_targets_that_cannot_be_written_are_noticed_before_the_start(
+    option: str, target: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    done = gradring("run", "-np", 1, option, target, "touch", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"gradring run: {option} {Path(target)}: {problem}")
+    assert not (tmp_path / "started").exists()
+
+
+def test_checking_the_target_of_a_timeline_leaves_no_empty_file(tmp_path: Path) -> None:
+    trace = tmp_path / "new" / "timeline.json"
+    done = gradring("run", "-np", 1, "--trace", trace, "true")
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"gradring run: there is no timeline {trace}: no rank has closed a communicator\n"
+    )
+    assert list(trace.parent.iterdir()) == []
+
+
+def test_a_damaged_part_of_a_timeline_is_named(tmp_path: Path) -> None:
+    trace = tmp_path / "timeline.json"
+    part = part_of(trace, 0)
+    part.parent.mkdir()
+    part.write_text("{")
+    assert merge(trace).startswith(f"there is no timeline {trace}: {part} cannot be read (")

@@ -1,4 +1,4 @@
-"""The ``gradring`` command: one file per sub-command.
+"""The ``gradring`` command: one file per sub-command, and ``arguments`` for several of them.
 
 Each module in :data:`COMMANDS` has ``NAME``, ``HELP``, ``add_arguments(parser)`` and
 ``run(arguments) -> exit code``, and does its heavy imports inside ``run``. Only the chosen one is

@@ -50,7 +50,8 @@ def check_file(option: str, file: Path) -> None:
         file.open("ab").close()
     except OSError as error:
         raise ConfigError(
-            f"{option} {file}: this file cannot be written ({error.strerror}); name another"
+            f"{option} {file}: this file cannot be written ({error.filename}: {error.strerror}); "
+            "name another"
         ) from None
     if new:
         file.unlink()

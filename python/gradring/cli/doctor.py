@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gradring.cli.arguments import seconds
 from gradring.clusters import detect, parse
 from gradring.config import Settings
 from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
         help="how long the group may take to form (default %(default)g)",

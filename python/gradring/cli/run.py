@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
+from gradring.cli.arguments import check_file, make_directory, seconds
 from gradring.launch.hosts import Host, parse_hosts
 from gradring.launch.launcher import DEFAULT_GRACE_S, launch
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--grace",
-        type=_seconds,
+        type=seconds,
         default=DEFAULT_GRACE_S,
         metavar="SECONDS",
         help="how long the other ranks may go on when one has failed (default %(default)g)",
@@ -103,6 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _misused("the number of ranks is missing; give -np N, or --hosts")
     if room and world_size > room:
         return _misused(f"-np {world_size} is more than the {room} ranks of --hosts")
+    if arguments.log_dir is not None:
+        make_directory("--log-dir", arguments.log_dir)
+    if arguments.trace is not None:
+        check_file("--trace", arguments.trace)
     try:
         return launch(
             command,
@@ -142,13 +146,3 @@ def _count_or_none(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
-    return seconds

@@ -41,7 +41,7 @@ def examine(cluster: Cluster, timeout_s: float, say: Say) -> bool:
         for part in _gather(comm, {k: asdict(m) for k, m in measured.items()}):
             collected.update({key: PairMeasurement(**values) for key, values in part.items()})
         if comm.rank == 0:
-            for line in _rank_lines(facts) + _pair_lines(collected):
+            for line in _rank_lines(facts) + pair_lines(collected):
                 say(line)
         problems = problems_of(facts, collected)
         if comm.rank == 0:
@@ -113,16 +113,16 @@ def _rank_lines(facts: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _pair_lines(measured: dict[str, PairMeasurement]) -> list[str]:
+def pair_lines(measured: dict[str, PairMeasurement]) -> list[str]:
+    """A table of all pairs, such as ``0-1``."""
     lines = [f"{'ranks':<10}{'round trip':>12}{'each way':>14}{'clocks apart':>16}"]
     for key, pair in measured.items():
         if pair.problem is not None:
             lines.append(f"{key:<10}{'unreachable':>12}  {pair.problem}")
             continue
         gbps = "" if pair.bandwidth_gbps is None else f"{pair.bandwidth_gbps:.2f} GB/s"
-        lines.append(
-            f"{key:<10}{pair.round_trip_us:>9.0f} us{gbps:>14}{pair.clock_offset_ms:>13.1f} ms"
-        )
+        offset_ms = round(pair.clock_offset_ms, 1) + 0.0  # never -0.0
+        lines.append(f"{key:<10}{pair.round_trip_us:>9.0f} us{gbps:>14}{offset_ms:>13.1f} ms")
     return lines
 
 

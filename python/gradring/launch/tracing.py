@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from gradring.errors import ConfigError
-from gradring.trace.places import parts_of
+from gradring.trace.places import parts_of, written
 
 
 def forget_parts(trace: Path) -> None:
@@ -22,8 +22,9 @@ def merge(trace: Path) -> str:
     try:
         found = records.read(parts)
         timeline.write(trace, found)
-    except ConfigError:
-        return f"there is no timeline {trace}: no rank has closed a communicator"
+    except ConfigError as error:
+        why = error if any(written(parts)) else "no rank has closed a communicator"
+        return f"there is no timeline {trace}: {why}"
     except OSError as error:
         return f"the timeline {trace} cannot be written ({error.strerror}); {parts} holds its parts"
     shutil.rmtree(parts, ignore_errors=True)
