@@ -89,7 +89,7 @@ GOLDEN = {
     ),
     "nothing": ({"PATH": "/bin"}, (0, 1, "127.0.0.1:0", None, "nothing")),
     "blank variables count as unset": (
-        {"GRADRING_RANK": "", "TF_CONFIG": " ", "RANK": ""},
+        {"GRADRING_RANK": "", "RANK": " "},
         (0, 1, "127.0.0.1:0", None, "nothing"),
     ),
     "the launcher's variables and an agreeing TF_CONFIG": (

@@ -26,11 +26,22 @@ def test_parameter_servers_and_evaluators_of_the_cluster_are_not_counted() -> No
     assert found(cluster, {"type": "worker", "index": 1}).world_size == 2
 
 
-def test_sparse_clusters_and_string_indices_are_accepted() -> None:
-    cluster = {"chief": ["a:1"], "worker": {"3": "d:1", "1": "b:1"}}
-    worker = found(cluster, {"type": "worker", "index": "3"})
-    assert (worker.rank, worker.world_size, worker.listen) == (2, 3, "d:1")
-    assert found({"worker": {"1": "h:2"}}, {"type": "worker", "index": "1"}).rank == 0
+def test_objects_and_string_indices_are_accepted() -> None:
+    cluster = {"chief": {"0": "a:1"}, "worker": {"1": "c:1", "0": "b:1"}}
+    worker = found(cluster, {"type": "worker", "index": "1"})
+    assert (worker.rank, worker.world_size, worker.listen) == (2, 3, "c:1")
+
+
+@pytest.mark.parametrize(
+    ("workers", "missing", "last"), [({"1": "b:1"}, 0, 1), ({"0": "a:1", "3": "d:1"}, 1, 3)]
+)
+@pytest.mark.parametrize("others", [{}, {"chief": ["c:1"]}])
+def test_a_job_with_gaps_tells_no_rank(
+    workers: dict[str, str], missing: int, last: int, others: dict[str, Any]
+) -> None:
+    named = rf"cluster.worker\[{missing}\] is missing, but there is an index {last}"
+    with pytest.raises(ConfigError, match=named):
+        found({"worker": workers, **others}, {"type": "worker", "index": last})
 
 
 @pytest.mark.parametrize("job", ["ps", "evaluator"])
@@ -47,6 +58,13 @@ WORKER = {"type": "worker", "index": 0}
     [
         ("{", "it is not JSON"),
         ("[]", "it is not an object"),
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        (
+            '{"cluster": {"worker": ["a:1", "b:1"], "worker": ["a:1"]}, '
+            '"task": {"type": "worker", "index": 0}}',
+            "the key 'worker' occurs twice",
+        ),
         ({}, "cluster is missing; without it this process would train alone"),
         ({"task": WORKER}, "cluster is missing"),
         ({"cluster": {}, "task": WORKER}, "cluster is not an object with at least one entry"),

@@ -22,7 +22,7 @@ TF_CONFIGS = [
     json.dumps({"cluster": cluster, "task": task})
     for cluster, task in [
         ({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, {"type": "worker", "index": 1}),
-        ({"worker": {"3": "d:1", "1": "b:1"}, "ps": ["p:1"]}, {"type": "worker", "index": "3"}),
+        ({"worker": {"0": "d:1", "1": "b:1"}, "ps": ["p:1"]}, {"type": "worker", "index": "1"}),
         ({"worker": ["[::1]:80", "host.name:65535"]}, {"type": "worker", "index": 0}),
     ]
 ]

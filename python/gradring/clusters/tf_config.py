@@ -18,6 +18,8 @@ from gradring.errors import ConfigError
 VARIABLE = "TF_CONFIG"
 JOINING = ("chief", "worker")
 BYSTANDERS = ("ps", "evaluator")
+MAX_KEY = 80
+"""Characters of a key that a message repeats."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class _Task:
 
 def place(environ: Mapping[str, str]) -> Place | None:
     """The place of ``task`` among the chief and the workers of ``cluster``."""
-    text = parse.value(environ, VARIABLE)
+    text = environ.get(VARIABLE)
     if text is None:
         return None
     tasks, own = _read(text)
@@ -69,14 +71,28 @@ ENVIRONMENT = Environment(VARIABLE, (VARIABLE,), place, join)
 
 def _read(text: str) -> tuple[list[_Task], _Task]:
     """All tasks in rank order, and this process's own."""
+    if not text.strip():
+        raise _wrong("it", "is empty")
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=_without_repetition)
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:
         raise _wrong("it", f"is not JSON ({error})") from None
     if not isinstance(config, dict):
         raise _wrong("it", 'is not an object with the fields "cluster" and "task"')
     tasks = _cluster(_object(config, "cluster"))
     return tasks, _own(_object(config, "task"), tasks)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs; JSON itself would let the last of equal keys win."""
+    found: dict[str, Any] = {}
+    for key, entry in pairs:
+        if key in found:
+            raise _wrong(f"the key {key[:MAX_KEY]!r}", "occurs twice in one object")
+        found[key] = entry
+    return found
 
 
 def _object(config: dict[str, Any], field: str) -> dict[str, Any]:
@@ -107,7 +123,11 @@ def _cluster(cluster: dict[str, Any]) -> list[_Task]:
 
 
 def _tasks(job: str, entries: object) -> list[_Task]:
-    """The tasks of one job: a list of addresses, or a sparse object from index to address."""
+    """The tasks of one job: a list of addresses, or an object from index to address.
+
+    An object with gaps describes what one task may know of the cluster, as TensorFlow lets
+    parameter servers do. It does not tell the rank.
+    """
     if isinstance(entries, list):
         numbered: dict[int, object] = dict(enumerate(entries))
     elif isinstance(entries, dict):
@@ -116,7 +136,11 @@ def _tasks(job: str, entries: object) -> list[_Task]:
             raise _wrong(f"cluster.{job}", "names one index twice")
     else:
         raise _wrong(f"cluster.{job}", "is neither a list of addresses nor an object")
-    return [_task(job, index, numbered[index]) for index in sorted(numbered)]
+    for index in range(len(numbered)):
+        if index not in numbered:
+            last = max(numbered)
+            raise _wrong(f"cluster.{job}[{index}]", f"is missing, but there is an index {last}")
+    return [_task(job, index, numbered[index]) for index in range(len(numbered))]
 
 
 def _task(job: str, index: int, entry: object) -> _Task:
