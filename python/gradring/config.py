@@ -136,16 +136,27 @@ class Settings:
 
 def _token(environ: Mapping[str, str], given: bytes | str | None) -> bytes | None:
     if given is not None:
-        token = given.encode() if isinstance(given, str) else bytes(given)
-        if not token:
-            raise ConfigError("token is empty; give a secret, or None for no authentication")
-        return token
+        return _token_from_argument(given)
     text, path = environ.get("GRADRING_TOKEN"), environ.get("GRADRING_TOKEN_FILE")
     if text and path:
         raise ConfigError("GRADRING_TOKEN and GRADRING_TOKEN_FILE are both set; unset one of them")
     if path:
         return _token_from_file(Path(path))
     return os.fsencode(text) if text else None
+
+
+def _token_from_argument(given: object) -> bytes:
+    if not isinstance(given, str | bytes):
+        kind = type(given).__name__
+        raise ConfigError(f"token is of type {kind}; give str, bytes, or None for no token")
+    try:
+        token = given.encode() if isinstance(given, str) else given
+    except UnicodeEncodeError:
+        # Its message would repeat a part of the secret.
+        raise ConfigError("token cannot be encoded as UTF-8; give it as bytes") from None
+    if not token:
+        raise ConfigError("token is empty; give a secret, or None for no authentication")
+    return token
 
 
 def _token_from_file(path: Path) -> bytes:

@@ -1,6 +1,7 @@
 """Settings: an argument beats a variable, and a value that cannot be used is named."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +105,17 @@ def test_an_empty_token_is_an_error(tmp_path: Path) -> None:
         Settings.from_environ({"GRADRING_TOKEN_FILE": str(tmp_path / "token")})
     with pytest.raises(ConfigError, match="is empty"):
         Settings.from_environ({}, token=b"")
+
+
+@pytest.mark.parametrize(
+    ("token", "named"),
+    [
+        (7, "token is of type int; give str, bytes"),
+        ([7], "token is of type list"),
+        ("secret\ud800", "token cannot be encoded as UTF-8"),
+    ],
+)
+def test_a_token_is_text_or_bytes(token: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        Settings.from_environ({}, token=token)
+    assert "secret" not in str(caught.value)
