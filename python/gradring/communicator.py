@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native, forks, lateness
-from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles
+from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles, check_token
 from gradring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Communicator:
         addresses: ``host:port`` of every rank, if known beforehand: messages about ranks that are
             missing then say what is found there.
         token: The job's shared secret; a peer without it is turned away.
+        require_auth: Refuse to join without a token; None: where ``GRADRING_REQUIRE_AUTH`` asks
+            for it.
         interface: IP address at which this rank listens, whatever ``rendezvous`` and ``listen``
             say; they still say the port. By default the addresses that these two say.
         tls: Certificates with which everything that travels over TCP is inside TLS 1.3; all ranks
@@ -112,6 +114,7 @@ class Communicator:
         announce: str | None = None,
         addresses: Sequence[str] = (),
         stall_warning: float = DEFAULT_STALL_WARNING_S,
+        require_auth: bool | None = None,
     ) -> None:
         _check_choice("transport", transport, ("auto", "tcp", "shm"))
         _check_choice("reproducible", reproducible, (False, True))
@@ -122,6 +125,7 @@ class Communicator:
             raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
+        check_token(rank, world_size, token, require_auth)
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,

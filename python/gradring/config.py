@@ -134,6 +134,25 @@ class Settings:
         )
 
 
+def check_token(rank: int, world_size: int, token: bytes | None, required: bool | None) -> None:
+    """Refuses to join a group without a token where one is required.
+
+    Args:
+        rank: For the message.
+        world_size: A world of one needs no token.
+        token: The job's secret, if there is one.
+        required: Whether there must be one; None: what ``GRADRING_REQUIRE_AUTH`` says.
+
+    Raises:
+        ConfigError: A token is required and there is none.
+    """
+    if world_size > 1 and not token and _flag(os.environ, "GRADRING_REQUIRE_AUTH", required):
+        raise ConfigError(
+            f"GRADRING_REQUIRE_AUTH asks for authentication, but rank {rank} has no token; "
+            "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE"
+        )
+
+
 def _token(environ: Mapping[str, str], given: bytes | str | None) -> bytes | None:
     if given is not None:
         return _token_from_argument(given)

@@ -93,7 +93,7 @@ def init(
         checksum=checksum,
         stall_warning=stall_warning,
     )
-    check_authentication(cluster, settings)
+    _warn_without_token(cluster, settings)
 
     from gradring.communicator import Communicator  # the native module is loaded only when needed
 
@@ -115,6 +115,7 @@ def init(
         streams=settings.streams,
         checksum=settings.checksum,
         stall_warning=settings.stall_warning,
+        require_auth=settings.require_auth,
     )
     if settings.flight_dir is not None:
         communicator._native.write_records_to(settings.flight_dir)
@@ -170,20 +171,10 @@ def resolve(
     )
 
 
-def check_authentication(cluster: Cluster, settings: Settings) -> None:
-    """Warns about, or refuses, a group that anybody on the network could join.
-
-    Raises:
-        ConfigError: A token is required and there is none.
-    """
-    if cluster.world_size == 1 or settings.token is not None:
-        return
-    if settings.require_auth:
-        raise ConfigError(
-            f"GRADRING_REQUIRE_AUTH asks for authentication, but rank {cluster.rank} has no token; "
-            "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE"
-        )
-    if settings.tls is None and not _is_loopback(cluster.rendezvous):
+def _warn_without_token(cluster: Cluster, settings: Settings) -> None:
+    """Warns about a group that anybody on the network could join."""
+    guarded = settings.token or settings.tls or settings.require_auth
+    if cluster.world_size > 1 and not guarded and not _is_loopback(cluster.rendezvous):
         warnings.warn(
             f"rank {cluster.rank} joins {cluster.rendezvous} without a token, so anybody who "
             "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE",

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gradring.clusters import Cluster
-from gradring.config import Settings
-from gradring.errors import ConfigError
-from gradring.initialize import check_authentication, init, resolve
+from gradring.communicator import Communicator
+from gradring.errors import ConfigError, RendezvousError
+from gradring.initialize import init, resolve
 
 OURS = {
     "GRADRING_RANK": "1",
@@ -53,6 +53,7 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
         "announce": None,
         "addresses": (),
         "stall_warning": 30.0,
+        "require_auth": False,
     }
 
 
@@ -87,23 +88,30 @@ def test_incomplete_arguments_are_an_error(arguments: dict[str, Any], named: str
         resolve({}, **arguments)
 
 
-def cluster(rendezvous: str, world_size: int = 2) -> Cluster:
-    return Cluster(0, world_size, rendezvous, None, "test", "test.")
-
-
-def test_a_required_token_that_is_missing_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="no token"):
-        check_authentication(cluster("127.0.0.1:1"), Settings(require_auth=True))
-    check_authentication(cluster("127.0.0.1:1"), Settings(b"secret", require_auth=True))
-
-
-def test_a_group_without_a_token_beyond_loopback_is_warned_about() -> None:
-    with pytest.warns(UserWarning, match="without a token"):
-        check_authentication(cluster("10.0.0.5:1"), Settings())
+def test_a_group_without_a_token_beyond_loopback_is_warned_about(connected: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="without a token") as caught:
+        init(rendezvous="10.0.0.5:1")
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.filterwarnings("error")
-def test_loopback_and_a_world_of_one_are_not_warned_about() -> None:
+def test_loopback_and_a_world_of_one_are_not_warned_about(connected: dict[str, Any]) -> None:
     for address in ("127.0.0.1:1", "[::1]:1", "localhost:1"):
-        check_authentication(cluster(address), Settings())
-    check_authentication(cluster("10.0.0.5:1", world_size=1), Settings(require_auth=True))
+        init(rendezvous=address)
+    init(rank=0, world_size=1, rendezvous="10.0.0.5:1")
+
+
+@pytest.mark.parametrize("join", [init, Communicator])
+def test_a_required_token_that_is_missing_is_an_error(
+    join: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"rank": 1, "world_size": 2, "rendezvous": "127.0.0.1:1"}
+    with pytest.raises(ConfigError, match="rank 1 has no token"):
+        join(**place, require_auth=True)
+    monkeypatch.setenv("GRADRING_REQUIRE_AUTH", "1")
+    with pytest.raises(ConfigError, match="rank 1 has no token"):
+        join(**place)
+    join(rank=0, world_size=1).close()
+    for passes in ({"token": b"secret"}, {"require_auth": False}):
+        with pytest.raises(RendezvousError):  # it starts: nobody listens there
+            join(**place, **passes, timeout=0.2)
