@@ -106,7 +106,8 @@ def test_the_launchers_token_is_on_no_command_line_and_in_no_output(tmp_path: Pa
     token = notes[0].read_text()
     assert len(token) == 64 and token == notes[1].read_text()
     assert b"train.py" in command_lines and token.encode() not in command_lines
-    written = output + "".join(log.read_text() for log in logs.iterdir())
+    files = [path for path in logs.rglob("*") if path.is_file()]
+    written = output + "".join(path.read_text() for path in files)
     assert "to have a traceback" in written and token not in written
 
 
