@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native, forks, lateness
+from gradring.clusters import parse
 from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles, check_token
 from gradring.errors import ConfigError
 
@@ -121,8 +122,7 @@ class Communicator:
         _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
         _check_choice("streams", streams, STREAMS)
         _check_choice("checksum", checksum, (False, True))
-        if rank < 0 or world_size < 1:
-            raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
+        parse.argument_place(rank, world_size)
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
         check_token(rank, world_size, token, require_auth)

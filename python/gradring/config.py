@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradring.clusters import parse
 from gradring.errors import ConfigError
 
 TRANSPORTS = ("auto", "tcp", "shm")
@@ -218,6 +219,8 @@ def _tls(environ: Mapping[str, str], given: TlsFiles | None) -> TlsFiles | None:
                 "set all three for TLS, or none"
             )
         given = TlsFiles(*paths.values())
+    elif not isinstance(given, TlsFiles):
+        raise ConfigError(f"tls={parse.shown(given)} is not a gradring.config.TlsFiles; give one")
     _check_private(Path(given.key), TLS_VARIABLES[-1])
     return given
 
@@ -240,14 +243,15 @@ def _flag(environ: Mapping[str, str], variable: str, given: bool | None) -> bool
         return True
     if not text or text.lower() in _FALSE:
         return False
-    raise ConfigError(f"{variable}={text!r} is neither 1 nor 0; correct it")
+    raise ConfigError(f"{variable}={parse.shown(text)} is neither 1 nor 0; correct it")
 
 
 def _transport(environ: Mapping[str, str], given: str | None) -> str:
     name = "transport" if given is not None else "GRADRING_TRANSPORT"
     text = given if given is not None else environ.get(name, "").strip() or "auto"
     if text not in TRANSPORTS:
-        raise ConfigError(f"{name}={text!r} is not one of {', '.join(TRANSPORTS)}; correct it")
+        known = ", ".join(TRANSPORTS)
+        raise ConfigError(f"{name}={parse.shown(text)} is not one of {known}; correct it")
     return text
 
 
@@ -261,9 +265,7 @@ def _port(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
         return None
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise ConfigError(f"{name}={text!r} is not a port from 1 to 65535; correct it")
-    return int(text)
+    return parse.whole_number(text, name, minimum=1, maximum=parse.MAX_PORT)
 
 
 def _seconds(
@@ -273,19 +275,18 @@ def _seconds(
     text = given if given is not None else environ.get(name, "").strip() or default
     try:
         seconds = float(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ConfigError(f"{name}={text!r} is not a number of seconds above 0; correct it")
+        wrong = parse.shown(text)
+        raise ConfigError(f"{name}={wrong} is not a number of seconds above 0; correct it")
     return seconds
 
 
 def _streams(environ: Mapping[str, str], given: int | None) -> int:
-    name = "streams" if given is not None else "GRADRING_STREAMS"
-    value = given if given is not None else environ.get(name, "").strip() or "1"
-    count = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if not isinstance(count, int) or count not in STREAMS:
-        raise ConfigError(
-            f"{name}={value!r} is not a number from {STREAMS[0]} to {STREAMS[-1]}; correct it"
-        )
-    return count
+    least, most = STREAMS[0], STREAMS[-1]
+    if given is not None:
+        return parse.integer(given, "streams", minimum=least, maximum=most)
+    name = "GRADRING_STREAMS"
+    text = parse.value(environ, name) or "1"
+    return parse.whole_number(text, name, minimum=least, maximum=most)

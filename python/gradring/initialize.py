@@ -44,7 +44,7 @@ def init(
 
     Args:
         rank: This process's index; goes with ``world_size``.
-        world_size: Number of processes; goes with ``rank``.
+        world_size: Number of processes, at most 65,536; goes with ``rank``.
         rendezvous: ``host:port`` at which rank 0 listens; by itself it only moves the rendezvous
             of the detected cluster.
         listen: ``host:port`` at which this rank listens; by default a free port, or the address in
@@ -152,11 +152,9 @@ def resolve(
         raise ConfigError(
             f"init() has the argument {given} but not {missing}; give both or neither"
         )
-    if rank < 0 or world_size < 1:
-        raise ConfigError(f"rank={rank} and world_size={world_size} must be at least 0 and 1")
-    place = parse.checked_place(rank, world_size, f"rank={rank}", f"world_size={world_size}")
+    place = parse.argument_place(rank, world_size)
     address = parse.given_rendezvous(environ)
-    if address is None and world_size > 1:
+    if address is None and place.world_size > 1:
         raise ConfigError(
             "init() has rank and world_size but no rendezvous; give the host:port at which rank 0 "
             f"listens, or set {parse.RENDEZVOUS}"

@@ -202,7 +202,10 @@ def test_a_partial_set_is_an_error_that_names_what_is_missing(
         ({"GRADRING_RANK": "4"}, "GRADRING_RANK=4 is too large for GRADRING_WORLD_SIZE=4"),
         ({"GRADRING_RANK": "-1"}, "GRADRING_RANK='-1' is not a whole number"),
         ({"GRADRING_RANK": "9" * 5000}, "not a whole number"),
-        ({"GRADRING_WORLD_SIZE": "0"}, "GRADRING_WORLD_SIZE='0'"),
+        (
+            {"GRADRING_WORLD_SIZE": "0"},
+            "GRADRING_WORLD_SIZE=0 is not a whole number from 1 to 65536",
+        ),
         ({"GRADRING_RENDEZVOUS": "node-a"}, "GRADRING_RENDEZVOUS='node-a' is not host:port"),
         ({"GRADRING_RENDEZVOUS": ":29500"}, "is not host:port"),
         ({"GRADRING_RENDEZVOUS": "fd00::7:29500"}, "is not host:port"),

@@ -30,7 +30,7 @@ def test_variables_are_read() -> None:
 def test_a_port_for_metrics_is_a_port() -> None:
     settings = Settings.from_environ({"GRADRING_PROMETHEUS_PORT": "9400"})
     assert settings.prometheus_port == 9400
-    for text in ("0", "65536", "http", "-1"):
+    for text in ("0", "65536", "http", "-1", GIANT):
         with pytest.raises(ConfigError, match="GRADRING_PROMETHEUS_PORT="):
             Settings.from_environ({"GRADRING_PROMETHEUS_PORT": text})
 
@@ -69,6 +69,10 @@ def test_a_token_is_never_printed() -> None:
     assert "secret" not in repr(Settings(b"secret"))
 
 
+GIANT = "9" * 5000
+SHORTENED = "9" * 79 + r"\.\.\."
+
+
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
@@ -76,9 +80,14 @@ def test_a_token_is_never_printed() -> None:
         ({"GRADRING_TIMEOUT_S": "soon"}, "GRADRING_TIMEOUT_S='soon'"),
         ({"GRADRING_TIMEOUT_S": "0"}, "GRADRING_TIMEOUT_S='0'"),
         ({"GRADRING_TIMEOUT_S": "inf"}, "GRADRING_TIMEOUT_S='inf'"),
-        ({"GRADRING_STREAMS": "many"}, "GRADRING_STREAMS='many' is not a number from 1 to 16"),
-        ({"GRADRING_STREAMS": "0"}, "GRADRING_STREAMS='0'"),
-        ({"GRADRING_STREAMS": "17"}, "GRADRING_STREAMS='17'"),
+        (
+            {"GRADRING_STREAMS": "many"},
+            "GRADRING_STREAMS='many' is not a whole number from 1 to 16",
+        ),
+        ({"GRADRING_STREAMS": "0"}, "GRADRING_STREAMS=0"),
+        ({"GRADRING_STREAMS": "17"}, "GRADRING_STREAMS=17"),
+        ({"GRADRING_STREAMS": GIANT}, f"GRADRING_STREAMS='{SHORTENED} is not a whole number"),
+        ({"GRADRING_TIMEOUT_S": GIANT}, f"GRADRING_TIMEOUT_S='{SHORTENED} is not"),
         ({"GRADRING_STREAMS": "1.5"}, "GRADRING_STREAMS='1.5'"),
         ({"GRADRING_STALL_WARNING_S": "-1"}, "GRADRING_STALL_WARNING_S='-1'"),
         ({"GRADRING_REQUIRE_AUTH": "maybe"}, "GRADRING_REQUIRE_AUTH='maybe'"),
@@ -92,10 +101,23 @@ def test_a_value_that_cannot_be_used_is_named(environ: dict[str, str], named: st
         Settings.from_environ(environ)
 
 
-@pytest.mark.parametrize("streams", [0, 17, -1, 1.5, "many"])
+@pytest.mark.parametrize("streams", [0, 17, -1, 1.5, "many", "3", True])
 def test_an_impossible_number_of_streams_is_named(streams: int) -> None:
-    with pytest.raises(ConfigError, match=f"streams={streams!r} is not a number from 1 to 16"):
+    with pytest.raises(ConfigError, match=f"streams={streams!r} is not a whole number from 1 to"):
         Settings.from_environ({}, streams=streams)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"tls": ("ca", "cert", "key")}, r"tls=\('ca', 'cert', 'key'\) is not a .*TlsFiles"),
+        ({"timeout": 10**400}, "timeout=1000.* is not a number of seconds"),
+        ({"stall_warning": 10**5000}, "stall_warning=a number of more than 80 digits is not"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_named(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Settings.from_environ({}, **arguments)
 
 
 def test_an_empty_token_is_an_error(tmp_path: Path) -> None:

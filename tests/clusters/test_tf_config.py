@@ -72,7 +72,7 @@ WORKER = {"type": "worker", "index": 0}
         ({"cluster": {"master": ["a:1"]}, "task": WORKER}, "cluster.master is not a known job"),
         ({"cluster": {"worker": "a:1"}, "task": WORKER}, "cluster.worker is neither a list"),
         ({"cluster": {"worker": ["a"]}, "task": WORKER}, r"cluster.worker\[0\]='a' is not host"),
-        ({"cluster": {"worker": [1]}, "task": WORKER}, r"cluster.worker\[0\] is not a string"),
+        ({"cluster": {"worker": [1]}, "task": WORKER}, r"cluster.worker\[0\]=1 is not host"),
         (
             {"cluster": {"worker": ["a:1", "a:1"]}, "task": WORKER},
             r"cluster.worker\[1\] has the address of cluster.worker\[0\]",

@@ -243,8 +243,9 @@ def test_arrays_that_share_memory_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"rank": 2, "world_size": 2, "rendezvous": "127.0.0.1:1"}, "rank 2"),
+        ({"rank": 2, "world_size": 2, "rendezvous": "127.0.0.1:1"}, "rank=2"),
         ({"rank": -1, "world_size": 1}, "rank=-1"),
+        ({"rank": "0", "world_size": 1}, "rank='0'"),
         ({"rank": 0, "world_size": 2}, "rendezvous"),
         ({"rank": 0, "world_size": 1, "timeout": 0.0}, "timeout"),
         ({"rank": 0, "world_size": 1, "timeout": float("nan")}, "timeout"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
+from typing import Any
 
 from gradring.clusters.cluster import Place
 from gradring.errors import ConfigError
@@ -10,6 +12,10 @@ from gradring.errors import ConfigError
 RENDEZVOUS = "GRADRING_RENDEZVOUS"
 MAX_PORT = 65535
 MAX_DIGITS = 18
+MAX_WORLD_SIZE = 65536
+"""A number beyond it is a slip: rank 0 could not hold that many connections."""
+MAX_SHOWN = 80
+"""Characters of a wrong value that a message repeats."""
 
 
 def value(environ: Mapping[str, str], name: str) -> str | None:
@@ -17,18 +23,36 @@ def value(environ: Mapping[str, str], name: str) -> str | None:
     return environ.get(name, "").strip() or None
 
 
-def whole_number(text: str, name: str, *, minimum: int = 0) -> int:
-    """The number that ``text`` spells; ``name`` is the variable for the message.
+def shown(found: object) -> str:
+    """``found`` as a message repeats it, shortened."""
+    try:
+        text = repr(found)
+    except ValueError:
+        # Python refuses to print numbers of thousands of digits.
+        return f"a number of more than {MAX_SHOWN} digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def integer(given: Any, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
+    """``given`` when it is an int or numpy's; ``name`` says where it was found.
 
     Raises:
-        ConfigError: It is not a whole number of at least ``minimum``.
+        ConfigError: It is not a whole number of at least ``minimum`` and at most ``maximum``.
     """
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = minimum - 1
+    if isinstance(given, bool) or number < minimum or (maximum is not None and number > maximum):
+        wanted = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ConfigError(f"{name}={shown(given)} is not a whole number {wanted}; correct it")
+    return number
+
+
+def whole_number(text: str, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
+    """The number that ``text`` spells; otherwise as `integer`."""
     plausible = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
-    if not plausible or int(text) < minimum:
-        raise ConfigError(
-            f"{name}={text!r} is not a whole number of at least {minimum}; correct it"
-        )
-    return int(text)
+    return integer(int(text) if plausible else text, name, minimum=minimum, maximum=maximum)
 
 
 def place(environ: Mapping[str, str], rank_name: str, size_name: str) -> Place | None:
@@ -47,9 +71,23 @@ def place(environ: Mapping[str, str], rank_name: str, size_name: str) -> Place |
         )
     return checked_place(
         whole_number(rank_text, rank_name),
-        whole_number(size_text, size_name, minimum=1),
+        whole_number(size_text, size_name, minimum=1, maximum=MAX_WORLD_SIZE),
         f"{rank_name}={rank_text}",
         f"{size_name}={size_text}",
+    )
+
+
+def argument_place(rank: object, world_size: object) -> Place:
+    """The place in the arguments ``rank`` and ``world_size``.
+
+    Raises:
+        ConfigError: One of them is no such number, or they contradict each other.
+    """
+    return checked_place(
+        integer(rank, "rank"),
+        integer(world_size, "world_size", minimum=1, maximum=MAX_WORLD_SIZE),
+        f"rank={shown(rank)}",
+        f"world_size={world_size}",
     )
 
 
@@ -66,20 +104,20 @@ def checked_place(rank: int, world_size: int, rank_words: str, size_words: str) 
     return Place(rank, world_size)
 
 
-def address(text: str, name: str) -> str:
+def address(text: object, name: str) -> str:
     """``text`` when it is ``host:port`` or ``[ipv6]:port``; ``name`` says where it was found.
 
     Raises:
         ConfigError: It has no host, no port, or a port outside 1 to 65535.
     """
-    host, colon, port = text.strip().rpartition(":")
+    host, colon, port = text.strip().rpartition(":") if isinstance(text, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
     named = host not in ("", "[]") and not any(c in host for c in " /")
     if not (colon and named and (bracketed or ":" not in host)):
-        raise ConfigError(f"{name}={text!r} is not host:port (or [ipv6]:port); correct it")
+        raise ConfigError(f"{name}={shown(text)} is not host:port (or [ipv6]:port); correct it")
     plausible = port.isascii() and port.isdigit() and len(port) <= MAX_DIGITS
     if not plausible or not 1 <= int(port) <= MAX_PORT:
-        raise ConfigError(f"{name}={text!r} has no port between 1 and {MAX_PORT}; correct it")
+        raise ConfigError(f"{name}={shown(text)} has no port between 1 and {MAX_PORT}; correct it")
     return f"{host}:{int(port)}"
 
 

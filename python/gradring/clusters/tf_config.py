@@ -18,8 +18,6 @@ from gradring.errors import ConfigError
 VARIABLE = "TF_CONFIG"
 JOINING = ("chief", "worker")
 BYSTANDERS = ("ps", "evaluator")
-MAX_KEY = 80
-"""Characters of a key that a message repeats."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, entry in pairs:
         if key in found:
-            raise _wrong(f"the key {key[:MAX_KEY]!r}", "occurs twice in one object")
+            raise _wrong(f"the key {parse.shown(key)}", "occurs twice in one object")
         found[key] = entry
     return found
 
@@ -144,10 +142,7 @@ def _tasks(job: str, entries: object) -> list[_Task]:
 
 
 def _task(job: str, index: int, entry: object) -> _Task:
-    field = f"TF_CONFIG: cluster.{job}[{index}]"
-    if not isinstance(entry, str):
-        raise ConfigError(f"{field} is not a string host:port; correct it")
-    return _Task(job, index, parse.address(entry, field))
+    return _Task(job, index, parse.address(entry, f"TF_CONFIG: cluster.{job}[{index}]"))
 
 
 def _own(task: dict[str, Any], tasks: list[_Task]) -> _Task:
