@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from _pytest.mark import ParameterSet
 
+from documents import ROOT
 from faults.drill import drill
-from faults.matrix import QUICK, Cell, cells
+from faults.matrix import PHASES, QUICK, ROWS, Cell, cells
 
 
 def marked(cell: Cell) -> ParameterSet:
@@ -23,3 +24,12 @@ def test_survivors_see_what_the_matrix_says(cell: Cell) -> None:
 
 def test_every_quick_cell_exists() -> None:
     assert {cell.name for cell in cells()} >= QUICK
+
+
+def test_the_documentation_names_what_has_no_row() -> None:
+    text = (ROOT / "docs" / "failure-model.md").read_text()
+    table = text.partition("| fault | phases without a row | why |\n")[2].partition("\n\n")[0]
+    told = [line.split(" | ")[:2] for line in table.splitlines()[1:]]
+    named = {(fault[2:], phase) for fault, phases in told for phase in phases.split(", ")}
+    present = {(row.fault, phase) for row in ROWS for phase in row.phases}
+    assert named == {(row.fault, phase) for row in ROWS for phase in PHASES} - present
