@@ -2,13 +2,22 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
 from tf_worker import join
 
+from gradring import _native
 from gradring.testing import run_ranks
+from waiting import wait_until
+
+ANSWER_S = 5.0
+STANDS_STILL_S = 0.5
+"""Who has been in a reduction for so long waits in TensorFlow's op."""
 
 
 def mismatched() -> Any:
@@ -71,6 +80,50 @@ def killed() -> Any:
     in_graph = caught(lambda: step(tf.ones([1000])))
     eager = caught(lambda: strategy.run(replica_step, args=(tf.ones([3]),)))
     return {"graph": in_graph, "eager": eager, "seconds": time.monotonic() - since}
+
+
+def fail_while_an_op_waits(how: str) -> Any:
+    """Rank 1 fails once rank 0 has waited for it in an op; rank 0 returns what it saw."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    comm = join()
+    strategy = CustomCollectiveStrategy(communicator=comm)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def replica_step(x: Any) -> Any:
+        return tf.distribute.get_replica_context().all_reduce("SUM", x)
+
+    def step() -> None:
+        strategy.run(replica_step, args=(tf.ones([1000]),))
+
+    step()
+    pids = comm.all_gather(np.array([os.getpid()]))
+    if comm.rank == 1:
+        wait_until(rank_0_waits, "rank 0 waits in an op")
+        strike(how, comm)
+    seen = caught(step)
+    if how == "SIGSTOP":
+        os.kill(pids[1], signal.SIGKILL)
+    return seen
+
+
+def rank_0_waits() -> bool:
+    """Whether rank 0 waits in its op, as it says itself."""
+    token = os.environ["GRADRING_TOKEN"].encode()
+    state = _native.inquire(os.environ["GRADRING_RENDEZVOUS"], token, None, ANSWER_S)
+    _, call, age = state["entered"] or (0, "", 0.0)
+    return call.startswith("all_reduce") and age > STANDS_STILL_S
+
+
+def strike(how: str, comm: Any) -> None:
+    if how == "exception":
+        with comm:
+            raise RuntimeError("the data set is gone")
+    if how == "exit":
+        sys.exit(3)
+    os.kill(os.getpid(), signal.Signals[how])
 
 
 def failing_between() -> Any:
@@ -164,6 +217,29 @@ def test_a_killed_rank_is_named_on_every_survivor() -> None:
         assert facts["collective"] in message
         assert f"(collective #{facts['sequence']})" in message
         assert report["seconds"] < 30
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "says"),
+    [
+        ("SIGKILL", "PeerLostError", "rank 1 on "),
+        ("SIGSTOP", "PeerLostError", "no sign of life"),
+        ("exception", "AbortedError", "RuntimeError: the data set is gone"),
+        ("exit", "PeerLostError", "rank 1 on "),
+    ],
+)
+def test_a_rank_that_fails_while_an_op_waits_for_it_is_named(
+    how: str, kind: str, says: str
+) -> None:
+    waiting, _ = run_ranks(fail_while_an_op_waits, 2, how, check=False)
+    assert waiting.ok, waiting.details()  # its process has ended by itself, too
+    classes, message, facts = waiting.value
+    assert {kind, "GradringError", "AbortedError", "OpError"} <= set(classes)
+    assert "node GradringWait" in message and f"gradring {kind}: " in message and says in message
+    assert facts["rank"] == 1 and facts["host"]
+    assert facts["collective"].startswith("all_reduce(sum)")
+    assert f"(collective #{facts['sequence']})" in message
+    assert facts["elapsed_s"] > 0
 
 
 def test_a_step_that_fails_by_itself_leaves_the_next_one_sound() -> None:
