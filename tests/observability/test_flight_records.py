@@ -8,7 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +35,9 @@ def stay_away(absent: int) -> None:
             time.sleep(8)
 
 
+PLACE = rf"(\S*/)?test_flight_records\.py:{stay_away.__code__.co_firstlineno + 6}"
+
+
 def test_the_rank_that_did_not_come_is_named(tmp_path: Path) -> None:
     directory = tmp_path / "flight"
     run_ranks(stay_away, 3, 1, env={"GRADRING_FLIGHT_DIR": str(directory)}, check=False)
@@ -45,10 +50,47 @@ def test_the_rank_that_did_not_come_is_named(tmp_path: Path) -> None:
     assert failed.startswith("The group failed: ")
     assert re.fullmatch(
         rf"rank 1 on {host} never entered {re.escape(W)} \(#5\); ranks 0 and 2 have waited "
-        r"since \d\d:\d\d:\d\d\.\d\d\d, for \d+\.\d s\.",
+        rf"since \d\d:\d\d:\d\d\.\d\d\d, for \d+\.\d s \({PLACE}\)\.",
         sentence,
     )
     assert before.startswith(f"Before that, rank 1 on {host} had come this far: it finished {W}")
+
+
+LONG = "d" * 150
+
+
+def wait_in(file: str, how: str) -> None:
+    """Waits in a file of this name, at line 3, for a rank that does not come."""
+    program = compile(
+        f"def wait(comm, x):\n  work = comm.all_reduce_async(x)\n  {how}", file, "exec"
+    )
+    functions: dict[str, Any] = {}
+    exec(program, functions)
+    with gradring.init(timeout=2) as comm:
+        if comm.rank == 0:
+            functions["wait"](comm, np.ones(10, np.float32))
+        else:
+            time.sleep(6)
+
+
+@pytest.mark.parametrize(
+    ("file", "how", "place"),
+    [
+        ("train.py", "work.wait()", "train.py:3"),
+        ("/home/me/train.py", "comm.barrier()", "/home/me/train.py:3"),
+        (f"{LONG}/train.py", "comm.all_gather(x)", f"...{'d' * 91}/train.py:3"),
+        ("gr\u00f6\u00dfe.py", "[None for _ in range(99) if work.wait()]", "gr\u00f6\u00dfe.py:3"),
+    ],
+)
+def test_the_place_is_where_the_program_waits(
+    tmp_path: Path, file: str, how: str, place: str
+) -> None:
+    environ = {"GRADRING_FLIGHT_DIR": str(tmp_path)}
+    run_ranks(wait_in, 2, file, how, env=environ, check=False)
+    records = read(tmp_path)
+    *_, waited = [call.place for call in records[0].collectives]
+    assert waited == place
+    assert f" s ({place})." in " ".join(explain(records))
 
 
 def test_each_attempt_of_a_launcher_has_its_own_records(
@@ -163,6 +205,7 @@ def test_a_rank_that_hangs_writes_when_it_is_asked_and_goes_on(tmp_path: Path) -
     assert (record.rank, record.reason, record.failure) == (0, "SIGUSR2", None)
     last = record.collectives[-1]
     assert (last.call, last.state, last.ended_ns) == (W, "running", None)
+    assert "test_flight_records.py:" in (last.place or "")
     sentences = explain([record])
     assert "Rank 1 left no record" in sentences[0]
     assert f"Rank 0 has been in {W} (#2) since" in sentences[1]
@@ -243,6 +286,24 @@ def test_a_record_from_before_the_failure_is_called_old() -> None:
     assert sentences[0] == "The group failed: it broke"
     assert sentences[1].startswith("Rank 1 left none when the group failed; its last one is of ")
     assert sentences[2].startswith("Ranks 0 and 2 have been in b (#7) since ")
+
+
+def test_ranks_that_wait_at_different_places_are_told_apart() -> None:
+    def waits(rank: int, place: str | None) -> Record:
+        one = record(rank, (7, "b", "running"), (8, "c", "queued"))
+        first, second = one.collectives
+        # A program that has started two waits for the second only.
+        return replace(one, collectives=(first, replace(second, place=place)))
+
+    def said(*places: str | None) -> str:
+        return explain([waits(rank, place) for rank, place in enumerate(places)])[0]
+
+    been = r"Ranks 0, 1 and 2 have been in b \(#7\) since [\d:.]+, for 7\.0 s"
+    assert re.fullmatch(rf"{been} \(train\.py:31\)\.", said("train.py:31", *["train.py:31"] * 2))
+    apart = said("train.py:31", "eval.py:9", "train.py:31")
+    assert re.fullmatch(rf"{been} \(ranks 0 and 2 at train\.py:31; rank 1 at eval\.py:9\)\.", apart)
+    assert re.fullmatch(rf"{been} \(rank 1 at eval\.py:9\)\.", said(None, "eval.py:9", None))
+    assert re.fullmatch(rf"{been}\.", said(None, None, None))
 
 
 def test_a_rank_that_has_gone_on_is_mentioned() -> None:

@@ -60,7 +60,7 @@ def _position(records: Sequence[Record]) -> Iterator[str]:
     done = [r for r in records if (call := found[r.rank]) is not None and call.state == "done"]
     call = next(iter(entered.values()))
     where = f"#{sequence}" if different else f"{call.call} (#{sequence})"
-    since = _since(entered, waiting or records)
+    since = _since(entered, waiting or records) + _places(waiting, sequence)
     waiters = _ranks([record.rank for record in waiting])
     verb = "has" if len(waiting) == 1 else "have"
     if absent:
@@ -79,6 +79,20 @@ def _since(entered: dict[int, Collective], latest: Sequence[Record]) -> str:
     since_ns = min(call.started_ns or call.launched_ns for call in entered.values())
     waited_s = (max(record.written_ns for record in latest) - since_ns) / 1e9
     return f" since {_clock_time(since_ns)}, for {waited_s:.1f} s"
+
+
+def _places(waiting: Sequence[Record], sequence: int) -> str:
+    """Where the programs wait for this collective or a later one, as far as it is known."""
+    places: dict[str, list[int]] = {}
+    for record in waiting:
+        calls = (call for call in record.collectives if call.sequence >= sequence)
+        place = next((call.place for call in calls if call.place), None)
+        if place:
+            places.setdefault(place, []).append(record.rank)
+    if list(places.values()) == [[record.rank for record in waiting]]:
+        return f" ({next(iter(places))})"
+    sides = "; ".join(f"{_ranks(ranks)} at {place}" for place, ranks in places.items())
+    return f" ({sides})" if sides else ""
 
 
 def _different(entered: dict[int, Collective], sequence: int) -> Iterator[str]:

@@ -45,6 +45,8 @@ class Collective:
     ended_ns: int | None
     #: From when to when the program waited for it.
     awaited_ns: tuple[int, int] | None
+    #: Where the program waited for it, such as ``train.py:31``, if that took 0.1 s.
+    place: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,4 +157,5 @@ def _collective(row: dict[str, Any], shift_ns: int) -> Collective:
         entered_ns=shifted(row["entered_ns"]),
         ended_ns=shifted(row["ended_ns"]),
         awaited_ns=awaited and (awaited[0] + shift_ns, awaited[1] + shift_ns),
+        place=row.get("place"),
     )

@@ -430,7 +430,8 @@ impl Shared {
             transport.wait(execution.interests(), limit);
             if asked_at.elapsed() >= INTERRUPT_INTERVAL {
                 asked_at = Instant::now();
-                if interrupt() {
+                self.recorder.locate(sequence, interrupt);
+                if interrupt.interrupts() {
                     self.supervisor.abort(self.interrupted());
                 }
             }

@@ -6,8 +6,26 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::trace::flight_recorder::FlightRecorder;
 
-/// Called about ten times a second while a call waits; `true` asks it to give up.
-pub type Interrupt<'a> = &'a mut dyn FnMut() -> bool;
+/// The program behind a call that waits. A closure is one whose place is not known.
+pub trait Caller {
+    /// Called about ten times a second while the call waits; `true` asks it to give up.
+    fn interrupts(&mut self) -> bool;
+
+    /// Where in the program the call is, such as `train.py:31`; not called before the call has
+    /// waited for a while.
+    fn place(&mut self) -> Option<String> {
+        None
+    }
+}
+
+impl<F: FnMut() -> bool> Caller for F {
+    fn interrupts(&mut self) -> bool {
+        self()
+    }
+}
+
+/// The caller, who may give up.
+pub type Interrupt<'a> = &'a mut dyn Caller;
 
 /// How long a wait may last before its `Interrupt` is asked again.
 pub const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);
@@ -62,16 +80,21 @@ impl Work {
     /// Waits for the end, at most for `timeout`, asking `interrupt` now and then.
     pub fn wait(&self, timeout: Option<Duration>, interrupt: Interrupt<'_>) -> WaitOutcome {
         let Some(recorder) = lock(&self.shared.recorder).clone() else {
-            return self.wait_blocking(timeout, interrupt);
+            return self.wait_blocking(None, timeout, interrupt);
         };
         let from = Instant::now();
         recorder.wait_begins(from);
-        let outcome = self.wait_blocking(timeout, interrupt);
+        let outcome = self.wait_blocking(Some(&*recorder), timeout, interrupt);
         recorder.wait_ends(self.shared.sequence, from, Instant::now());
         outcome
     }
 
-    fn wait_blocking(&self, timeout: Option<Duration>, interrupt: Interrupt<'_>) -> WaitOutcome {
+    fn wait_blocking(
+        &self,
+        recorder: Option<&FlightRecorder>,
+        timeout: Option<Duration>,
+        interrupt: Interrupt<'_>,
+    ) -> WaitOutcome {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut outcome = lock(&self.shared.outcome);
         loop {
@@ -91,7 +114,10 @@ impl Work {
             outcome = guard;
             if wait.timed_out() && outcome.is_none() {
                 drop(outcome);
-                if interrupt() {
+                if let Some(recorder) = recorder {
+                    recorder.locate(self.shared.sequence, interrupt);
+                }
+                if interrupt.interrupts() {
                     return WaitOutcome::Interrupted;
                 }
                 outcome = lock(&self.shared.outcome);

@@ -12,11 +12,12 @@ use gradring_core::error::Error;
 use gradring_core::link::tls::TlsFiles;
 use gradring_core::schedule::choice::Rules;
 use gradring_core::trace::board::NOTE_BYTES_MAX;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::arrays::{Arrays, Bucket};
+use crate::caller::Program;
 use crate::errors::to_python;
 use crate::stats;
 use crate::work::Work;
@@ -90,8 +91,8 @@ impl Communicator {
             stall_warning,
             on_warning: log_warning,
         };
-        let inner = guarded(py, |signals| {
-            communicator::Communicator::connect(&config, &mut || signals.arrived())
+        let inner = guarded(py, |program| {
+            communicator::Communicator::connect(&config, program)
         })?;
         Ok(Self { inner })
     }
@@ -200,10 +201,7 @@ impl Communicator {
     }
 
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        guarded(py, |signals| {
-            self.inner
-                .run(Request::barrier(), &mut || signals.arrived())
-        })
+        guarded(py, |program| self.inner.run(Request::barrier(), program))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -281,20 +279,18 @@ impl Communicator {
             name: name.into(),
             shapes,
         };
-        guarded(py, |signals| {
-            self.inner.run(request, &mut || signals.arrived())
-        })
+        guarded(py, |program| self.inner.run(request, program))
     }
 }
 
 /// Runs `body` without the interpreter; a signal handler's exception wins over its error.
 fn guarded<T: Send>(
     py: Python<'_>,
-    body: impl FnOnce(&mut Signals) -> Result<T, Error> + Send,
+    body: impl FnOnce(&mut Program) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
-    let mut signals = Signals::default();
-    let result = py.detach(|| body(&mut signals));
-    match (result, signals.exception) {
+    let mut program = Program::default();
+    let result = py.detach(|| body(&mut program));
+    match (result, program.exception) {
         (_, Some(exception)) => Err(exception),
         (result, None) => result.map_err(|error| to_python(py, &error)),
     }
@@ -322,27 +318,6 @@ fn log_warning(warning: String) {
     };
     // Without room for a thread, the warning is the least of all problems.
     drop(std::thread::Builder::new().spawn(log));
-}
-
-/// Lets Python's signal handlers run while the core waits, and keeps what they raised.
-#[derive(Default)]
-pub(crate) struct Signals {
-    exception: Option<PyErr>,
-}
-
-impl Signals {
-    /// Whether a handler raised: Ctrl-C does.
-    pub(crate) fn arrived(&mut self) -> bool {
-        if self.exception.is_none() {
-            self.exception = Python::attach(|py| py.check_signals()).err();
-        }
-        self.exception.is_some()
-    }
-
-    pub(crate) fn into_error(self) -> PyErr {
-        self.exception
-            .unwrap_or_else(|| PyKeyboardInterrupt::new_err(()))
-    }
 }
 
 fn dtype_named(name: &str) -> PyResult<DType> {

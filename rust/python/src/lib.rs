@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 mod arrays;
+mod caller;
 mod communicator;
 mod errors;
 mod interrupts;

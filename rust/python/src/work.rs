@@ -6,7 +6,7 @@ use gradring_core::error::Error;
 use gradring_core::work::WaitOutcome;
 use pyo3::prelude::*;
 
-use crate::communicator::Signals;
+use crate::caller::Program;
 use crate::errors::to_python;
 
 /// An asynchronous collective.
@@ -33,8 +33,8 @@ impl Work {
             // Anything that is not a sensible time is no time at all.
             Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
         });
-        let mut signals = Signals::default();
-        match py.detach(|| self.work.wait(limit, &mut || signals.arrived())) {
+        let mut program = Program::default();
+        match py.detach(|| self.work.wait(limit, &mut program)) {
             WaitOutcome::Ended(Ok(())) => Ok(()),
             WaitOutcome::Ended(Err(error)) => Err(to_python(py, &error)),
             WaitOutcome::TimedOut => {
@@ -42,7 +42,7 @@ impl Work {
                 let problem = format!("the work has not ended within {seconds} s; it goes on");
                 Err(to_python(py, &Error::timeout(problem)))
             }
-            WaitOutcome::Interrupted => Err(signals.into_error()),
+            WaitOutcome::Interrupted => Err(program.into_error()),
         }
     }
 }

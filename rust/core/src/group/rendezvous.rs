@@ -327,7 +327,7 @@ impl Forming<'_> {
     /// Looks whether there is any reason to give up.
     fn check(&mut self) -> Result<()> {
         if self.given_up.is_none() {
-            self.given_up = if (self.interrupt)() {
+            self.given_up = if self.interrupt.interrupts() {
                 let reason = "was interrupted while the group was forming";
                 Some(Error::aborted(reason).blaming(self.config.rank, host_name()))
             } else {

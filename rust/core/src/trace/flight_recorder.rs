@@ -12,6 +12,7 @@ use crate::schedule::Algorithm;
 use crate::trace::exposure::Exposure;
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{Contract, Header};
+use crate::work::Caller;
 
 /// How many collectives are remembered by default: a few seconds of training.
 pub const CAPACITY: usize = 4096;
@@ -64,6 +65,8 @@ pub struct Entry {
     pub ended: Option<Instant>,
     /// The last wait for it by the program, if it was not over at once.
     pub awaited: Option<(Instant, Instant)>,
+    /// Where the program waits for it, if that took a while.
+    pub place: Option<Arc<str>>,
 }
 
 /// How far a collective has come on this rank.
@@ -143,7 +146,25 @@ impl FlightRecorder {
             entered: None,
             ended: None,
             awaited: None,
+            place: None,
         });
+    }
+
+    /// Notes where the program waits for a collective; asks only once, and without the lock, since
+    /// the answer may take its time.
+    pub fn locate(&self, sequence: u64, caller: &mut dyn Caller) {
+        if self
+            .find(sequence)
+            .is_none_or(|entry| entry.place.is_some())
+        {
+            return;
+        }
+        let Some(place) = caller.place() else {
+            return;
+        };
+        if let Some(entry) = self.lock().entry(sequence) {
+            entry.place = Some(place.into());
+        }
     }
 
     /// Remembers that this rank waits, or that it does not.
@@ -311,6 +332,31 @@ mod tests {
         assert!(recorder.find(2).is_none());
         assert_eq!(recorder.find(5).map(|entry| entry.sequence), Some(5));
         assert!(recorder.find(6).is_none());
+    }
+
+    struct Program(Option<&'static str>);
+
+    impl Caller for Program {
+        fn interrupts(&mut self) -> bool {
+            false
+        }
+
+        fn place(&mut self) -> Option<String> {
+            Some(self.0.take().expect("nobody asks twice").into())
+        }
+    }
+
+    #[test]
+    fn the_place_of_a_wait_is_asked_for_once_and_kept() {
+        let recorder = FlightRecorder::default();
+        recorder.launched(1, call(), Algorithm::Ring, Instant::now(), false);
+        let mut program = Program(Some("train.py:31"));
+        for sequence in [2, 1, 1] {
+            recorder.locate(1, &mut || false);
+            recorder.locate(sequence, &mut program);
+        }
+        let place = recorder.find(1).and_then(|entry| entry.place);
+        assert_eq!(place.as_deref(), Some("train.py:31"));
     }
 
     #[test]

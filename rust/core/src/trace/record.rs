@@ -54,6 +54,8 @@ struct Line {
     entered_ns: Option<u64>,
     ended_ns: Option<u64>,
     awaited_ns: Option<(u64, u64)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    place: Option<String>,
 }
 
 impl From<&Entry> for Line {
@@ -78,6 +80,7 @@ impl From<&Entry> for Line {
             awaited_ns: entry
                 .awaited
                 .map(|(from, to)| (clock::unix_ns(from), clock::unix_ns(to))),
+            place: entry.place.as_deref().map(String::from),
         }
     }
 }

@@ -1,0 +1,68 @@
+//! The Python program behind a call that waits: its signal handlers, and where it is.
+
+use std::path::Path;
+
+use gradring_core::work::Caller;
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+/// Longer names of files lose their beginning: thousands of records are kept.
+const FILE_BYTES_MAX: usize = 100;
+
+/// Lets Python's signal handlers run while the core waits, and keeps what they raised.
+#[derive(Default)]
+pub(crate) struct Program {
+    /// What a handler raised: Ctrl-C does.
+    pub(crate) exception: Option<PyErr>,
+}
+
+impl Program {
+    pub(crate) fn into_error(self) -> PyErr {
+        self.exception
+            .unwrap_or_else(|| PyKeyboardInterrupt::new_err(()))
+    }
+}
+
+impl Caller for Program {
+    fn interrupts(&mut self) -> bool {
+        if self.exception.is_none() {
+            self.exception = Python::attach(|py| py.check_signals()).err();
+        }
+        self.exception.is_some()
+    }
+
+    fn place(&mut self) -> Option<String> {
+        // An interpreter that hides its frames knows no place.
+        Python::attach(place).ok().flatten()
+    }
+}
+
+/// File and line of this thread's innermost frame outside this package. Runs no code in Python,
+/// where a signal handler might raise.
+fn place(py: Python<'_>) -> PyResult<Option<String>> {
+    let mut frame = py.import("sys")?.call_method0("_getframe")?;
+    while !frame.is_none() {
+        let module = frame.getattr("f_globals")?.get_item("__name__");
+        let module = module.and_then(|name| name.extract::<String>());
+        if !module.is_ok_and(|name| name == "gradring" || name.starts_with("gradring.")) {
+            let file = frame.getattr("f_code")?.getattr("co_filename")?;
+            let file = file.cast::<PyString>()?.to_string_lossy().into_owned();
+            let line: usize = frame.getattr("f_lineno")?.extract()?;
+            return Ok(Some(format!("{}:{line}", shortened(&file))));
+        }
+        frame = frame.getattr("f_back")?;
+    }
+    Ok(None)
+}
+
+/// A file as seen from the working directory, or the end of its name.
+fn shortened(file: &str) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    let seen = Path::new(file).strip_prefix(here).ok();
+    let seen = seen.and_then(Path::to_str).unwrap_or(file);
+    let cut = seen.len().saturating_sub(FILE_BYTES_MAX);
+    let cut = (cut..).find(|&cut| seen.is_char_boundary(cut));
+    let end = &seen[cut.unwrap_or_default()..];
+    format!("{}{end}", if end == seen { "" } else { "..." })
+}
