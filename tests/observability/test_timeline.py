@@ -18,11 +18,14 @@ from chrome_trace import ROUNDING_US, accepted
 import gradring
 from gradring import cli, errors
 from gradring.testing import run_ranks
+from gradring.trace.records import Collective, Record
+from gradring.trace.timeline import write
 
 PROGRAM = """
 import time, numpy as np, gradring
 with gradring.init() as comm:
     x = np.ones(1000, np.float32)
+    comm.barrier()
     for step in range(10):
         time.sleep(0.02 if comm.rank == 1 else 0)
         works = [comm.all_reduce_async(x, name=f"w{n}") for n in range(1)]
@@ -61,14 +64,41 @@ def test_the_launcher_writes_one_timeline_of_all_ranks(tmp_path: Path) -> None:
     assert not trace.with_name("timeline.json.parts").exists()
     events = check(trace, 2)
     called = [e for e in events if e["ph"] == "X" and "args" in e]
-    assert Counter(e["pid"] for e in called) == {0: 11, 1: 11}
+    assert Counter(e["pid"] for e in called) == {0: 12, 1: 12}
     assert {e["name"] for e in called} == {"all_reduce(sum) 'w0' float32[1000]", "barrier"}
     assert {e["args"]["bytes"] for e in called} == {4000, 1}
     waits = [e for e in events if e["name"] == "waiting for rank 1"]
     assert sum(e["dur"] for e in waits) > 100_000
     assert {e["cat"] for e in events if e["ph"] == "b"} == {"queued", "awaited"}
+    # Its pauses lie between two barriers.
+    computes = [e["dur"] for e in events if e["name"] == "compute" and e["pid"] == 1]
+    assert sum(computes) > 10 * 20_000
     # An arrow leads from the late rank to the one that waited for it.
     assert {e["pid"] for e in events if e["ph"] == "f"} >= {0}
+
+
+def test_a_program_computes_between_the_times_in_which_it_stands_still(tmp_path: Path) -> None:
+    def call(
+        sequence: int, launched: int, started: int, ended: int, awaited: tuple[int, int] | None
+    ) -> Collective:
+        known = (sequence, "a", 4, "ring", "done", None)
+        return Collective(*known, launched, started, None, ended, awaited)
+
+    calls = (
+        call(1, 1_000, 1_000, 3_000, None),
+        # Nobody waited for the second, and two threads at once for the others.
+        call(2, 3_500, 3_600, 4_000, None),
+        call(3, 4_100, 4_200, 9_500, (5_000, 9_500)),
+        call(4, 4_300, 9_500, 9_600, (7_000, 8_000)),
+        call(5, 9_500, 9_500, 10_000, None),
+        call(6, 20_000, 20_000, 21_000, None),
+        call(7, 22_000, 22_500, 23_000, None),
+    )
+    record = Record(0, 1, "host", "trace", 30_000, 0, None, None, 0, calls)
+    write(tmp_path / "timeline.json", [record])
+    computes = [e for e in accepted(tmp_path / "timeline.json") if e["name"] == "compute"]
+    assert [(e["ts"], e["dur"]) for e in computes] == [(2.0, 2.0), (9.0, 10.0)]
+    assert {(e["tid"], e["cat"]) for e in computes} == {(1, "program")}
 
 
 def test_what_viewers_would_drop_is_found(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ one for waiting for the last peer and one for moving bytes: collectives of a ran
 other, so slices never overlap. Above it, as asynchronous slices because they do overlap: the time a
 collective was ``queued`` before its turn came, and the time the program ``awaited`` it. An
 arrow leads from the start of the rank that was late to where a rank that waited for it goes on.
+On the track ``program``, ``compute`` is whenever it did not stand still for a collective.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from gradring.trace.records import Collective, Record
 
 #: Shorter waits get no arrow: they are the time on the way.
 ARROW_NS = 50_000
+
+#: The tracks of a rank.
+COLLECTIVES, PROGRAM = 0, 1
 
 Event = dict[str, Any]
 
@@ -59,12 +63,17 @@ def _names(record: Record) -> Iterator[Event]:
     for kind, argument in (
         ("process_name", {"name": f"rank {record.rank} {record.host}"}),
         ("process_sort_index", {"sort_index": record.rank}),
-        ("thread_name", {"name": "collectives"}),
     ):
         yield {"ph": "M", "pid": record.rank, "tid": 0, "name": kind, "args": argument}
+    for track, name in ((COLLECTIVES, "collectives"), (PROGRAM, "program")):
+        at = {"ph": "M", "pid": record.rank, "tid": track}
+        yield {**at, "name": "thread_name", "args": {"name": name}}
 
 
 def _events(record: Record, start_ns: int) -> Iterator[Event]:
+    for span_ns in _computing(record):
+        event = _slice(record, "compute", span_ns, start_ns)
+        yield {**event, "tid": PROGRAM, "cat": "program"}
     for call in record.collectives:
         started_ns = call.started_ns or record.written_ns
         # A blocking call has its turn at once.
@@ -86,6 +95,25 @@ def _events(record: Record, start_ns: int) -> Iterator[Event]:
             name = f"waiting for rank {call.last}"
             yield _slice(record, name, (call.started_ns, call.entered_ns), start_ns)
             yield _slice(record, "moving", (call.entered_ns, ended_ns), start_ns)
+
+
+def _computing(record: Record) -> Iterator[tuple[int, int]]:
+    """When the program went on, between two times in which it stood still for a collective."""
+    still = [span for call in record.collectives if (span := _standing_still(record, call))]
+    gone_on_ns: int | None = None
+    for begin_ns, end_ns in sorted(still):
+        if gone_on_ns is not None and begin_ns > gone_on_ns:
+            yield gone_on_ns, begin_ns
+        # Threads of a program may stand still together.
+        gone_on_ns = max(end_ns, gone_on_ns or end_ns)
+
+
+def _standing_still(record: Record, call: Collective) -> tuple[int, int] | None:
+    """From when to when the program waited for a collective, as far as that is known."""
+    if call.awaited_ns is not None or call.started_ns != call.launched_ns:
+        return call.awaited_ns
+    # The program performed it itself.
+    return call.launched_ns, call.ended_ns or record.written_ns
 
 
 def _slice(
