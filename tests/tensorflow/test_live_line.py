@@ -19,29 +19,50 @@ from gradring.testing import run_ranks
 EPOCHS = 4
 
 
+#: Of SGD in `keras_models.py`.
+RATE = 0.05
+
+
 def fit(slow: int, directory: str) -> Any:
     import keras
 
     from gradring.tensorflow.callbacks import LiveLine
 
+    norms: list[float] = []
+    losses: list[float] = []
+
     class Sleep(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             time.sleep(0.2 if comm.rank == slow else 0)
+            self.before = self.model.get_weights()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            steps = zip(self.before, self.model.get_weights(), strict=True)
+            gradients = [(before - after) / RATE for before, after in steps]
+            norms.append(sum((gradient**2).sum() for gradient in gradients) ** 0.5)
+            losses.append(logs["loss"])
 
     output = io.StringIO()
     with join() as comm:
         model = compiled(strategy_of(comm), "mlp", "SGD")
         log = os.path.join(directory, "steps.jsonl")
-        line = LiveLine(BATCH, every_steps=4, stream=output, log=log, tensorboard=directory)
+        line = LiveLine(
+            BATCH,
+            every_steps=4,
+            stream=output,
+            log=log,
+            tensorboard=directory,
+            gradient_norm=True,
+        )
         data = dataset()
         model.fit(data, epochs=EPOCHS, verbose=0, validation_data=data, callbacks=[Sleep(), line])
         comm.barrier()
-    return output.getvalue().splitlines()
+    return output.getvalue().splitlines(), norms, losses
 
 
 @needs_fit
 def test_fit_shows_lines_and_a_table(tmp_path: Path) -> None:
-    lines, nothing = run_ranks(fit, 2, 1, str(tmp_path), timeout=300)
+    (lines, norms, losses), (nothing, *_) = run_ranks(fit, 2, 1, str(tmp_path), timeout=300)
     steps = EPOCHS * STEPS
     assert nothing == []
     assert len(lines) == (steps - 1) // 4 + 4
@@ -58,10 +79,17 @@ def test_fit_shows_lines_and_a_table(tmp_path: Path) -> None:
         assert (named and int(named[1])) == (row["slowest"] and row["slowest"]["rank"])
     # The other rank's numbers come with its first pulse.
     assert "1" in rows[-1]["ranks"]
-    scalars = dict(scalars_in(tmp_path)["gradring/rank_0/wait_ms"])
-    assert list(scalars) == [row["step"] for row in rows]
+    scalars = {tag: dict(values) for tag, values in scalars_in(tmp_path).items()}
+    expected = {"loss", "accuracy", "gradient_norm", "steps_per_s", "samples_per_s"}
+    assert {tag.removeprefix("gradring/") for tag in scalars if "rank_" not in tag} == expected
+    assert list(scalars["gradring/rank_0/wait_ms"]) == [row["step"] for row in rows]
     for row in rows:
-        assert scalars[row["step"]] == pytest.approx(row["ranks"]["0"]["wait_ms"], rel=1e-4)
+        step = row["step"]
+        wait_ms = row["ranks"]["0"]["wait_ms"]
+        assert scalars["gradring/rank_0/wait_ms"][step] == pytest.approx(wait_ms, rel=1e-4)
+        assert scalars["gradring/loss"][step] == pytest.approx(losses[step - 1], rel=1e-4)
+        assert 0 <= scalars["gradring/accuracy"][step] <= 1
+        assert scalars["gradring/gradient_norm"][step] == pytest.approx(norms[step - 1], rel=1e-3)
 
 
 def scalars_in(directory: Path) -> dict[str, list[tuple[int, float]]]:
@@ -77,6 +105,26 @@ def scalars_in(directory: Path) -> dict[str, list[tuple[int, float]]]:
             number = float(tf.make_ndarray(value.tensor))
             scalars.setdefault(value.tag, []).append((event.step, number))
     return scalars
+
+
+def fit_with_clipping(directory: str) -> None:
+    from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow.callbacks import LiveLine
+
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        model = compiled(strategy, "mixed precision", "SGD", clipnorm=1e-3)
+        model.fit(dataset(), verbose=0)
+        line = LiveLine(every_steps=4, tensorboard=directory, gradient_norm=True)
+        model.fit(dataset(), verbose=0, callbacks=[line])
+
+
+@needs_fit
+def test_the_gradient_norm_is_neither_clipped_nor_scaled(tmp_path: Path) -> None:
+    """Though the step was traced by a `fit` without it."""
+    run_ranks(fit_with_clipping, 1, str(tmp_path), timeout=300)
+    norms = [norm for _, norm in scalars_in(tmp_path)["gradring/gradient_norm"]]
+    assert norms and all(0.01 < norm < 100 for norm in norms), norms
 
 
 def fit_without_strategy() -> None:

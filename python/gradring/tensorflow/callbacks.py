@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from numbers import Real
 from typing import Any, TextIO
 
 import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.monitor import Monitor
+from gradring.tensorflow import gradient_norm as norms
 
 #: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
 _SCALAR = 1
@@ -34,6 +36,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         stream: TextIO | None = None,
         log: str | os.PathLike[str] | None = None,
         tensorboard: str | os.PathLike[str] | None = None,
+        gradient_norm: bool = False,
     ) -> None:
         """See `gradring.Monitor`.
 
@@ -45,7 +48,11 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
           log: a file to which rank 0 appends a line of JSON with every line; default: as for
             `gradring.Monitor`, in the log directory if there is one.
           tensorboard: a directory to which rank 0 writes the numbers of all ranks as scalars, such
-            as `gradring/rank_2/wait_ms`; needs no tensorboard package.
+            as `gradring/rank_2/wait_ms`, and Keras' logs, such as `gradring/loss`; needs no
+            tensorboard package.
+          gradient_norm: `tensorboard` also gets `gradring/gradient_norm`, the global norm of the
+            gradients that the last step reduced, before they were clipped. Costs a pass over the
+            memory of the gradients; needs Keras 3. Default False.
         """
         super().__init__()
         self._options: dict[str, Any] = {
@@ -56,6 +63,9 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             "log": log,
         }
         self._tensorboard = tensorboard
+        self._gradient_norm = gradient_norm
+        self._norm: Any = None
+        self._logs: dict[str, Any] = {}
         self._writer: Any = None
         self._monitor: Monitor | None = None
         self._batch = -1
@@ -64,7 +74,8 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Starts to measure.
 
         Raises:
-          gradring.errors.ConfigError: the model was not made under `CustomCollectiveStrategy`.
+          gradring.errors.ConfigError: the model was not made under `CustomCollectiveStrategy`, or
+            has no optimizer of Keras 3 for `gradient_norm`.
         """
         strategy = self.model.distribute_strategy
         if getattr(strategy, "communicator", None) is None:
@@ -72,6 +83,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "LiveLine needs a model made in the scope of a CustomCollectiveStrategy; this one "
                 f"was made under {type(strategy).__name__}"
             )
+        self._norm = norms.watch(self.model) if self._gradient_norm else None
         if self._tensorboard is not None and strategy.communicator.rank == 0:
             self._writer = tf.summary.create_file_writer(os.fspath(self._tensorboard))
         self._monitor = Monitor(strategy, **self._options, on_line=self._write_scalars)
@@ -84,7 +96,8 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """One step has ended, or several with ``steps_per_execution``."""
         steps, self._batch = batch - self._batch, batch
-        self._measuring().step(max(1, steps), loss=(logs or {}).get("loss"))
+        self._logs = logs or {}
+        self._measuring().step(max(1, steps), loss=self._logs.get("loss"))
 
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation is no step."""
@@ -106,7 +119,12 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def _write_scalars(self, facts: dict[str, Any]) -> None:
         if self._writer is None:
             return
-        scalars = {"steps_per_s": facts["steps_per_s"], "samples_per_s": facts["samples_per_s"]}
+        # Keras' logs are the same on all ranks: means over them.
+        logs = self._logs.items()
+        scalars = {name: float(value) for name, value in logs if isinstance(value, Real)}
+        scalars |= {name: facts[name] for name in ("steps_per_s", "samples_per_s")}
+        if self._norm is not None:
+            scalars["gradient_norm"] = float(self._norm)
         for rank, numbers in facts["ranks"].items():
             scalars |= {f"rank_{rank}/{name}": value for name, value in numbers.items()}
         with self._writer.as_default(step=facts["step"]):

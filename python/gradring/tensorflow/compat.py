@@ -53,9 +53,14 @@ def ordering_token() -> Any:
 
     Ops that take its handle keep their program order, also across `tf.cond` and `tf.while_loop`.
     """
+    return plain_variable(0.0, "gradring_token")
+
+
+def plain_variable(value: float, name: str) -> Any:
+    """A float32 scalar outside every graph, strategy and distribution scope."""
     with tf.init_scope(), tf.device("/device:CPU:0"):
         return resource_variable_ops.ResourceVariable(
-            0.0, trainable=False, dtype=tf.float32, name="gradring_token"
+            value, trainable=False, dtype=tf.float32, name=name
         )
 
 

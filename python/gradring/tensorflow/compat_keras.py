@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
-from gradring.tensorflow import compat
+from gradring.tensorflow import compat, gradient_norm
 from gradring.tensorflow.naming import current_variables, gradients_of
 from gradring.tensorflow.ops import broadcast_variables
 
@@ -177,7 +177,9 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any
     # `_name_gradients` is around the accumulation; Keras before 3.5 clips outside of it.
     if optimizer.gradient_accumulation_steps and current_variables(len(present)) is None:
         _refuse_clipping()
-    reduced = iter(tf.distribute.get_replica_context().all_reduce(_SUM, present))
+    sums = tf.distribute.get_replica_context().all_reduce(_SUM, present)
+    gradient_norm.note(optimizer, sums)
+    reduced = iter(sums)
     complete = [None if gradient is None else next(reduced) for gradient in gradients]
     return _Reduced(original(optimizer, complete))
 
@@ -194,7 +196,11 @@ def _update_step(
 
 def _sum_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any) -> Any:
     """Does not reduce again what was reduced to be clipped."""
-    return list(pairs) if _reduced.get() else original(optimizer, pairs)
+    if _reduced.get():
+        return list(pairs)
+    reduced = original(optimizer, pairs)
+    gradient_norm.note(optimizer, [gradient for gradient, _ in reduced])
+    return reduced
 
 
 def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
