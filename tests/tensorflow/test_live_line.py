@@ -127,6 +127,32 @@ def test_the_gradient_norm_is_neither_clipped_nor_scaled(tmp_path: Path) -> None
     assert norms and all(0.01 < norm < 100 for norm in norms), norms
 
 
+def fit_restored() -> str:
+    import keras
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow.callbacks import LiveLine
+
+    class Restore(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model.optimizer._iterations.assign(100)
+
+    output = io.StringIO()
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        model = compiled(strategy, "mlp", "SGD", gradient_accumulation_steps=2)
+        line = LiveLine(every_steps=5, stream=output)
+        model.fit(dataset(), verbose=0, callbacks=[line, Restore()])
+    return output.getvalue()
+
+
+@needs_fit
+def test_steps_are_numbered_from_those_of_a_restored_optimizer() -> None:
+    """Though a callback restored it after the live line's own start."""
+    (output,) = run_ranks(fit_restored, 1, timeout=300)
+    assert re.findall(r"^step (\d+)", output, re.M) == ["106", "111"], output
+
+
 def fit_without_strategy() -> None:
     import keras
 

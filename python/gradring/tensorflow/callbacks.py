@@ -23,8 +23,9 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
     model.fit(batches, callbacks=[gradring.tensorflow.callbacks.LiveLine(samples_per_step=512)])
     ```
 
-    Evaluations and what other callbacks do at the end of an epoch are no part of a step. See
-    `gradring.Monitor` for what the numbers mean.
+    Evaluations and what other callbacks do at the end of an epoch are no part of a step. Steps are
+    numbered from those that the optimizer has done, as after a restart with `BackupAndRestore`.
+    See `gradring.Monitor` for what the numbers mean.
     """
 
     def __init__(
@@ -86,18 +87,29 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._norm = norms.watch(self.model) if self._gradient_norm else None
         if self._tensorboard is not None and strategy.communicator.rank == 0:
             self._writer = tf.summary.create_file_writer(os.fspath(self._tensorboard))
-        self._monitor = Monitor(strategy, **self._options, on_line=self._write_scalars)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Steps follow."""
         self._batch = -1
-        self._measuring().resume()
+        if self._monitor is not None:
+            self._monitor.resume()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """The first one tells how many steps were done before: all callbacks have restored."""
+        if self._monitor is None:
+            self._monitor = Monitor(
+                self.model.distribute_strategy,
+                **self._options,
+                on_line=self._write_scalars,
+                first_step=_steps_done(self.model.optimizer),
+            )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """One step has ended, or several with ``steps_per_execution``."""
         steps, self._batch = batch - self._batch, batch
         self._logs = logs or {}
-        self._measuring().step(max(1, steps), loss=self._logs.get("loss"))
+        assert self._monitor is not None, "Keras calls on_train_batch_begin first"
+        self._monitor.step(max(1, steps), loss=self._logs.get("loss"))
 
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation is no step."""
@@ -106,12 +118,14 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """What other callbacks do now is no step."""
-        self._measuring().pause()
+        if self._monitor is not None:
+            self._monitor.pause()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Prints the table."""
-        self._measuring().finish()
-        self._monitor = None
+        if self._monitor is not None:
+            self._monitor.finish()
+            self._monitor = None
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -133,9 +147,12 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
                     _write_scalar(f"gradring/{name}", value)
         self._writer.flush()
 
-    def _measuring(self) -> Monitor:
-        assert self._monitor is not None, "Keras calls on_train_begin first"
-        return self._monitor
+
+def _steps_done(optimizer: Any) -> int:
+    # The property `iterations` of Keras 3 counts updates, for which gradients may accumulate.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    iterations = getattr(optimizer, "_iterations", None)
+    return 0 if iterations is None else int(tf.convert_to_tensor(iterations))
 
 
 def _write_scalar(tag: str, value: float) -> None:
