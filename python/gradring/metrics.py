@@ -162,6 +162,7 @@ def _steps(family: Any, totals: Totals, loss: float | None) -> None:
         "Time in training steps, by what it went into.",
         [
             ({"part": "compute"}, totals.compute_s),
+            ({"part": "input"}, totals.input_s),
             ({"part": "communication"}, totals.comm_s),
             ({"part": "waiting"}, totals.wait_s),
         ],

@@ -6,13 +6,14 @@ been added since the last one, divided by the number of steps; so a step costs t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, TextIO
@@ -44,11 +45,13 @@ class Totals:
     #: By rank that was the last to enter: how long this rank waited for it.
     late_s: dict[int, float] = field(default_factory=dict)
     ended: bool = False
+    #: In which it stood still for its next batch.
+    input_s: float = 0.0
 
     @property
     def compute_s(self) -> float:
-        """Everything else, reading data included."""
-        return max(0.0, self.elapsed_s - self.comm_s - self.wait_s)
+        """Everything else."""
+        return max(0.0, self.elapsed_s - self.comm_s - self.wait_s - self.input_s)
 
     def ms(self, seconds: float) -> float:
         """Milliseconds of an average step."""
@@ -68,6 +71,7 @@ class Totals:
                 rank: max(0.0, late - other.late_s.get(rank, unlisted))
                 for rank, late in self.late_s.items()
             },
+            input_s=self.input_s - other.input_s,
         )
 
     def to_note(self) -> bytes:
@@ -86,6 +90,7 @@ class Totals:
                 elapsed_s=float(row["elapsed_s"]),
                 comm_s=float(row["comm_s"]),
                 wait_s=float(row["wait_s"]),
+                input_s=float(row["input_s"]),
                 late_s={int(rank): float(seconds) for rank, seconds in row["late_s"].items()},
                 ended=bool(row["ended"]),
             )
@@ -105,10 +110,11 @@ class Monitor:
 
         step 1200 | 41 ms = compute 28 + comm 9 + wait 4 | 12.4k samples/s | slowest: rank 2 ...
 
-    ``compute`` is all time in which the program did not stand still for collectives, reading data
-    included; ``comm`` is moving bytes and ``wait`` waiting for other ranks to come, both only as
-    far as the program stood still meanwhile. The rank named is the one for which others waited,
-    less what it waited itself.
+    ``comm`` is moving bytes and ``wait`` waiting for other ranks to come, both only as far as the
+    program stood still meanwhile; ``compute`` is all other time. Time that `input` has measured,
+    and what a strategy's distributed datasets kept the program waiting, is ``input`` instead; a
+    line says so where it is 5 % of a step. The rank named is the one for which others waited, less
+    what it waited itself.
 
     Every rank makes one and calls `step`, but they need not agree about when: numbers travel
     beside the collectives, and a rank without a monitor is only missing in the table.
@@ -167,6 +173,9 @@ class Monitor:
             self._log = steplog.StepLog(log)
         elif communicator.rank == 0 and communicator._log_dir is not None:
             self._log = steplog.in_directory(communicator._log_dir)
+        watch = getattr(of, "_input_clock", None)
+        self._input_clock: Callable[[], float] = watch() if watch is not None else lambda: 0.0
+        self._input_s = 0.0
         self._total = Totals()
         self._loss: Any = None
         self._shown = Totals()
@@ -174,7 +183,7 @@ class Monitor:
         self._first_late: dict[int, float] = {}
         self._step = first_step
         self._has_begun = False
-        self._since: tuple[float, float, float, float] | None = None
+        self._since: tuple[float, ...] | None = None
         self._line_at = self._note_at = float("inf")
         self._finished = False
         communicator._monitor = weakref.ref(self)
@@ -219,6 +228,19 @@ class Monitor:
             self._note(now=False)
         if now >= self._line_at or self._total.steps - self._shown.steps >= self._every_steps:
             self._show(now)
+
+    @contextlib.contextmanager
+    def input(self) -> Iterator[None]:
+        """What happens inside is reading data: ``with monitor.input(): batch = next(batches)``.
+
+        A `CustomCollectiveStrategy` does so itself for the datasets that it distributes.
+        """
+        before = self._read(time.perf_counter())
+        try:
+            yield
+        finally:
+            elapsed, exposed, *_, counted = _added(self._read(time.perf_counter()), before)
+            self._input_s += max(0.0, elapsed - exposed - counted)
 
     def pause(self) -> None:
         """What follows, such as an evaluation, is no step; goes on with `resume` or `step`."""
@@ -274,22 +296,21 @@ class Monitor:
         if kind is None:
             self.finish()
 
-    def _read(self, now: float) -> tuple[float, float, float, float]:
+    def _read(self, now: float) -> tuple[float, ...]:
         stats = self._communicator._native.stats()
         self._total.late_s = {
             rank: seconds - self._first_late.get(rank, 0.0)
             for rank, seconds in stats["lateness_s"].items()
         }
-        return now, stats["exposed_s"], stats["waiting_s"], stats["moving_s"]
+        reading = self._input_s + self._input_clock()
+        return now, stats["exposed_s"], stats["waiting_s"], stats["moving_s"], reading
 
     def _look(self, now: float) -> None:
         """Adds what has come since the last look."""
         if self._since is None:
             return
         after = self._read(now)
-        elapsed, exposed, waiting, moving = (
-            new - old for new, old in zip(after, self._since, strict=True)
-        )
+        elapsed, exposed, waiting, moving, reading = _added(after, self._since)
         self._since = after
         exposed = min(exposed, elapsed)
         # The program stood still for collectives: their own time tells what for.
@@ -297,6 +318,8 @@ class Monitor:
         self._total.elapsed_s += elapsed
         self._total.wait_s += exposed * share
         self._total.comm_s += exposed * (1 - share)
+        # TensorFlow may read ahead in one thread and wait for a collective in another.
+        self._total.input_s += min(reading, elapsed - exposed)
 
     def _note(self, *, now: bool) -> None:
         self._communicator._native.note(self._total.to_note(), now)
@@ -312,11 +335,10 @@ class Monitor:
             rank: totals.minus(self._shown_ranks.get(rank, Totals()))
             for rank, totals in ranks.items()
         }
-        waits = {rank: per_step(totals) for rank, totals in since.items()}
         self._shown_ranks = {rank: Totals(**asdict(totals)) for rank, totals in ranks.items()}
         loss = self.loss
         text = line(
-            self._step, added, waits, self._communicator.hosts, self._samples_per_step, loss
+            self._step, added, since, self._communicator.hosts, self._samples_per_step, loss
         )
         print(text, file=self._stream, flush=True)
         if self._log is None and self._on_line is None:
@@ -336,6 +358,10 @@ class Monitor:
         return {rank: total for rank, total in sorted(totals.items()) if total is not None}
 
 
+def _added(after: Sequence[float], before: Sequence[float]) -> list[float]:
+    return [new - old for new, old in zip(after, before, strict=True)]
+
+
 def per_step(totals: Totals) -> dict[int, float]:
     """By rank that was the last to enter: seconds that this rank waited for it in each step."""
     return {rank: late / max(1, totals.steps) for rank, late in totals.late_s.items()}
@@ -344,31 +370,36 @@ def per_step(totals: Totals) -> dict[int, float]:
 def line(
     step: int,
     added: Totals,
-    waits: lateness.Waits,
+    since: dict[int, Totals],
     hosts: list[str],
     samples_per_step: int | None,
     loss: float | None = None,
 ) -> str:
-    """One live line about the steps ``added`` since the last one."""
-    parts = " + ".join(
-        f"{name} {_short(added.ms(seconds))}"
-        for name, seconds in (
-            ("compute", added.compute_s),
-            ("comm", added.comm_s),
-            ("wait", added.wait_s),
-        )
-    )
+    """One live line about the steps ``added`` since the last one, and ``since`` then on each rank.
+
+    Input that is not worth a part of its own is part of ``compute``.
+    """
+    reads = added.input_s > NOTICEABLE * added.elapsed_s
+    times = {
+        "compute": added.compute_s + (0.0 if reads else added.input_s),
+        **({"input": added.input_s} if reads else {}),
+        "comm": added.comm_s,
+        "wait": added.wait_s,
+    }
+    parts = " + ".join(f"{name} {_short(added.ms(seconds))}" for name, seconds in times.items())
     rate = added.steps / added.elapsed_s if added.elapsed_s > 0 else 0.0
     speed = f"{rate:.3g} steps/s"
     if samples_per_step is not None:
         speed = f"{_thousands(rate * samples_per_step)} samples/s"
     if loss is not None:
         speed += f" | loss {loss:.4g}"
+    waits = {rank: per_step(totals) for rank, totals in since.items()}
     found = _straggler(added, waits, hosts)
     slow = "no rank is slow"
     if found is not None:
         excess = _short(1000 * found.excess_s)
         slow = f"slowest: rank {found.rank} {hosts[found.rank]} +{excess} ms"
+        slow += " (input)" if _reads_slowly(found, since) else ""
     return f"step {step} | {_short(added.ms(added.elapsed_s))} ms = {parts} | {speed} | {slow}"
 
 
@@ -386,8 +417,8 @@ def row(
         ``time_s`` since 1970, ``attempt`` (of ``gradring run --max-restarts``, from 0), ``step``,
         ``steps_per_s``, ``samples_per_s`` and ``loss`` (None if unknown), ``slowest`` (None, or
         ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by rank, as text,
-        ``step_ms``, ``compute_ms``, ``comm_ms``, ``wait_ms`` and ``made_wait_ms``, which is how
-        long others waited for it.
+        ``step_ms``, ``compute_ms``, ``input_ms``, ``comm_ms``, ``wait_ms`` and ``made_wait_ms``,
+        which is how long others waited for it.
     """
     waits = {rank: per_step(totals) for rank, totals in since.items()}
     found = _straggler(added, waits, hosts)
@@ -410,6 +441,7 @@ def row(
             str(rank): {
                 "step_ms": totals.ms(totals.elapsed_s),
                 "compute_ms": totals.ms(totals.compute_s),
+                "input_ms": totals.ms(totals.input_s),
                 "comm_ms": totals.ms(totals.comm_s),
                 "wait_ms": totals.ms(totals.wait_s),
                 "made_wait_ms": 1000 * lateness.made_wait_s(waits, rank),
@@ -421,16 +453,17 @@ def row(
 
 def table(totals: dict[int, Totals], hosts: list[str]) -> str:
     """A row for each rank, in milliseconds of an average step, and a verdict in a sentence."""
-    header = ("rank", "host", "steps", "step ms", "compute", "comm", "wait", "others waited")
+    parts = ("compute", "input", "comm", "wait")
+    header = ("rank", "host", "steps", "step ms", *parts, "others waited")
     rows: list[tuple[str, ...]] = [header]
     waits = {rank: per_step(total) for rank, total in totals.items()}
     for rank, total in totals.items():
         made = 1000 * lateness.made_wait_s(waits, rank)
-        times = (total.elapsed_s, total.compute_s, total.comm_s, total.wait_s)
+        times = (total.elapsed_s, *(getattr(total, f"{part}_s") for part in parts))
         cells = (f"{total.ms(seconds):.1f}" for seconds in times)
         rows.append((str(rank), hosts[rank], str(total.steps), *cells, f"{made:.1f}"))
     missing = [rank for rank in range(len(hosts)) if rank not in totals]
-    rows += [(str(rank), hosts[rank], "no monitor", *[""] * 5) for rank in missing]
+    rows += [(str(rank), hosts[rank], "no monitor", *[""] * 6) for rank in missing]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = [
         "  ".join(
@@ -448,11 +481,14 @@ def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) 
     found = _straggler(mean, waits, hosts)
     if found is not None:
         share = found.excess_s * mean.steps / mean.elapsed_s
+        own, reads = totals.get(found.rank, Totals()), _reads_slowly(found, totals)
         return (
             f"Rank {found.rank} on {hosts[found.rank]} is the slowest: the others waited "
-            f"{1000 * found.excess_s:.1f} ms of each step for it, {share:.0%} of the time."
+            f"{1000 * found.excess_s:.1f} ms of each step for it, {share:.0%} of the time"
+            + (f"; its input takes {own.ms(own.input_s):.1f} ms of a step." if reads else ".")
         )
-    comm, wait = mean.comm_s / mean.elapsed_s, mean.wait_s / mean.elapsed_s
+    parts = (mean.comm_s, mean.wait_s, mean.input_s)
+    comm, wait, reading = (seconds / mean.elapsed_s for seconds in parts)
     if comm >= wait and comm > 2 * NOTICEABLE:
         return (
             f"No rank is slow; {comm:.0%} of the time goes into moving bytes that no computation "
@@ -463,7 +499,13 @@ def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) 
             f"No rank is always the slowest, but {wait:.0%} of the time is spent waiting for one "
             "or another: steps take unequal times, or other programs use the machines."
         )
-    return f"No rank is slow, and {1 - comm - wait:.0%} of the time is spent computing."
+    if reading > 2 * NOTICEABLE:
+        return (
+            f"No rank is slow; {reading:.0%} of the time is spent reading data: a dataset that "
+            "prefetches, or more threads for it, would help."
+        )
+    computing = 1 - comm - wait - reading
+    return f"No rank is slow, and {computing:.0%} of the time is spent computing."
 
 
 def _straggler(added: Totals, waits: lateness.Waits, hosts: list[str]) -> lateness.Slowest | None:
@@ -471,6 +513,13 @@ def _straggler(added: Totals, waits: lateness.Waits, hosts: list[str]) -> latene
     if found is None or found.excess_s * added.steps < NOTICEABLE * added.elapsed_s:
         return None
     return found
+
+
+def _reads_slowly(found: lateness.Slowest, totals: dict[int, Totals]) -> bool:
+    """Whether most of what others wait for a rank is input that takes another rank less."""
+    reading = {rank: total.input_s / max(1, total.steps) for rank, total in totals.items()}
+    own = reading.get(found.rank, 0.0)
+    return own - min(reading.values(), default=0.0) > found.excess_s / 2
 
 
 def _mean(totals: dict[int, Totals]) -> Totals:
@@ -481,6 +530,7 @@ def _mean(totals: dict[int, Totals]) -> Totals:
         elapsed_s=sum(row.elapsed_s for row in rows) / count or 1e-9,
         comm_s=sum(row.comm_s for row in rows) / count,
         wait_s=sum(row.wait_s for row in rows) / count,
+        input_s=sum(row.input_s for row in rows) / count,
     )
 
 

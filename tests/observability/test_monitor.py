@@ -6,6 +6,7 @@ import io
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ def log(path: str) -> list[dict[str, Any]]:
             comm, every_steps=10, stream=io.StringIO(), log=path, on_line=seen.append
         )
         for _ in range(21):
-            time.sleep(0.01)
-            comm.barrier()
+            with watch.input():
+                time.sleep(0.01)
+                comm.barrier()
             watch.step()
         watch.finish()
         comm.barrier()
@@ -85,7 +87,8 @@ def test_a_log_has_the_numbers_of_every_line(tmp_path: Path) -> None:
     assert [json.loads(row) for row in rows] == seen
     assert [row["step"] for row in seen] == [11, 21]
     own = seen[-1]["ranks"]["0"]
-    parts = own["compute_ms"] + own["comm_ms"] + own["wait_ms"]
+    assert own["input_ms"] >= 10
+    parts = own["compute_ms"] + own["input_ms"] + own["comm_ms"] + own["wait_ms"]
     assert parts == pytest.approx(own["step_ms"])
     assert own["step_ms"] == pytest.approx(1000 / seen[-1]["steps_per_s"])
     assert seen[-1]["samples_per_s"] is None
@@ -139,12 +142,36 @@ def test_the_verdict_says_what_limits_the_steps() -> None:
     assert "40% of the time is spent waiting" in verdict(0.1, 0.4)
 
 
+def test_line_and_verdict_say_whose_input_is_slow() -> None:
+    totals = {
+        0: Totals(10, 0.5, 0.01, 0.3, {1: 0.3}, input_s=0.01),
+        1: Totals(10, 0.5, 0.01, 0.0, input_s=0.32),
+    }
+
+    def line(rank: int, reading_s: float = 0.32) -> str:
+        since = {0: totals[0], 1: replace(totals[1], input_s=reading_s)}
+        return monitor.line(10, since[rank], since, ["a", "b"], None)
+
+    slow = " | 20 steps/s | slowest: rank 1 b +30 ms"
+    reads = "compute 19 + comm 1.0 + wait 30" + slow + " (input)"
+    assert line(0) == "step 10 | 50 ms = " + reads
+    assert "50 ms = compute 17 + input 32 + comm 1.0 + wait 0.00" + slow in line(1)
+    assert line(0, 0.1).endswith(slow)
+    waits = {rank: monitor.per_step(total) for rank, total in totals.items()}
+    said = monitor.verdict(totals, waits, ["a", "b"])
+    assert said.startswith("Rank 1 on b is the slowest")
+    assert said.endswith("60% of the time; its input takes 32.0 ms of a step.")
+    alike = {rank: Totals(10, 0.5, input_s=0.2) for rank in range(2)}
+    assert "40% of the time is spent reading data" in monitor.verdict(alike, {}, ["a", "b"])
+
+
 def test_a_note_survives_and_nonsense_is_no_note() -> None:
-    totals = Totals(3, 1.5, 0.25, 0.5, {1: 0.5}, ended=True)
+    totals = Totals(3, 1.5, 0.25, 0.5, {1: 0.5}, ended=True, input_s=0.125)
     assert Totals.from_note(totals.to_note()) == totals
     for nonsense in (b"", b"{}", b"[]", b"\xff", b'{"late_s": 3}'):
         assert Totals.from_note(nonsense) is None
-    largest = Totals(2**62, 1e9, 1e9, 1e9, {rank: 1e9 + rank / 7 for rank in range(5000)})
+    late_s = {rank: 1e9 + rank / 7 for rank in range(5000)}
+    largest = Totals(2**62, 1e9 / 7, 1e9 / 7, 1e9 / 7, late_s, input_s=1e9 / 7)
     assert len(largest.to_note()) <= 1024
 
 

@@ -153,6 +153,37 @@ def test_steps_are_numbered_from_those_of_a_restored_optimizer() -> None:
     assert re.findall(r"^step (\d+)", output, re.M) == ["106", "111"], output
 
 
+def fit_slow_input(log: str) -> None:
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow.callbacks import LiveLine
+
+    def slowly() -> Any:
+        for batch in dataset():
+            time.sleep(0.2)
+            yield batch
+
+    with join() as comm:
+        model = compiled(CustomCollectiveStrategy(communicator=comm), "mlp", "SGD")
+        model.fit(dataset(), verbose=0)
+        data = tf.data.Dataset.from_generator(slowly, output_signature=dataset().element_spec)
+        line = LiveLine(every_steps=STEPS - 1, every_s=1000, stream=io.StringIO(), log=log)
+        model.fit(data, verbose=0, callbacks=[line])
+
+
+@needs_fit
+def test_input_that_is_read_inside_the_graph_is_told_apart(tmp_path: Path) -> None:
+    """Though the step was traced by a `fit` without a live line."""
+    log = tmp_path / "steps.jsonl"
+    run_ranks(fit_slow_input, 1, str(log), timeout=300)
+    own = json.loads(log.read_text())["ranks"]["0"]
+    # A few batches were read ahead while the first step was traced.
+    assert own["input_ms"] > 50, own
+    parts = ("compute_ms", "input_ms", "comm_ms", "wait_ms")
+    assert sum(own[part] for part in parts) == pytest.approx(own["step_ms"])
+
+
 def fit_without_strategy() -> None:
     import keras
 

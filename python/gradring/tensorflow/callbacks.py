@@ -11,6 +11,7 @@ import tensorflow as tf
 from gradring.errors import ConfigError
 from gradring.monitor import Monitor
 from gradring.tensorflow import gradient_norm as norms
+from gradring.tensorflow import input_time
 
 #: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
 _SCALAR = 1
@@ -97,6 +98,9 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """The first one tells how many steps were done before: all callbacks have restored."""
         if self._monitor is None:
+            if input_time.watch():
+                # An earlier `fit` may have traced the step without it.
+                self.model.make_train_function(force=True)
             self._monitor = Monitor(
                 self.model.distribute_strategy,
                 **self._options,

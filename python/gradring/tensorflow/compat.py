@@ -16,6 +16,7 @@ from tensorflow.python.distribute import (
     device_util,
     distribute_lib,
     distribute_utils,
+    input_lib,
     multi_worker_util,
     numpy_dataset,
 )
@@ -34,6 +35,8 @@ CrossDeviceOps = cross_device_ops.CrossDeviceOps
 CollectiveKeys = cross_device_utils.CollectiveKeys
 CheckpointInitialValue = trackable_base.CheckpointInitialValue
 DistributedValues = distribute_values.DistributedValues
+#: Takes batches out of this process's part of a distributed dataset, in graphs too.
+WorkerIterator = input_lib._SingleWorkerDatasetIteratorBase
 
 select_replica = distribute_utils.select_replica
 canonical_device = device_util.canonicalize
@@ -56,11 +59,11 @@ def ordering_token() -> Any:
     return plain_variable(0.0, "gradring_token")
 
 
-def plain_variable(value: float, name: str) -> Any:
-    """A float32 scalar outside every graph, strategy and distribution scope."""
+def plain_variable(value: float, name: str, dtype: Any = tf.float32) -> Any:
+    """A scalar outside every graph, strategy and distribution scope."""
     with tf.init_scope(), tf.device("/device:CPU:0"):
         return resource_variable_ops.ResourceVariable(
-            value, trainable=False, dtype=tf.float32, name=name
+            value, trainable=False, dtype=dtype, name=name
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
-from gradring.tensorflow import bucketing, cluster, compat, compat_keras
+from gradring.tensorflow import bucketing, cluster, compat, compat_keras, input_time
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.failures import typed_errors
@@ -174,6 +174,11 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             collective or aborts; at the latest after the communicator's timeout.
         """
         return broadcast_update(fn, args, self.communicator)
+
+    def _input_clock(self) -> Callable[[], float]:
+        """For `gradring.Monitor`: counts the time in which datasets keep this process waiting."""
+        input_time.watch()
+        return input_time.seconds
 
     def __deepcopy__(self, memo: Any) -> CustomCollectiveStrategy:
         # It stands for this process's place in the group, of which there is one.
