@@ -16,7 +16,7 @@ import gradring
 
 if TYPE_CHECKING:
     from gradring.communicator import Communicator
-    from gradring.monitor import Totals
+    from gradring.step_report import Totals
 
 LOOPBACK = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -7,95 +7,25 @@ been added since the last one, divided by the number of steps; so a step costs t
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TextIO
 
-from gradring import lateness, steplog
+from gradring import step_report, steplog
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
+from gradring.step_report import Totals
 
 #: Between two notes to the other ranks; they are sent about once a second.
 NOTE_S = 1.0
 #: How long the end may wait for the other ranks' last numbers.
 FAREWELL_S = 2.0
 POLL_S = 0.02
-#: For so many peers a rank tells the others how long it waited.
-LATE_MAX = 8
-#: A rank is called slow when the others wait for it for so much of a step.
-NOTICEABLE = 0.05
-
-
-@dataclass
-class Totals:
-    """What one rank has done while it was measured; times in seconds."""
-
-    steps: int = 0
-    elapsed_s: float = 0.0
-    #: In which the program stood still for collectives: moving bytes, and waiting for peers.
-    comm_s: float = 0.0
-    wait_s: float = 0.0
-    #: By rank that was the last to enter: how long this rank waited for it.
-    late_s: dict[int, float] = field(default_factory=dict)
-    ended: bool = False
-    #: In which it stood still for its next batch.
-    input_s: float = 0.0
-
-    @property
-    def compute_s(self) -> float:
-        """Everything else."""
-        return max(0.0, self.elapsed_s - self.comm_s - self.wait_s - self.input_s)
-
-    def ms(self, seconds: float) -> float:
-        """Milliseconds of an average step."""
-        return 1000 * seconds / max(1, self.steps)
-
-    def minus(self, other: Totals) -> Totals:
-        """What has come since ``other``."""
-        # A note lists the longest waits only: what it leaves out was at most the shortest of them.
-        complete = len(other.late_s) < LATE_MAX
-        unlisted = 0.0 if complete else min(other.late_s.values())
-        return Totals(
-            self.steps - other.steps,
-            self.elapsed_s - other.elapsed_s,
-            self.comm_s - other.comm_s,
-            self.wait_s - other.wait_s,
-            {
-                rank: max(0.0, late - other.late_s.get(rank, unlisted))
-                for rank, late in self.late_s.items()
-            },
-            input_s=self.input_s - other.input_s,
-        )
-
-    def to_note(self) -> bytes:
-        """As bytes for the other ranks: the longest waits only."""
-        longest = sorted(self.late_s.items(), key=lambda item: -item[1])[:LATE_MAX]
-        row = {**asdict(self), "late_s": dict(longest)}
-        return json.dumps(row).encode()
-
-    @classmethod
-    def from_note(cls, note: bytes) -> Totals | None:
-        """What `to_note` made; None for the note of a rank without a monitor."""
-        try:
-            row = json.loads(note)
-            return cls(
-                steps=int(row["steps"]),
-                elapsed_s=float(row["elapsed_s"]),
-                comm_s=float(row["comm_s"]),
-                wait_s=float(row["wait_s"]),
-                input_s=float(row["input_s"]),
-                late_s={int(rank): float(seconds) for rank, seconds in row["late_s"].items()},
-                ended=bool(row["ended"]),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            return None
 
 
 class Monitor:
@@ -141,8 +71,9 @@ class Monitor:
             every_steps: A line comes after so many steps,
             every_s: or after so many seconds, whatever comes first.
             stream: Where rank 0 writes; default standard output.
-            log: A file to which rank 0 appends a line of JSON with every line: `row` says what. At
-                16 MiB it becomes ``NAME.1`` in place of the one before, and a new one begins.
+            log: A file to which rank 0 appends a line of JSON with every line: `step_report.row`
+                says what. At 16 MiB it becomes ``NAME.1`` in place of the one before, and a new
+                one begins.
                 Default: ``steps.jsonl`` in ``GRADRING_LOG_DIR``, which ``gradring run --log-dir``
                 sets, or none.
             on_line: Called on rank 0 with the same dict.
@@ -280,7 +211,7 @@ class Monitor:
             self._log = None
         if self._communicator.rank != 0 or self._total.steps == 0:
             return ""
-        text = table(self._all_totals(), self._communicator.hosts)
+        text = step_report.table(self._all_totals(), self._communicator.hosts)
         print(text, file=self._stream, flush=True)
         return text
 
@@ -337,13 +268,13 @@ class Monitor:
         }
         self._shown_ranks = {rank: Totals(**asdict(totals)) for rank, totals in ranks.items()}
         loss = self.loss
-        text = line(
+        text = step_report.line(
             self._step, added, since, self._communicator.hosts, self._samples_per_step, loss
         )
         print(text, file=self._stream, flush=True)
         if self._log is None and self._on_line is None:
             return
-        facts = row(
+        facts = step_report.row(
             self._step, added, since, self._communicator.hosts, self._samples_per_step, loss
         )
         if self._log is not None:
@@ -360,186 +291,3 @@ class Monitor:
 
 def _added(after: Sequence[float], before: Sequence[float]) -> list[float]:
     return [new - old for new, old in zip(after, before, strict=True)]
-
-
-def per_step(totals: Totals) -> dict[int, float]:
-    """By rank that was the last to enter: seconds that this rank waited for it in each step."""
-    return {rank: late / max(1, totals.steps) for rank, late in totals.late_s.items()}
-
-
-def line(
-    step: int,
-    added: Totals,
-    since: dict[int, Totals],
-    hosts: list[str],
-    samples_per_step: int | None,
-    loss: float | None = None,
-) -> str:
-    """One live line about the steps ``added`` since the last one, and ``since`` then on each rank.
-
-    Input that is not worth a part of its own is part of ``compute``.
-    """
-    reads = added.input_s > NOTICEABLE * added.elapsed_s
-    times = {
-        "compute": added.compute_s + (0.0 if reads else added.input_s),
-        **({"input": added.input_s} if reads else {}),
-        "comm": added.comm_s,
-        "wait": added.wait_s,
-    }
-    parts = " + ".join(f"{name} {_short(added.ms(seconds))}" for name, seconds in times.items())
-    rate = added.steps / added.elapsed_s if added.elapsed_s > 0 else 0.0
-    speed = f"{rate:.3g} steps/s"
-    if samples_per_step is not None:
-        speed = f"{_thousands(rate * samples_per_step)} samples/s"
-    if loss is not None:
-        speed += f" | loss {loss:.4g}"
-    waits = {rank: per_step(totals) for rank, totals in since.items()}
-    found = _straggler(added, waits, hosts)
-    slow = "no rank is slow"
-    if found is not None:
-        excess = _short(1000 * found.excess_s)
-        slow = f"slowest: rank {found.rank} {hosts[found.rank]} +{excess} ms"
-        slow += " (input)" if _reads_slowly(found, since) else ""
-    return f"step {step} | {_short(added.ms(added.elapsed_s))} ms = {parts} | {speed} | {slow}"
-
-
-def row(
-    step: int,
-    added: Totals,
-    since: dict[int, Totals],
-    hosts: list[str],
-    samples_per_step: int | None,
-    loss: float | None = None,
-) -> dict[str, Any]:
-    """What a line says, and the same for every rank, as a dict for machines.
-
-    Returns:
-        ``time_s`` since 1970, ``attempt`` (of ``gradring run --max-restarts``, from 0), ``step``,
-        ``steps_per_s``, ``samples_per_s`` and ``loss`` (None if unknown), ``slowest`` (None, or
-        ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by rank, as text,
-        ``step_ms``, ``compute_ms``, ``input_ms``, ``comm_ms``, ``wait_ms`` and ``made_wait_ms``,
-        which is how long others waited for it.
-    """
-    waits = {rank: per_step(totals) for rank, totals in since.items()}
-    found = _straggler(added, waits, hosts)
-    rate = added.steps / added.elapsed_s if added.elapsed_s > 0 else 0.0
-    return {
-        "time_s": round(time.time(), 3),
-        "attempt": int(os.environ.get("GRADRING_RESTART") or 0),
-        "step": step,
-        "steps_per_s": rate,
-        "samples_per_s": None if samples_per_step is None else rate * samples_per_step,
-        # JSON has no NaN, and a loss that is none deserves a line that can be read.
-        "loss": loss if loss is None or math.isfinite(loss) else str(loss),
-        "slowest": found
-        and {
-            "rank": found.rank,
-            "host": hosts[found.rank],
-            "excess_ms": 1000 * found.excess_s,
-        },
-        "ranks": {
-            str(rank): {
-                "step_ms": totals.ms(totals.elapsed_s),
-                "compute_ms": totals.ms(totals.compute_s),
-                "input_ms": totals.ms(totals.input_s),
-                "comm_ms": totals.ms(totals.comm_s),
-                "wait_ms": totals.ms(totals.wait_s),
-                "made_wait_ms": 1000 * lateness.made_wait_s(waits, rank),
-            }
-            for rank, totals in since.items()
-        },
-    }
-
-
-def table(totals: dict[int, Totals], hosts: list[str]) -> str:
-    """A row for each rank, in milliseconds of an average step, and a verdict in a sentence."""
-    parts = ("compute", "input", "comm", "wait")
-    header = ("rank", "host", "steps", "step ms", *parts, "others waited")
-    rows: list[tuple[str, ...]] = [header]
-    waits = {rank: per_step(total) for rank, total in totals.items()}
-    for rank, total in totals.items():
-        made = 1000 * lateness.made_wait_s(waits, rank)
-        times = (total.elapsed_s, *(getattr(total, f"{part}_s") for part in parts))
-        cells = (f"{total.ms(seconds):.1f}" for seconds in times)
-        rows.append((str(rank), hosts[rank], str(total.steps), *cells, f"{made:.1f}"))
-    missing = [rank for rank in range(len(hosts)) if rank not in totals]
-    rows += [(str(rank), hosts[rank], "no monitor", *[""] * 6) for rank in missing]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column == 1 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*lines, verdict(totals, waits, hosts)])
-
-
-def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) -> str:
-    """What limits the steps, in one sentence."""
-    mean = _mean(totals)
-    found = _straggler(mean, waits, hosts)
-    if found is not None:
-        share = found.excess_s * mean.steps / mean.elapsed_s
-        own, reads = totals.get(found.rank, Totals()), _reads_slowly(found, totals)
-        return (
-            f"Rank {found.rank} on {hosts[found.rank]} is the slowest: the others waited "
-            f"{1000 * found.excess_s:.1f} ms of each step for it, {share:.0%} of the time"
-            + (f"; its input takes {own.ms(own.input_s):.1f} ms of a step." if reads else ".")
-        )
-    parts = (mean.comm_s, mean.wait_s, mean.input_s)
-    comm, wait, reading = (seconds / mean.elapsed_s for seconds in parts)
-    if comm >= wait and comm > 2 * NOTICEABLE:
-        return (
-            f"No rank is slow; {comm:.0%} of the time goes into moving bytes that no computation "
-            "hides: larger batches or wire_dtype='bfloat16' would help."
-        )
-    if wait > 2 * NOTICEABLE:
-        return (
-            f"No rank is always the slowest, but {wait:.0%} of the time is spent waiting for one "
-            "or another: steps take unequal times, or other programs use the machines."
-        )
-    if reading > 2 * NOTICEABLE:
-        return (
-            f"No rank is slow; {reading:.0%} of the time is spent reading data: a dataset that "
-            "prefetches, or more threads for it, would help."
-        )
-    computing = 1 - comm - wait - reading
-    return f"No rank is slow, and {computing:.0%} of the time is spent computing."
-
-
-def _straggler(added: Totals, waits: lateness.Waits, hosts: list[str]) -> lateness.Slowest | None:
-    found = lateness.slowest(waits, range(len(hosts)))
-    if found is None or found.excess_s * added.steps < NOTICEABLE * added.elapsed_s:
-        return None
-    return found
-
-
-def _reads_slowly(found: lateness.Slowest, totals: dict[int, Totals]) -> bool:
-    """Whether most of what others wait for a rank is input that takes another rank less."""
-    reading = {rank: total.input_s / max(1, total.steps) for rank, total in totals.items()}
-    own = reading.get(found.rank, 0.0)
-    return own - min(reading.values(), default=0.0) > found.excess_s / 2
-
-
-def _mean(totals: dict[int, Totals]) -> Totals:
-    rows = [total for total in totals.values() if total.steps]
-    count = len(rows) or 1
-    return Totals(
-        steps=max((row.steps for row in rows), default=1),
-        elapsed_s=sum(row.elapsed_s for row in rows) / count or 1e-9,
-        comm_s=sum(row.comm_s for row in rows) / count,
-        wait_s=sum(row.wait_s for row in rows) / count,
-        input_s=sum(row.input_s for row in rows) / count,
-    )
-
-
-def _short(ms: float) -> str:
-    return f"{ms:.0f}" if ms >= 10 else f"{ms:.1f}" if ms >= 1 else f"{ms:.2f}"
-
-
-def _thousands(number: float) -> str:
-    for limit, suffix in ((1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f}{suffix}"
-    return f"{number:.0f}"

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring import errors, monitor
-from gradring.monitor import Totals
+from gradring import errors, step_report
+from gradring.step_report import Totals
 from gradring.testing import run_ranks
 
 LINE = re.compile(
@@ -135,7 +135,7 @@ def test_what_has_no_communicator_is_refused() -> None:
 def test_the_verdict_says_what_limits_the_steps() -> None:
     def verdict(comm_s: float, wait_s: float) -> str:
         totals = {rank: Totals(10, 1.0, comm_s, wait_s) for rank in range(2)}
-        return monitor.verdict(totals, {}, ["a", "b"])
+        return step_report.verdict(totals, {}, ["a", "b"])
 
     assert "90% of the time is spent computing" in verdict(0.06, 0.04)
     assert "50% of the time goes into moving bytes" in verdict(0.5, 0.1)
@@ -150,19 +150,19 @@ def test_line_and_verdict_say_whose_input_is_slow() -> None:
 
     def line(rank: int, reading_s: float = 0.32) -> str:
         since = {0: totals[0], 1: replace(totals[1], input_s=reading_s)}
-        return monitor.line(10, since[rank], since, ["a", "b"], None)
+        return step_report.line(10, since[rank], since, ["a", "b"], None)
 
     slow = " | 20 steps/s | slowest: rank 1 b +30 ms"
     reads = "compute 19 + comm 1.0 + wait 30" + slow + " (input)"
     assert line(0) == "step 10 | 50 ms = " + reads
     assert "50 ms = compute 17 + input 32 + comm 1.0 + wait 0.00" + slow in line(1)
     assert line(0, 0.1).endswith(slow)
-    waits = {rank: monitor.per_step(total) for rank, total in totals.items()}
-    said = monitor.verdict(totals, waits, ["a", "b"])
+    waits = {rank: step_report.per_step(total) for rank, total in totals.items()}
+    said = step_report.verdict(totals, waits, ["a", "b"])
     assert said.startswith("Rank 1 on b is the slowest")
     assert said.endswith("60% of the time; its input takes 32.0 ms of a step.")
     alike = {rank: Totals(10, 0.5, input_s=0.2) for rank in range(2)}
-    assert "40% of the time is spent reading data" in monitor.verdict(alike, {}, ["a", "b"])
+    assert "40% of the time is spent reading data" in step_report.verdict(alike, {}, ["a", "b"])
 
 
 def test_a_note_survives_and_nonsense_is_no_note() -> None:
