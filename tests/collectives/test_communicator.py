@@ -203,6 +203,9 @@ def test_a_world_of_one_needs_no_network() -> None:
         assert (comm.rank, comm.world_size, comm.local_rank, comm.local_size) == (0, 1, 0, 1)
 
 
+_BIG_ENDIAN_BFLOAT16 = np.dtype(ml_dtypes.bfloat16).newbyteorder(">")
+
+
 def _read_only() -> np.ndarray[Any, Any]:
     x = np.ones(3)
     x.flags.writeable = False
@@ -216,6 +219,7 @@ def _read_only() -> np.ndarray[Any, Any]:
         (np.ones((4, 4))[:, ::2], ValueError, "not C-contiguous"),
         (np.ones(3, np.complex64), TypeError, "complex64"),
         (np.ones(3, ">f4"), TypeError, "byte order"),
+        (np.ones(3, _BIG_ENDIAN_BFLOAT16), TypeError, "bfloat16 in foreign byte order"),
         (np.ones(3, np.int8), TypeError, "int8"),
         (np.array(["a"]), TypeError, "str"),
         ([np.ones(3), np.ones(3, np.int32)], TypeError, "same dtype"),

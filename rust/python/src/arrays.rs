@@ -153,11 +153,13 @@ fn dtype_of(descriptor: &Bound<'_, PyArrayDescr>) -> PyResult<DType> {
         (11, 4) if native => return Ok(DType::F32),
         (12, 8) if native => return Ok(DType::F64),
         (23, 2) if native => return Ok(DType::F16),
-        (_, 2) if number == BFLOAT16_NUMBER.load(Ordering::Relaxed) => return Ok(DType::Bf16),
+        (_, 2) if native && number == BFLOAT16_NUMBER.load(Ordering::Relaxed) => {
+            return Ok(DType::Bf16);
+        }
         _ => {}
     }
     let name: String = descriptor.getattr("name")?.extract()?;
-    if name == "bfloat16" {
+    if native && name == "bfloat16" {
         BFLOAT16_NUMBER.store(number, Ordering::Relaxed);
         return Ok(DType::Bf16);
     }
