@@ -418,14 +418,16 @@ class Work(Generic[T]):
         """Waits for the end of the collective.
 
         Args:
-            timeout: Seconds to wait; without it, as long as the communicator's own timeout
-                allows.
+            timeout: Seconds to wait; without it, or with infinity, as long as the communicator's
+                own timeout allows.
 
         Returns:
             What was passed to the collective.
 
         Raises:
-            CollectiveTimeoutError: ``timeout`` is over; the collective goes on.
+            CollectiveTimeoutError: ``timeout`` is over; the collective goes on, and ``rank`` is
+                None, because nobody is to blame.
+            ValueError: ``timeout`` is negative or not a number.
             GradringError: The group failed; see `gradring.errors`.
         """
         self._native.wait(timeout)

@@ -77,7 +77,7 @@ class PeerLostError(GradringError, ConnectionError):
 
 
 class CollectiveTimeoutError(GradringError, TimeoutError):
-    """A rank is alive but did not take part in a collective in time."""
+    """A rank is alive but did not take part in a collective in time; or a wait was too short."""
 
 
 class AbortedError(GradringError, RuntimeError):

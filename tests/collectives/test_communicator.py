@@ -143,6 +143,43 @@ def test_works_end_in_launch_order_and_a_wait_can_time_out_without_harm() -> Non
     assert results[1] == [values, True, None, 11, "one_shot", True]
 
 
+def impatient(gate: Path) -> Any:
+    """Rank 0 waits in several ways for rank 1, which does nothing before ``gate`` exists."""
+    with gradring.init() as comm:
+        if comm.rank == 1:
+            while not gate.exists():
+                time.sleep(0.01)
+            for name in ("early", "w", "w"):
+                comm.all_reduce(np.ones(3), name=name)
+            return None
+        works = [comm.all_reduce_async(np.ones(3), name=name) for name in ("early", "w", "w")]
+        refused = []
+        for timeout in (-1.0, float("nan")):
+            try:
+                works[1].wait(timeout)
+            except ValueError as error:
+                refused.append(str(error))
+        try:
+            works[1].wait(0)
+        except gradring.errors.CollectiveTimeoutError as error:
+            facts = error.rank, error.host, error.collective, error.sequence, str(error)
+            counted = error.elapsed_s is not None and error.elapsed_s >= 0
+        threading.Timer(0.3, gate.touch).start()
+        for work, timeout in zip(works, (float("inf"), 1e30, 1e15), strict=True):
+            work.wait(timeout)
+        return refused, facts, counted
+
+
+def test_a_wait_takes_every_time_and_says_what_is_not_over(tmp_path: Path) -> None:
+    refused, facts, counted = run_ranks(impatient, 2, tmp_path / "gate")[0]
+    assert ["-1" in refused[0], "NaN" in refused[1]] == [True, True]
+    call = "all_reduce(sum) 'w' float64[3]"
+    assert facts[:4] == (None, None, call, 2)
+    assert facts[4].startswith(f"{call} (collective #2): has not ended within the 0 s of this wait")
+    assert facts[4].endswith("it goes on: wait again, or ask gradring doctor for whom it waits")
+    assert counted
+
+
 def chosen(algorithm: str, transport: str) -> dict[str, Any]:
     with gradring.init(algorithm=algorithm, transport=transport) as comm:
         comm.all_reduce(np.ones(10, np.float32))

@@ -135,7 +135,7 @@ impl Engine {
             let work = shared.enqueue(queue, launched);
             return match work.wait(None, interrupt) {
                 WaitOutcome::Ended(result) => result,
-                WaitOutcome::Interrupted | WaitOutcome::TimedOut => {
+                WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {
                     shared.supervisor.abort(shared.interrupted());
                     // The buffer is the caller's again only when the driver has let go of it.
                     work.wait_forever()

@@ -230,6 +230,10 @@ impl Error {
             ErrorKind::PeerLost { .. } => {
                 "look at that rank's own output for the cause, and restart the job"
             }
+            // Nobody is to blame for a wait that its caller made short.
+            ErrorKind::CollectiveTimeout { .. } if self.blamed.is_none() => {
+                "it goes on: wait again, or ask gradring doctor for whom it waits"
+            }
             ErrorKind::CollectiveTimeout { .. } => {
                 "look at what that rank is doing; if it is only slow, raise timeout (GRADRING_TIMEOUT_S)"
             }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shortened};
 use crate::trace::flight_recorder::FlightRecorder;
 
 /// The program behind a call that waits. A closure is one whose place is not known.
@@ -35,8 +35,8 @@ pub const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);
 pub enum WaitOutcome {
     /// The collective has ended, well or badly.
     Ended(Result<()>),
-    /// The time given to this wait is over; the collective goes on.
-    TimedOut,
+    /// The time given to this wait is over, as the error says; the collective goes on.
+    TimedOut(Error),
     /// The caller's `Interrupt` asked to give up; the collective goes on.
     Interrupted,
 }
@@ -84,9 +84,20 @@ impl Work {
         };
         let from = Instant::now();
         recorder.wait_begins(from);
-        let outcome = self.wait_blocking(Some(&*recorder), timeout, interrupt);
+        let mut outcome = self.wait_blocking(Some(&*recorder), timeout, interrupt);
         recorder.wait_ends(self.shared.sequence, from, Instant::now());
+        if let WaitOutcome::TimedOut(error) = &mut outcome {
+            self.place(error, &recorder);
+        }
         outcome
+    }
+
+    /// Says in which collective it happened, as far as the recorder still knows it.
+    fn place(&self, error: &mut Error, recorder: &FlightRecorder) {
+        let entry = recorder.find(self.shared.sequence);
+        error.sequence = Some(self.shared.sequence);
+        error.elapsed = entry.as_ref().map(|entry| entry.launched.elapsed());
+        error.collective = entry.map(|entry| shortened(&entry.call.to_string()));
     }
 
     fn wait_blocking(
@@ -104,7 +115,9 @@ impl Work {
             let now = Instant::now();
             let left = deadline.map_or(INTERRUPT_INTERVAL, |d| d.saturating_duration_since(now));
             if left.is_zero() {
-                return WaitOutcome::TimedOut;
+                let seconds = timeout.unwrap_or_default().as_secs_f64();
+                let problem = format!("has not ended within the {seconds} s of this wait");
+                return WaitOutcome::TimedOut(Error::timeout(problem));
             }
             let (guard, wait) = self
                 .shared
@@ -132,7 +145,7 @@ impl Work {
     pub fn wait_forever(&self) -> Result<()> {
         match self.wait(None, &mut || false) {
             WaitOutcome::Ended(result) => result,
-            WaitOutcome::TimedOut | WaitOutcome::Interrupted => {
+            WaitOutcome::TimedOut(_) | WaitOutcome::Interrupted => {
                 Err(Error::protocol("an unlimited wait ended without a result"))
             }
         }
@@ -152,6 +165,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::Request;
+    use crate::schedule::Algorithm;
 
     #[test]
     fn a_work_that_has_ended_keeps_its_result_and_no_records() {
@@ -161,5 +176,21 @@ mod tests {
         work.end(Ok(()));
         assert_eq!(Arc::strong_count(&recorder), 1);
         assert_eq!(work.wait_forever(), Ok(()));
+    }
+
+    #[test]
+    fn a_wait_that_is_over_names_its_collective_and_nobody() {
+        let recorder = Arc::new(FlightRecorder::default());
+        let (call, _) = Request::barrier().into_parts();
+        recorder.launched(7, Arc::new(call), Algorithm::Ring, Instant::now(), false);
+        let work = Work::pending(7, recorder);
+        let outcome = work.wait(Some(Duration::ZERO), &mut || false);
+        let WaitOutcome::TimedOut(error) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(error.blamed.is_none() && error.elapsed.is_some());
+        let text = error.to_string();
+        assert!(text.starts_with("barrier (collective #7): has not ended within the 0 s"));
+        assert!(text.contains("goes on"), "{text}");
     }
 }

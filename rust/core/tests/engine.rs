@@ -338,7 +338,7 @@ fn closing_fails_what_is_under_way_and_a_wait_can_time_out() {
         // Rank 1 may be gone by now, which ends the work as well.
         assert!(matches!(
             outcome,
-            WaitOutcome::TimedOut | WaitOutcome::Ended(Err(_))
+            WaitOutcome::TimedOut(_) | WaitOutcome::Ended(Err(_))
         ));
         engine.close();
         assert!(work.wait_forever().is_err());

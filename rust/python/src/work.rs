@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use gradring_core::error::Error;
 use gradring_core::work::WaitOutcome;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::caller::Program;
@@ -29,18 +29,19 @@ impl Work {
 
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let limit = timeout.map(|seconds| {
-            // Anything that is not a sensible time is no time at all.
-            Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
-        });
+        let limit = match timeout {
+            Some(seconds) if seconds.is_nan() || seconds < 0.0 => {
+                let problem = format!("timeout={seconds} is not a number of seconds from 0 up");
+                return Err(PyValueError::new_err(problem));
+            }
+            // What is too long for a duration, such as infinity, is no limit.
+            seconds => seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+        };
         let mut program = Program::default();
         match py.detach(|| self.work.wait(limit, &mut program)) {
             WaitOutcome::Ended(Ok(())) => Ok(()),
-            WaitOutcome::Ended(Err(error)) => Err(to_python(py, &error)),
-            WaitOutcome::TimedOut => {
-                let seconds = timeout.unwrap_or_default();
-                let problem = format!("the work has not ended within {seconds} s; it goes on");
-                Err(to_python(py, &Error::timeout(problem)))
+            WaitOutcome::Ended(Err(error)) | WaitOutcome::TimedOut(error) => {
+                Err(to_python(py, &error))
             }
             WaitOutcome::Interrupted => Err(program.into_error()),
         }

@@ -38,7 +38,7 @@ impl InFlight {
     pub(crate) fn wait(&self) -> Result<(), Error> {
         match self.work.wait(None, &mut interrupts::outstanding) {
             WaitOutcome::Ended(result) => result,
-            WaitOutcome::Interrupted | WaitOutcome::TimedOut => {
+            WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {
                 if let Some(communicator) = self.communicator.upgrade() {
                     communicator.interrupt();
                 }
