@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any, TypeAlias, TypedDict, final, type_check_only
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gradring.errors import GradringError
@@ -10,6 +11,7 @@ __all__ = [
     "Communicator",
     "Work",
     "build_info",
+    "check_dtype",
     "inquire",
     "tensorflow_counters",
     "tensorflow_failure",
@@ -24,6 +26,7 @@ class BuildInfo(TypedDict):
 
 def build_info() -> BuildInfo: ...
 def leave_to_parent(communicators: list[Communicator]) -> None: ...
+def check_dtype(descriptor: np.dtype[Any]) -> None: ...
 def inquire(
     address: str, token: bytes, tls: tuple[str, str, str] | None, timeout: float
 ) -> dict[str, Any]: ...

@@ -236,9 +236,11 @@ class Communicator:
         Raises what `all_reduce` raises.
         """
         array = np.atleast_1d(_array(x, writable=False))
+        _native.check_dtype(array.dtype)  # before the lengths travel
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = array.shape[0]
-        self._native.all_gather([lengths], [1] * self.world_size, f"{name}/lengths")
+        of_lengths = f"{name}/lengths" if name else "lengths"
+        self._native.all_gather([lengths], [1] * self.world_size, of_lengths)
         gathered = np.empty((int(lengths.sum()), *array.shape[1:]), array.dtype)
         start = int(lengths[: self.rank].sum())
         gathered[start : start + array.shape[0]] = array

@@ -105,6 +105,36 @@ def test_sixteen_bit_floats_are_rounded_once() -> None:
     assert run_ranks(rounding, world_size=4) == [[True, True]] * 4
 
 
+def corrected() -> list[Any]:
+    """Rank 0 passes what cannot travel, catches the error and passes something better."""
+    with gradring.init() as comm:
+        results = []
+        for collective in (comm.all_reduce, comm.reduce_scatter, comm.all_gather, comm.broadcast):
+            for wrong in (np.ones(2, bool), np.ones(2, ">i4")) if comm.rank == 0 else ():
+                with pytest.raises(TypeError, match="not supported"):
+                    collective(wrong)
+            results.append(collective(np.ones(2)).tolist())
+        return results
+
+
+def test_what_cannot_travel_is_refused_before_anything_does() -> None:
+    assert run_ranks(corrected, world_size=2) == [[[2, 2], [2], [1, 1, 1, 1], [1, 1]]] * 2
+
+
+def gathered_differently() -> None:
+    with gradring.init() as comm:
+        if comm.rank == 0:
+            comm.all_reduce(np.ones(2))
+        else:
+            comm.all_gather(np.ones(2))
+
+
+def test_a_gather_without_a_name_is_shown_without_one() -> None:
+    outcome = run_ranks(gathered_differently, 2, check=False)[0]
+    assert isinstance(outcome.exception, gradring.errors.MismatchError), outcome
+    assert "called all_gather 'lengths' int64[2]" in str(outcome.exception)
+
+
 def asynchronous() -> list[Any]:
     with gradring.init() as comm:
         arrays = [np.full(1000, i, np.float32) for i in range(10)]

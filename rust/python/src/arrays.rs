@@ -141,6 +141,12 @@ fn check_disjoint(slices: &[Slice], element_bytes: usize) -> PyResult<()> {
 /// numpy's number of ml_dtypes' bfloat16 once seen; types from outside get theirs at run time.
 static BFLOAT16_NUMBER: AtomicI32 = AtomicI32::new(-1);
 
+/// Raises `TypeError` if arrays of this element type are not supported.
+#[pyfunction]
+pub(crate) fn check_dtype(descriptor: &Bound<'_, PyArrayDescr>) -> PyResult<()> {
+    dtype_of(descriptor).map(drop)
+}
+
 fn dtype_of(descriptor: &Bound<'_, PyArrayDescr>) -> PyResult<DType> {
     let number = descriptor.num();
     let native = descriptor.is_native_byteorder().unwrap_or(true);

@@ -38,6 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<work::Work>()?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
     module.add_function(wrap_pyfunction!(leave_to_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(arrays::check_dtype, module)?)?;
     module.add_function(wrap_pyfunction!(state::ask, module)?)?;
     tensorflow::add_to(module)
 }
