@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gradring import _native, forks, lateness
 from gradring.clusters import parse
-from gradring.config import DEFAULT_STALL_WARNING_S, STREAMS, TlsFiles, check_token
+from gradring.config import DEFAULT_STALL_WARNING_S, Settings, TlsFiles, check_token
 from gradring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Communicator:
             listens: behind a forwarded port.
         addresses: ``host:port`` of every rank, if known beforehand: messages about ranks that are
             missing then say what is found there.
-        token: The job's shared secret; a peer without it is turned away.
+        token: The job's shared secret, text in UTF-8 or bytes; a peer without it is turned away.
         require_auth: Refuse to join without a token; None: where ``GRADRING_REQUIRE_AUTH`` asks
             for it.
         interface: IP address at which this rank listens, whatever ``rendezvous`` and ``listen``
@@ -69,9 +69,9 @@ class Communicator:
             moves.
         algorithm: ``auto``: by the size of the buffer, the number of ranks, which of them share a
             host, and times measured when the group forms; or ``ring``, ``direct``, ``one_shot`` or
-            ``hierarchical``; or a list such as ``one_shot:64KiB,direct``: each up to its size, the
-            last for everything else. A collective that the wish does not fit is done as by
-            ``auto``: ``hierarchical`` needs several hosts, and several ranks on one of them.
+            ``hierarchical``; or comma-separated text such as ``one_shot:64KiB,direct``: each up to
+            its size, the last for everything else. A collective that the wish does not fit is done
+            as by ``auto``: ``hierarchical`` needs several hosts, and several ranks on one of them.
         reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
             the algorithm, the transport and the buckets; at most 64 ranks.
         wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions of 64 KiB and
@@ -100,7 +100,7 @@ class Communicator:
         rank: int,
         world_size: int,
         rendezvous: str = "",
-        token: bytes | None = None,
+        token: bytes | str | None = None,
         transport: str = "auto",
         timeout: float = 300.0,
         algorithm: str = "auto",
@@ -117,15 +117,25 @@ class Communicator:
         stall_warning: float = DEFAULT_STALL_WARNING_S,
         require_auth: bool | None = None,
     ) -> None:
-        _check_choice("transport", transport, ("auto", "tcp", "shm"))
         _check_choice("reproducible", reproducible, (False, True))
         _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
-        _check_choice("streams", streams, STREAMS)
-        _check_choice("checksum", checksum, (False, True))
+        if not isinstance(algorithm, str):
+            raise ConfigError(
+                f"algorithm={algorithm!r} is no text; give such as 'direct:1MiB,ring'"
+            )
+        settings = Settings.from_environ(
+            {},
+            token=token,
+            transport=transport,
+            timeout=timeout,
+            streams=streams,
+            checksum=checksum,
+            stall_warning=stall_warning,
+        )
         parse.argument_place(rank, world_size)
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
-        check_token(rank, world_size, token, require_auth)
+        check_token(rank, world_size, settings.token, require_auth)
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
@@ -134,16 +144,16 @@ class Communicator:
             interface=interface,
             announce=announce,
             addresses=list(addresses),
-            token=token or b"",
+            token=settings.token or b"",
             tls=(tls.ca, tls.cert, tls.key) if tls is not None else None,
-            timeout=timeout,
-            transport=transport,
+            timeout=settings.timeout,
+            transport=settings.transport,
             algorithm=algorithm,
-            reproducible=reproducible,
+            reproducible=bool(reproducible),
             wire_dtype=wire_dtype,
-            streams=streams,
-            checksum=checksum,
-            stall_warning=stall_warning,
+            streams=settings.streams,
+            checksum=settings.checksum,
+            stall_warning=settings.stall_warning,
         )
         self.rank: int = self._native.rank
         self.world_size: int = self._native.world_size
@@ -259,8 +269,9 @@ class Communicator:
         Returns:
             ``x``.
 
-        Raises what `all_reduce` raises.
+        Raises what `all_reduce` raises, and ValueError if ``root`` is not a rank.
         """
+        check_root(root, self.world_size)
         self._native.broadcast(_arrays(x), root, name)
         return x
 
@@ -439,6 +450,15 @@ class Work(Generic[T]):
 def open_communicators() -> list[Communicator]:
     """The communicators of this process that have not been closed, in no particular order."""
     return list(_open)
+
+
+def check_root(root: int, world_size: int) -> None:
+    """Raises ValueError if ``root`` is not a rank."""
+    if root not in range(world_size):
+        raise ValueError(
+            f"broadcast: root={root!r} is not a rank of a world of {world_size}; "
+            f"choose one from 0 to {world_size - 1}"
+        )
 
 
 def _arrays(x: Any) -> list[NDArray[Any]]:

@@ -237,7 +237,12 @@ def _interface(environ: Mapping[str, str], given: str | None) -> str | None:
 
 def _flag(environ: Mapping[str, str], variable: str, given: bool | None) -> bool:
     if given is not None:
-        return given
+        if given not in (False, True):
+            argument = variable.removeprefix("GRADRING_").lower()
+            raise ConfigError(
+                f"{argument}={parse.shown(given)} is neither True nor False; correct it"
+            )
+        return bool(given)
     text = environ.get(variable, "").strip()
     if text.lower() in _TRUE:
         return True

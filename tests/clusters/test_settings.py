@@ -120,6 +120,11 @@ def test_an_argument_that_cannot_be_used_is_named(arguments: dict[str, Any], nam
         Settings.from_environ({}, **arguments)
 
 
+def test_an_argument_that_is_no_flag_is_named() -> None:
+    with pytest.raises(ConfigError, match="checksum='crc' is neither True nor False"):
+        Settings.from_environ({}, checksum="crc")  # type: ignore[arg-type]
+
+
 def test_an_empty_token_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\n")
     (tmp_path / "token").chmod(0o600)

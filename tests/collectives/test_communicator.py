@@ -323,6 +323,9 @@ def test_arrays_that_share_memory_are_refused() -> None:
         ({"rank": 0, "world_size": 1, "transport": "carrier pigeon"}, "transport"),
         ({"rank": 0, "world_size": 1, "algorithm": "tree"}, "algorithm"),
         ({"rank": 0, "world_size": 1, "algorithm": "direct:8MB"}, "has no size"),
+        ({"rank": 0, "world_size": 1, "algorithm": ["ring"]}, "is no text"),
+        ({"rank": 0, "world_size": 1, "stall_warning": 0}, "stall_warning"),
+        ({"rank": 0, "world_size": 1, "reproducible": "yes"}, "reproducible"),
         ({"rank": 0, "world_size": 1, "wire_dtype": "float32"}, "wire_dtype"),
         ({"rank": 0, "world_size": 1, "streams": 0}, "streams"),
         ({"rank": 0, "world_size": 1, "streams": 17}, "streams"),
@@ -335,12 +338,20 @@ def test_settings_that_cannot_work_are_config_errors(arguments: Any, says: str) 
         gradring.Communicator(**arguments)
 
 
+def test_what_init_takes_a_communicator_takes_too() -> None:
+    settings: Any = {"token": "text", "timeout": "5", "checksum": 1, "reproducible": 1}
+    with gradring.Communicator(0, 1, **settings) as comm:
+        assert comm.stats()["checksum"] is True
+
+
 def test_unknown_ops_and_roots_are_value_errors() -> None:
     with _alone() as comm:
         with pytest.raises(ValueError, match='op="average" is none of sum, mean'):
             comm.all_reduce(np.ones(2), op="average")
-        with pytest.raises(ValueError, match="root=1 is not a rank"):
-            comm.broadcast(np.ones(2), root=1)
+        for root in (1, -1, 2**70, None):
+            says = f"root={root} is not a rank of a world of 1; choose one from 0 to 0"
+            with pytest.raises(ValueError, match=says):
+                comm.broadcast(np.ones(2), root=root)  # type: ignore[arg-type]
 
 
 def test_a_closed_communicator_says_so() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gradring.errors import ConfigError
 from gradring.tensorflow import bucketing
 from gradring.tensorflow.bucketing import Entry
 
@@ -38,10 +39,11 @@ def test_nothing_makes_no_bucket() -> None:
     assert bucketing.plan([]) == []
 
 
-@pytest.mark.parametrize("bounds", [{"bucket_bytes": 0}, {"first_bucket_bytes": -1}])
-def test_bounds_must_be_positive(bounds: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        bucketing.plan([], **bounds)
+@pytest.mark.parametrize("bucket_bytes", [0, -5, "x", None, float("nan")])
+def test_a_bound_must_be_a_positive_number(bucket_bytes: Any) -> None:
+    for use in (lambda: bucketing.check(bucket_bytes), lambda: bucketing.plan([], bucket_bytes)):
+        with pytest.raises(ConfigError, match=f"bucket_bytes={bucket_bytes!r} is not a positive"):
+            use()
 
 
 def test_every_tensor_is_in_exactly_one_bucket_within_the_bound() -> None:

@@ -74,6 +74,9 @@ def structures(tf: Any, comm: Any) -> Any:
     )
     variables = [tf.Variable([comm.rank, 7]), tf.Variable(comm.rank == 1), tf.Variable(1.5)]
     broadcast_variables(variables, root=1, communicator=comm)
+    for root in (-1, 2):
+        with pytest.raises(ValueError, match=f"root={root} is not a rank of a world of 2"):
+            broadcast_variables(variables, root=root, communicator=comm)
     with pytest.raises(TypeError) as unsupported:
         all_reduce(tf.constant("text"), "sum", "words", comm)
     with pytest.raises(ValueError) as unknown:

@@ -163,6 +163,8 @@ def refused() -> None:
     for make in (CustomCollectiveStrategy, GradientReducer):
         with pytest.raises(errors.ConfigError, match="check_gradients='always' is unknown"):
             make(check_gradients="always")
+        with pytest.raises(errors.ConfigError, match="bucket_bytes=0 is not a positive number"):
+            make(bucket_bytes=0)
 
 
 def test_an_unknown_wish_is_refused() -> None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
+
+from gradring.errors import ConfigError
 
 #: Upper bound on a bucket, in bytes. Transferring this much takes milliseconds, against tens of
 #: microseconds that a collective costs by itself.
@@ -37,6 +40,12 @@ class Bucket:
     indices: tuple[int, ...]
 
 
+def check(bucket_bytes: object) -> None:
+    """Raises `gradring.errors.ConfigError` for an argument that cannot bound a bucket."""
+    if not (isinstance(bucket_bytes, Real) and float(bucket_bytes) > 0):
+        raise ConfigError(f"bucket_bytes={bucket_bytes!r} is not a positive number; correct it")
+
+
 def plan(
     entries: Iterable[Entry],
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
@@ -55,13 +64,9 @@ def plan(
       Buckets; every position occurs in exactly one.
 
     Raises:
-      ValueError: `bucket_bytes` or `first_bucket_bytes` is not positive.
+      gradring.errors.ConfigError: `bucket_bytes` is not a number above 0.
     """
-    if bucket_bytes <= 0 or first_bucket_bytes <= 0:
-        raise ValueError(
-            f"bucket_bytes={bucket_bytes} and first_bucket_bytes={first_bucket_bytes} "
-            "must be positive numbers of bytes"
-        )
+    check(bucket_bytes)
     full: list[Bucket] = []
     filling: dict[str, list[int]] = {}
     filled_bytes: dict[str, int] = {}

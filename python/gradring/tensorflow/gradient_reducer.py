@@ -50,8 +50,10 @@ class GradientReducer:
           check_gradients: "warn", "raise" or None, as for `CustomCollectiveStrategy`.
 
         Raises:
-          gradring.errors.ConfigError: `check_gradients` is something else.
+          gradring.errors.ConfigError: `check_gradients` is something else, or `bucket_bytes` not
+            above 0.
         """
+        bucketing.check(bucket_bytes)
         self._check = action_of(check_gradients)
         self._op = op
         self._bucket_bytes = bucket_bytes

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import gradring
-from gradring.communicator import Communicator, open_communicators
+from gradring.communicator import Communicator, check_root, open_communicators
 from gradring.errors import ConfigError
 from gradring.tensorflow import bucketing
 from gradring.tensorflow.dtypes import as_native_bits
@@ -62,7 +62,7 @@ def all_reduce(
     Raises:
       TypeError: a dtype cannot be reduced.
       ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or `variables` are not
-        as many as the tensors.
+        as many as the tensors; or `bucket_bytes` is not above 0.
       tf.errors.AbortedError: the collective failed; names the rank to blame. Executing eagerly, it
         is an exception of `gradring.errors` as well.
       tf.errors.DeadlineExceededError: the communicator's timeout is over; likewise.
@@ -93,10 +93,12 @@ def broadcast(
 
     Raises:
       TypeError: the dtype has no fixed width, such as string.
+      ValueError: `root` is not a rank.
       tf.errors.AbortedError: as for `all_reduce`.
     """
     label = name if isinstance(name, Label) else Label.of(name or "broadcast")
     comm = communicator or current_communicator()
+    check_root(root, comm.world_size)
     value = tf.convert_to_tensor(value)
     encoded, decode = as_native_bits(value, label.shown)
     with typed_errors():

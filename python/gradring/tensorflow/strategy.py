@@ -70,12 +70,13 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             the gradients, which are those that a Keras 3 optimizer reduces.
 
         Raises:
-          gradring.errors.ConfigError: `check_gradients` is something else; or `cluster_resolver`
-            and `communicator` contradict each other; or `devices` names none, one twice, one that
-            does not exist, or not as many as on the other ranks.
+          gradring.errors.ConfigError: `check_gradients` is something else; or `bucket_bytes` is not
+            above 0; or `cluster_resolver` and `communicator` contradict each other; or `devices`
+            names none, one twice, one that does not exist, or not as many as on the other ranks.
           gradring.errors.RendezvousError: the group could not be formed; says who is missing.
         """
         check = action_of(check_gradients)
+        bucketing.check(bucket_bytes)
         if communicator is None:
             communicator = cluster.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:

@@ -89,7 +89,7 @@ impl Rules {
         let wrong = |problem: String| {
             let names: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
             Error::config(format!(
-                "algorithm={text:?}: {problem}; give auto, {}, or a list such as \
+                "algorithm={text:?}: {problem}; give auto, {}, or text such as \
                  one_shot:64KiB,direct",
                 names.join(", ")
             ))
