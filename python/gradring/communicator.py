@@ -205,6 +205,8 @@ class Communicator:
     def all_reduce_async(self, x: T, op: str = "sum", *, name: str = "") -> Work[T]:
         """As `all_reduce`, but returns at once; asynchronous collectives run in launch order.
 
+        It takes no numbers, which cannot change in place.
+
         Returns:
             The work. Its ``wait()`` returns ``x``, which must be left alone until then.
         """
@@ -469,6 +471,8 @@ def _array(x: Any, writable: bool = True) -> NDArray[Any]:
     """``x`` as an array that shares its memory, or raises if it has none to share."""
     if isinstance(x, np.ndarray):
         return x
+    if writable and isinstance(x, int | float | np.generic):
+        raise TypeError(f"a number ({x!r}) cannot change in place; pass a numpy array")
     try:
         return np.asarray(memoryview(x))
     except TypeError:

@@ -304,6 +304,16 @@ def test_input_that_cannot_be_reduced_is_refused(x: Any, error: type[Exception],
             comm.all_reduce_async(x)
 
 
+@pytest.mark.parametrize("number", [2, 1.5, True, np.float32(0.5)])
+def test_a_number_cannot_change_in_place(number: Any) -> None:
+    with _alone() as comm:
+        for collective in (comm.all_reduce_async, comm.broadcast):
+            with pytest.raises(TypeError, match=r"a number \(.*\) cannot change in place"):
+                collective(number)
+        with pytest.raises(TypeError, match="cannot change in place"):
+            comm.all_reduce([np.ones(1), number])
+
+
 def test_arrays_that_share_memory_are_refused() -> None:
     with _alone() as comm:
         x = np.ones(10)
