@@ -1,0 +1,47 @@
+"""Ranks of one host that cannot share memory."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import resource
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring.testing import run_ranks
+
+REASON = "no shared memory from the system: File too large (os error 27)"
+
+
+def reduce_without_shared_memory(limited: list[int], transport: str) -> tuple[str, str, float]:
+    """The ranks in ``limited`` cannot make files, of which shared memory is made."""
+    log = io.StringIO()  # stderr is a file too
+    logging.getLogger("gradring").addHandler(logging.StreamHandler(log))
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if int(os.environ["GRADRING_RANK"]) in limited:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, old[1]))
+    try:
+        comm = gradring.init(transport=transport)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    with comm:
+        total = comm.all_reduce(np.ones(3))
+        return log.getvalue(), comm.stats()["transport"], float(total[2])
+
+
+@pytest.mark.parametrize("limited", [[0, 1], [0]], ids=str)
+def test_ranks_that_cannot_share_memory_use_tcp_and_say_why(limited: list[int]) -> None:
+    for rank, result in enumerate(run_ranks(reduce_without_shared_memory, 2, limited, "auto")):
+        said, *reduced = result
+        assert reduced == ["tcp", 2.0]
+        assert said.startswith(f"rank {rank} uses TCP to rank {1 - rank} of the same host: ")
+        assert said.endswith(f"{REASON}\n") and said.count("\n") == 1
+
+
+def test_ranks_that_must_share_memory_and_cannot_say_why() -> None:
+    for outcome in run_ranks(reduce_without_shared_memory, 2, [0, 1], "shm", check=False):
+        assert isinstance(outcome.exception, gradring.errors.ConfigError), outcome
+        assert f"cannot share memory with it: {REASON}" in str(outcome.exception)
