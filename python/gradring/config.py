@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import stat
@@ -58,6 +59,7 @@ class Settings:
         log_dir: Where rank 0 writes the numbers of its `Monitor`; None for nowhere.
         prometheus_port: Of 127.0.0.1, at which local rank 0 serves its metrics, local rank 1 at the
             next, and so on; None for no metrics.
+        log_level: Of the logger ``gradring``; None to leave it as it is.
     """
 
     token: bytes | None = field(default=None, repr=False)
@@ -73,6 +75,7 @@ class Settings:
     log_dir: Path | None = None
     prometheus_port: int | None = None
     checksum: bool = False
+    log_level: int | None = None
 
     @classmethod
     def from_environ(
@@ -96,7 +99,7 @@ class Settings:
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
                 ``GRADRING_STREAMS``, ``GRADRING_CHECKSUM``, ``GRADRING_STALL_WARNING_S``,
                 ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``, ``GRADRING_LOG_DIR``,
-                ``GRADRING_PROMETHEUS_PORT``,
+                ``GRADRING_PROMETHEUS_PORT``, ``GRADRING_LOG``,
                 ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
                 ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
@@ -132,6 +135,7 @@ class Settings:
             interface=_interface(environ, interface),
             log_dir=_path(environ, "GRADRING_LOG_DIR"),
             prometheus_port=_port(environ, "GRADRING_PROMETHEUS_PORT"),
+            log_level=_log_level(environ, "GRADRING_LOG"),
         )
 
 
@@ -271,6 +275,19 @@ def _port(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     return parse.whole_number(text, name, minimum=1, maximum=parse.MAX_PORT)
+
+
+def _log_level(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
+    if isinstance(level, int):
+        return level
+    raise ConfigError(
+        f"{name}={text!r} is not one of DEBUG, INFO, WARNING, ERROR, CRITICAL, nor a number; "
+        "correct it"
+    )
 
 
 def _seconds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ def init(
 
     Without arguments the cluster is detected: ``GRADRING_*`` variables, ``TF_CONFIG``, torch-style
     variables, a Slurm step, Open MPI or PMI; a lone process is a world of one. ``gradring env``
-    prints the same decision. An argument beats a variable.
+    prints the same decision. An argument beats a variable. ``GRADRING_LOG`` sets the level of the
+    logger ``gradring``.
 
     Args:
         rank: This process's index; goes with ``world_size``.
@@ -94,6 +96,8 @@ def init(
         stall_warning=stall_warning,
     )
     _warn_without_token(cluster, settings)
+    if settings.log_level is not None:
+        logging.getLogger("gradring").setLevel(settings.log_level)
 
     from gradring.communicator import Communicator  # the native module is loaded only when needed
 

@@ -1,5 +1,6 @@
 """What ``init()`` decides before it connects."""
 
+import logging
 import sys
 import types
 from typing import Any
@@ -55,6 +56,17 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
         "stall_warning": 30.0,
         "require_auth": False,
     }
+
+
+@pytest.mark.parametrize(("text", "level"), [("ERROR", 40), ("warn", 30), ("15", 15), ("", 7)])
+def test_the_variable_sets_the_level_of_the_log(
+    connected: dict[str, Any], monkeypatch: pytest.MonkeyPatch, text: str, level: int
+) -> None:
+    logger = logging.getLogger("gradring")
+    monkeypatch.setattr(logger, "level", 7)  # what the program wants stays without the variable
+    monkeypatch.setenv("GRADRING_LOG", text)
+    init()
+    assert connected and logger.level == level
 
 
 def test_arguments_beat_every_environment() -> None:

@@ -22,8 +22,9 @@ def test_variables_are_read() -> None:
         "GRADRING_STREAMS": "16",
         "GRADRING_STALL_WARNING_S": "1.5",
         "GRADRING_CHECKSUM": "1",
+        "GRADRING_LOG": "info",
     }
-    expected = Settings(b"secret", True, "tcp", 2.5, 16, 1.5, checksum=True)
+    expected = Settings(b"secret", True, "tcp", 2.5, 16, 1.5, checksum=True, log_level=20)
     assert Settings.from_environ(environ) == expected
 
 
@@ -92,6 +93,8 @@ SHORTENED = "9" * 79 + r"\.\.\."
         ({"GRADRING_STALL_WARNING_S": "-1"}, "GRADRING_STALL_WARNING_S='-1'"),
         ({"GRADRING_REQUIRE_AUTH": "maybe"}, "GRADRING_REQUIRE_AUTH='maybe'"),
         ({"GRADRING_CHECKSUM": "crc"}, "GRADRING_CHECKSUM='crc' is neither 1 nor 0"),
+        ({"GRADRING_LOG": "loud"}, "GRADRING_LOG='loud' is not one of DEBUG, INFO, WARNING"),
+        ({"GRADRING_LOG": "-1"}, "GRADRING_LOG='-1'"),
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
     ],
