@@ -274,6 +274,46 @@ fn a_missing_rank_is_named_by_those_who_came() {
 }
 
 #[test]
+fn of_many_missing_ranks_the_first_are_named_and_the_others_counted() {
+    let addresses = vec!["127.0.0.1:1".into(); 1000];
+    for (addresses, last_named) in [(Vec::new(), "31, 32"), (addresses, "(Connection refused")] {
+        let config = Config {
+            timeout: Duration::from_millis(100),
+            addresses,
+            ..config(0, 1000, &free_address())
+        };
+        let error = Communicator::connect(&config, &mut || false).err().unwrap();
+        assert_eq!(blamed(&error), Some(1));
+        let text = error.to_string();
+        assert!(text.contains(last_named), "{text}");
+        assert!(
+            text.contains(" and 967 more of 1000 did not join"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_world_that_no_roster_holds_is_a_config_error() {
+    for world_size in [2049, usize::MAX] {
+        let config = config(0, world_size, &free_address());
+        let error = Communicator::connect(&config, &mut || false).err().unwrap();
+        assert!(matches!(error.kind, ErrorKind::Config { .. }), "{error}");
+        assert!(error.to_string().contains("at most 2048 ranks"), "{error}");
+    }
+}
+
+#[test]
+fn a_panic_while_the_group_forms_is_an_error_that_blames_this_rank() {
+    let config = config(1, 2, &free_address());
+    let error = Communicator::connect(&config, &mut || panic!("a defect")).err();
+    let error = error.unwrap();
+    assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+    assert_eq!(blamed(&error), Some(1));
+    assert!(error.to_string().contains("a defect"), "{error}");
+}
+
+#[test]
 fn a_missing_rank_0_is_named_with_its_address() {
     let address = free_address();
     let config = Config {

@@ -8,11 +8,14 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::communicator::Config;
+use crate::engine::message_of;
 use crate::error::{Error, Result};
 use crate::group::door::{Admission, Door, HANDSHAKE_LIMIT};
 use crate::group::meeting::{Answer, Guest, Host, Meeting};
@@ -21,7 +24,7 @@ use crate::group::roster::{Roster, host_name, this_member};
 use crate::group::watched::Watched;
 use crate::link::connection::Connection;
 use crate::link::tls::{self, Tls};
-use crate::wire::handshake::{self, Hello, Member, Purpose};
+use crate::wire::handshake::{self, Hello, Member, Purpose, WORLD_SIZE_MAX};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 
 pub(crate) mod calls;
@@ -32,6 +35,8 @@ use calls::connect;
 const READY_GRACE: Duration = Duration::from_secs(1);
 /// Bound on a look at the address of a rank that did not join.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// Ranks that did not join and are named; each of them takes a thread to look at its address.
+const NAMED_MAX: usize = 32;
 
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
@@ -45,8 +50,15 @@ pub(crate) struct Formed {
     pub watched: Arc<Watched>,
 }
 
-/// Forms the group; for world sizes above one.
+/// Forms the group; for world sizes above one. A panic makes it fail, never the process.
 pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> {
+    if config.world_size > WORLD_SIZE_MAX {
+        let problem = format!(
+            "world_size={} is too large: a group has at most {WORLD_SIZE_MAX} ranks",
+            config.world_size
+        );
+        return Err(Error::config(problem));
+    }
     let started = Instant::now();
     let mut forming = Forming {
         config,
@@ -57,8 +69,12 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         given_up: None,
         watched: Arc::new(Watched::new(config.rank, config.world_size)),
     };
-    forming
-        .run()
+    catch_unwind(AssertUnwindSafe(|| forming.run()))
+        .unwrap_or_else(|panic| {
+            let what = message_of(&*panic);
+            let problem = format!("forming the group failed: {what}; please report this");
+            Err(Error::protocol(problem).blaming(config.rank, host_name()))
+        })
         .map_err(|error| forming.meeting.fail(error).after(started.elapsed()))
 }
 
@@ -343,22 +359,23 @@ impl Forming<'_> {
             .filter(|rank| !self.joined().contains_key(rank))
             .collect();
         let address = |rank: usize| self.config.addresses.get(rank).map(String::as_str);
-        let names: Vec<String> = std::thread::scope(|scope| {
-            let name = |rank: usize| {
-                address(rank).map_or_else(
-                    || rank.to_string(),
-                    |address| format!("{rank} at {address} ({})", looked_at(address)),
-                )
-            };
-            let looks: Vec<_> = missing
+        let named = &missing[..missing.len().min(NAMED_MAX)];
+        let looks = look_at(
+            named
                 .iter()
-                .map(|&rank| scope.spawn(move || name(rank)))
-                .collect();
-            looks.into_iter().flat_map(|look| look.join()).collect()
-        });
+                .filter_map(|&rank| Some((rank, address(rank)?))),
+        );
+        let name = |&rank: &usize| match (address(rank), looks.get(&rank)) {
+            (Some(address), Some(look)) => format!("{rank} at {address} ({look})"),
+            (Some(address), None) => format!("{rank} at {address}"),
+            (None, _) => rank.to_string(),
+        };
+        let mut names = named.iter().map(name).collect::<Vec<_>>().join(", ");
+        if missing.len() > named.len() {
+            names += &format!(" and {} more", missing.len() - named.len());
+        }
         let problem = format!(
-            "rank {} of {world_size} did not join rank 0 at {} within {:.0} s{}",
-            names.join(", "),
+            "rank {names} of {world_size} did not join rank 0 at {} within {:.0} s{}",
             self.config.rendezvous,
             self.config.timeout.as_secs_f64(),
             door.turned_away,
@@ -368,7 +385,23 @@ impl Forming<'_> {
     }
 }
 
-/// What is found where a rank that did not join should listen.
+/// What is found where ranks that did not join should listen, by rank; without those for which
+/// there is no thread.
+fn look_at<'a>(ranks: impl Iterator<Item = (usize, &'a str)>) -> BTreeMap<usize, String> {
+    std::thread::scope(|scope| {
+        let spawn = |(rank, address)| {
+            let look = move || looked_at(address);
+            let thread = std::thread::Builder::new().spawn_scoped(scope, look);
+            Some((rank, thread.ok()?))
+        };
+        let looks: Vec<_> = ranks.filter_map(spawn).collect();
+        let outcome =
+            |(rank, look): (usize, ScopedJoinHandle<'_, String>)| Some((rank, look.join().ok()?));
+        looks.into_iter().filter_map(outcome).collect()
+    })
+}
+
+/// What is found at one address.
 fn looked_at(address: &str) -> String {
     match connect(address, Instant::now() + LOOK_LIMIT) {
         Ok(_) => "something listens there, but it did not join".into(),

@@ -21,8 +21,10 @@ use crate::error::{Error, ErrorKind, Result};
 /// Grows with every change of anything that travels.
 pub(crate) const PROTOCOL_VERSION: u32 = 7;
 
-/// Bound on what a member may send: a roster of 10,000 ranks fits.
+/// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// Ranks of the largest group: with 512 bytes for each, its roster fits into a message.
+pub(crate) const WORLD_SIZE_MAX: usize = MESSAGE_BYTES_MAX / 512;
 /// Bound on what anybody may send; the longest is the plan of a member, or an error.
 const STRANGERS_MESSAGE_BYTES_MAX: usize = 64 << 10;
 

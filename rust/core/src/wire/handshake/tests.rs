@@ -253,3 +253,16 @@ fn a_giant_length_is_refused_before_it_is_allocated() {
     let error = read_message::<Hello>(&mut &u32::MAX.to_le_bytes()[..]).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
 }
+
+#[test]
+fn the_roster_of_the_largest_group_fits_into_a_message() {
+    let member = Member {
+        address: "a".repeat(100),
+        host: "h".repeat(64),
+        host_id: "i".repeat(64 + " 01234567-89ab-cdef-0123-456789abcdef net:[4026531840]".len()),
+        plan: "p".repeat(150),
+        shares_memory: true,
+    };
+    let roster = vec![member; WORLD_SIZE_MAX];
+    write_message(&mut std::io::sink(), &roster).unwrap();
+}
