@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -100,13 +100,17 @@ pub(crate) struct Admission {
 }
 
 impl Door {
-    /// Listens at `host:port`.
-    pub(crate) fn open(address: &str, admission: Admission) -> Result<Self> {
+    /// Listens at `host:port`, with what was found for its name.
+    pub(crate) fn open(
+        address: &str,
+        resolved: io::Result<Vec<SocketAddr>>,
+        admission: Admission,
+    ) -> Result<Self> {
         let cannot = |error: std::io::Error| {
             let rank = admission.rank;
             Error::rendezvous(format!("rank {rank} cannot listen on {address}: {error}"))
         };
-        let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(cannot)?.collect();
+        let addresses = resolved.map_err(cannot)?;
         let listener = match taken_over(&addresses) {
             Some(listener) => listener,
             None => tcp::listen(&addresses).map_err(cannot)?,

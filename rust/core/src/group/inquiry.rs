@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::group::rendezvous::calls::connect;
+use crate::group::rendezvous::calls::{LOOK_UP_GOES_ON, connect, in_time, resolve};
 use crate::link::tls::{self, Tls, TlsFiles};
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;
@@ -24,7 +24,12 @@ pub fn inquire(
     let unreachable = |error: std::io::Error| {
         Error::rendezvous(format!("nobody can be reached at {address}: {error}"))
     };
-    let tcp = connect(address, deadline).map_err(unreachable)?;
+    let name = address.to_owned();
+    let look_up = move || resolve(&name);
+    let addresses = in_time(deadline, LOOK_UP_GOES_ON, &mut || Ok(()), look_up)?;
+    let tcp = addresses
+        .and_then(|addresses| connect(&addresses, deadline))
+        .map_err(unreachable)?;
     let mut stream = tls::call(tcp, tls.as_ref(), address, deadline, &mut || true)?;
     // Whoever asks has no place in the group.
     handshake::call(&mut stream, Hello::new(0, 0, Purpose::Inquiry)?, token)?;

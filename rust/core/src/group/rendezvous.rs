@@ -11,7 +11,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
-use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::communicator::Config;
@@ -28,15 +27,12 @@ use crate::wire::handshake::{self, Hello, Member, Purpose, WORLD_SIZE_MAX};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 
 pub(crate) mod calls;
+mod missing;
 
-use calls::connect;
+use calls::{Resolve, resolve};
 
 /// How much longer than the timeout rank 0 waits for the others' word on who is late.
 const READY_GRACE: Duration = Duration::from_secs(1);
-/// Bound on a look at the address of a rank that did not join.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// Ranks that did not join and are named; each of them takes a thread to look at its address.
-const NAMED_MAX: usize = 32;
 
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
@@ -64,6 +60,7 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         config,
         tls: config.tls.as_ref().map(Tls::load).transpose()?,
         deadline: started + config.timeout,
+        resolve,
         interrupt,
         meeting: Meeting::Outside,
         given_up: None,
@@ -82,6 +79,7 @@ struct Forming<'a> {
     config: &'a Config,
     tls: Option<Tls>,
     deadline: Instant,
+    resolve: Resolve,
     interrupt: Interrupt<'a>,
     meeting: Meeting,
     /// The first reason to give up.
@@ -173,11 +171,11 @@ impl Forming<'_> {
             rendezvous,
             ..
         } = self.config;
-        let door = Door::open(&self.on_interface(rendezvous), self.admission())?;
+        let door = self.open_door(rendezvous)?;
         self.meeting = Meeting::Host(BTreeMap::new());
         while self.joined().len() < world_size - 1 {
             let Some((hello, stream)) = self.next_caller(&door)? else {
-                return Err(self.missing(&door));
+                return Err(self.missing(&door)?);
             };
             // Nobody connects to a neighbour before it has the roster.
             if let (Purpose::Join(member), Meeting::Host(guests)) =
@@ -203,7 +201,11 @@ impl Forming<'_> {
             let own_ip = tcp.local_addr().map_err(|error| socket_fails(&error))?.ip();
             let door = match &mut door {
                 Some(door) => door,
-                none => none.insert(this.open_door(own_ip)?),
+                none => {
+                    let anywhere = SocketAddr::new(own_ip, 0).to_string();
+                    let listen = this.config.listen.as_ref().unwrap_or(&anywhere);
+                    none.insert(this.open_door(listen)?)
+                }
             };
             let address = this.announced(door.address, own_ip);
             Ok(Purpose::Join(this_member(address, this.config)))
@@ -270,10 +272,11 @@ impl Forming<'_> {
         }
     }
 
-    fn open_door(&self, own_ip: IpAddr) -> Result<Door> {
-        let anywhere = SocketAddr::new(own_ip, 0).to_string();
-        let listen = self.config.listen.as_ref().unwrap_or(&anywhere);
-        Door::open(&self.on_interface(listen), self.admission())
+    /// Listens at `host:port`, on the chosen interface if there is one.
+    fn open_door(&mut self, address: &str) -> Result<Door> {
+        let address = self.on_interface(address);
+        let resolved = self.addresses_of(&address)?;
+        Door::open(&address, resolved, self.admission())
     }
 
     /// `host:port`, with the chosen interface for the host if there is one.
@@ -343,69 +346,20 @@ impl Forming<'_> {
     /// Looks whether there is any reason to give up.
     fn check(&mut self) -> Result<()> {
         if self.given_up.is_none() {
-            self.given_up = if self.interrupt.interrupts() {
-                let reason = "was interrupted while the group was forming";
-                Some(Error::aborted(reason).blaming(self.config.rank, host_name()))
-            } else {
-                self.meeting.look().err()
-            };
+            self.given_up = self
+                .go_on_or_abort()
+                .and_then(|()| self.meeting.look())
+                .err();
         }
         self.given_up.clone().map_or(Ok(()), Err)
     }
 
-    fn missing(&self, door: &Door) -> Error {
-        let world_size = self.config.world_size;
-        let missing: Vec<usize> = (1..world_size)
-            .filter(|rank| !self.joined().contains_key(rank))
-            .collect();
-        let address = |rank: usize| self.config.addresses.get(rank).map(String::as_str);
-        let named = &missing[..missing.len().min(NAMED_MAX)];
-        let looks = look_at(
-            named
-                .iter()
-                .filter_map(|&rank| Some((rank, address(rank)?))),
-        );
-        let name = |&rank: &usize| match (address(rank), looks.get(&rank)) {
-            (Some(address), Some(look)) => format!("{rank} at {address} ({look})"),
-            (Some(address), None) => format!("{rank} at {address}"),
-            (None, _) => rank.to_string(),
-        };
-        let mut names = named.iter().map(name).collect::<Vec<_>>().join(", ");
-        if missing.len() > named.len() {
-            names += &format!(" and {} more", missing.len() - named.len());
+    fn go_on_or_abort(&mut self) -> Result<()> {
+        if !self.interrupt.interrupts() {
+            return Ok(());
         }
-        let problem = format!(
-            "rank {names} of {world_size} did not join rank 0 at {} within {:.0} s{}",
-            self.config.rendezvous,
-            self.config.timeout.as_secs_f64(),
-            door.turned_away,
-        );
-        let host = address(missing[0]).unwrap_or("an unknown host");
-        Error::rendezvous(problem).blaming(missing[0], host)
-    }
-}
-
-/// What is found where ranks that did not join should listen, by rank; without those for which
-/// there is no thread.
-fn look_at<'a>(ranks: impl Iterator<Item = (usize, &'a str)>) -> BTreeMap<usize, String> {
-    std::thread::scope(|scope| {
-        let spawn = |(rank, address)| {
-            let look = move || looked_at(address);
-            let thread = std::thread::Builder::new().spawn_scoped(scope, look);
-            Some((rank, thread.ok()?))
-        };
-        let looks: Vec<_> = ranks.filter_map(spawn).collect();
-        let outcome =
-            |(rank, look): (usize, ScopedJoinHandle<'_, String>)| Some((rank, look.join().ok()?));
-        looks.into_iter().filter_map(outcome).collect()
-    })
-}
-
-/// What is found at one address.
-fn looked_at(address: &str) -> String {
-    match connect(address, Instant::now() + LOOK_LIMIT) {
-        Ok(_) => "something listens there, but it did not join".into(),
-        Err(error) => error.to_string(),
+        let reason = "was interrupted while the group was forming";
+        Err(Error::aborted(reason).blaming(self.config.rank, host_name()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! How a rank reaches the door of another one.
 
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,11 @@ use crate::work::INTERRUPT_INTERVAL;
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// What is known of a name whose look-up takes longer than there is time.
+pub(crate) const LOOK_UP_GOES_ON: &str = "its name is still being looked up";
+
+/// How the addresses of a `host:port` are found.
+pub(crate) type Resolve = fn(&str) -> std::io::Result<Vec<SocketAddr>>;
 
 impl Forming<'_> {
     /// Connects to a rank for one purpose.
@@ -39,7 +44,7 @@ impl Forming<'_> {
         rank: usize,
         host: &str,
         address: &str,
-        mut purpose: impl FnMut(&Self, &TcpStream) -> Result<Purpose>,
+        mut purpose: impl FnMut(&mut Self, &TcpStream) -> Result<Purpose>,
     ) -> Result<Connection> {
         loop {
             let tcp = self.reach(rank, host, address)?;
@@ -75,27 +80,30 @@ impl Forming<'_> {
         }
     }
 
-    /// One attempt to connect, in a thread of its own, because the system does not let go of a
-    /// caller while it looks up a name.
+    /// One attempt to connect.
     fn attempt(&mut self, address: &str) -> Result<std::io::Result<TcpStream>> {
-        let (sender, outcome) = channel();
-        let (address, deadline) = (address.to_owned(), self.deadline);
-        std::thread::Builder::new()
-            .name("gradring-call".into())
-            .spawn(move || sender.send(connect(&address, deadline)))
-            .map_err(|error| Error::rendezvous(format!("no thread to connect with: {error}")))?;
-        loop {
-            match outcome.recv_timeout(INTERRUPT_INTERVAL) {
-                Ok(outcome) => return Ok(outcome),
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Ok(Err(std::io::Error::other("the attempt failed")));
-                }
-                Err(RecvTimeoutError::Timeout) => self.check()?,
-            }
-            if Instant::now() >= self.deadline {
-                return Ok(Err(std::io::Error::other("no answer in time")));
-            }
-        }
+        let addresses = match self.addresses_of(address)? {
+            Ok(addresses) => addresses,
+            Err(error) => return Ok(Err(error)),
+        };
+        let deadline = self.deadline;
+        let connect = move || connect(&addresses, deadline);
+        in_time(deadline, "no answer in time", &mut || self.check(), connect)
+    }
+
+    /// Looks up a `host:port`.
+    pub(super) fn addresses_of(
+        &mut self,
+        address: &str,
+    ) -> Result<std::io::Result<Vec<SocketAddr>>> {
+        let (resolve, address) = (self.resolve, address.to_owned());
+        let look_up = move || resolve(&address);
+        in_time(
+            self.deadline,
+            LOOK_UP_GOES_ON,
+            &mut || self.check(),
+            look_up,
+        )
     }
 
     /// The caller's side of all handshakes.
@@ -112,14 +120,47 @@ impl Forming<'_> {
     }
 }
 
-/// Opens a connection to the first address of a name that accepts one.
-pub(crate) fn connect(address: &str, deadline: Instant) -> std::io::Result<TcpStream> {
+/// Does something in a thread of its own, because the system does not let go of who looks up a name
+/// or connects. Fails when `check` does; what is not done by the deadline fails with `late`.
+pub(crate) fn in_time<T: Send + 'static>(
+    deadline: Instant,
+    late: &str,
+    check: &mut dyn FnMut() -> Result<()>,
+    task: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<std::io::Result<T>> {
+    let (sender, outcome) = channel();
+    std::thread::Builder::new()
+        .name("gradring-call".into())
+        .spawn(move || sender.send(task()))
+        .map_err(|error| Error::rendezvous(format!("no thread to connect with: {error}")))?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match outcome.recv_timeout(INTERRUPT_INTERVAL.min(left)) {
+            Ok(outcome) => return Ok(outcome),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(Err(std::io::Error::other("the attempt failed")));
+            }
+            Err(RecvTimeoutError::Timeout) => check()?,
+        }
+        if Instant::now() >= deadline {
+            return Ok(Err(std::io::Error::other(late)));
+        }
+    }
+}
+
+/// Asks the system, which may take longer than anybody wants to wait: see `in_time`.
+pub(crate) fn resolve(address: &str) -> std::io::Result<Vec<SocketAddr>> {
+    Ok(address.to_socket_addrs()?.collect())
+}
+
+/// Opens a connection to the first of these addresses that accepts one.
+pub(crate) fn connect(addresses: &[SocketAddr], deadline: Instant) -> std::io::Result<TcpStream> {
     let mut outcome = Err(std::io::Error::other("the name has no address"));
-    for resolved in address.to_socket_addrs()? {
+    for &address in addresses {
         let limit = deadline
             .saturating_duration_since(Instant::now())
             .clamp(Duration::from_millis(10), CONNECT_LIMIT);
-        outcome = tcp::connect(resolved, limit);
+        outcome = tcp::connect(address, limit);
         if let Ok(stream) = &outcome {
             // A loopback port on which nobody listens can connect to itself.
             if stream.local_addr()? != stream.peer_addr()? {

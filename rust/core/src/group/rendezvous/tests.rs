@@ -47,6 +47,7 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
         config: &config,
         deadline: Instant::now() + TIMEOUT,
         tls: None,
+        resolve,
         interrupt: &mut || false,
         meeting: Meeting::Outside,
         given_up: None,
@@ -98,5 +99,73 @@ fn a_stream_beyond_the_agreed_number_is_turned_away() {
         let (_, connected) = connect_streams(&[stream]);
         let error = connected.err().unwrap();
         assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+    }
+}
+
+/// As a resolver that does not answer, for every name but those of this host.
+fn resolve_slowly(address: &str) -> std::io::Result<Vec<SocketAddr>> {
+    if address.starts_with("slow.invalid") {
+        thread::sleep(Duration::from_secs(30));
+    }
+    resolve(address)
+}
+
+/// What becomes of a rank whose resolver is slow.
+fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
+    let mut forming = Forming {
+        config,
+        deadline: Instant::now() + config.timeout,
+        tls: None,
+        resolve: resolve_slowly,
+        interrupt,
+        meeting: Meeting::Outside,
+        given_up: None,
+        watched: Arc::new(Watched::new(config.rank, 2)),
+    };
+    forming.run().err().expect("nobody else comes")
+}
+
+/// Ranks for which a slow name is another rank's, the rendezvous, and where to listen.
+fn slow_ranks() -> [Config; 3] {
+    let timeout = Duration::from_millis(200);
+    [
+        Config {
+            addresses: vec!["127.0.0.1:1".into(), "slow.invalid:4000".into()],
+            timeout,
+            ..config(0, "127.0.0.1:0")
+        },
+        Config {
+            timeout,
+            ..config(1, "slow.invalid:4000")
+        },
+        Config {
+            timeout,
+            ..config(0, "slow.invalid:4000")
+        },
+    ]
+}
+
+#[test]
+fn a_name_that_is_looked_up_for_too_long_is_named() {
+    for config in slow_ranks() {
+        let error = form_slowly(&config, &mut || false);
+        let rendezvous = matches!(error.kind, ErrorKind::Rendezvous { .. });
+        assert!(rendezvous, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("slow.invalid:4000"), "{text}");
+        assert!(text.contains(calls::LOOK_UP_GOES_ON), "{text}");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_look_up_of_a_name() {
+    for config in slow_ranks() {
+        let started = Instant::now();
+        // Rank 0 looks at the addresses of others for a second once its time is over.
+        let is_late = || started.elapsed() > config.timeout + Duration::from_millis(500);
+        let mut interrupt = || config.addresses.is_empty() || is_late();
+        let error = form_slowly(&config, &mut interrupt);
+        let aborted = matches!(error.kind, ErrorKind::Aborted { .. });
+        assert!(aborted, "{error}");
     }
 }
