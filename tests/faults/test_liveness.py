@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -99,11 +100,18 @@ def test_ctrl_c_on_all_ranks_is_a_keyboard_interrupt_on_all(asynchronous: bool) 
         assert isinstance(outcome.exception, KeyboardInterrupt), outcome
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_an_address_at_which_rank_0_cannot_listen_is_its_own_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(errors.RendezvousError, match=f"cannot listen on {address}.*in use"):
-            gradring.init(rank=0, world_size=2, rendezvous=address, token="t", timeout=5)
+        in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+        elsewhere = "203.0.113.5:4000"  # for documentation only (RFC 5737)
+        for address, problem in [
+            (in_use, "in use .*; end the program that holds the port, or choose another port"),
+            (elsewhere, "assign requested address .*; choose an address of this host"),
+        ]:
+            with pytest.raises(errors.RendezvousError) as raised:
+                gradring.init(rank=0, world_size=2, rendezvous=address, token="t", timeout=5)
+            assert re.search(f"cannot listen on {address}: .* {problem}", str(raised.value))
+            assert (raised.value.rank, raised.value.host) == (0, socket.gethostname())
 
 
 def test_a_rendezvous_without_an_address_is_named() -> None:

@@ -22,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::group::host_name;
 use crate::group::pairs::callees;
 use crate::group::turned_away::TurnedAway;
 use crate::group::watched::Watched;
@@ -106,10 +107,7 @@ impl Door {
         resolved: io::Result<Vec<SocketAddr>>,
         admission: Admission,
     ) -> Result<Self> {
-        let cannot = |error: std::io::Error| {
-            let rank = admission.rank;
-            Error::rendezvous(format!("rank {rank} cannot listen on {address}: {error}"))
-        };
+        let cannot = |error| cannot_listen(&error, address, admission.rank);
         let addresses = resolved.map_err(cannot)?;
         let listener = match taken_over(&addresses) {
             Some(listener) => listener,
@@ -145,6 +143,18 @@ impl Door {
             open,
         })
     }
+}
+
+/// What is wrong with this rank's own address, and what to do.
+fn cannot_listen(error: &io::Error, address: &str, rank: usize) -> Error {
+    let remedy = match error.kind() {
+        io::ErrorKind::AddrInUse => "; end the program that holds the port, or choose another port",
+        io::ErrorKind::AddrNotAvailable => "; choose an address of this host",
+        io::ErrorKind::PermissionDenied => "; choose a port above 1023",
+        _ => "",
+    };
+    Error::rendezvous(format!("cannot listen on {address}: {error}{remedy}"))
+        .blaming(rank, host_name())
 }
 
 impl Drop for Door {
