@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::host_name;
 use crate::group::pairs::callees;
-use crate::group::turned_away::TurnedAway;
+use crate::group::turned_away::{Caller, TurnedAway};
 use crate::group::watched::Watched;
 use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
@@ -227,8 +227,8 @@ fn serve(
             let (admission, sender) = (admission.clone(), sender.clone());
             let (admitted, turned_away) = (Arc::clone(&admitted), Arc::clone(turned_away));
             move || {
-                let mut name = from.ip().to_string();
-                let greeted = greet(tcp, &mut name, place, &admission, &admitted);
+                let mut caller = Caller::new(from.ip());
+                let greeted = greet(tcp, &mut caller, place, &admission, &admitted);
                 // Only a forming group wants to know, and nobody listens once it has failed.
                 if admission.watched.is_formed() {
                     return;
@@ -236,7 +236,7 @@ fn serve(
                 match greeted {
                     Ok(None) => {}
                     Ok(Some(member)) => drop(sender.send(member)),
-                    Err(error) => turned_away.note(format!("{name}: {error}")),
+                    Err(error) => turned_away.note(&caller, &error),
                 }
             }
         };
@@ -251,10 +251,10 @@ fn serve(
     hall.send_away_who_stayed(Duration::ZERO);
 }
 
-/// `name`: what to call the caller, which is more once it has proved to be a member.
+/// Notes in `caller` what is known of it.
 fn greet(
     tcp: TcpStream,
-    name: &mut String,
+    caller: &mut Caller,
     place: Place,
     admission: &Admission,
     admitted: &Mutex<BTreeSet<(usize, usize)>>,
@@ -263,9 +263,10 @@ fn greet(
         .map_err(|error| handshake::broken(&error))?;
     let deadline = Instant::now() + HANDSHAKE_LIMIT;
     let mut stream = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
+    caller.is_connected = true;
     let (mut entrance, mut place) = (None, Some(place));
     let answered = handshake::answer(&mut stream, &admission.token, |hello| {
-        *name = format!("rank {} at {name}", hello.rank);
+        caller.proved_rank = Some(hello.rank);
         admission.judge(hello)?;
         if hello.purpose == Purpose::Inquiry {
             return Ok(());

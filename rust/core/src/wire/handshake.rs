@@ -5,9 +5,10 @@
 //! caller -> callee  `Proof`: HMAC(token, "caller", everything so far)
 //! callee -> caller  `Accepted`
 //!
-//! Either side may answer `Refused` instead, with the error that the other should report. The
-//! proofs cover both nonces and the whole `Hello`, so they can be neither replayed nor reflected
-//! nor moved to another rank, size, purpose or version. HMAC-SHA256 is RFC 2104 with FIPS 180-4.
+//! Either side may answer `Refused` instead, with the error that the other should report; who has not
+//! proved to know the token is not quoted. The proofs cover both nonces and the whole `Hello`, so
+//! they can be neither replayed nor reflected nor moved to another rank, size, purpose or version.
+//! HMAC-SHA256 is RFC 2104 with FIPS 180-4.
 
 use std::io::{Read, Write};
 
@@ -125,7 +126,8 @@ pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8])
     write_message(stream, &Message::Hello(hello))?;
     let (nonce, proof) = match hear(stream)? {
         Message::Welcome { nonce, proof } => (nonce, proof),
-        Message::Refused(error) => return Err(error.fit_to_travel()),
+        Message::Refused(error) if token.is_empty() => return Err(error.fit_to_travel()),
+        Message::Refused(error) => return Err(in_our_words(&error)),
         _ => return Err(unexpected("a welcome")),
     };
     let transcript = [&transcript[..], &nonce].concat();
@@ -155,10 +157,7 @@ pub(crate) fn answer(
         return Err(unexpected("a greeting"));
     };
     if hello.version != PROTOCOL_VERSION {
-        let error = Error::protocol(format!(
-            "rank {} speaks protocol version {}, the rank it called version {PROTOCOL_VERSION}",
-            hello.rank, hello.version
-        ));
+        let error = other_version(hello.version, PROTOCOL_VERSION);
         write_message(stream, &Message::Refused(error.clone()))?;
         return Err(error);
     }
@@ -252,6 +251,41 @@ fn nonce() -> Result<[u8; 32]> {
     getrandom::fill(&mut nonce)
         .map_err(|error| Error::protocol(format!("no random numbers from the system: {error}")))?;
     Ok(nonce)
+}
+
+const OTHER_VERSION: &str = "the caller speaks protocol version ";
+
+/// The versions are numbers, whoever named them.
+pub(crate) fn other_version(caller: u32, callee: u32) -> Error {
+    Error::protocol(format!(
+        "{OTHER_VERSION}{caller}, the rank it called version {callee}"
+    ))
+}
+
+/// Whether two versions of the protocol met.
+pub(crate) fn is_other_version(error: &Error) -> bool {
+    matches!(&error.kind, ErrorKind::Protocol { problem } if problem.starts_with(OTHER_VERSION))
+}
+
+/// What a refusal means that came before any proof. It may be a stranger's, who does not choose
+/// what the user reads: of its text only a version is taken.
+fn in_our_words(refusal: &Error) -> Error {
+    match &refusal.kind {
+        ErrorKind::Protocol { problem } => {
+            let version = problem.rsplit_once(" version ");
+            let version = version.and_then(|(_, version)| version.parse().ok());
+            version.map_or_else(refused, |version| other_version(PROTOCOL_VERSION, version))
+        }
+        ErrorKind::Config { .. } => Error::config(
+            "it takes TLS only, and this rank does not speak it; set GRADRING_TLS_CA, \
+             GRADRING_TLS_CERT and GRADRING_TLS_KEY on every rank or on none",
+        ),
+        _ => refused(),
+    }
+}
+
+fn refused() -> Error {
+    Error::rendezvous("it refused this rank, and did not prove that it belongs to the job")
 }
 
 fn wrong_token() -> Error {

