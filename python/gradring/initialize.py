@@ -46,7 +46,7 @@ def init(
 
     Args:
         rank: This process's index; goes with ``world_size``.
-        world_size: Number of processes, at most 65,536; goes with ``rank``.
+        world_size: Number of processes, at most 2048; goes with ``rank``.
         rendezvous: ``host:port`` at which rank 0 listens; by itself it only moves the rendezvous
             of the detected cluster.
         listen: ``host:port`` at which this rank listens; by default a free port, or the address in

@@ -204,7 +204,7 @@ def test_a_partial_set_is_an_error_that_names_what_is_missing(
         ({"GRADRING_RANK": "9" * 5000}, "not a whole number"),
         (
             {"GRADRING_WORLD_SIZE": "0"},
-            "GRADRING_WORLD_SIZE=0 is not a whole number from 1 to 65536",
+            "GRADRING_WORLD_SIZE=0 is not a whole number from 1 to 2048",
         ),
         ({"GRADRING_RENDEZVOUS": "node-a"}, "GRADRING_RENDEZVOUS='node-a' is not host:port"),
         ({"GRADRING_RENDEZVOUS": ":29500"}, "is not host:port"),

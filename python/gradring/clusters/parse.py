@@ -12,7 +12,7 @@ from gradring.errors import ConfigError
 RENDEZVOUS = "GRADRING_RENDEZVOUS"
 MAX_PORT = 65535
 MAX_DIGITS = 18
-MAX_WORLD_SIZE = 65536
+MAX_WORLD_SIZE = 2048
 """A number beyond it is a slip: rank 0 could not hold that many connections."""
 MAX_SHOWN = 80
 """Characters of a wrong value that a message repeats."""
