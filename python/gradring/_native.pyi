@@ -13,6 +13,7 @@ __all__ = [
     "build_info",
     "check_dtype",
     "inquire",
+    "leave_to_parent",
     "tensorflow_counters",
     "tensorflow_failure",
     "tensorflow_register",
