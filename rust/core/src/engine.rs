@@ -232,7 +232,7 @@ impl Shared {
         let sequence = queue.launched + 1;
         let cause = self.abort.cause();
         if let Some(cause) = cause.or_else(|| queue.closed.then(closed)) {
-            return Err(placed(cause, &prepared.call, sequence));
+            return Err(placed(cause, &prepared.call, sequence, at));
         }
         queue.launched = sequence;
         let call = Arc::clone(&prepared.call);
@@ -326,9 +326,7 @@ impl Shared {
             Err(error) => {
                 self.recorder.over(sequence, State::Failed, started);
                 self.recorder.note_waiting(None);
-                let mut error = placed(error, &call, sequence);
-                error.elapsed.get_or_insert_with(|| started.elapsed());
-                Err(error)
+                Err(placed(error, &call, sequence, started))
             }
         }
     }
@@ -475,8 +473,10 @@ pub(crate) fn message_of(panic: &(dyn Any + std::marker::Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// The error, placed in this collective if the cause did not come with another.
-fn placed(error: Error, call: &Call, sequence: u64) -> Error {
+/// The error of a collective begun at `started`; placed in it if the cause did not come with
+/// another.
+fn placed(mut error: Error, call: &Call, sequence: u64, started: Instant) -> Error {
+    error.elapsed.get_or_insert_with(|| started.elapsed());
     if error.collective.is_some() {
         return error;
     }

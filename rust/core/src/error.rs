@@ -12,6 +12,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// hundreds of names, and an exception pages of text.
 const TEXT_BYTES_MAX: usize = 4096;
 
+/// A message says how long the operation took if it took that long: less would read as "0.0 s".
+const WORTH_SAYING: Duration = Duration::from_millis(50);
+
 /// A failure that every rank can report in the same words: it travels in abort frames.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Error {
@@ -273,7 +276,7 @@ impl fmt::Display for Error {
                 f.write_str(kind.problem())?;
             }
         }
-        if let Some(elapsed) = self.elapsed {
+        if let Some(elapsed) = self.elapsed.filter(|&elapsed| elapsed >= WORTH_SAYING) {
             write!(f, " (after {:.1} s)", elapsed.as_secs_f64())?;
         }
         write!(f, "; {}", self.advice())
@@ -356,5 +359,7 @@ mod tests {
             "all_reduce 'w' float32[4] (collective #7): rank 2 on node-b: the connection was closed \
              (after 1.5 s); look at that rank's own output for the cause, and restart the job"
         );
+        let at_once = error.after(Duration::ZERO).to_string();
+        assert!(at_once.contains("was closed; look"), "{at_once}");
     }
 }

@@ -483,6 +483,9 @@ fn a_panic_fails_the_works_and_all_later_ones_but_not_the_process() {
             assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
             assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(0));
             assert!(error.to_string().contains("a defect of the transport"));
+            // Whether it failed the call or refused it, the error says in what and when.
+            assert!(error.collective.is_some() && error.sequence.is_some());
+            assert!(error.elapsed.is_some(), "{error}");
         }
         engine.close();
     }
