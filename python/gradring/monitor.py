@@ -71,11 +71,10 @@ class Monitor:
             every_steps: A line comes after so many steps,
             every_s: or after so many seconds, whatever comes first.
             stream: Where rank 0 writes; default standard output.
-            log: A file to which rank 0 appends a line of JSON with every line: `step_report.row`
-                says what. At 16 MiB it becomes ``NAME.1`` in place of the one before, and a new
-                one begins.
-                Default: ``steps.jsonl`` in ``GRADRING_LOG_DIR``, which ``gradring run --log-dir``
-                sets, or none.
+            log: A file to which rank 0 appends a line of JSON with every line; what
+                `step_report.Interval.row` returns. At 16 MiB it becomes ``NAME.1`` in place of the
+                one before, and a new one begins. Default: ``steps.jsonl`` in
+                ``GRADRING_LOG_DIR``, which ``gradring run --log-dir`` sets, or none.
             on_line: Called on rank 0 with the same dict.
             prometheus_port: As the variable ``GRADRING_PROMETHEUS_PORT``: every rank serves its
                 numbers at 127.0.0.1, at this port plus its local rank.
@@ -267,16 +266,13 @@ class Monitor:
             for rank, totals in ranks.items()
         }
         self._shown_ranks = {rank: Totals(**asdict(totals)) for rank, totals in ranks.items()}
-        loss = self.loss
-        text = step_report.line(
-            self._step, added, since, self._communicator.hosts, self._samples_per_step, loss
+        interval = step_report.Interval(
+            self._step, added, since, self._communicator.hosts, self._samples_per_step, self.loss
         )
-        print(text, file=self._stream, flush=True)
+        print(interval.line(), file=self._stream, flush=True)
         if self._log is None and self._on_line is None:
             return
-        facts = step_report.row(
-            self._step, added, since, self._communicator.hosts, self._samples_per_step, loss
-        )
+        facts = interval.row()
         if self._log is not None:
             self._log.write(facts)
         if self._on_line is not None:

@@ -87,88 +87,100 @@ def per_step(totals: Totals) -> dict[int, float]:
     return {rank: late / max(1, totals.steps) for rank, late in totals.late_s.items()}
 
 
-def line(
-    step: int,
-    added: Totals,
-    since: dict[int, Totals],
-    hosts: list[str],
-    samples_per_step: int | None,
-    loss: float | None = None,
-) -> str:
-    """One live line about the steps ``added`` since the last one, and ``since`` then on each rank.
+@dataclass(frozen=True)
+class Interval:
+    """The steps since the last line, as rank 0 knows them."""
 
-    Input that is not worth a part of its own is part of ``compute``.
-    """
-    reads = added.input_s > NOTICEABLE * added.elapsed_s
-    times = {
-        "compute": added.compute_s + (0.0 if reads else added.input_s),
-        **({"input": added.input_s} if reads else {}),
-        "comm": added.comm_s,
-        "wait": added.wait_s,
-    }
-    parts = " + ".join(f"{name} {_short(added.ms(seconds))}" for name, seconds in times.items())
-    rate = added.steps / added.elapsed_s if added.elapsed_s > 0 else 0.0
-    speed = f"{rate:.3g} steps/s"
-    if samples_per_step is not None:
-        speed = f"{_thousands(rate * samples_per_step)} samples/s"
-    if loss is not None:
-        speed += f" | loss {loss:.4g}"
-    waits = {rank: per_step(totals) for rank, totals in since.items()}
-    found = _straggler(added, waits, hosts)
-    slow = "no rank is slow"
-    if found is not None:
-        excess = _short(1000 * found.excess_s)
-        slow = f"slowest: rank {found.rank} {hosts[found.rank]} +{excess} ms"
-        slow += " (input)" if _reads_slowly(found, since) else ""
-    return f"step {step} | {_short(added.ms(added.elapsed_s))} ms = {parts} | {speed} | {slow}"
+    #: Steps since the start.
+    step: int
+    #: What has come on this rank, and on each rank as far as the others told it.
+    added: Totals
+    since: dict[int, Totals]
+    #: Of all ranks, by rank.
+    hosts: list[str]
+    #: Of all ranks together; None if unknown, as is the loss.
+    samples_per_step: int | None = None
+    loss: float | None = None
 
+    @property
+    def steps_per_s(self) -> float:
+        """How many steps a second had."""
+        return self.added.steps / self.added.elapsed_s if self.added.elapsed_s > 0 else 0.0
 
-def row(
-    step: int,
-    added: Totals,
-    since: dict[int, Totals],
-    hosts: list[str],
-    samples_per_step: int | None,
-    loss: float | None = None,
-) -> dict[str, Any]:
-    """What a line says, and the same for every rank, as a dict for machines.
+    @property
+    def samples_per_s(self) -> float | None:
+        """How many samples a second had; None if unknown."""
+        if self.samples_per_step is None:
+            return None
+        return self.steps_per_s * self.samples_per_step
 
-    Returns:
-        ``time_s`` since 1970, ``attempt`` (of ``gradring run --max-restarts``, from 0), ``step``,
-        ``steps_per_s``, ``samples_per_s`` and ``loss`` (None if unknown), ``slowest`` (None, or
-        ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by rank, as text,
-        ``step_ms``, ``compute_ms``, ``input_ms``, ``comm_ms``, ``wait_ms`` and ``made_wait_ms``,
-        which is how long others waited for it.
-    """
-    waits = {rank: per_step(totals) for rank, totals in since.items()}
-    found = _straggler(added, waits, hosts)
-    rate = added.steps / added.elapsed_s if added.elapsed_s > 0 else 0.0
-    return {
-        "time_s": round(time.time(), 3),
-        "attempt": int(os.environ.get("GRADRING_RESTART") or 0),
-        "step": step,
-        "steps_per_s": rate,
-        "samples_per_s": None if samples_per_step is None else rate * samples_per_step,
-        # JSON has no NaN, and a loss that is none deserves a line that can be read.
-        "loss": loss if loss is None or math.isfinite(loss) else str(loss),
-        "slowest": found
-        and {
-            "rank": found.rank,
-            "host": hosts[found.rank],
-            "excess_ms": 1000 * found.excess_s,
-        },
-        "ranks": {
-            str(rank): {
-                "step_ms": totals.ms(totals.elapsed_s),
-                "compute_ms": totals.ms(totals.compute_s),
-                "input_ms": totals.ms(totals.input_s),
-                "comm_ms": totals.ms(totals.comm_s),
-                "wait_ms": totals.ms(totals.wait_s),
-                "made_wait_ms": 1000 * lateness.made_wait_s(waits, rank),
-            }
-            for rank, totals in since.items()
-        },
-    }
+    def line(self) -> str:
+        """One line for people; input that is not worth a part of its own is ``compute``."""
+        added, loss = self.added, self.loss
+        reads = added.input_s > NOTICEABLE * added.elapsed_s
+        times = {
+            "compute": added.compute_s + (0.0 if reads else added.input_s),
+            **({"input": added.input_s} if reads else {}),
+            "comm": added.comm_s,
+            "wait": added.wait_s,
+        }
+        parts = " + ".join(f"{name} {_short(added.ms(seconds))}" for name, seconds in times.items())
+        samples = self.samples_per_s
+        speed = f"{self.steps_per_s:.3g} steps/s"
+        if samples is not None:
+            speed = f"{_thousands(samples)} samples/s"
+        if loss is not None:
+            speed += f" | loss {loss:.4g}"
+        found = _straggler(added, self._waits(), self.hosts)
+        slow = "no rank is slow"
+        if found is not None:
+            excess = _short(1000 * found.excess_s)
+            slow = f"slowest: rank {found.rank} {self.hosts[found.rank]} +{excess} ms"
+            slow += " (input)" if _reads_slowly(found, self.since) else ""
+        step = f"step {self.step} | {_short(added.ms(added.elapsed_s))} ms"
+        return f"{step} = {parts} | {speed} | {slow}"
+
+    def row(self) -> dict[str, Any]:
+        """What the line says, and the same for every rank, as a dict for machines.
+
+        Returns:
+            ``time_s`` since 1970, ``attempt`` (of ``gradring run --max-restarts``, from 0),
+            ``step``, ``steps_per_s``, ``samples_per_s`` and ``loss`` (None if unknown),
+            ``slowest`` (None, or ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by
+            rank, as text, ``step_ms``, ``compute_ms``, ``input_ms``, ``comm_ms``, ``wait_ms`` and
+            ``made_wait_ms``, which is how long others waited for it.
+        """
+        waits, loss = self._waits(), self.loss
+        found = _straggler(self.added, waits, self.hosts)
+        return {
+            "time_s": round(time.time(), 3),
+            "attempt": int(os.environ.get("GRADRING_RESTART") or 0),
+            "step": self.step,
+            "steps_per_s": self.steps_per_s,
+            "samples_per_s": self.samples_per_s,
+            # JSON has no NaN, and a loss that is none deserves a line that can be read.
+            "loss": loss if loss is None or math.isfinite(loss) else str(loss),
+            "slowest": found
+            and {
+                "rank": found.rank,
+                "host": self.hosts[found.rank],
+                "excess_ms": 1000 * found.excess_s,
+            },
+            "ranks": {
+                str(rank): {
+                    "step_ms": totals.ms(totals.elapsed_s),
+                    "compute_ms": totals.ms(totals.compute_s),
+                    "input_ms": totals.ms(totals.input_s),
+                    "comm_ms": totals.ms(totals.comm_s),
+                    "wait_ms": totals.ms(totals.wait_s),
+                    "made_wait_ms": 1000 * lateness.made_wait_s(waits, rank),
+                }
+                for rank, totals in self.since.items()
+            },
+        }
+
+    def _waits(self) -> lateness.Waits:
+        return {rank: per_step(totals) for rank, totals in self.since.items()}
 
 
 def table(totals: dict[int, Totals], hosts: list[str]) -> str:

@@ -243,16 +243,19 @@ def test_plans_that_cannot_be_measured_are_refused(wrong: Plan, message: str) ->
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
     for path, reason in (
-        (tmp_path, "Is a directory"),
-        (tmp_path / "none" / "measured.json", "No such file or directory"),
+        (tmp_path, "this is a directory; name a file in it"),
+        (
+            occupied / "measured.json",
+            f"this file cannot be written ({occupied}: File exists); name another",
+        ),
     ):
         assert main(["bench", what, "--json", str(path)]) == 2
         printed = capsys.readouterr()
         assert printed.out == ""
-        assert printed.err == (
-            f"gradring bench: --json {path}: {reason}; name a file that can be written\n"
-        )
+        assert printed.err == f"gradring bench: --json {path}: {reason}\n"
 
 
 def test_a_record_stays_until_there_is_another_one(tmp_path: Path) -> None:

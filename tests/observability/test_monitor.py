@@ -150,7 +150,7 @@ def test_line_and_verdict_say_whose_input_is_slow() -> None:
 
     def line(rank: int, reading_s: float = 0.32) -> str:
         since = {0: totals[0], 1: replace(totals[1], input_s=reading_s)}
-        return step_report.line(10, since[rank], since, ["a", "b"], None)
+        return step_report.Interval(10, since[rank], since, ["a", "b"]).line()
 
     slow = " | 20 steps/s | slowest: rank 1 b +30 ms"
     reads = "compute 19 + comm 1.0 + wait 30" + slow + " (input)"

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from gradring.cli.arguments import check_file
+
 NAME = "bench"
 HELP = "measure collectives, check every result, compare with other systems"
 
@@ -28,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gradring.testing import RankFailure
 
     if arguments.json is not None:
-        _check_writable(arguments.json)
+        check_file("--json", arguments.json)
     measure = {"all-reduce": _run_all_reduce, "link": _run_link}[arguments.measured]
     try:
         wrong = measure(arguments)
@@ -167,25 +169,6 @@ def _run_link(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         write_json(arguments.json, measured)
     return sum(bandwidth.wrong for bandwidth in measured.bandwidths)
-
-
-def _check_writable(path: Path) -> None:
-    """Finds out before minutes of measuring; what is in the file stays.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
-    from gradring.errors import ConfigError
-
-    existed = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise ConfigError(
-            f"--json {path}: {error.strerror}; name a file that can be written"
-        ) from None
-    if not existed:
-        path.unlink()
 
 
 def _say(line: str) -> None:
