@@ -25,6 +25,8 @@ ELEMENTS = 1 << 24
 MISSED = "the collective was over before its middle was seen"
 LOOK_S = 0.0001
 PAUSE_S = 0.05
+BUSY_S = 7.0
+"""How much longer than its bound a fault may take to be noticed, to be seen to be late."""
 LEAK_LIMIT_S = 6.0
 """How long what belongs to a group that has ended may take to disappear."""
 
@@ -118,7 +120,7 @@ def work(cell: Cell, comm: gradring.Communicator, stage: Stage, seen: Seen) -> N
     if cell.phase == matrix.IDLE:
         stage.wait("struck")
     seen.right &= bool((comm.all_reduce(x, name="large") == total).all())
-    until = time.monotonic() + cell.within_s
+    until = time.monotonic() + cell.within_s + BUSY_S
     while cell.error is not None and time.monotonic() < until:
         comm.barrier()  # the connection that fails may be one that a collective does not need
         time.sleep(PAUSE_S)

@@ -30,10 +30,10 @@ TURNED = "turned bit, with checksums"
 BY_PROXY = (HUNG, HALF_OPEN, SLOW, CORRUPTED, TURNED, TRUNCATED, DUPLICATED)
 WRONG_PROGRAM = "wrong program"
 
-AT_ONCE_S = 8.0
-"""Bound for what is noticed in milliseconds; it stays below the ten seconds of silence."""
-SILENCE_S = 30.0
-"""Bound for what only silence tells: ten seconds, and twice as much again for a busy machine."""
+AT_ONCE_S = 1.0
+"""Bound for what is noticed in milliseconds."""
+SILENCE_S = 12.0
+"""Bound for what only silence tells: the default ``peer_timeout`` of 10 s and two heartbeats."""
 COMPLETION_S = 60.0
 """Bound for what goes on to its end, on a busy machine."""
 SHORT_TIMEOUT_S = 6.0

@@ -1,4 +1,7 @@
-"""The link between two ranks: bandwidth, round trip, and how far their clocks are apart."""
+"""The link between two ranks: bandwidth, round trip, and how far their clocks are apart.
+
+One connection carries both directions, as between two ranks of a group.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +46,11 @@ def call(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> PairM
     """The lower rank's part: connects, measures, and knows the result."""
     try:
         with contextlib.ExitStack() as closing:
-            there, back = (
-                closing.enter_context(socket.create_connection(address, CONNECT_S)) for _ in "12"
-            )
-            there.settimeout(CONNECT_S)
-            # The other side cannot know which connection is which: they are accepted in any order.
-            there.sendall(b"1")
-            back.sendall(b"2")
-            link = Link(there, back, same_host=same_host)
-            offset_ms = _read_clock(there)
+            end = closing.enter_context(socket.create_connection(address, CONNECT_S))
+            link = Link(end, closing.enter_context(end.dup()), same_host=same_host)
+            offset_ms = _read_clock(end)
             trips = [link.round_trip(0, 2) for _ in range(ROUND_TRIPS)]
-            gbps = _measure_bandwidth(link, there, True) if bandwidth else None
+            gbps = _measure_bandwidth(link, end, True) if bandwidth else None
             return PairMeasurement(
                 round(statistics.median(trips) * 1e6, 1), gbps, round(offset_ms, 3)
             )
@@ -66,20 +63,16 @@ def answer(server: socket.socket, *, same_host: bool, bandwidth: bool) -> str | 
     server.settimeout(2 * CONNECT_S)
     try:
         with contextlib.ExitStack() as closing:
-            ends: dict[bytes, socket.socket] = {}
-            while len(ends) < 2:
-                end = closing.enter_context(server.accept()[0])
-                end.settimeout(CONNECT_S)
-                ends[end.recv(1)] = end
-            there, back = ends[b"1"], ends[b"2"]
-            link = Link(back, there, same_host=same_host)
-            _tell_clock(there)
+            end = closing.enter_context(server.accept()[0])
+            end.settimeout(CONNECT_S)
+            link = Link(end, closing.enter_context(end.dup()), same_host=same_host)
+            _tell_clock(end)
             for _ in range(ROUND_TRIPS):
                 link.round_trip(1, 2)
             if bandwidth:
-                _measure_bandwidth(link, there, False)
+                _measure_bandwidth(link, end, False)
         return None
-    except (OSError, KeyError) as error:
+    except OSError as error:
         return str(error)
 
 
@@ -106,7 +99,7 @@ def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
 
     Args:
         link: To the other rank.
-        end: The connection on which the rank that decides tells the other one how much.
+        end: Its connection, on which the rank that decides tells the other one how much.
         decides: Whether this is that rank.
     """
     estimate_gbps = _exchange(link, FIRST_VOLUME_BYTES)
