@@ -21,18 +21,21 @@ from gradring.testing import run_ranks
 from gradring.trace.explanation import explain
 from gradring.trace.records import Collective, Record, read
 
+# What ranks on a busy machine need at most to find each other.
+START_S = 5.0
+
 W = "all_reduce(sum) 'w' float32[10]"
 
 
 def stay_away(absent: int) -> None:
-    with gradring.init(timeout=3) as comm:
+    with gradring.init(timeout=START_S) as comm:
         x = np.ones(10, np.float32)
         for _ in range(4):
             comm.all_reduce(x, name="w")
         if comm.rank != absent:
             comm.all_reduce(x, name="w")
         else:
-            time.sleep(8)
+            time.sleep(START_S + 4)
 
 
 PLACE = rf"(\S*/)?test_flight_records\.py:{stay_away.__code__.co_firstlineno + 6}"
@@ -66,11 +69,11 @@ def wait_in(file: str, how: str) -> None:
     )
     functions: dict[str, Any] = {}
     exec(program, functions)
-    with gradring.init(timeout=2) as comm:
+    with gradring.init(timeout=START_S) as comm:
         if comm.rank == 0:
             functions["wait"](comm, np.ones(10, np.float32))
         else:
-            time.sleep(6)
+            time.sleep(START_S + 4)
 
 
 @pytest.mark.parametrize(
