@@ -69,3 +69,17 @@ def test_too_few_measurements_are_no_proof() -> None:
     del story.lives[0].messages[5:]
     (problem,) = verdict.problems(story, BOUND_KIB)
     assert "too few measurements" in problem
+
+
+def test_many_short_rounds_and_one_that_lasts_are_no_proof() -> None:
+    """Memory fills at the start of a group: in a round that lasts, that looks like growth."""
+    series = [
+        [in_round(n, 10.0 * n + second, 100_000 + 1000 * second) for second in range(length)]
+        for n, length in enumerate([2, 2, 2, 2, 2, 5])
+    ]
+    assert verdict.slope(series) is None
+
+
+def in_round(number: int, at_s: float, kib: int) -> Message:
+    held = replace(FLAT, resident_kib=kib)
+    return Message(number, within=True, at_s=at_s, collectives=0, steps=0, phase=0, held=held)

@@ -17,7 +17,7 @@ WARM_UP = 0.25
 APART_S = 3.0
 """Two measurements that are nearer to each other tell noise and no slope."""
 ENOUGH = 8
-"""Measurements that a slope needs."""
+"""Measurements, and pairs of them, that a slope needs."""
 
 BETWEEN, WITHIN = "between rounds", "in rounds"
 """Where measurements are taken."""
@@ -70,8 +70,6 @@ def slope(series: Sequence[Series]) -> float | None:
     That is the estimator of H. Theil (1950) and P. K. Sen (1968), which a quarter of arbitrary
     values does not move. Pairs are of the same series.
     """
-    if sum(map(len, series)) < ENOUGH:
-        return None
     slopes = [
         (later.held.resident_kib - earlier.held.resident_kib) / (later.at_s - earlier.at_s)
         for one in series
@@ -79,7 +77,8 @@ def slope(series: Sequence[Series]) -> float | None:
         for earlier in one[:place]
         if later.at_s - earlier.at_s >= APART_S
     ]
-    return 60.0 * statistics.median(slopes) if slopes else None
+    enough = sum(map(len, series)) >= ENOUGH and len(slopes) >= ENOUGH
+    return 60.0 * statistics.median(slopes) if enough else None
 
 
 def judged_places(part: Part) -> tuple[str, ...]:
