@@ -358,8 +358,9 @@ impl Communicator {
     /// Leaves the group in good order. A collective under way fails as aborted.
     pub fn close(&self) {
         open().remove(&self.id);
-        self.engine.close();
+        // What the watch has to tell goes first: the end of a link alone says less.
         self.liveness.close();
+        self.engine.close();
         self.door
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ use gradring_core::work::WaitOutcome;
 /// Turns every suspicion into an error and ends all ranks of one test with it.
 struct Judge {
     switches: Vec<Arc<AbortSwitch>>,
+    /// What ends the group, whatever else is suspected later.
+    first: OnceLock<Error>,
     /// Who was late, whether it had entered, and in which collective.
     warnings: Mutex<Vec<(Vec<usize>, bool, u64)>>,
 }
@@ -49,6 +51,7 @@ impl Supervisor for Judge {
                 Error::timeout("is late").blaming(awaited[0], "h")
             }
         };
+        let error = self.first.get_or_init(|| error).clone();
         self.abort(error.clone());
         error
     }
@@ -100,6 +103,7 @@ fn group_over<T: Send + 'static>(
     let switches: Vec<Arc<AbortSwitch>> = links.iter().map(|_| Arc::default()).collect();
     let judge = Arc::new(Judge {
         switches: switches.clone(),
+        first: OnceLock::new(),
         warnings: Mutex::default(),
     });
     let body = Arc::new(body);
@@ -304,14 +308,18 @@ fn a_call_that_makes_no_sense_is_refused_before_anything_is_sent() {
 
 #[test]
 fn an_absent_rank_is_a_timeout_that_names_it_and_poisons_later_calls() {
-    let results = group(2, 1000, Duration::from_millis(300), |rank, engine| {
+    let failed = Barrier::new(2);
+    let results = group(2, 1000, Duration::from_millis(300), move |rank, engine| {
         if rank == 1 {
-            thread::sleep(Duration::from_millis(900));
+            failed.wait();
         }
         let mut values = vec![1.0; 6];
         let first = engine
             .run(request(&mut values, SUM), &mut || false)
             .unwrap_err();
+        if rank == 0 {
+            failed.wait();
+        }
         let second = engine.start(request(&mut values, SUM)).unwrap_err();
         (first, second)
     });
@@ -375,12 +383,16 @@ fn closing_ends_a_blocking_call_of_another_thread_and_returns() {
 
 #[test]
 fn an_interrupt_ends_a_blocking_call() {
-    let results = group(2, 1000, PATIENT, |rank, engine| {
+    let interrupted = Barrier::new(2);
+    let results = group(2, 1000, PATIENT, move |rank, engine| {
         let mut values = vec![1.0; 6];
         if rank == 1 {
-            thread::sleep(Duration::from_millis(500));
+            interrupted.wait();
         }
         let result = engine.run(request(&mut values, SUM), &mut || rank == 0);
+        if rank == 0 {
+            interrupted.wait();
+        }
         result.unwrap_err().kind
     });
     for kind in results {
@@ -452,6 +464,7 @@ fn alone(
     let switch: Arc<AbortSwitch> = Arc::default();
     let judge = Arc::new(Judge {
         switches: vec![Arc::clone(&switch)],
+        first: OnceLock::new(),
         warnings: Mutex::default(),
     });
     let engine = Engine::new(Parts {

@@ -82,6 +82,19 @@ impl<'a> Standstill<'a> {
             stall_warning,
         } = self.limits;
         let (sequence, idle) = (self.sequence, self.idle(now));
+        // Also if there was no look between the two limits.
+        if idle >= stall_warning && stall_warning < timeout && !self.warned {
+            self.warned = true;
+            let (awaited, entered) = execution.late();
+            warn(&Stall {
+                awaited,
+                entered,
+                call: self.call,
+                sequence,
+                idle,
+                timeout,
+            });
+        }
         if idle >= timeout {
             return Err(Suspicion::Stalled {
                 awaited: execution.awaited(),
@@ -95,18 +108,6 @@ impl<'a> Standstill<'a> {
                 awaited: execution.awaited(),
                 since: self.moved_at,
             }));
-        }
-        if idle >= stall_warning && !self.warned {
-            self.warned = true;
-            let (awaited, entered) = execution.late();
-            warn(&Stall {
-                awaited,
-                entered,
-                call: self.call,
-                sequence,
-                idle,
-                timeout,
-            });
         }
         Ok(INTERRUPT_INTERVAL.min(timeout - idle))
     }

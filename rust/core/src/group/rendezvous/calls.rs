@@ -65,9 +65,12 @@ impl Forming<'_> {
 
     /// Opens a connection, trying again until the deadline.
     fn reach(&mut self, rank: usize, host: &str, address: &str) -> Result<TcpStream> {
+        let mut known = None;
         loop {
             let reason = match self.attempt(address)? {
                 Ok(stream) => return Ok(stream),
+                // An attempt that the deadline cut short knows less than the one before it.
+                Err(error) if Instant::now() >= self.deadline => known.take().unwrap_or(error),
                 Err(error) => error,
             };
             self.check()?;
@@ -76,6 +79,7 @@ impl Forming<'_> {
                 let problem = format!("rank {own} cannot reach it at {address}: {reason}");
                 return Err(Error::rendezvous(problem).blaming(rank, host));
             }
+            known = Some(reason);
             std::thread::sleep(RETRY_INTERVAL);
         }
     }
@@ -96,6 +100,9 @@ impl Forming<'_> {
         &mut self,
         address: &str,
     ) -> Result<std::io::Result<Vec<SocketAddr>>> {
+        if let Ok(number) = address.parse() {
+            return Ok(Ok(vec![number]));
+        }
         let (resolve, address) = (self.resolve, address.to_owned());
         let look_up = move || resolve(&address);
         in_time(

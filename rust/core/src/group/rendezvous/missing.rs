@@ -76,6 +76,8 @@ impl Forming<'_> {
                 Err(RecvTimeoutError::Timeout) => self.go_on_or_abort()?,
             }
         }
+        // What came in time counts, however late it is read.
+        found.extend(news.try_iter());
         Ok(found)
     }
 }

@@ -36,7 +36,7 @@ const RANDOM_BYTES: usize = 16;
 const CALLERS_MAX: usize = 16;
 /// The part of the initiator's patience for which the other side tries to reach it, so that its
 /// answer still comes in time.
-const REACHING_PART: u32 = 4;
+const REACHING_PART: u32 = 2;
 
 type Nonce = [u8; RANDOM_BYTES];
 
