@@ -8,7 +8,7 @@ from soak import verdict
 from soak.crew import Crew, Story
 from soak.plan import Part
 
-SECONDS = 12.0
+SECONDS = 24.0
 BOUND_KIB = 60.0 * 1024
 """Per minute. Wide: in seconds, an allocator is not yet warm."""
 

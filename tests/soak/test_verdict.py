@@ -45,11 +45,19 @@ def test_memory_that_grows_is_found_in_noise_of_many_times_its_rate() -> None:
     dice = random.Random(2)
 
     def hold(number: int) -> Belongings:
-        return replace(FLAT, resident_kib=100_000 + 20 * number + dice.randrange(2000))
+        return replace(FLAT, resident_kib=100_000 + 30 * number + dice.randrange(2000))
 
     (problem,) = verdict.problems(told(hold), BOUND_KIB)
     assert "made up, process 0: resident memory grows by " in problem
-    assert verdict.slope(verdict.between(told(hold).lives[0])) == pytest.approx(600, rel=0.2)
+    assert verdict.slope(verdict.between(told(hold).lives[0])) == pytest.approx(900, rel=0.3)
+
+
+@pytest.mark.parametrize("at", [60, 100, 140])
+def test_one_jump_is_no_growth(at: int) -> None:
+    def hold(number: int) -> Belongings:
+        return replace(FLAT, resident_kib=100_000 + (3000 if number >= at else 0))
+
+    assert verdict.problems(told(hold), BOUND_KIB) == []
 
 
 @pytest.mark.parametrize("what", ["descriptors", "threads", "mappings", "half_closed"])

@@ -16,8 +16,8 @@ WARM_UP = 0.25
 """Share of a series that is not judged: allocators, caches and records fill in it."""
 APART_S = 3.0
 """Two measurements that are nearer to each other tell noise and no slope."""
-ENOUGH = 8
-"""Measurements, and pairs of them, that a slope needs."""
+ENOUGH = 5
+"""Pairs of measurements that a slope needs, in each half of the time."""
 
 BETWEEN, WITHIN = "between rounds", "in rounds"
 """Where measurements are taken."""
@@ -65,11 +65,24 @@ def _warm_from(series: Series) -> float:
 
 
 def slope(series: Sequence[Series]) -> float | None:
-    """Growth of resident memory in KiB per minute: the median over all pairs of measurements.
+    """Growth of resident memory in KiB per minute that goes on: the less of its two halves.
 
-    That is the estimator of H. Theil (1950) and P. K. Sen (1968), which a quarter of arbitrary
-    values does not move. Pairs are of the same series.
+    In each half it is the median over all pairs of measurements, the estimator of H. Theil (1950)
+    and P. K. Sen (1968), which a quarter of arbitrary values does not move. Pairs are of the same
+    series. What an allocator takes once, however late, is growth in one half only.
     """
+    times = [message.at_s for one in series for message in one]
+    middle = (min(times) + max(times)) / 2 if times else 0.0
+    halves = [
+        [[m for m in one if (m.at_s < middle) == early] for one in series]
+        for early in (True, False)
+    ]
+    slopes = [_median_slope(half) for half in halves]
+    known = [slope for slope in slopes if slope is not None]
+    return min(known) if len(known) == len(halves) else None
+
+
+def _median_slope(series: Sequence[Series]) -> float | None:
     slopes = [
         (later.held.resident_kib - earlier.held.resident_kib) / (later.at_s - earlier.at_s)
         for one in series
@@ -77,8 +90,7 @@ def slope(series: Sequence[Series]) -> float | None:
         for earlier in one[:place]
         if later.at_s - earlier.at_s >= APART_S
     ]
-    enough = sum(map(len, series)) >= ENOUGH and len(slopes) >= ENOUGH
-    return 60.0 * statistics.median(slopes) if enough else None
+    return 60.0 * statistics.median(slopes) if len(slopes) >= ENOUGH else None
 
 
 def judged_places(part: Part) -> tuple[str, ...]:
