@@ -1,7 +1,9 @@
 """Waiting for what other processes do."""
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 DEADLINE_S = 60.0
 
@@ -12,3 +14,10 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.02)
+
+
+def meet(place: Path, count: int) -> None:
+    """Returns when so many processes have come here: nobody still starts."""
+    place.mkdir(exist_ok=True)
+    (place / str(os.getpid())).touch()
+    wait_until(lambda: len(list(place.iterdir())) >= count, "all have started")

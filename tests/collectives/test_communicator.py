@@ -135,7 +135,8 @@ def test_a_gather_without_a_name_is_shown_without_one() -> None:
     assert "called all_gather 'lengths' int64[2]" in str(outcome.exception)
 
 
-def asynchronous() -> list[Any]:
+def asynchronous(gate: Path) -> list[Any]:
+    """Rank 1 does nothing after the first works before ``gate`` exists."""
     with gradring.init() as comm:
         arrays = [np.full(1000, i, np.float32) for i in range(10)]
         works = [comm.all_reduce_async(x, name=f"w{i}") for i, x in enumerate(arrays)]
@@ -149,10 +150,12 @@ def asynchronous() -> list[Any]:
                 work.wait(timeout=0.05)
             except gradring.errors.CollectiveTimeoutError as error:
                 late = not work.done() and "goes on" in str(error)
+            gate.touch()
             comm.all_gather(np.ones(1))
             assert work.done()
         else:
-            time.sleep(0.5)
+            while not gate.exists():
+                time.sleep(0.01)
             comm.all_reduce(np.ones(3))
             comm.all_gather(np.ones(1))
         stats = comm.stats()
@@ -166,9 +169,9 @@ def asynchronous() -> list[Any]:
         ]
 
 
-def test_works_end_in_launch_order_and_a_wait_can_time_out_without_harm() -> None:
+def test_works_end_in_launch_order_and_a_wait_can_time_out_without_harm(tmp_path: Path) -> None:
     values = [2.0 * i for i in range(10)]
-    results = run_ranks(asynchronous, world_size=2)
+    results = run_ranks(asynchronous, 2, tmp_path / "gate")
     assert results[0] == [values, True, True, 11, "one_shot", True]
     assert results[1] == [values, True, None, 11, "one_shot", True]
 

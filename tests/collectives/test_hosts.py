@@ -35,13 +35,13 @@ def run_on_hosts(fn: Any, host_of_each_rank: list[int], *args: Any, **options: A
 
 @pytest.mark.parametrize("placed", [TWO_OF_TWO, TWO_IN_TURN, THREE_IN_TURN, UNEVEN], ids=str)
 def test_reducing_inside_hosts_first_is_exact_on_every_rank(placed: list[int]) -> None:
-    wrong = run_on_hosts(grid.every_dtype_op_and_count, placed, "hierarchical", timeout=300)
+    wrong = run_on_hosts(grid.every_dtype_op_and_count, placed, "hierarchical", timeout=270)
     assert wrong == [[]] * len(placed)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot:64KiB,hierarchical"])
 def test_every_algorithm_is_exact_wherever_the_ranks_are(algorithm: str) -> None:
-    wrong = run_on_hosts(grid.every_dtype_op_and_count, TWO_IN_TURN, algorithm, timeout=300)
+    wrong = run_on_hosts(grid.every_dtype_op_and_count, TWO_IN_TURN, algorithm, timeout=270)
     assert wrong == [[]] * 4
 
 

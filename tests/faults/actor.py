@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -192,7 +193,10 @@ STRIKES: dict[str, signal.Signals | type[BaseException]] = {
 
 def belongings() -> dict[str, int]:
     """How many threads, mappings and descriptors this process has that could be a group's."""
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
     names = [name for name in names if name.startswith("gradring")]
     for line in Path("/proc/self/maps").read_text().splitlines():
         names += ["memory" for word in line.split() if word.startswith("/memfd:")]

@@ -2,7 +2,8 @@
 
 The ranks run `actor.act`. On the stage a rank says ``pid-R``, ``ready-R`` when its group has worked
 once, and ``done-R`` at its end. The director says ``go`` when all are ready; whoever strikes says
-``struck``, and when. A rank that is stopped for good is ended when all others are done.
+``struck``, and when. A rank that is stopped for good is ended when all others are done. When all
+ranks have ended, the drill is ``over``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gradring.launch.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks, simulated_hosts
 
 LIMIT_S = 120.0
-ATTEMPTS = 3
+ATTEMPTS = 6
 LATE = "noticed late"
 RENDEZVOUS_PORTS = itertools.count(20_000)
 RATE = "400mbit"
@@ -91,6 +92,7 @@ def attempt(cell: Cell) -> Result:
             check=False,
             hosts=hosts,
         )
+        stage.tell("over")
         director.join()
         return judge(cell, stage, outcomes)
 

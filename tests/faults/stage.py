@@ -33,11 +33,13 @@ class Stage:
         """Returns when all of it has happened.
 
         Raises:
-            TimeoutError: It has not happened in time.
+            TimeoutError: It has not happened in time, or before all was ``over``.
         """
         deadline = time.monotonic() + within_s
         for one in what:
             while self.told(one) is None:
+                if self.told("over") is not None and self.told(one) is None:
+                    raise TimeoutError(f"{one} had not happened when all was over")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{one} has not happened within {within_s} s")
                 time.sleep(POLL_S)

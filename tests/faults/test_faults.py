@@ -17,6 +17,7 @@ import gradring
 from faults.actor import belongings, leaks
 from gradring import errors
 from gradring.testing import Outcome, run_ranks
+from waiting import meet
 
 # Wide: a killed rank is noticed in milliseconds, a stopped one after ten seconds.
 DEADLINE_S = 60
@@ -109,6 +110,8 @@ def call_differently(faulty: int, difference: str) -> None:
     with gradring.init() as comm:
         comm.all_reduce(np.ones(4, np.float32), name="before")
         odd = comm.rank == faulty
+        if odd:
+            time.sleep(2.0)  # the others are in theirs: a majority needs both
         x = np.ones(98, np.float32)
         if difference == "shape" and odd:
             x = np.ones(102, np.float32)
@@ -200,29 +203,31 @@ def test_a_closed_communicator_that_somebody_keeps_holds_nothing(world_size: int
     assert run_ranks(keep_what_is_closed, world_size) == [[]] * world_size
 
 
-def never_enter(faulty: int) -> None:
+def never_enter(faulty: int, place: Path) -> None:
+    meet(place, 3)
     comm = gradring.init(timeout=START_S)
     if comm.rank == faulty:
         time.sleep(START_S + 4)
     comm.all_reduce(np.ones(3), name="step")
 
 
-def test_a_rank_that_never_enters_is_named_after_the_timeout() -> None:
-    for error in survivors(never_enter, 1, 3, 1):
+def test_a_rank_that_never_enters_is_named_after_the_timeout(tmp_path: Path) -> None:
+    for error in survivors(never_enter, 1, 3, 1, tmp_path):
         assert isinstance(error, errors.CollectiveTimeoutError)
         assert error.rank == 1
         assert "has not entered" in str(error)
 
 
-def stay_away(faulty: int) -> None:
+def stay_away(faulty: int, place: Path) -> None:
     rank = int(os.environ["GRADRING_RANK"])
+    meet(place, 3)
     if rank != faulty:
         gradring.init(timeout=START_S)
 
 
 @pytest.mark.parametrize("faulty", [0, 1, 2])
-def test_a_missing_rank_is_named_by_all_who_came(faulty: int) -> None:
-    for error in survivors(stay_away, faulty, 3, faulty):
+def test_a_missing_rank_is_named_by_all_who_came(faulty: int, tmp_path: Path) -> None:
+    for error in survivors(stay_away, faulty, 3, faulty, tmp_path):
         assert isinstance(error, errors.RendezvousError)
         assert error.rank == faulty
         assert "127.0.0.1" in str(error)

@@ -48,9 +48,11 @@ def test_a_killed_rank_is_noticed_at_once_though_a_fork_of_it_lives(
 
 
 PROGRAM = """
-import gc, os, sys, numpy as np, gradring
+import gc, os, sys, warnings, numpy as np, gradring
 from gradring import errors
 
+# From Python 3.12 on, of every fork of a process with threads.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 with gradring.init() as comm:
     comm.all_reduce(np.ones(4))
     child = os.fork()

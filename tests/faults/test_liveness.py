@@ -40,9 +40,13 @@ def test_a_late_rank_is_named_in_the_log_by_those_who_wait_for_it() -> None:
         warnings = [line for line in outcome.output.splitlines() if "'step'" in line]
         if outcome.rank != 1:
             (warning,) = warnings
-            assert f"rank {outcome.rank} has waited 1." in warning
-            assert "all_reduce(sum) 'step' float64[3] (collective #1) for rank 1 on " in warning
-            assert "not entered" in warning
+            # A waiter that had no processor time is late too, and may wait for another such rank.
+            assert re.search(
+                rf"rank {outcome.rank} has waited [1-3]\.\d s in all_reduce\(sum\) 'step' "
+                r"float64\[3\] \(collective #1\) for (rank \d on \S+, )*rank 1 on \S+?"
+                r"(, rank \d on \S+?)*: not entered",
+                warning,
+            ), warning
 
 
 def block(call: str, how: str) -> str:

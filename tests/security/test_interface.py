@@ -15,6 +15,7 @@ from gradring.config import Settings
 from gradring.errors import ConfigError, RendezvousError
 from gradring.launch.ports import free_ports
 from gradring.testing import run_ranks
+from waiting import meet
 
 LISTEN = "0A"
 """A state in /proc/net/tcp."""
@@ -40,9 +41,10 @@ def listening() -> set[tuple[str, int]]:
     return found
 
 
-def doors_while_forming(rendezvous: str) -> set[tuple[str, int]]:
+def doors_while_forming(rendezvous: str, place: Path) -> set[tuple[str, int]]:
     """Where this rank listens while it waits for the last one, who stays away."""
     rank = int(os.environ["GRADRING_RANK"])
+    meet(place, 3)
     if rank == 2:
         return set()
     seen: set[tuple[str, int]] = set()
@@ -68,14 +70,16 @@ def doors_while_forming(rendezvous: str) -> set[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("interface", "address"), [("lo", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("", None)]
 )
-def test_doors_are_on_the_chosen_interface_only(interface: str, address: str | None) -> None:
+def test_doors_are_on_the_chosen_interface_only(
+    interface: str, address: str | None, tmp_path: Path
+) -> None:
     """Rank 0's rendezvous, as it sees it, is all interfaces."""
     port = free_ports(1)[0]
     env = {
         "GRADRING_INTERFACE": interface,
         "GRADRING_RENDEZVOUS": f"{address or '127.0.0.1'}:{port}",
     }
-    first, second, _ = run_ranks(doors_while_forming, 3, f"0.0.0.0:{port}", env=env)
+    first, second, _ = run_ranks(doors_while_forming, 3, f"0.0.0.0:{port}", tmp_path, env=env)
     assert first == {(address or "0.0.0.0", port)}
     assert [host for host, _ in second] == [address or "127.0.0.1"]
 

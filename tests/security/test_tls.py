@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,12 +22,14 @@ from gradring import errors
 from gradring.bench.plan import Plan
 from gradring.cli import main
 from gradring.config import Settings, TlsFiles
+from gradring.doctor.job import ask_job
 from gradring.launch.ports import free_ports
 from gradring.testing import Outcome, run_ranks
+from waiting import meet, wait_until
 
 LOCAL = "127.0.0.1"
 # Wide: rank 0 waits so long for the others before it says why they did not come.
-FORMING_S = 3.0
+FORMING_S = 5.0
 
 
 @pytest.fixture
@@ -119,16 +122,17 @@ def test_a_turned_bit_inside_tls_is_an_error_that_names_the_link(authority: Auth
         assert "the connection from rank 1 on " in str(outcome.exception)
 
 
-def join_with(certificates: list[Certificate | None], transport: str = "tcp") -> None:
+def join_with(certificates: list[Certificate | None], place: Path) -> None:
     use(certificates[int(os.environ["GRADRING_RANK"])])
-    with gradring.init(transport=transport, timeout=FORMING_S) as comm:
+    meet(place, len(certificates))
+    with gradring.init(transport="tcp", timeout=FORMING_S) as comm:
         comm.barrier()
 
 
-def failures(certificates: list[Certificate | None]) -> list[errors.GradringError]:
+def failures(certificates: list[Certificate | None], directory: Path) -> list[errors.GradringError]:
     """What ranks with these certificates raise."""
     outcomes: list[Outcome] = run_ranks(
-        join_with, len(certificates), certificates, check=False, timeout=60
+        join_with, len(certificates), certificates, directory / "met", check=False, timeout=90
     )
     raised = []
     for outcome in outcomes:
@@ -167,7 +171,7 @@ def test_a_wrong_certificate_of_rank_0_is_named_by_who_calls_it(
 ) -> None:
     certificates: list[Certificate | None] = [authority.certify("right", LOCAL)] * 2
     certificates[0] = wrong(authority, tmp_path)
-    host, caller = failures(certificates)
+    host, caller = failures(certificates, tmp_path)
     assert isinstance(caller, errors.AuthenticationError)
     assert caller.rank == 0 and caller.host
     assert reason in str(caller)
@@ -189,7 +193,7 @@ def test_a_wrong_certificate_of_a_caller_is_named_on_both_sides(
     alert: str,
 ) -> None:
     right = authority.certify("right", LOCAL)
-    host, caller = failures([right, wrong(authority, tmp_path)])
+    host, caller = failures([right, wrong(authority, tmp_path)], tmp_path)
     assert isinstance(caller, errors.AuthenticationError)
     assert caller.rank == 0 and alert in str(caller)
     assert "did not join" in str(host) and reason in str(host)
@@ -199,16 +203,18 @@ def test_a_rank_whose_certificate_is_for_another_address_is_named_by_who_calls_i
     authority: Authority, tmp_path: Path
 ) -> None:
     right = authority.certify("right", LOCAL)
-    host, _ = failures([right, other_name(authority, tmp_path)])
+    host, _ = failures([right, other_name(authority, tmp_path)], tmp_path)
     assert isinstance(host, errors.AuthenticationError)
     assert host.rank == 1 and "not valid for name" in str(host)
 
 
 @pytest.mark.parametrize("secure", [0, 1])
-def test_tls_on_one_side_only_is_told_to_both(authority: Authority, secure: int) -> None:
+def test_tls_on_one_side_only_is_told_to_both(
+    authority: Authority, tmp_path: Path, secure: int
+) -> None:
     certificates: list[Certificate | None] = [None, None]
     certificates[secure] = authority.certify("right", LOCAL)
-    host, caller = failures(certificates)
+    host, caller = failures(certificates, tmp_path)
     assert isinstance(caller, errors.ConfigError), repr(caller)
     assert caller.rank == 0
     for error in (host, caller):
@@ -264,17 +270,29 @@ def test_certificates_may_be_for_names(authority: Authority, how: str) -> None:
 
 
 def die_while_forming() -> None:
-    """Rank 1 is killed when it has joined; rank 2 never comes."""
+    """Rank 1 is killed when rank 0 says that it has joined; rank 2 never comes."""
     rank = int(os.environ["GRADRING_RANK"])
+
+    def joined() -> bool:
+        rendezvous, token = os.environ["GRADRING_RENDEZVOUS"], os.environ["GRADRING_TOKEN"]
+        with contextlib.suppress(errors.RendezvousError):
+            tls = Settings.from_environ(os.environ).tls
+            return ask_job(rendezvous, token.encode(), tls).missing == (2,)
+        return False
+
+    def die() -> None:
+        wait_until(joined, "rank 1 has joined")
+        os.kill(os.getpid(), signal.SIGKILL)
+
     if rank == 1:
-        threading.Timer(2.0, os.kill, [os.getpid(), signal.SIGKILL]).start()
+        threading.Thread(target=die).start()
     if rank < 2:
         gradring.init(transport="tcp", timeout=300)
 
 
 def test_a_rank_that_ends_while_the_group_forms_is_named_inside_tls(authority: Authority) -> None:
     variables = authority.certify("all", LOCAL).variables()
-    host, *_ = run_ranks(die_while_forming, 3, env=variables, check=False, timeout=60)
+    host, *_ = run_ranks(die_while_forming, 3, env=variables, check=False, timeout=120)
     assert isinstance(host.exception, errors.RendezvousError), host
     assert host.exception.rank == 1
     assert "ended while the group was forming" in str(host.exception)

@@ -14,22 +14,25 @@ import gradring
 from gradring import errors
 from gradring.config import Settings
 from gradring.testing import run_ranks
-from waiting import wait_until
+from waiting import meet, wait_until
 
-FORMING_S = 3.0
+FORMING_S = 5.0
 
 
-def join_with(tokens: list[str | None]) -> None:
+def join_with(tokens: list[str | None], place: Path) -> None:
     token = tokens[int(os.environ["GRADRING_RANK"])]
     os.environ.pop("GRADRING_TOKEN")
     if token is not None:
         os.environ["GRADRING_TOKEN"] = token
+    meet(place, 2)
     gradring.init(timeout=FORMING_S)
 
 
 @pytest.mark.parametrize("tokens", [["right", "wrong"], ["right", None], [None, "wrong"]])
-def test_a_wrong_or_missing_token_is_told_to_both_sides(tokens: list[str | None]) -> None:
-    host, caller = run_ranks(join_with, 2, tokens, check=False, timeout=60)
+def test_a_wrong_or_missing_token_is_told_to_both_sides(
+    tokens: list[str | None], tmp_path: Path
+) -> None:
+    host, caller = run_ranks(join_with, 2, tokens, tmp_path, check=False, timeout=90)
     assert isinstance(caller.exception, errors.AuthenticationError), caller
     assert isinstance(caller.exception, PermissionError)
     assert caller.exception.rank == 0
