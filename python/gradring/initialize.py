@@ -6,15 +6,12 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from gradring.clusters import Cluster, detect, parse
 from gradring.clusters.cluster import ALONE_RENDEZVOUS
+from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gradring.communicator import Communicator
 
 
 def init(
@@ -98,8 +95,6 @@ def init(
     _warn_without_token(cluster, settings)
     if settings.log_level is not None:
         logging.getLogger("gradring").setLevel(settings.log_level)
-
-    from gradring.communicator import Communicator  # the native module is loaded only when needed
 
     communicator = Communicator(
         rank=cluster.rank,

@@ -1,12 +1,11 @@
 """What ``init()`` decides before it connects."""
 
 import logging
-import sys
-import types
 from typing import Any
 
 import pytest
 
+from gradring import initialize
 from gradring.clusters import Cluster
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError, RendezvousError
@@ -23,9 +22,7 @@ OURS = {
 def connected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments with which init() made its communicator."""
     arguments: dict[str, Any] = {}
-    stand_in = types.ModuleType("gradring.communicator")
-    stand_in.Communicator = lambda **given: arguments.update(given)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "gradring.communicator", stand_in)
+    monkeypatch.setattr(initialize, "Communicator", lambda **given: arguments.update(given))
     for name, text in OURS.items():
         monkeypatch.setenv(name, text)
     return arguments
