@@ -12,8 +12,10 @@ import pytest
 for package in ("tensorflow", "sklearn", "matplotlib"):
     pytest.importorskip(package)
 
-DEADLINE_S = 240.0
+DEADLINE_S = 480.0
 ROW = re.compile(r" +(?P<rank>\d)  \S+ +(?P<steps>\d+)  .*  (?P<hash>[0-9a-f]{16})$", re.MULTILINE)
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 60)
 
 
 class Run(NamedTuple):

@@ -122,16 +122,29 @@ def test_a_pattern_varies_in_measurements_and_hosts_alone() -> None:
 
 @pytest.mark.parametrize("section", sections())
 def test_a_section_does_what_it_says(section: list[Block], workplace: Path) -> None:
-    port, printed = str(free_ports(1)[0]), None
+    port, ran, printed = str(free_ports(1)[0]), None, ""
     for block in section:
-        if block.language == "text" and printed is not None:
-            for line in block.text.replace(PORT, port).splitlines():
-                wanted = pattern(line, block.mark == "numbers vary")
-                found = any(wanted.match(said) for said in printed.splitlines())
-                assert found, f"{block} shows\n{line}\nbut the commands printed\n{printed}"
-        printed = None
+        if block.language == "text" and ran is not None:
+            # A stall of this machine may change what measurements say.
+            for _ in range(2 if block.mark == "numbers vary" else 0):
+                if missing(block, printed, port):
+                    printed = run(ran, workplace, port)
+            lines = "\n".join(missing(block, printed, port))
+            assert not lines, f"{block} shows\n{lines}\nbut the commands printed\n{printed}"
+        ran = None
         if block.language == "bash" and block.mark != "not run":
-            printed = run(block, workplace, port)
+            ran, printed = block, run(block, workplace, port)
+
+
+def missing(block: Block, printed: str, port: str) -> list[str]:
+    """The lines that a block of text shows, and commands did not print."""
+    return [
+        line
+        for line in block.text.replace(PORT, port).splitlines()
+        if not any(
+            pattern(line, block.mark == "numbers vary").match(said) for said in printed.splitlines()
+        )
+    ]
 
 
 @pytest.mark.parametrize("block", blocks(), ids=str)

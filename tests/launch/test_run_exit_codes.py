@@ -13,6 +13,21 @@ from gradring.trace.places import part_of
 SLEEP = "time.sleep(300)\n"
 
 
+def script_of_first(directory: Path, text: str) -> list[str]:
+    """A script in which one rank calls ``note_first``, and others wait until it was collected."""
+    head = (
+        f"first = {str(directory / 'first')!r}\n"
+        "def note_first():\n"
+        "    open(first + '-', 'w').write(str(os.getpid()))\n"
+        "    os.rename(first + '-', first)\n"
+        "def until_first_was_collected():\n"
+        "    while not os.path.exists(first): time.sleep(0.01)\n"
+        "    pid = int(open(first).read())\n"
+        "    while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+    )
+    return script(directory, head + text)
+
+
 def test_success_of_all_ranks_is_success(tmp_path: Path) -> None:
     done = gradring("run", "-np", 3, *script(tmp_path, "print('fine')"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -34,12 +49,10 @@ def test_a_module_is_run_like_python_does(tmp_path: Path) -> None:
 
 
 def test_the_first_failing_ranks_exit_code_is_returned(tmp_path: Path) -> None:
-    program = script(
+    program = script_of_first(
         tmp_path,
-        f"gone = {str(tmp_path / 'gone')!r}\n"
-        "if rank == 1:\n    open(gone, 'w').close()\n    sys.exit(7)\n"
-        "while not os.path.exists(gone): time.sleep(0.01)\n"
-        "time.sleep(0.5)\nsys.exit(9)\n",
+        "if rank == 1:\n    note_first()\n    sys.exit(7)\n"
+        "until_first_was_collected()\nsys.exit(9)\n",
     )
     done = gradring("run", "-np", 3, "--grace", 30, *program)
     assert done.returncode == 7
@@ -57,9 +70,10 @@ def test_a_rank_killed_by_a_signal_gives_128_plus_its_number(
 
 
 def test_survivors_have_time_to_report_their_own_errors(tmp_path: Path) -> None:
-    program = script(
+    program = script_of_first(
         tmp_path,
-        "if rank == 0: sys.exit(3)\n"
+        "if rank == 0:\n    note_first()\n    sys.exit(3)\n"
+        "until_first_was_collected()\n"
         "time.sleep(0.7)\nprint('I lost rank 0', flush=True)\nsys.exit(4)\n",
     )
     done = gradring("run", "-np", 2, "--grace", 30, *program)
@@ -70,10 +84,14 @@ def test_survivors_get_sigterm_and_then_sigkill(tmp_path: Path) -> None:
     program = script(
         tmp_path,
         "signal.signal(signal.SIGTERM, lambda *_: print('told to end', flush=True))\n"
-        "if rank == 0:\n    time.sleep(0.5)\n    sys.exit(3)\n"
+        f"ready = {str(tmp_path / 'ready')!r}\n"
+        "if rank == 0:\n"
+        "    while not os.path.exists(ready): time.sleep(0.01)\n"
+        "    sys.exit(3)\n"
+        "open(ready, 'w').close()\n"
         "while True: time.sleep(1)\n",
     )
-    done = gradring("run", "-np", 2, "--grace", 2, *program)
+    done = gradring("run", "-np", 2, "--grace", 8, *program)
     assert done.returncode == 3
     assert "[1] told to end\n" in done.stdout
 
@@ -108,15 +126,11 @@ def test_the_first_failing_ranks_traceback_comes_last(tmp_path: Path) -> None:
 def test_a_rank_that_blames_another_failed_rank_did_not_fail_first(
     tmp_path: Path, ending: str, code: int, words: str
 ) -> None:
-    program = script(
+    program = script_of_first(
         tmp_path,
         "import atexit, gradring\n"
-        f"first = {str(tmp_path / 'first')!r}\n"
-        "def until_rank_0_was_collected():\n"
-        "    pid = int(open(first).read())\n"
-        "    while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
-        "if rank == 0: open(first, 'w').write(str(os.getpid()))\n"
-        "else: atexit.register(until_rank_0_was_collected)\n"
+        "if rank == 0: note_first()\n"
+        "else: atexit.register(until_first_was_collected)\n"
         "with gradring.init() as comm:\n"
         f"    if rank == 1: {ending}\n"
         "    comm.barrier()\n",

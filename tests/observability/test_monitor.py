@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring import errors, step_report
+from gradring import errors, monitor, step_report
 from gradring.step_report import Totals
 from gradring.testing import run_ranks
 
@@ -27,12 +27,15 @@ LINE = re.compile(
 def train(slow: int, steps: int, with_monitor: tuple[int, ...]) -> str:
     output = io.StringIO()
     with gradring.init() as comm:
+        if len(with_monitor) == comm.world_size:
+            # Nobody's last numbers are missing in the table, however busy the machine is.
+            monitor.FAREWELL_S = 30.0
         x = np.ones(1000, np.float32)
         watch = None
         if comm.rank in with_monitor:
             watch = gradring.Monitor(comm, samples_per_step=64, every_steps=20, stream=output)
         for _ in range(steps):
-            time.sleep(0.06 if comm.rank == slow else 0.01)
+            time.sleep(0.2 if comm.rank == slow else 0.01)
             comm.all_reduce(x, name="g")
             if watch is not None:
                 watch.step()

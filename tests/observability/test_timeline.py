@@ -6,7 +6,6 @@ import itertools
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from gradring import cli, errors
 from gradring.testing import run_ranks
 from gradring.trace.records import Collective, Record
 from gradring.trace.timeline import write
+from waiting import wait_until
 
 PROGRAM = """
 import time, numpy as np, gradring
@@ -171,14 +171,19 @@ def reduce_some() -> None:
             comm.all_reduce(np.ones(10, np.float32))
 
 
-def clocks() -> int | None:
+def clock_of(comm: gradring.Communicator) -> dict[str, int] | None:
+    comm.trace_start("unused")
+    clock: dict[str, int] | None = json.loads(comm._native.take_trace() or b"{}")["clock"]
+    return clock
+
+
+def clocks() -> int:
     with gradring.init() as comm:
-        time.sleep(1.5)
-        comm.trace_start("unused")
-        part = comm._native.take_trace()
+        wait_until(lambda: clock_of(comm) is not None, "clocks were compared")
+        clock = clock_of(comm)
         comm.barrier()
-        clock = json.loads(part or b"{}")["clock"]
-        return None if clock is None else int(clock["ns"])
+        assert clock is not None
+        return clock["ns"]
 
 
 def test_clocks_of_one_host_are_found_equal() -> None:

@@ -217,6 +217,8 @@ class _Launch:
         deadline = time.monotonic() + DRAIN_S
         while self._open and time.monotonic() < deadline:
             self._copy(CLOSING_TICK_S)
+        # However late it is here, nothing that was written is lost: a pipe holds one reading.
+        self._copy(0)
         for output in self._open:
             output.finish()
         self._selector.close()

@@ -35,8 +35,9 @@ from gradring.testing.worker import DUMP_SIGNAL, Call, Report
 POLL_S = 0.01
 GRACE_S = 10.0
 """How long the other ranks may go on when one has failed: time to report their own errors."""
-DUMP_S = 0.5
-"""How long a rank that is out of time may take to print where its threads are."""
+DUMP_BEGIN_S, DUMP_S = 5.0, 0.5
+"""How long ranks that are out of time may take to begin to print where their threads are, and how
+long they print."""
 HOSTS_PORT = 29500
 """Of the rendezvous on simulated hosts, where nothing else listens."""
 MAX_OUTPUT_BYTES = 1 << 20
@@ -178,9 +179,15 @@ class _World:
         self._stopped = {process.rank for process in running}
         if out_of_time:
             self.unfinished = sorted(self._stopped)
-        for process in running:
-            if _handles_dump(process):
-                os.kill(process.pid, DUMP_SIGNAL)
+        asked = [process for process in running if _handles_dump(process)]
+        before = {process.rank: self._output_size(process.rank) for process in asked}
+        for process in asked:
+            os.kill(process.pid, DUMP_SIGNAL)
+        deadline = time.monotonic() + DUMP_BEGIN_S
+        while time.monotonic() < deadline and any(
+            self._output_size(rank) == size for rank, size in before.items()
+        ):
+            time.sleep(POLL_S)
         time.sleep(DUMP_S)
 
     def _outcome(self, process: RankProcess) -> Outcome:
@@ -222,6 +229,9 @@ class _World:
             size = output.seek(0, os.SEEK_END)
             output.seek(max(0, size - MAX_OUTPUT_BYTES))
             return output.read().decode(errors="replace")
+
+    def _output_size(self, rank: int) -> int:
+        return self._output_path(rank).stat().st_size
 
     def _report_path(self, rank: int) -> Path:
         return self._directory / f"report-{rank}.pickle"
