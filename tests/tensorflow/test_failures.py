@@ -5,19 +5,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rank_states import rank_0_waits
 from tf_worker import join
 
-from gradring import _native
+import gradring
 from gradring.testing import run_ranks
 from waiting import wait_until
-
-ANSWER_S = 5.0
-STANDS_STILL_S = 0.5
-"""Who has been in a reduction for so long waits in TensorFlow's op."""
 
 
 def mismatched() -> Any:
@@ -32,18 +30,21 @@ def mismatched() -> Any:
     return caught(lambda: reduce(x)), caught(lambda: all_reduce(x, "sum", "later", comm))
 
 
-def late() -> Any:
+def late(done: str) -> Any:
     """Rank 1 never reduces; it is alive until rank 0's time is over."""
     import tensorflow as tf
 
     from gradring.tensorflow import all_reduce
 
-    with join(timeout=5.0) as comm:
+    join().close()  # Once it is there, both have imported TensorFlow, which takes its time.
+    with gradring.init(timeout=5.0) as comm:
         if comm.rank == 1:
-            time.sleep(8.0)
+            wait_until(Path(done).exists, "rank 0's time is over")
             return None
         reduce = tf.function(lambda t: all_reduce(t, "sum", "x", comm))
-        return caught(lambda: reduce(tf.ones([2]))), caught(lambda: all_reduce(tf.ones([2])))
+        seen = caught(lambda: reduce(tf.ones([2]))), caught(lambda: all_reduce(tf.ones([2])))
+        Path(done).touch()
+        return seen
 
 
 def closed() -> Any:
@@ -72,12 +73,13 @@ def killed() -> Any:
         return tf.distribute.get_replica_context().all_reduce("SUM", x)
 
     step = tf.function(lambda x: strategy.run(replica_step, args=(x,)))
-    for _ in range(2):
-        step(tf.ones([1000]))
+    step(tf.ones([1000]))
     if comm.rank == 1:
+        # The others take part, so they have left the first step.
+        step(tf.ones([1000]))
         os.kill(os.getpid(), signal.SIGKILL)
     since = time.monotonic()
-    in_graph = caught(lambda: step(tf.ones([1000])))
+    in_graph = caught(lambda: [step(tf.ones([1000])) for _ in range(2)])
     eager = caught(lambda: strategy.run(replica_step, args=(tf.ones([3]),)))
     return {"graph": in_graph, "eager": eager, "seconds": time.monotonic() - since}
 
@@ -107,14 +109,6 @@ def fail_while_an_op_waits(how: str) -> Any:
     if how == "SIGSTOP":
         os.kill(pids[1], signal.SIGKILL)
     return seen
-
-
-def rank_0_waits() -> bool:
-    """Whether rank 0 waits in its op, as it says itself."""
-    token = os.environ["GRADRING_TOKEN"].encode()
-    state = _native.inquire(os.environ["GRADRING_RENDEZVOUS"], token, None, ANSWER_S)
-    _, call, age = state["entered"] or (0, "", 0.0)
-    return call.startswith("all_reduce") and age > STANDS_STILL_S
 
 
 def strike(how: str, comm: Any) -> None:
@@ -186,8 +180,8 @@ def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
         assert facts["sequence"] == 1
 
 
-def test_a_late_rank_is_named_by_the_error_of_a_deadline() -> None:
-    (in_graph, eager), _ = run_ranks(late, 2)
+def test_a_late_rank_is_named_by_the_error_of_a_deadline(tmp_path: Path) -> None:
+    (in_graph, eager), _ = run_ranks(late, 2, str(tmp_path / "done"))
     names, message, _ = in_graph
     assert "DeadlineExceededError" in names
     assert "CollectiveTimeoutError" in message and "rank 1 on " in message

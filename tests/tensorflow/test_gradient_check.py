@@ -2,7 +2,6 @@
 
 import logging
 import re
-import time
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from tf_worker import join
 
 from gradring import errors
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 STEPS = 4
 #: The step, from 1, in which rank 1 has a gradient that is not finite.
@@ -29,12 +29,13 @@ class Heard(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
 
-    def wait(self) -> list[str]:
-        """The lines, once there is one: it comes from another rank and on another thread."""
-        deadline = time.monotonic() + 20
-        while not self.lines and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return self.lines
+    def wait(self) -> None:
+        """Until there is a line about rank 1, which may come from there and on another thread."""
+
+        def is_there() -> bool:
+            return any(line.startswith("rank 1 ") for line in self.lines)
+
+        wait_until(is_there, "a line about rank 1")
 
 
 def reduced(check: str | None, sparse: bool = False) -> Any:
@@ -43,8 +44,8 @@ def reduced(check: str | None, sparse: bool = False) -> Any:
 
     from gradring.tensorflow import GradientReducer
 
-    heard = Heard()
     comm = join()
+    heard = Heard()  # Nothing about how the ranks are connected.
     reduce_gradients = GradientReducer(communicator=comm, check_gradients=check)
 
     def gradient(value: Any) -> Any:
@@ -106,8 +107,8 @@ def trained(check: str, scaled: bool) -> Any:
 
     from gradring.tensorflow import CustomCollectiveStrategy
 
-    heard = Heard()
     comm = join()
+    heard = Heard()  # Nothing about how the ranks are connected.
     strategy = CustomCollectiveStrategy(communicator=comm, check_gradients=check)
     x = np.ones((STEPS * 8, 3), np.float32)
     # The last half of a batch is rank 1's.

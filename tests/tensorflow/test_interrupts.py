@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rank_states import rank_0_waits, state
 from tf_worker import join
 
 from gradring.errors import AbortedError, PeerLostError
 from gradring.testing import Outcome, run_ranks
+from waiting import wait_until
 
 TIMEOUT_S = 120.0
 PATIENCE_S = 30.0
 """Far below the timeout and far above what a busy machine needs."""
 BLOCKED_S = 2.0
 """After so long, rank 0 is blocked in its op."""
+CAUGHT_S = 5.0
+"""After so long, the thread that listens for Ctrl-C has dealt with it on a busy machine, too."""
 
 
 def all_reduce_in_a_function(comm: Any) -> Callable[[], Any]:
@@ -72,9 +76,10 @@ def interrupted(make: Callable[[Any], Callable[[], Any]], signum: int) -> Any:
         except KeyboardInterrupt:
             return time.monotonic() - since
         return "nothing was raised"
-    time.sleep(BLOCKED_S)
+    own, _ = state()["members"][1]
+    wait_until(rank_0_waits, "rank 0 waits in its op")
     os.kill(pids[0], signum)
-    time.sleep(BLOCKED_S)
+    wait_until(lambda: state(own)["failed"] is not None, "this rank has heard of it")
     comm.all_reduce(np.ones(3))
     return "nothing was raised"
 
@@ -134,9 +139,9 @@ def caught_before() -> Any:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(PATIENCE_S)
         # It does more than to wait again in the same millisecond.
-        time.sleep(BLOCKED_S / 10)
+        time.sleep(CAUGHT_S)
     else:
-        time.sleep(BLOCKED_S)
+        wait_until(rank_0_waits, "rank 0 waits in its op")
     return float(step()[0])
 
 
