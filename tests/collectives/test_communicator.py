@@ -16,6 +16,7 @@ import pytest
 
 import gradring
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 
 def other_collectives() -> dict[str, Any]:
@@ -154,8 +155,7 @@ def asynchronous(gate: Path) -> list[Any]:
             comm.all_gather(np.ones(1))
             assert work.done()
         else:
-            while not gate.exists():
-                time.sleep(0.01)
+            wait_until(gate.exists, "rank 0 has waited in vain")
             comm.all_reduce(np.ones(3))
             comm.all_gather(np.ones(1))
         stats = comm.stats()
@@ -180,8 +180,7 @@ def impatient(gate: Path) -> Any:
     """Rank 0 waits in several ways for rank 1, which does nothing before ``gate`` exists."""
     with gradring.init() as comm:
         if comm.rank == 1:
-            while not gate.exists():
-                time.sleep(0.01)
+            wait_until(gate.exists, "rank 0 has waited in vain")
             for name in ("early", "w", "w"):
                 comm.all_reduce(np.ones(3), name=name)
             return None

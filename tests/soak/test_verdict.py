@@ -49,7 +49,7 @@ def test_memory_that_grows_is_found_in_noise_of_many_times_its_rate() -> None:
 
     (problem,) = verdict.problems(told(hold), BOUND_KIB)
     assert "made up, process 0: resident memory grows by " in problem
-    assert verdict.slope(verdict.between(told(hold).lives[0])) == pytest.approx(900, rel=0.3)
+    assert verdict.slope(verdict.between(told(hold).lives[0])) == pytest.approx(900, rel=0.2)
 
 
 @pytest.mark.parametrize("at", [60, 100, 140])
