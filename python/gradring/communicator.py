@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 
 from gradring import _native, forks, lateness
 from gradring.clusters import parse
-from gradring.config import DEFAULT_STALL_WARNING_S, Settings, TlsFiles, check_token
+from gradring.config import (
+    DEFAULT_STALL_TIMEOUT_S,
+    DEFAULT_STALL_WARNING_S,
+    Settings,
+    TlsFiles,
+    check_token,
+)
 from gradring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,8 +71,7 @@ class Communicator:
             must have some. None: no TLS.
         transport: ``auto``: shared memory between ranks of one host, TCP between hosts; ``tcp``:
             TCP everywhere; ``shm``: shared memory everywhere, or `ConfigError`.
-        timeout: Seconds in which the group must form, and bound on every wait in which nothing
-            moves.
+        timeout: Seconds in which the group must form.
         algorithm: ``auto``: by the size of the buffer, the number of ranks, which of them share a
             host, and times measured when the group forms; or ``ring``, ``direct``, ``one_shot`` or
             ``hierarchical``; or comma-separated text such as ``one_shot:64KiB,direct``: each up to
@@ -86,8 +91,14 @@ class Communicator:
             memory on the way has changed are a `ProtocolError` on every rank, which names the link,
             instead of a wrong result. Costs time; ``gradring bench all-reduce --checksum`` measures
             how much.
+        stall_timeout: Seconds without any movement after which a collective fails although all
+            ranks live, such as one that a rank does not enter. A rank that is dead or silent is
+            lost long before, whatever this is.
         stall_warning: Seconds without any movement in a collective after which a line in the log
-            (logger ``gradring``) names the ranks that it waits for.
+            (logger ``gradring``) names the ranks that it waits for; the next lines come when twice
+            as long has gone by, four times, and so on.
+        job_id: What tells this job from others that may use the same addresses; ranks with
+            different ones do not form a group. None: nothing does.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -114,8 +125,10 @@ class Communicator:
         tls: TlsFiles | None = None,
         announce: str | None = None,
         addresses: Sequence[str] = (),
+        stall_timeout: float = DEFAULT_STALL_TIMEOUT_S,
         stall_warning: float = DEFAULT_STALL_WARNING_S,
         require_auth: bool | None = None,
+        job_id: str | None = None,
     ) -> None:
         _check_choice("reproducible", reproducible, (False, True))
         _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
@@ -130,6 +143,7 @@ class Communicator:
             timeout=timeout,
             streams=streams,
             checksum=checksum,
+            stall_timeout=stall_timeout,
             stall_warning=stall_warning,
         )
         parse.argument_place(rank, world_size)
@@ -144,9 +158,11 @@ class Communicator:
             interface=interface,
             announce=announce,
             addresses=list(addresses),
+            job=parse.job_id(job_id) if job_id is not None else "",
             token=settings.token or b"",
             tls=(tls.ca, tls.cert, tls.key) if tls is not None else None,
             timeout=settings.timeout,
+            stall_timeout=settings.stall_timeout,
             transport=settings.transport,
             algorithm=algorithm,
             reproducible=bool(reproducible),
@@ -434,7 +450,7 @@ class Work(Generic[T]):
 
         Args:
             timeout: Seconds to wait; without it, or with infinity, as long as the communicator's
-                own timeout allows.
+                ``stall_timeout`` allows.
 
         Returns:
             What was passed to the collective.

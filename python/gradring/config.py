@@ -17,6 +17,7 @@ TRANSPORTS = ("auto", "tcp", "shm")
 STREAMS = tuple(range(1, 17))
 DEFAULT_TIMEOUT_S = 300.0
 TLS_VARIABLES = ("GRADRING_TLS_CA", "GRADRING_TLS_CERT", "GRADRING_TLS_KEY")
+DEFAULT_STALL_TIMEOUT_S = 1800.0
 DEFAULT_STALL_WARNING_S = 30.0
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -49,10 +50,11 @@ class Settings:
         interface: IP address at which to listen, or None for what the cluster says.
         transport: ``auto`` (shared memory inside a host, sockets between hosts), ``tcp`` or
             ``shm``.
-        timeout: Bound in seconds on forming the group and on every wait for a collective.
+        timeout: Bound in seconds on forming the group.
         streams: TCP connections with each peer, 1 to 16.
         checksum: Whether all bytes of collectives are protected by checksums.
-        stall_warning: Seconds of standstill in a collective after which a warning is logged.
+        stall_timeout: Seconds of standstill after which a collective fails although all ranks live.
+        stall_warning: Seconds of standstill in a collective after which a first warning is logged.
         flight_dir: Where each rank writes its last collectives when the group fails, and on
             SIGUSR2; None for nowhere.
         trace: The file of a timeline of all ranks; None for no timeline.
@@ -67,6 +69,7 @@ class Settings:
     transport: str = "auto"
     timeout: float = DEFAULT_TIMEOUT_S
     streams: int = 1
+    stall_timeout: float = DEFAULT_STALL_TIMEOUT_S
     stall_warning: float = DEFAULT_STALL_WARNING_S
     flight_dir: Path | None = None
     trace: Path | None = None
@@ -90,6 +93,7 @@ class Settings:
         checksum: bool | None = None,
         tls: TlsFiles | None = None,
         interface: str | None = None,
+        stall_timeout: float | None = None,
         stall_warning: float | None = None,
     ) -> Settings:
         """Reads the ``GRADRING_*`` settings; an argument that is not None wins over its variable.
@@ -97,9 +101,9 @@ class Settings:
         Args:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
-                ``GRADRING_STREAMS``, ``GRADRING_CHECKSUM``, ``GRADRING_STALL_WARNING_S``,
-                ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``, ``GRADRING_LOG_DIR``,
-                ``GRADRING_PROMETHEUS_PORT``, ``GRADRING_LOG``,
+                ``GRADRING_STREAMS``, ``GRADRING_CHECKSUM``, ``GRADRING_STALL_TIMEOUT_S``,
+                ``GRADRING_STALL_WARNING_S``, ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``,
+                ``GRADRING_LOG_DIR``, ``GRADRING_PROMETHEUS_PORT``, ``GRADRING_LOG``,
                 ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
                 ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
@@ -110,6 +114,7 @@ class Settings:
             checksum: Whether all bytes of collectives are protected by checksums.
             tls: Certificates for TLS.
             interface: Name or IP address of a network interface.
+            stall_timeout: As ``timeout``.
             stall_warning: As ``timeout``.
 
         Raises:
@@ -120,6 +125,13 @@ class Settings:
             require_auth=_flag(environ, "GRADRING_REQUIRE_AUTH", require_auth),
             transport=_transport(environ, transport),
             timeout=_seconds(environ, "timeout", "GRADRING_TIMEOUT_S", timeout, DEFAULT_TIMEOUT_S),
+            stall_timeout=_seconds(
+                environ,
+                "stall_timeout",
+                "GRADRING_STALL_TIMEOUT_S",
+                stall_timeout,
+                DEFAULT_STALL_TIMEOUT_S,
+            ),
             stall_warning=_seconds(
                 environ,
                 "stall_warning",

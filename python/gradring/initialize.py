@@ -32,7 +32,9 @@ def init(
     wire_dtype: str | None = None,
     streams: int | None = None,
     checksum: bool | None = None,
+    stall_timeout: float | None = None,
     stall_warning: float | None = None,
+    job_id: str | None = None,
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
 
@@ -57,8 +59,7 @@ def init(
         interface: Name or IP address of the network interface on which this rank listens; default
             ``GRADRING_INTERFACE``, or the one that the rendezvous or ``listen`` names.
         transport: ``auto``, ``tcp`` or ``shm``; default ``GRADRING_TRANSPORT``, or ``auto``.
-        timeout: Seconds for forming the group and for every wait; default ``GRADRING_TIMEOUT_S``,
-            or 300.
+        timeout: Seconds for forming the group; default ``GRADRING_TIMEOUT_S``, or 300.
         algorithm: The all-reduce algorithm; ``auto`` chooses by size.
         reproducible: Sum in rank order, whatever the algorithm and the number of streams.
         wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``, in
@@ -67,9 +68,15 @@ def init(
             cannot fill the link; default ``GRADRING_STREAMS``, or 1.
         checksum: Turn bytes that a link corrupted into a `ProtocolError` on every rank, instead of
             a wrong result; default ``GRADRING_CHECKSUM``, or no.
+        stall_timeout: Seconds of standstill after which a collective fails although all ranks
+            live: longer than the longest time that one rank evaluates or saves while the others
+            wait for it; default ``GRADRING_STALL_TIMEOUT_S``, or 1800.
         stall_warning: Seconds of standstill in a collective after which the log (logger
-            ``gradring``, by default stderr) names the late ranks; default
-            ``GRADRING_STALL_WARNING_S``, or 30.
+            ``gradring``, by default stderr) names the late ranks, again at doubled intervals;
+            default ``GRADRING_STALL_WARNING_S``, or 30.
+        job_id: What tells this job from others that may use the same addresses; ranks with
+            different ones do not form a group. Default ``GRADRING_JOB_ID``, or what the launcher
+            has set, if it has.
 
     Returns:
         The connected communicator; close it, or use it in a ``with`` statement.
@@ -90,6 +97,7 @@ def init(
         timeout=timeout,
         streams=streams,
         checksum=checksum,
+        stall_timeout=stall_timeout,
         stall_warning=stall_warning,
     )
     _warn_without_token(cluster, settings)
@@ -104,10 +112,12 @@ def init(
         interface=settings.interface,
         announce=parse.address(announce, "announce") if announce is not None else None,
         addresses=cluster.addresses,
+        job_id=job_id if job_id is not None else cluster.job_id,
         token=settings.token,
         tls=settings.tls,
         transport=settings.transport,
         timeout=settings.timeout,
+        stall_timeout=settings.stall_timeout,
         algorithm=algorithm,
         reproducible=reproducible,
         wire_dtype=wire_dtype,
@@ -165,6 +175,7 @@ def resolve(
         None,
         "arguments",
         "rank and world_size are arguments of init().",
+        job_id=parse.given_job_id(environ),
     )
 
 

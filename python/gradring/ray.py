@@ -33,6 +33,7 @@ from ray.util import get_node_ip_address
 
 from gradring.clusters import without_cluster_variables
 from gradring.clusters.parse import joined_address
+from gradring.config import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from gradring.launch.ports import free_ports
 from gradring.launch.ranks import environments_at, new_token
 
@@ -44,12 +45,14 @@ class GradringConfig(BackendConfig):  # type: ignore[misc]
     """Makes the workers of any ``DataParallelTrainer`` a gradring group, as its backend_config.
 
     Attributes:
-        timeout_s: Bound on forming the group and on every wait in which nothing moves.
+        timeout_s: Bound on forming the group.
+        stall_timeout_s: How long a collective may stand still although all workers live.
         token: The job's secret, to ask it how it is with ``gradring doctor``; None: a new one for
             each start.
     """
 
-    timeout_s: float = 300.0
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
     token: str | None = field(default=None, repr=False)
 
     @property
@@ -90,6 +93,7 @@ class _GradringBackend(Backend):  # type: ignore[misc]
         addresses = worker_group.execute(_own_address)
         settings = {
             "GRADRING_TIMEOUT_S": str(backend_config.timeout_s),
+            "GRADRING_STALL_TIMEOUT_S": str(backend_config.stall_timeout_s),
             "GRADRING_TOKEN": backend_config.token or new_token(),
         }
         environments = environments_at(settings, addresses, len(addresses))

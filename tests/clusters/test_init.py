@@ -50,8 +50,10 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
         "checksum": False,
         "announce": None,
         "addresses": (),
+        "stall_timeout": 1800.0,
         "stall_warning": 30.0,
         "require_auth": False,
+        "job_id": None,
     }
 
 

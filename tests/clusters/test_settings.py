@@ -10,7 +10,7 @@ from gradring.errors import ConfigError
 
 
 def test_the_defaults_need_no_variables() -> None:
-    assert Settings.from_environ({}) == Settings(None, False, "auto", 300.0, 1)
+    assert Settings.from_environ({}) == Settings(None, False, "auto", 300.0, 1, 1800.0, 30.0)
 
 
 def test_variables_are_read() -> None:
@@ -20,11 +20,12 @@ def test_variables_are_read() -> None:
         "GRADRING_TRANSPORT": "tcp",
         "GRADRING_TIMEOUT_S": "2.5",
         "GRADRING_STREAMS": "16",
+        "GRADRING_STALL_TIMEOUT_S": "90",
         "GRADRING_STALL_WARNING_S": "1.5",
         "GRADRING_CHECKSUM": "1",
         "GRADRING_LOG": "info",
     }
-    expected = Settings(b"secret", True, "tcp", 2.5, 16, 1.5, checksum=True, log_level=20)
+    expected = Settings(b"secret", True, "tcp", 2.5, 16, 90.0, 1.5, checksum=True, log_level=20)
     assert Settings.from_environ(environ) == expected
 
 
@@ -43,6 +44,7 @@ def test_an_argument_beats_a_variable() -> None:
         "GRADRING_TRANSPORT": "nonsense",
         "GRADRING_TIMEOUT_S": "nonsense",
         "GRADRING_STREAMS": "nonsense",
+        "GRADRING_STALL_TIMEOUT_S": "nonsense",
         "GRADRING_STALL_WARNING_S": "nonsense",
         "GRADRING_CHECKSUM": "nonsense",
     }
@@ -53,10 +55,11 @@ def test_an_argument_beats_a_variable() -> None:
         transport="shm",
         timeout=7,
         streams=4,
+        stall_timeout=60,
         stall_warning=3,
         checksum=True,
     )
-    assert settings == Settings(b"other", False, "shm", 7.0, 4, 3.0, checksum=True)
+    assert settings == Settings(b"other", False, "shm", 7.0, 4, 60.0, 3.0, checksum=True)
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
@@ -80,6 +83,7 @@ SHORTENED = "9" * 79 + r"\.\.\."
         ({"GRADRING_TRANSPORT": "rdma"}, "GRADRING_TRANSPORT='rdma' is not one of auto, tcp, shm"),
         ({"GRADRING_TIMEOUT_S": "soon"}, "GRADRING_TIMEOUT_S='soon'"),
         ({"GRADRING_TIMEOUT_S": "0"}, "GRADRING_TIMEOUT_S='0'"),
+        ({"GRADRING_STALL_TIMEOUT_S": "-1"}, "GRADRING_STALL_TIMEOUT_S='-1'"),
         ({"GRADRING_TIMEOUT_S": "inf"}, "GRADRING_TIMEOUT_S='inf'"),
         (
             {"GRADRING_STREAMS": "many"},

@@ -133,7 +133,11 @@ class _Workers:
     def run(self) -> None:
         """Returns when all workers have ended, or have been ended because one made no progress."""
         environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1"}
-        environ |= {"GRADRING_TIMEOUT_S": str(TEST_S / 3), "PYTHONFAULTHANDLER": "1"}
+        environ |= {
+            "GRADRING_TIMEOUT_S": str(TEST_S / 3),
+            "GRADRING_STALL_TIMEOUT_S": str(TEST_S / 3),
+            "PYTHONFAULTHANDLER": "1",
+        }
         environ.pop("TF_CONFIG", None)
         environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         with RankProcesses() as processes:

@@ -101,6 +101,7 @@ def join(cell: Cell, addresses: Addresses | None) -> gradring.Communicator:
     return gradring.init(
         transport=cell.transport,
         timeout=cell.timeout_s,
+        stall_timeout=cell.timeout_s,
         algorithm="ring",
         checksum=cell.fault == matrix.TURNED,
         **given,

@@ -37,11 +37,11 @@ SILENCE_S = 12.0
 COMPLETION_S = 60.0
 """Bound for what goes on to its end, on a busy machine."""
 SHORT_TIMEOUT_S = 6.0
-"""The group's timeout where that is what ends the wait."""
+"""The group's two timeouts where one of them is what ends the wait."""
 TIMEOUT_S = 26.0
 """Bound for what only that timeout tells."""
 LONG_TIMEOUT_S = 90.0
-"""The group's timeout elsewhere: beyond every bound, so it never is what ends the wait."""
+"""The same elsewhere: beyond every bound, so they never are what ends the wait."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Cell:
 
     @property
     def timeout_s(self) -> float:
-        """The group's timeout."""
+        """The group's timeout, for forming and for standing still."""
         return SHORT_TIMEOUT_S if self.within_s == TIMEOUT_S else LONG_TIMEOUT_S
 
 

@@ -22,7 +22,7 @@ from waiting import meet
 # Wide: a killed rank is noticed in milliseconds, a stopped one after ten seconds.
 DEADLINE_S = 60
 # What ranks on a busy machine need at most to find each other.
-START_S = 5.0
+START_S = STALL_S = 5.0
 
 
 @pytest.fixture(params=["tcp", "shm"])
@@ -205,9 +205,9 @@ def test_a_closed_communicator_that_somebody_keeps_holds_nothing(world_size: int
 
 def never_enter(faulty: int, place: Path) -> None:
     meet(place, 3)
-    comm = gradring.init(timeout=START_S)
+    comm = gradring.init(stall_timeout=STALL_S)
     if comm.rank == faulty:
-        time.sleep(START_S + 4)
+        time.sleep(STALL_S + 4)
     comm.all_reduce(np.ones(3), name="step")
 
 

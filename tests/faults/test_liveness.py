@@ -39,7 +39,9 @@ def test_a_late_rank_is_named_in_the_log_by_those_who_wait_for_it() -> None:
         assert outcome.value == 3.0, outcome
         warnings = [line for line in outcome.output.splitlines() if "'step'" in line]
         if outcome.rank != 1:
-            (warning,) = warnings
+            # After one second, and again after two and four, as far as the rank is late by that.
+            warning = warnings[0]
+            assert 2 <= len(warnings) <= 3, warnings
             # A waiter that had no processor time is late too, and may wait for another such rank.
             assert re.search(
                 rf"rank {outcome.rank} has waited [1-3]\.\d s in all_reduce\(sum\) 'step' "

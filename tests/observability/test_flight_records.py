@@ -23,7 +23,7 @@ from gradring.trace.records import Collective, Record, read
 from waiting import meet, wait_until
 
 # What ranks on a busy machine need at most to find each other, once they have started.
-START_S = 3.0
+STALL_S = 3.0
 
 W = "all_reduce(sum) 'w' float32[10]"
 
@@ -36,14 +36,14 @@ def start_together() -> None:
 
 def stay_away(absent: int) -> None:
     start_together()
-    with gradring.init(timeout=START_S) as comm:
+    with gradring.init(stall_timeout=STALL_S) as comm:
         x = np.ones(10, np.float32)
         for _ in range(4):
             comm.all_reduce(x, name="w")
         if comm.rank != absent:
             comm.all_reduce(x, name="w")
         else:
-            time.sleep(START_S + 4)
+            time.sleep(STALL_S + 4)
 
 
 PLACE = rf"(\S*/)?test_flight_records\.py:{stay_away.__code__.co_firstlineno + 7}"
@@ -78,11 +78,11 @@ def wait_in(file: str, how: str) -> None:
     )
     functions: dict[str, Any] = {}
     exec(program, functions)
-    with gradring.init(timeout=START_S) as comm:
+    with gradring.init(stall_timeout=STALL_S) as comm:
         if comm.rank == 0:
             functions["wait"](comm, np.ones(10, np.float32))
         else:
-            time.sleep(START_S + 4)
+            time.sleep(STALL_S + 4)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def late(done: str) -> Any:
     from gradring.tensorflow import all_reduce
 
     join().close()  # Once it is there, both have imported TensorFlow, which takes its time.
-    with gradring.init(timeout=5.0) as comm:
+    with gradring.init(stall_timeout=5.0) as comm:
         if comm.rank == 1:
             wait_until(Path(done).exists, "rank 0's time is over")
             return None

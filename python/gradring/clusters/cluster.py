@@ -34,6 +34,7 @@ class Cluster:
         source: The environment it was found in, such as ``TF_CONFIG``.
         reason: A sentence that tells why that environment was chosen.
         addresses: ``host:port`` of every rank, where the environment tells; for messages.
+        job_id: The launcher's name for the job, which no other job has, where there is one.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Cluster:
     source: str
     reason: str
     addresses: tuple[str, ...] = ()
+    job_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,17 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
                 f"or {_set_variables(environ, other)})",
             )
     cluster = winner.join(environ, place)
-    return replace(cluster, reason=cluster.reason + _overruled(environ, cluster))
+    return replace(
+        cluster,
+        reason=cluster.reason + _overruled(environ, cluster),
+        job_id=parse.given_job_id(environ) or cluster.job_id,
+    )
 
 
 def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy in which no environment claims a place, for the children of a launcher."""
     claims = {name for environment in ENVIRONMENTS for name in environment.variables}
+    claims.add(parse.JOB_ID)
     return {name: text for name, text in environ.items() if name not in claims}
 
 

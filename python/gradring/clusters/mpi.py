@@ -12,7 +12,9 @@ from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Pl
 from gradring.errors import ConfigError
 
 
-def _environment(source: str, rank_name: str, size_name: str) -> Environment:
+def _environment(
+    source: str, rank_name: str, size_name: str, job_name: str | None = None
+) -> Environment:
     def place(environ: Mapping[str, str]) -> Place | None:
         return parse.place(environ, rank_name, size_name)
 
@@ -31,10 +33,13 @@ def _environment(source: str, rank_name: str, size_name: str) -> Environment:
             None,
             source,
             f"{rank_name}={place.rank} and {size_name}={place.world_size} are set.",
+            job_id=parse.value(environ, job_name) if job_name else None,
         )
 
     return Environment(source, (rank_name, size_name), place, join)
 
 
-OPEN_MPI = _environment("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+OPEN_MPI = _environment(
+    "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"
+)
 PMI = _environment("PMI", "PMI_RANK", "PMI_SIZE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 from gradring.clusters.cluster import Place
 from gradring.errors import ConfigError
 
-RENDEZVOUS = "GRADRING_RENDEZVOUS"
+RENDEZVOUS, JOB_ID = "GRADRING_RENDEZVOUS", "GRADRING_JOB_ID"
 MAX_PORT = 65535
 MAX_DIGITS = 18
 MAX_WORLD_SIZE = 2048
 """A number beyond it is a slip: rank 0 could not hold that many connections."""
+MAX_JOB_ID = 64
+"""Bytes of a job's name that travel: every rank gets that of every other."""
 MAX_SHOWN = 80
 """Characters of a wrong value that a message repeats."""
 
@@ -134,6 +137,26 @@ def given_rendezvous(environ: Mapping[str, str]) -> str | None:
     """
     text = value(environ, RENDEZVOUS)
     return None if text is None else address(text, RENDEZVOUS)
+
+
+def given_job_id(environ: Mapping[str, str]) -> str | None:
+    """``GRADRING_JOB_ID``, which ``gradring run`` makes anew for each start; None when unset."""
+    return value(environ, JOB_ID)
+
+
+def job_id(text: object) -> str:
+    """``text`` when it is the name of a job; a long one is shortened, and stays different.
+
+    Raises:
+        ConfigError: It is no text, or blank.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"job_id={shown(text)} is no name of a job; give text, or None")
+    encoded = text.strip().encode(errors="backslashreplace")
+    if len(encoded) > MAX_JOB_ID:
+        digest = hashlib.blake2b(encoded, digest_size=8).hexdigest()
+        encoded = encoded[: MAX_JOB_ID - len(digest) - 1] + b"~" + digest.encode()
+    return encoded.decode(errors="replace")
 
 
 def master_rendezvous(environ: Mapping[str, str]) -> str | None:

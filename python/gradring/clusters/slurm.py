@@ -22,6 +22,8 @@ STEP, RANK, STEP_SIZE, SIZE = (
 )
 NODELISTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
 JOBS = ("SLURM_JOB_ID", "SLURM_JOBID")
+# Each component of such a job has an id of its own, and all have this.
+HETEROGENEOUS_JOB = "SLURM_HET_JOB_ID"
 
 # Slurm gives these ids to the batch script, the interactive shell and other steps of one process.
 FIRST_RESERVED_STEP = 0xFFFF_FFF0
@@ -48,6 +50,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around the step's first node and a port that all tasks derive alike."""
+    _, job = _first(environ, JOBS)
     return Cluster(
         place.rank,
         place.world_size,
@@ -55,7 +58,8 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
         None,
         ENVIRONMENT.source,
         f"this is task {place.rank} of {place.world_size} of step {environ[STEP]} "
-        f"of Slurm job {_first(environ, JOBS)[1]}.",
+        f"of Slurm job {job}.",
+        job_id=f"slurm {parse.value(environ, HETEROGENEOUS_JOB) or job}.{environ[STEP]}",
     )
 
 

@@ -8,7 +8,7 @@ from gradring.clusters import parse
 from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
 from gradring.errors import ConfigError
 
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+AGENT_STORE, RUN_ID = "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
@@ -42,6 +42,7 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
         None,
         ENVIRONMENT.source,
         f"RANK={place.rank} and WORLD_SIZE={place.world_size} are set.",
+        job_id=parse.value(environ, RUN_ID),
     )
 
 

@@ -34,7 +34,7 @@ def examine(cluster: Cluster, timeout_s: float, say: Say) -> bool:
     Raises:
         GradringError: The group does not form; the message names the rank that is missing.
     """
-    with gradring.init(timeout=timeout_s) as comm:
+    with gradring.init(timeout=timeout_s, stall_timeout=timeout_s) as comm:
         facts = _gather(comm, _facts(comm, cluster))
         measured = _measure_pairs(comm, cluster, facts)
         collected: dict[str, PairMeasurement] = {}

@@ -37,6 +37,7 @@ def decision(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
         ("rendezvous", cluster.rendezvous if several else "not needed"),
         ("interface", interface_towards(cluster.rendezvous) if several else "not needed"),
         ("listens at", cluster.listen or "a free port"),
+        ("job", cluster.job_id or "no name"),
         ("found in", cluster.source),
         ("because", cluster.reason),
         ("token", "set" if settings.token else "none"),
@@ -44,7 +45,7 @@ def decision(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
         ("transport", settings.transport),
         ("streams", str(settings.streams)),
         ("checksum", "on" if settings.checksum else "off"),
-        ("timeout", f"{settings.timeout:g} s"),
+        ("timeout", f"{settings.timeout:g} s to form, {settings.stall_timeout:g} s of standstill"),
     ]
 
 

@@ -8,9 +8,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from gradring.clusters import without_cluster_variables
+from gradring.clusters.parse import JOB_ID
 from gradring.launch.ports import LOOPBACK, free_ports
 
-TOKEN_BYTES = 32
+TOKEN_BYTES, JOB_ID_BYTES = 32, 8
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 
 
@@ -47,8 +48,8 @@ def environments_at(
     """One environment per rank for a world whose rank 0 listens at ``addresses[0]``.
 
     Each is ``environ`` without the variables of other launchers, plus rank, world size,
-    rendezvous and a token: that of ``environ``, if it has one, or a new one. Python's output is
-    unbuffered, so that no line is lost when a rank dies.
+    rendezvous, a new job id, and a token: that of ``environ``, if it has one, or a new one.
+    Python's output is unbuffered, so that no line is lost when a rank dies.
 
     Args:
         environ: The variables to start from.
@@ -59,12 +60,14 @@ def environments_at(
     base = {"PYTHONUNBUFFERED": "1", **without_cluster_variables(environ)}
     if not base.get("GRADRING_TOKEN") and not base.get("GRADRING_TOKEN_FILE"):
         base["GRADRING_TOKEN"] = new_token()
+    job_id = secrets.token_hex(JOB_ID_BYTES)
     return [
         {
             **base,
             "GRADRING_RANK": str(rank),
             "GRADRING_WORLD_SIZE": str(world_size),
             "GRADRING_RENDEZVOUS": addresses[0],
+            JOB_ID: job_id,
             **({"TF_CONFIG": _tf_config(addresses, rank)} if tf_config else {}),
         }
         for rank in range(world_size)

@@ -1,11 +1,12 @@
 //! A connected group of ranks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::calibration;
@@ -18,6 +19,7 @@ use crate::group::liveness::Liveness;
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
 use crate::link::checked::Checked;
+use crate::link::connection::GoOn;
 use crate::link::links::Links;
 use crate::link::tls::TlsFiles;
 use crate::link::{STREAMS_MAX, Transport};
@@ -31,8 +33,10 @@ use crate::work::{Interrupt, Work};
 
 /// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
 const NARROWED_FROM_BYTES: usize = 64 << 10;
-/// How long two ranks take to find out whether they can share memory, at most.
-const PAIRING_LIMIT: Duration = Duration::from_secs(5);
+/// How long one conversation may take while a group forms, at least, and the part of the time for
+/// forming that it may take if that is more.
+const CONVERSATION_LIMIT: Duration = Duration::from_secs(5);
+const CONVERSATION_PART: u32 = 20;
 
 /// How a rank joins its group. Holds a secret, so it is never printed.
 #[derive(Clone)]
@@ -54,6 +58,9 @@ pub struct Config {
     pub announce: Option<String>,
     /// Where each rank listens, by rank, if that is known beforehand; for messages only.
     pub addresses: Vec<String>,
+    /// What tells the job from others that may use the same addresses; must be the same on all
+    /// ranks. Empty if nothing does.
+    pub job: String,
     /// Shared secret of the job; empty for none.
     pub token: Vec<u8>,
     /// Certificates, if everything that travels over TCP is to be inside TLS.
@@ -71,9 +78,11 @@ pub struct Config {
     pub streams: usize,
     /// Whether all bytes of collectives are protected by checksums; must be the same on all ranks.
     pub checksum: bool,
-    /// Bound on forming the group, and on every wait for a collective without progress.
+    /// Bound on forming the group.
     pub timeout: Duration,
-    /// After how long a collective that stands still is worth a warning.
+    /// How long a collective may stand still although all ranks live.
+    pub stall_timeout: Duration,
+    /// After how long that is worth a first warning.
     pub stall_warning: Duration,
     /// Shows people a warning; called on threads that must not wait.
     pub on_warning: fn(String),
@@ -121,6 +130,7 @@ impl Communicator {
     /// the group does not form; `Aborted` when `interrupt` asked to give up.
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
         config.validate()?;
+        let started = Instant::now();
         let cannot = |error: std::io::Error| Error::rendezvous(format!("a socket fails: {error}"));
         let (roster, mut links, neighbours, door) = if config.world_size == 1 {
             let roster = Roster::new(vec![this_member(String::new(), config)]);
@@ -146,9 +156,20 @@ impl Communicator {
         )
         .map_err(cannot)?;
         let liveness = Arc::new(liveness);
-        let memory_not_shared = config
-            .share_memory(&roster, &mut links)
-            .map_err(|error| liveness.first_cause(error))?;
+        let deadline = (started + config.timeout).max(Instant::now() + config.conversation_limit());
+        let mut interrupted = false;
+        let mut go_on = || {
+            interrupted |= interrupt.interrupts();
+            !interrupted && abort.cause().is_none()
+        };
+        let shared = config.share_memory(&roster, &mut links, deadline, &mut go_on);
+        let memory_not_shared = shared.map_err(|error| {
+            let error = match interrupted {
+                true => rendezvous::interrupted(config.rank),
+                false => error,
+            };
+            liveness.first_cause(error).after(started.elapsed())
+        })?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let transport_name = links.name();
         let tcp_congestion = links.congestion().map_err(cannot)?;
@@ -169,7 +190,7 @@ impl Communicator {
             supervisor: Arc::clone(&liveness) as _,
             abort: Arc::clone(&abort),
             recorder: Arc::clone(&recorder),
-            timeout: config.timeout,
+            stall_timeout: config.stall_timeout,
             stall_warning: config.stall_warning,
             patience: Patience::of(roster.local_size(config.rank) <= cores),
         });
@@ -399,8 +420,14 @@ impl Config {
                 self.streams
             )));
         }
-        if self.timeout.is_zero() {
-            return Err(Error::config("timeout must be more than 0 seconds"));
+        for (name, limit) in [
+            ("timeout", self.timeout),
+            ("stall_timeout", self.stall_timeout),
+        ] {
+            if limit.is_zero() {
+                let problem = format!("{name} must be more than 0 seconds");
+                return Err(Error::config(problem));
+            }
         }
         if self.reproducible && self.world_size > MESH_RANKS_MAX {
             return Err(Error::config(format!(
@@ -409,6 +436,13 @@ impl Config {
             )));
         }
         Ok(())
+    }
+
+    /// How long one conversation of two ranks may take while the group forms. It takes
+    /// milliseconds; who is silent for longer is stopped or cut off, or one of very many on a
+    /// machine.
+    pub(crate) fn conversation_limit(&self) -> Duration {
+        CONVERSATION_LIMIT.max(self.timeout / CONVERSATION_PART)
     }
 
     /// What must be equal on all ranks, as text.
@@ -422,14 +456,33 @@ impl Config {
 
     /// Tries to share memory with every rank that would; returns why it cannot with ranks of this
     /// host.
-    fn share_memory(&self, roster: &Roster, links: &mut Links) -> Result<BTreeMap<usize, String>> {
+    fn share_memory(
+        &self,
+        roster: &Roster,
+        links: &mut Links,
+        deadline: Instant,
+        go_on: GoOn<'_>,
+    ) -> Result<BTreeMap<usize, String>> {
+        let members = roster.members();
         let would_share: Vec<usize> = (0..self.world_size)
             .filter(|&peer| peer != self.rank)
-            .filter(|&peer| self.shares_memory() && roster.members()[peer].shares_memory)
+            .filter(|&peer| members[self.rank].shares_memory && members[peer].shares_memory)
             .collect();
         let mut refused = links
-            .share_memory(self.rank, &would_share, PAIRING_LIMIT)
-            .map_err(|error| Error::rendezvous(format!("sharing memory failed: {error}")))?;
+            .share_memory(self.rank, &would_share, deadline, go_on)
+            .map_err(|(peer, error)| {
+                let problem = match error.kind() {
+                    ErrorKind::TimedOut => format!(
+                        "did not answer rank {} in time when both were to share memory",
+                        self.rank
+                    ),
+                    _ => format!(
+                        "its connection to rank {} broke when both were to share memory: {error}",
+                        self.rank
+                    ),
+                };
+                Error::rendezvous(problem).blaming(peer, roster.host(peer))
+            })?;
         match refused.iter().next() {
             Some((&peer, reason)) if self.transport == TransportChoice::SharedMemory => {
                 let problem = format!(
@@ -443,10 +496,6 @@ impl Config {
                 Ok(refused)
             }
         }
-    }
-
-    pub(crate) fn shares_memory(&self) -> bool {
-        self.transport != TransportChoice::Tcp
     }
 }
 

@@ -19,6 +19,7 @@ use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
 use crate::trace::flight_recorder::{FlightRecorder, State};
 use crate::trace::stats::{Measured, Stats};
+use crate::wire::handshake::GENERATION;
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 
 mod patience;
@@ -49,8 +50,8 @@ pub struct Parts {
     /// Memory of the last calls.
     pub recorder: Arc<FlightRecorder>,
     /// How long a collective may stand still.
-    pub timeout: Duration,
-    /// After how long a standstill is worth a warning.
+    pub stall_timeout: Duration,
+    /// After how long a standstill is worth a first warning.
     pub stall_warning: Duration,
     /// How a blocked caller waits.
     pub patience: Patience,
@@ -65,8 +66,7 @@ pub struct Engine {
 struct Shared {
     rank: usize,
     topology: Arc<Topology>,
-    timeout: Duration,
-    stall_warning: Duration,
+    limits: Limits,
     patience: Patience,
     supervisor: Arc<dyn Supervisor>,
     abort: Arc<AbortSwitch>,
@@ -94,8 +94,10 @@ impl Engine {
         let shared = Arc::new(Shared {
             rank: parts.rank,
             topology: Arc::clone(&parts.policy.topology),
-            timeout: parts.timeout,
-            stall_warning: parts.stall_warning,
+            limits: Limits {
+                timeout: parts.stall_timeout,
+                stall_warning: parts.stall_warning,
+            },
             patience: parts.patience,
             supervisor: parts.supervisor,
             abort: parts.abort,
@@ -239,7 +241,7 @@ impl Shared {
         self.recorder
             .launched(sequence, call, prepared.algorithm, at, at_once);
         Ok(Launched {
-            header: prepared.contract.header(0, sequence),
+            header: prepared.contract.header(GENERATION, sequence),
             prepared,
             buffer,
             sequence,
@@ -371,12 +373,8 @@ impl Shared {
             launched.header,
             scratch,
         );
-        let limits = Limits {
-            timeout: self.timeout,
-            stall_warning: self.stall_warning,
-        };
         let sequence = launched.sequence;
-        let mut standstill = Standstill::new(call, sequence, limits, &self.recorder, started);
+        let mut standstill = Standstill::new(call, sequence, self.limits, &self.recorder, started);
         // None if everything came at once.
         let mut entered_at = None;
         let mut asked_at = started;
@@ -406,7 +404,9 @@ impl Shared {
                     }
                 }
                 Err(fault) => {
-                    return Err(self.supervisor.investigate(standstill.suspicion(fault)));
+                    return Err(self
+                        .supervisor
+                        .investigate(standstill.suspicion(fault, &execution)));
                 }
             }
             let now = Instant::now();

@@ -238,7 +238,7 @@ impl Error {
                 "it goes on: wait again, or ask gradring doctor for whom it waits"
             }
             ErrorKind::CollectiveTimeout { .. } => {
-                "look at what that rank is doing; if it is only slow, raise timeout (GRADRING_TIMEOUT_S)"
+                "look at what that rank is doing; if it is only slow, raise stall_timeout (GRADRING_STALL_TIMEOUT_S)"
             }
             ErrorKind::Aborted { .. } => "make a new communicator to go on",
             ErrorKind::Protocol { .. } => {

@@ -15,7 +15,7 @@ use crate::schedule::Algorithm;
 use crate::wire::contract::{self, Contract, HEADER_BYTES, Header};
 use crate::wire::control::{self, Entered, Testimony, Waits};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
-use crate::wire::handshake::{self, Hello, Member, Purpose};
+use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose};
 use crate::wire::pairing as wire_pairing;
 use crate::wire::pulse::{ClockOffset, Late, Pulse, Tick};
 use crate::wire::segment::{SEGMENT_BYTES_MAX, Segment};
@@ -133,7 +133,7 @@ pub fn control_messages(bytes: &[u8]) {
 /// Nobody who does not know the token gets through as a callee.
 pub fn handshake_caller(bytes: &[u8]) {
     let hello =
-        Hello::new(1, 2, Purpose::Data { stream: 0 }).expect("the system has random numbers");
+        Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).expect("the system has random numbers");
     let called = handshake::call(&mut Script::new(bytes), hello, TOKEN);
     assert!(called.is_err(), "a stranger answered for a rank");
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
@@ -142,7 +142,7 @@ pub fn handshake_caller(bytes: &[u8]) {
 /// Nobody who does not know the token gets through as a caller.
 pub fn handshake_callee(bytes: &[u8]) {
     let judge = |_: &Hello| panic!("a stranger was let in");
-    let answered = handshake::answer(&mut Script::new(bytes), TOKEN, judge);
+    let answered = handshake::answer(&mut Script::new(bytes), 0, TOKEN, judge);
     assert!(answered.is_err());
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
 }
@@ -316,6 +316,7 @@ fn handshake_samples() -> Vec<Vec<u8>> {
         vec![hello(Purpose::Join(member())), Proof(proof)],
         vec![
             Welcome {
+                rank: 0,
                 nonce: proof,
                 proof,
             },
@@ -327,7 +328,11 @@ fn handshake_samples() -> Vec<Vec<u8>> {
 }
 
 fn roster_samples() -> Vec<Vec<u8>> {
-    let answers = [Answer::Formed(vec![member(); 3]), Answer::Complete];
+    let formed = Answer::Formed {
+        group: GroupId::NONE,
+        members: vec![member(); 3],
+    };
+    let answers = [formed, Answer::Complete];
     let failures = errors().into_iter().map(Answer::Failed);
     let reports = errors().into_iter().map(Report::Failed);
     let reports = reports.chain([Report::Ready]);
@@ -393,8 +398,10 @@ fn member() -> Member {
         address: "127.0.0.1:29500".into(),
         host: "node-a".into(),
         host_id: "node-a 7b1c".into(),
+        job: "slurm 4711.0".into(),
         plan: "algorithm=auto".into(),
         shares_memory: true,
+        needs_memory: false,
     }
 }
 

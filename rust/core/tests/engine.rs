@@ -121,7 +121,7 @@ fn group_over<T: Send + 'static>(
                 supervisor: Arc::clone(&judge) as _,
                 abort: Arc::clone(&switches[rank]),
                 recorder: Arc::default(),
-                timeout,
+                stall_timeout: timeout,
                 stall_warning: timeout,
                 patience: Patience::default(),
             });
@@ -458,7 +458,7 @@ impl Transport for Defective {
 /// Rank 0 of two, with its judge.
 fn alone(
     transport: impl Transport + 'static,
-    timeout: Duration,
+    stall_timeout: Duration,
     stall_warning: Duration,
 ) -> (Engine, Arc<Judge>) {
     let switch: Arc<AbortSwitch> = Arc::default();
@@ -474,7 +474,7 @@ fn alone(
         supervisor: Arc::clone(&judge) as _,
         abort: switch,
         recorder: Arc::default(),
-        timeout,
+        stall_timeout,
         stall_warning,
         patience: Patience::default(),
     });
@@ -505,18 +505,92 @@ fn a_panic_fails_the_works_and_all_later_ones_but_not_the_process() {
 }
 
 #[test]
-fn a_standstill_is_warned_of_once_before_it_fails() {
+fn a_standstill_is_warned_of_at_doubled_intervals_before_it_fails() {
     let mut mesh = memory::mesh(2, 1000).into_iter();
     let (transport, _absent) = (mesh.next().unwrap(), mesh.next());
-    let warning_after = Duration::from_millis(200);
-    let (engine, judge) = alone(transport, Duration::from_secs(1), warning_after);
+    let warning_after = Duration::from_millis(40);
+    let (engine, judge) = alone(transport, Duration::from_secs(2), warning_after);
     let mut values = vec![1.0; 6];
     let result = engine.run(request(&mut values, SUM), &mut || false);
     assert!(matches!(
         result.unwrap_err().kind,
         ErrorKind::CollectiveTimeout { .. }
     ));
-    assert_eq!(*judge.warnings.lock().unwrap(), [(vec![1], false, 1)]);
+    // After 40, 80, ... 1280 ms; whoever looks late warns once for all that is due.
+    let warnings = judge.warnings.lock().unwrap();
+    assert!((2..=6).contains(&warnings.len()), "{warnings:?}");
+    assert!(
+        warnings
+            .iter()
+            .all(|warning| *warning == (vec![1], false, 1))
+    );
+}
+
+/// Links of a rank that reaches rank 2 where it means rank 1, and the other way round.
+struct Crossed(MemoryTransport);
+
+impl Crossed {
+    fn reached(peer: usize) -> usize {
+        [0, 2, 1][peer]
+    }
+}
+
+impl Transport for Crossed {
+    fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        self.0.try_send(Self::reached(peer), parts)
+    }
+
+    fn try_receive(
+        &mut self,
+        peer: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Broken> {
+        self.0.try_receive(Self::reached(peer), parts)
+    }
+
+    fn wait(&mut self, interests: &[Interest], timeout: Duration) {
+        let interests = interests.iter().map(|interest| Interest {
+            peer: Self::reached(interest.peer),
+            ..*interest
+        });
+        self.0.wait(&interests.collect::<Vec<_>>(), timeout);
+    }
+
+    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
+        self.0.waker()
+    }
+
+    fn name(&self) -> &'static str {
+        "crossed"
+    }
+}
+
+#[test]
+fn what_was_sent_to_another_rank_is_not_used() {
+    for algorithm in ["direct", "one_shot"] {
+        let mut mesh = memory::mesh(3, 1 << 16).into_iter();
+        let crossed = Box::new(Crossed(mesh.next().unwrap())) as Box<dyn Transport>;
+        let links = std::iter::once(crossed).chain(mesh.map(|link| Box::new(link) as _));
+        let topology = Topology::one_host(3);
+        let results = group_over(
+            links.collect(),
+            algorithm,
+            &topology,
+            PATIENT,
+            |rank, engine| {
+                let mut values = vec![rank as f32; 6];
+                let error = engine
+                    .run(request(&mut values, SUM), &mut || false)
+                    .unwrap_err();
+                (error, values == vec![rank as f32; 6])
+            },
+        );
+        for (error, untouched) in results {
+            assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+            assert!(error.to_string().contains("sent to rank"), "{error}");
+            assert!(untouched, "{algorithm}");
+        }
+    }
 }
 
 /// Links that turn one bit of what arrives from rank 0, and count its bytes.

@@ -35,8 +35,10 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         tls: None,
         announce: None,
         addresses: Vec::new(),
+        job: String::new(),
         token: b"secret".into(),
         timeout: Duration::from_secs(30),
+        stall_timeout: Duration::from_secs(30),
         stall_warning: Duration::from_secs(30),
         on_warning: |warning| eprintln!("{warning}"),
     }
@@ -237,11 +239,103 @@ fn an_abort_reaches_all_ranks_with_its_reason() {
     }
 }
 
+/// Ranks of which `one` and `other` are reached at each other's address.
+fn swapped(world_size: usize, one: usize, other: usize) -> Vec<Config> {
+    let rendezvous = free_address();
+    let doors: Vec<_> = (0..world_size).map(|_| free_address()).collect();
+    let config = |rank: usize| Config {
+        listen: (rank > 0).then(|| doors[rank].clone()),
+        announce: match rank {
+            _ if rank == one => Some(doors[other].clone()),
+            _ if rank == other => Some(doors[one].clone()),
+            _ => None,
+        },
+        ..config(rank, world_size, &rendezvous)
+    };
+    (0..world_size).map(config).collect()
+}
+
+#[test]
+fn ranks_that_are_reached_at_each_others_address_form_no_group() {
+    for (token, one, other) in [(&b"secret"[..], 1, 2), (b"", 2, 3)] {
+        let configs = swapped(4, one, other).into_iter().map(|config| Config {
+            token: token.into(),
+            ..config
+        });
+        let errors = members(configs.collect(), |_, communicator| {
+            communicator
+                .err()
+                .expect("a connection leads to the wrong rank")
+        });
+        for error in errors {
+            assert!(
+                matches!(error.kind, ErrorKind::Rendezvous { .. }),
+                "{error}"
+            );
+            let blamed = blamed(&error).unwrap();
+            assert!(blamed == one || blamed == other, "{error}");
+            let (called, reached) = (format!("called rank {blamed}"), one + other - blamed);
+            let text = error.to_string();
+            assert!(text.contains(&called), "{text}");
+            assert!(text.contains(&format!("reached rank {reached}")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_of_another_job_is_turned_away_and_the_own_one_let_in() {
+    let address = free_address();
+    let of_job = |job: &str, rank| Config {
+        job: job.into(),
+        token: Vec::new(),
+        ..config(rank, 2, &address)
+    };
+    let rank_0 = of_job("slurm 1.0", 0);
+    let first = thread::spawn(move || Communicator::connect(&rank_0, &mut || false));
+    let stranger = of_job("slurm 2.0", 1);
+    let error = Communicator::connect(&stranger, &mut || false)
+        .err()
+        .unwrap();
+    assert!(
+        matches!(error.kind, ErrorKind::Rendezvous { .. }),
+        "{error}"
+    );
+    let text = error.to_string();
+    assert!(text.contains("rank 1 was started by job slurm 2.0, rank 0 by job slurm 1.0"));
+    let member = of_job("slurm 1.0", 1);
+    let second = Communicator::connect(&member, &mut || false).unwrap();
+    let first = first.join().unwrap().unwrap();
+    first.close();
+    second.close();
+}
+
+#[test]
+fn a_rank_that_refuses_shared_memory_ends_the_start_of_one_that_needs_it() {
+    let address = free_address();
+    let with = |transport, rank| Config {
+        transport,
+        ..config(rank, 3, &address)
+    };
+    let configs = vec![
+        with(TransportChoice::SharedMemory, 0),
+        with(TransportChoice::Auto, 1),
+        with(TransportChoice::Tcp, 2),
+    ];
+    for error in members(configs, |_, communicator| communicator.err().unwrap()) {
+        assert!(matches!(error.kind, ErrorKind::Config { .. }), "{error}");
+        assert_eq!(blamed(&error), Some(2), "{error}");
+        assert!(
+            error.to_string().contains("rank 0 with transport=\"shm\""),
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn a_late_rank_is_named_by_a_timeout_on_all() {
     let address = free_address();
     let configs = (0..3).map(|rank| Config {
-        timeout: SHORT,
+        stall_timeout: SHORT,
         ..config(rank, 3, &address)
     });
     let failed = Barrier::new(3);

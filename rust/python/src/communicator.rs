@@ -31,7 +31,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, announce, addresses, token, tls, timeout, transport, algorithm, reproducible, wire_dtype, streams, checksum, stall_warning))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, announce, addresses, job, token, tls, timeout, stall_timeout, transport, algorithm, reproducible, wire_dtype, streams, checksum, stall_warning))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -42,9 +42,11 @@ impl Communicator {
         interface: Option<&str>,
         announce: Option<String>,
         addresses: Vec<String>,
+        job: String,
         token: Vec<u8>,
         tls: Option<(PathBuf, PathBuf, PathBuf)>,
         timeout: f64,
+        stall_timeout: f64,
         transport: &str,
         algorithm: &str,
         reproducible: bool,
@@ -63,6 +65,7 @@ impl Communicator {
             key,
         });
         let timeout = seconds(py, "timeout", timeout)?;
+        let stall_timeout = seconds(py, "stall_timeout", stall_timeout)?;
         let stall_warning = seconds(py, "stall_warning", stall_warning)?;
         let algorithm = Rules::parse(algorithm).map_err(|error| to_python(py, &error))?;
         let transport = match transport {
@@ -85,9 +88,11 @@ impl Communicator {
             interface,
             announce,
             addresses,
+            job,
             token,
             tls,
             timeout,
+            stall_timeout,
             stall_warning,
             on_warning: log_warning,
         };

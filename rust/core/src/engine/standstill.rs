@@ -18,7 +18,8 @@ pub(crate) struct Standstill<'a> {
     recorder: &'a FlightRecorder,
     moved_at: Instant,
     noted: bool,
-    warned: bool,
+    /// How long nothing will have moved when people are warned next.
+    next_warning: Duration,
 }
 
 /// How long a collective may stand still.
@@ -26,12 +27,12 @@ pub(crate) struct Standstill<'a> {
 pub(crate) struct Limits {
     /// Until somebody is suspected.
     pub timeout: Duration,
-    /// Until people are warned.
+    /// Until people are warned first, and then each time that twice as much has gone by.
     pub stall_warning: Duration,
 }
 
 impl<'a> Standstill<'a> {
-    pub(crate) const fn new(
+    pub(crate) fn new(
         call: &'a Call,
         sequence: u64,
         limits: Limits,
@@ -45,13 +46,14 @@ impl<'a> Standstill<'a> {
             recorder,
             moved_at: started,
             noted: false,
-            warned: false,
+            next_warning: first_warning(limits),
         }
     }
 
     /// Something has moved.
     pub(crate) fn moved(&mut self, now: Instant) {
         self.moved_at = now;
+        self.next_warning = first_warning(self.limits);
         self.end();
     }
 
@@ -77,14 +79,13 @@ impl<'a> Standstill<'a> {
         now: Instant,
         warn: impl FnOnce(&Stall<'_>),
     ) -> Result<Duration, Suspicion> {
-        let Limits {
-            timeout,
-            stall_warning,
-        } = self.limits;
+        let timeout = self.limits.timeout;
         let (sequence, idle) = (self.sequence, self.idle(now));
         // Also if there was no look between the two limits.
-        if idle >= stall_warning && stall_warning < timeout && !self.warned {
-            self.warned = true;
+        if idle >= self.next_warning && self.next_warning < timeout {
+            while self.next_warning <= idle {
+                self.next_warning *= 2;
+            }
             let (awaited, entered) = execution.late();
             warn(&Stall {
                 awaited,
@@ -113,7 +114,7 @@ impl<'a> Standstill<'a> {
     }
 
     /// What a fault gives reason to suspect.
-    pub(crate) fn suspicion(&self, fault: Fault) -> Suspicion {
+    pub(crate) fn suspicion(&self, fault: Fault, execution: &Execution<'_>) -> Suspicion {
         let sequence = self.sequence;
         match fault {
             Fault::Link { peer, broken } if broken.corrupted => Suspicion::Corrupted {
@@ -126,13 +127,29 @@ impl<'a> Standstill<'a> {
                 peer,
                 reason: broken.reason,
             },
-            Fault::Header { peer, received } if contract::is_header(&received) => {
-                Suspicion::HeadersDiffer { peer, sequence }
+            Fault::Header { peer, received } if !contract::is_header(&received) => {
+                Suspicion::Garbled {
+                    peer,
+                    problem: "sent bytes that are not a collective's header".into(),
+                }
             }
-            Fault::Header { peer, .. } => Suspicion::Garbled {
-                peer,
-                problem: "sent bytes that are not a collective's header".into(),
+            Fault::Header { peer, received } => match contract::way(&received) {
+                way if way == (peer, execution.rank()) => {
+                    Suspicion::HeadersDiffer { peer, sequence }
+                }
+                (from, to) => Suspicion::Garbled {
+                    peer,
+                    problem: format!(
+                        "its connection to rank {} carries what rank {from} sent to rank {to}",
+                        execution.rank()
+                    ),
+                },
             },
         }
     }
+}
+
+/// More than nothing, which no number of doublings would raise.
+fn first_warning(limits: Limits) -> Duration {
+    limits.stall_warning.max(Duration::from_millis(1))
 }

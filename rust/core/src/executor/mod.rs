@@ -16,7 +16,7 @@ use crate::collective::Call;
 use crate::link::{Broken, Direction, Interest, Transport};
 use crate::schedule::topology::Topology;
 use crate::schedule::{Action, Algorithm};
-use crate::wire::contract::{HEADER_BYTES, Header};
+use crate::wire::contract::{self, HEADER_BYTES, Header};
 
 mod operands;
 mod plan;
@@ -85,6 +85,8 @@ pub(crate) enum Progress {
 /// One collective under way.
 pub(crate) struct Execution<'a> {
     operands: Operands<'a>,
+    rank: usize,
+    /// Without the way that it goes.
     header: Header,
     plan: &'a mut Plan,
     /// By outgoing pipe: how much of the header has been sent.
@@ -149,6 +151,7 @@ impl<'a> Execution<'a> {
                 plan,
                 fold,
             ),
+            rank,
             header,
             plan,
             headers_sent,
@@ -158,6 +161,11 @@ impl<'a> Execution<'a> {
             last_to_enter: None,
             bytes_sent: 0,
         }
+    }
+
+    /// Whose part it is.
+    pub(crate) const fn rank(&self) -> usize {
+        self.rank
     }
 
     /// What to wait for after `Progress::Blocked`.
@@ -250,10 +258,12 @@ impl<'a> Execution<'a> {
         if head.is_none() && header_sent == HEADER_BYTES {
             return Ok(false);
         }
+        let header;
         let mut parts = [IoSlice::new(&[]); PARTS + 1];
         let mut filled = 0;
         if header_sent < HEADER_BYTES {
-            parts[0] = IoSlice::new(&self.header[header_sent..]);
+            header = contract::on_way(self.header, self.rank, peer);
+            parts[0] = IoSlice::new(&header[header_sent..]);
             filled = 1;
         }
         if let Some(number) = head {
@@ -345,7 +355,9 @@ impl<'a> Execution<'a> {
         let received = transport.try_receive(peer, &mut parts).map_err(broken)?;
         let of_header = received.unwrap_or(0).min(HEADER_BYTES - *header_received);
         *header_received += of_header;
-        if *header_received == HEADER_BYTES && *header != self.header {
+        if *header_received == HEADER_BYTES
+            && *header != contract::on_way(self.header, peer, self.rank)
+        {
             return Err(Fault::Header {
                 peer,
                 received: Box::new(*header),

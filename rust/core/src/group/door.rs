@@ -30,14 +30,14 @@ use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested, WakeUp};
 use crate::link::tcp;
 use crate::link::tls::{self, Tls};
-use crate::wire::handshake::{self, Hello, Purpose};
+use crate::wire::handshake::{self, GENERATION, Hello, Purpose};
 
 mod hall;
 
 use hall::{Hall, Place};
 
-/// A caller that does not finish its handshake in this time is dropped.
-pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// A caller of a formed group that does not finish its handshake in this time is dropped.
+const INQUIRY_LIMIT: Duration = Duration::from_secs(5);
 /// Callers in their handshake at the same time, while the group forms. Each takes two file
 /// descriptors, of which a process often has 1024.
 const CALLERS_MAX: usize = 128;
@@ -97,6 +97,10 @@ pub(crate) struct Admission {
     pub streams: usize,
     pub token: Vec<u8>,
     pub tls: Option<Tls>,
+    /// The job of this rank.
+    pub job: String,
+    /// A caller that does not finish its handshake in this time is dropped, while the group forms.
+    pub patience: Duration,
     pub watched: Arc<Watched>,
 }
 
@@ -169,6 +173,7 @@ impl Open {
     /// Lets nobody in any more; the port is free when what is returned is dropped.
     fn close(&self) -> Option<TcpListener> {
         self.closing.store(true, Ordering::Release);
+        self.watched.gives_up();
         self.wake_up.wake();
         // A door that panicked is closed as well.
         lock(&self.thread).take()?.join().ok()
@@ -261,16 +266,20 @@ fn greet(
 ) -> Result<Option<Member>> {
     tcp.set_nodelay(true)
         .map_err(|error| handshake::broken(&error))?;
-    let deadline = Instant::now() + HANDSHAKE_LIMIT;
+    let patience = match admission.watched.is_formed() {
+        true => INQUIRY_LIMIT,
+        false => admission.patience,
+    };
+    let deadline = Instant::now() + patience;
     let mut stream = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
     caller.is_connected = true;
     let (mut entrance, mut place) = (None, Some(place));
-    let answered = handshake::answer(&mut stream, &admission.token, |hello| {
-        caller.proved_rank = Some(hello.rank);
-        admission.judge(hello)?;
+    let answered = handshake::answer(&mut stream, admission.rank, &admission.token, |hello| {
         if hello.purpose == Purpose::Inquiry {
             return Ok(());
         }
+        caller.proved_rank = Some(hello.rank);
+        admission.judge(hello, deadline)?;
         if !lock(admitted).insert((hello.rank, hello.purpose.number())) {
             return Err(Error::rendezvous(match hello.purpose {
                 Purpose::Data { stream } => format!(
@@ -300,17 +309,14 @@ fn greet(
 }
 
 impl Admission {
-    /// Whether an authenticated caller has business here.
-    fn judge(&self, hello: &Hello) -> Result<()> {
+    /// Whether an authenticated caller that is no inquirer has business here.
+    fn judge(&self, hello: &Hello, deadline: Instant) -> Result<()> {
         let Self {
             rank,
             world_size,
             streams,
             ..
         } = *self;
-        if hello.purpose == Purpose::Inquiry {
-            return Ok(());
-        }
         if self.watched.is_formed() {
             return Err(Error::rendezvous(BUSY));
         }
@@ -320,26 +326,61 @@ impl Admission {
                 hello.rank, hello.world_size
             )));
         }
+        handshake::check_callee(hello.rank, hello.callee, rank)?;
         if hello.rank >= world_size || hello.rank == rank {
             return Err(Error::rendezvous(format!(
                 "a process called rank {rank} as rank {} of {world_size}",
                 hello.rank
             )));
         }
-        let welcome = match hello.purpose {
-            Purpose::Join(_) => rank == 0,
+        let welcome = match &hello.purpose {
+            Purpose::Join(member) => {
+                self.check_job(hello.rank, &member.job)?;
+                rank == 0
+            }
             Purpose::Data { stream } => {
-                stream < streams && callees(hello.rank, world_size).contains(&rank)
+                *stream < streams && callees(hello.rank, world_size).contains(&rank)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
             Purpose::Inquiry => true,
         };
-        if welcome {
+        if !welcome {
+            return Err(Error::protocol(format!(
+                "rank {} has no such business with rank {rank}",
+                hello.rank
+            )));
+        }
+        if matches!(hello.purpose, Purpose::Join(_)) {
             return Ok(());
         }
-        Err(Error::protocol(format!(
-            "rank {} has no such business with rank {rank}",
-            hello.rank
+        // Its roster may have overtaken that of this rank.
+        let patience = deadline.saturating_duration_since(Instant::now());
+        match self.watched.group(patience) {
+            Some(group) if group == hello.group && hello.generation == GENERATION => Ok(()),
+            Some(_) => Err(Error::rendezvous(format!(
+                "rank {} belongs to another group than rank {rank}, of another job or an earlier \
+                 start",
+                hello.rank
+            ))),
+            None => Err(Error::rendezvous(format!(
+                "rank {rank} has not heard of a group yet"
+            ))),
+        }
+    }
+
+    fn check_job(&self, rank: usize, job: &str) -> Result<()> {
+        if self.job == job {
+            return Ok(());
+        }
+        let shown = |job: &str| match job {
+            "" => "no job that it knows of".to_owned(),
+            job => format!("job {job}"),
+        };
+        Err(Error::rendezvous(format!(
+            "rank {rank} was started by {}, rank {} by {}; two jobs may be using one address",
+            shown(job),
+            self.rank,
+            shown(&self.job)
         )))
     }
 }

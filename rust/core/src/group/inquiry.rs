@@ -32,6 +32,6 @@ pub fn inquire(
         .map_err(unreachable)?;
     let mut stream = tls::call(tcp, tls.as_ref(), address, deadline, &mut || true)?;
     // Whoever asks has no place in the group.
-    handshake::call(&mut stream, Hello::new(0, 0, Purpose::Inquiry)?, token)?;
+    handshake::call(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
     handshake::read_message(&mut stream)
 }

@@ -9,21 +9,20 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::group::door::HANDSHAKE_LIMIT;
 use crate::link::connection::Connection;
 use crate::link::poll::{self, Interested};
-use crate::wire::handshake::{self, Member};
+use crate::wire::handshake::{self, GroupId, Member};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-/// How long a rank that has failed waits for rank 0's word on the cause, which takes it milliseconds.
-const VERDICT_LIMIT: Duration = Duration::from_secs(5);
 
 /// What rank 0 tells those who joined.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// All have joined; connect with them.
-    Formed(Vec<Member>),
+    /// All have joined, as this group; connect with them.
+    Formed {
+        group: GroupId,
+        members: Vec<Member>,
+    },
     /// All are connected.
     Complete,
     /// The group does not form.
@@ -52,13 +51,20 @@ pub(crate) enum Meeting {
 /// A rank that has joined, as rank 0 sees it.
 pub(crate) struct Guest {
     pub member: Member,
-    stream: Connection,
+    line: Line,
     ready: bool,
+}
+
+/// A connection with rank 0.
+struct Line {
+    stream: Connection,
+    /// How long one message may take.
+    patience: Duration,
 }
 
 /// Rank 0, as another rank sees it.
 pub(crate) struct Host {
-    stream: Connection,
+    line: Line,
     name: String,
     complete: bool,
     /// Whether what made this rank fail was rank 0's word.
@@ -66,19 +72,19 @@ pub(crate) struct Host {
 }
 
 impl Guest {
-    pub(crate) const fn new(member: Member, stream: Connection) -> Self {
+    pub(crate) const fn new(member: Member, stream: Connection, patience: Duration) -> Self {
         Self {
             member,
-            stream,
+            line: Line { stream, patience },
             ready: false,
         }
     }
 }
 
 impl Host {
-    pub(crate) const fn new(stream: Connection, name: String) -> Self {
+    pub(crate) const fn new(stream: Connection, name: String, patience: Duration) -> Self {
         Self {
-            stream,
+            line: Line { stream, patience },
             name,
             complete: false,
             judged: false,
@@ -86,7 +92,7 @@ impl Host {
     }
 
     fn look(&mut self) -> Result<()> {
-        match hear::<Answer>(&mut self.stream) {
+        match self.line.hear::<Answer>() {
             None => return Ok(()),
             Some(Ok(Answer::Complete)) => {
                 self.complete = true;
@@ -96,7 +102,7 @@ impl Host {
                 self.judged = true;
                 return Err(cause);
             }
-            Some(Ok(Answer::Formed(_)) | Err(_)) => {}
+            Some(Ok(Answer::Formed { .. }) | Err(_)) => {}
         }
         self.judged = true;
         let problem = "its process ended while the group was forming";
@@ -113,7 +119,7 @@ impl Meeting {
             Self::Host(guests) => {
                 guests
                     .iter_mut()
-                    .try_for_each(|(&rank, guest)| match hear(&mut guest.stream) {
+                    .try_for_each(|(&rank, guest)| match guest.line.hear() {
                         None => Ok(()),
                         Some(Ok(Report::Ready)) => {
                             guest.ready = true;
@@ -131,15 +137,15 @@ impl Meeting {
     }
 
     /// Sends everybody who has joined the roster.
-    pub(crate) fn announce(&mut self, members: Vec<Member>) {
-        self.tell_guests(&Answer::Formed(members));
+    pub(crate) fn announce(&mut self, group: GroupId, members: Vec<Member>) {
+        self.tell_guests(&Answer::Formed { group, members });
     }
 
     /// Says that this rank is connected with all.
     pub(crate) fn be_ready(&mut self) {
         if let Self::Guest(host) = self {
             // If rank 0 has gone, the next look tells.
-            let _ = say(&mut host.stream, &Report::Ready);
+            let _ = host.line.say(&Report::Ready);
         }
     }
 
@@ -177,8 +183,9 @@ impl Meeting {
             && !host.judged
         {
             let report = Report::Failed(error.clone());
-            let until = Instant::now() + VERDICT_LIMIT;
-            if say(&mut host.stream, &report).is_err() {
+            // Rank 0's word on the cause takes it milliseconds.
+            let until = Instant::now() + host.line.patience;
+            if host.line.say(&report).is_err() {
                 return error;
             }
             while let Some(left) = until.checked_duration_since(Instant::now()) {
@@ -201,8 +208,8 @@ impl Meeting {
     /// Sleeps until somebody says something, at most for `limit`.
     pub(crate) fn wait(&self, limit: Duration) {
         let streams: Vec<&Connection> = match self {
-            Self::Host(guests) => guests.values().map(|guest| &guest.stream).collect(),
-            Self::Guest(host) => vec![&host.stream],
+            Self::Host(guests) => guests.values().map(|guest| &guest.line.stream).collect(),
+            Self::Guest(host) => vec![&host.line.stream],
             Self::Outside => return,
         };
         if streams.iter().any(|stream| stream.has_buffered()) {
@@ -216,29 +223,29 @@ impl Meeting {
         if let Self::Host(guests) = self {
             for guest in guests.values_mut() {
                 // A rank that has gone meanwhile is noticed by the next look, or needs no answer.
-                let _ = say(&mut guest.stream, answer);
+                let _ = guest.line.say(answer);
             }
         }
     }
 }
 
-fn say(stream: &mut Connection, message: &impl Serialize) -> Result<()> {
-    be_patient(stream)?;
-    handshake::write_message(stream, message)
-}
+impl Line {
+    fn say(&mut self, message: &impl Serialize) -> Result<()> {
+        self.be_patient()?;
+        handshake::write_message(&mut self.stream, message)
+    }
 
-/// The next message, if there is one or the connection has ended.
-fn hear<T: DeserializeOwned>(stream: &mut Connection) -> Option<Result<T>> {
-    let hear = |stream: &mut Connection| {
-        be_patient(stream)?;
-        handshake::read_message(stream)
-    };
-    stream.is_readable().then(|| hear(stream))
-}
+    /// The next message, if there is one or the connection has ended.
+    fn hear<T: DeserializeOwned>(&mut self) -> Option<Result<T>> {
+        self.stream.is_readable().then(|| {
+            self.be_patient()?;
+            handshake::read_message(&mut self.stream)
+        })
+    }
 
-/// Gives a message as much time as a handshake has.
-fn be_patient(stream: &mut Connection) -> Result<()> {
-    stream
-        .be_patient(Instant::now() + HANDSHAKE_LIMIT)
-        .map_err(|error| handshake::broken(&error))
+    fn be_patient(&mut self) -> Result<()> {
+        self.stream
+            .be_patient(Instant::now() + self.patience)
+            .map_err(|error| handshake::broken(&error))
+    }
 }

@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 use crate::communicator::Config;
 use crate::engine::message_of;
 use crate::error::{Error, Result};
-use crate::group::door::{Admission, Door, HANDSHAKE_LIMIT};
+use crate::group::door::{Admission, Door};
 use crate::group::meeting::{Answer, Guest, Host, Meeting};
 use crate::group::pairs::{by_rank, callees, callers, each_stream};
 use crate::group::roster::{Roster, host_name, this_member};
 use crate::group::watched::Watched;
 use crate::link::connection::Connection;
 use crate::link::tls::{self, Tls};
-use crate::wire::handshake::{self, Hello, Member, Purpose, WORLD_SIZE_MAX};
+use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 
 pub(crate) mod calls;
@@ -63,6 +63,7 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         resolve,
         interrupt,
         meeting: Meeting::Outside,
+        group: GroupId::NONE,
         given_up: None,
         watched: Arc::new(Watched::new(config.rank, config.world_size)),
     };
@@ -82,6 +83,8 @@ struct Forming<'a> {
     resolve: Resolve,
     interrupt: Interrupt<'a>,
     meeting: Meeting,
+    /// Once all have joined.
+    group: GroupId,
     /// The first reason to give up.
     given_up: Option<Error>,
     watched: Arc<Watched>,
@@ -155,13 +158,21 @@ impl Forming<'_> {
     fn check_plans(&self, roster: &Roster) -> Result<()> {
         let plan = &roster.members()[0].plan;
         let mut others = (1..).zip(&roster.members()[1..]);
-        match others.find(|(_, member)| member.plan != *plan) {
-            None => Ok(()),
-            Some((rank, member)) => {
-                let problem = format!("was started with {}, rank 0 with {plan}", member.plan);
-                Err(Error::config(problem).blaming(rank, &member.host))
-            }
+        if let Some((rank, member)) = others.find(|(_, member)| member.plan != *plan) {
+            let problem = format!("was started with {}, rank 0 with {plan}", member.plan);
+            return Err(Error::config(problem).blaming(rank, &member.host));
         }
+        let members = || (0..).zip(roster.members());
+        let needs = members().find(|(_, member)| member.needs_memory);
+        let refuses = members().find(|(_, member)| !member.shares_memory);
+        if let (Some((needs, _)), Some((rank, member))) = (needs, refuses) {
+            let problem = format!(
+                "was started with transport=\"tcp\", rank {needs} with transport=\"shm\", which \
+                 all ranks must share"
+            );
+            return Err(Error::config(problem).blaming(rank, &member.host));
+        }
+        Ok(())
     }
 
     /// Rank 0: waits for everybody and sends the roster.
@@ -182,14 +193,17 @@ impl Forming<'_> {
                 (hello.purpose, &mut self.meeting)
             {
                 self.watched.has_joined(hello.rank);
-                guests.insert(hello.rank, Guest::new(member, stream));
+                let patience = self.config.conversation_limit();
+                guests.insert(hello.rank, Guest::new(member, stream, patience));
             }
         }
         // The others know where they met it.
         let announced = self.config.announce.clone().unwrap_or_default();
         let mut members = vec![this_member(announced, self.config)];
         members.extend(self.joined().values().map(|guest| guest.member.clone()));
-        self.meeting.announce(members.clone());
+        self.group = GroupId::draw()?;
+        self.watched.has_agreed(self.group);
+        self.meeting.announce(self.group, members.clone());
         Ok((door, self.roster(members)))
     }
 
@@ -212,13 +226,14 @@ impl Forming<'_> {
         })?;
         let door = door.expect("nobody joins without a door");
         // Rank 0 gives up at about the same time, and knows better who is missing.
-        let limit = self.deadline + HANDSHAKE_LIMIT;
+        let patience = self.config.conversation_limit();
+        let limit = self.deadline + patience;
         stream
             .be_patient(limit)
             .map_err(|error| socket_fails(&error))?;
         let answer = handshake::read_message(&mut stream.attentive(&mut || self.check().is_ok()));
-        let members = match answer {
-            Ok(Answer::Formed(members)) => members,
+        let (group, members) = match answer {
+            Ok(Answer::Formed { group, members }) => (group, members),
             Ok(Answer::Failed(error)) => return Err(error),
             Ok(Answer::Complete) | Err(_) => {
                 self.check()?;
@@ -233,7 +248,9 @@ impl Forming<'_> {
         if members.len() != self.config.world_size {
             return Err(Error::protocol("rank 0 sent a roster of another size"));
         }
-        self.meeting = Meeting::Guest(Host::new(stream, members[0].host.clone()));
+        self.group = group;
+        self.watched.has_agreed(group);
+        self.meeting = Meeting::Guest(Host::new(stream, members[0].host.clone(), patience));
         Ok((door, self.roster(members)))
     }
 
@@ -249,7 +266,7 @@ impl Forming<'_> {
     fn await_others(&mut self) -> Result<()> {
         let patience = match self.meeting {
             Meeting::Host(_) => READY_GRACE,
-            _ => HANDSHAKE_LIMIT,
+            _ => self.config.conversation_limit(),
         };
         self.meeting.be_ready();
         loop {
@@ -324,6 +341,8 @@ impl Forming<'_> {
             streams: self.config.streams,
             token: self.config.token.clone(),
             tls: self.tls.clone(),
+            job: self.config.job.clone(),
+            patience: self.config.conversation_limit(),
             watched: Arc::clone(&self.watched),
         }
     }
@@ -358,9 +377,13 @@ impl Forming<'_> {
         if !self.interrupt.interrupts() {
             return Ok(());
         }
-        let reason = "was interrupted while the group was forming";
-        Err(Error::aborted(reason).blaming(self.config.rank, host_name()))
+        Err(interrupted(self.config.rank))
     }
+}
+
+/// What ends the start when somebody wants this rank to stop.
+pub(crate) fn interrupted(rank: usize) -> Error {
+    Error::aborted("was interrupted while the group was forming").blaming(rank, host_name())
 }
 
 fn socket_fails(error: &std::io::Error) -> Error {

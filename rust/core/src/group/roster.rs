@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::communicator::Config;
+use crate::communicator::{Config, TransportChoice};
 use crate::schedule::topology::Topology;
 use crate::wire::handshake::Member;
 
@@ -70,8 +70,10 @@ pub(crate) fn this_member(address: String, config: &Config) -> Member {
         address,
         host: host_name(),
         host_id: format!("{} {} {}", host_name(), boot_id.trim(), network.display()),
+        job: config.job.clone(),
         plan: config.plan(),
-        shares_memory: config.shares_memory(),
+        shares_memory: config.transport != TransportChoice::Tcp,
+        needs_memory: config.transport == TransportChoice::SharedMemory,
     }
 }
 
@@ -94,8 +96,10 @@ mod tests {
             address: String::new(),
             host: host.into(),
             host_id: host.into(),
+            job: String::new(),
             plan: String::new(),
             shares_memory: false,
+            needs_memory: false,
         });
         let roster = Roster::new(members.into());
         let local: Vec<_> = (0..5)

@@ -1,14 +1,15 @@
 //! What a rank knows of itself, ready for those who ask at its door.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::error::shortened;
 use crate::group::host_name;
 use crate::group::roster::Roster;
 use crate::trace::flight_recorder::{Entry, FlightRecorder};
+use crate::wire::handshake::GroupId;
 use crate::wire::state::{Collective, Phase, State};
 
 /// One rank from outside. It is asked by threads of the door, never by the engine, so it answers
@@ -17,7 +18,18 @@ pub(crate) struct Watched {
     rank: usize,
     world_size: usize,
     joined: Mutex<BTreeSet<usize>>,
+    agreed: Mutex<Agreed>,
+    agreement: Condvar,
     formed: OnceLock<Formed>,
+}
+
+/// What is known of the group's identity.
+#[derive(Clone, Copy)]
+enum Agreed {
+    NotYet,
+    On(GroupId),
+    /// The door has closed before.
+    Never,
 }
 
 struct Formed {
@@ -32,6 +44,8 @@ impl Watched {
             rank,
             world_size,
             joined: Mutex::default(),
+            agreed: Mutex::new(Agreed::NotYet),
+            agreement: Condvar::new(),
             formed: OnceLock::new(),
         }
     }
@@ -40,6 +54,43 @@ impl Watched {
     pub(crate) fn has_joined(&self, rank: usize) {
         let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
         joined.insert(rank);
+    }
+
+    /// All have joined, as this group.
+    pub(crate) fn has_agreed(&self, group: GroupId) {
+        self.settle(Agreed::On(group));
+    }
+
+    /// Nobody needs to wait for the group's identity any more.
+    pub(crate) fn gives_up(&self) {
+        self.settle(Agreed::Never);
+    }
+
+    /// The identity of the group, once it is known. Members that have it call those whom it has not
+    /// reached.
+    pub(crate) fn group(&self, patience: Duration) -> Option<GroupId> {
+        let waiting = self
+            .agreement
+            .wait_timeout_while(self.agreed(), patience, |agreed| {
+                matches!(agreed, Agreed::NotYet)
+            });
+        match *waiting.unwrap_or_else(PoisonError::into_inner).0 {
+            Agreed::On(group) => Some(group),
+            Agreed::NotYet | Agreed::Never => None,
+        }
+    }
+
+    fn settle(&self, outcome: Agreed) {
+        let mut agreed = self.agreed();
+        if matches!(*agreed, Agreed::NotYet) {
+            *agreed = outcome;
+        }
+        drop(agreed);
+        self.agreement.notify_all();
+    }
+
+    fn agreed(&self) -> MutexGuard<'_, Agreed> {
+        self.agreed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The group has formed: from now on the engine is what matters.

@@ -29,7 +29,7 @@ pub struct Connection {
 }
 
 /// Says whether to go on with waiting.
-pub(crate) type GoOn<'a> = &'a mut dyn FnMut() -> bool;
+pub type GoOn<'a> = &'a mut dyn FnMut() -> bool;
 
 /// A patient connection that asks now and then whether to go on with waiting.
 pub(crate) struct Attentive<'a> {
@@ -294,7 +294,7 @@ impl Line<'_> {
             }
             // `be_ready` tells when the time is over.
             if !self.goes_on() {
-                return Err(io::Error::other("this rank gave up"));
+                return Err(gave_up());
             }
         }
     }
@@ -346,6 +346,11 @@ impl Write for Line<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// What a wait ends with that is asked not to go on.
+pub(super) fn gave_up() -> io::Error {
+    io::Error::other("this rank gave up")
 }
 
 pub(super) fn is_later(kind: ErrorKind) -> bool {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::connection::Connection;
+use super::connection::{Connection, GoOn};
 use super::poll::{self, Interested, WakeUp};
 use super::shm::{self, ShmLink};
 use super::streams::{Incoming, Outgoing};
@@ -64,39 +64,31 @@ impl Links {
     }
 
     /// Tries to share memory with those `peers` that a connection leads to, which try the same at
-    /// the same time; returns with whom it could not, and why.
+    /// the same time; returns with whom it could not, and why. It asks now and then whether to go on.
+    ///
+    /// One after the other: rank `a` and rank `b` meet in round `a + b` modulo the number of ranks.
+    /// In every round each rank has at most one to meet, so the pairs of the earliest round that is
+    /// not over can always go on. All at once would be as many threads as there are pairs.
     ///
     /// # Errors
-    /// When a connection fails.
+    /// When a connection fails, or is not done by `deadline`: the peer at its other end as well.
     pub fn share_memory(
         &mut self,
         rank: usize,
         peers: &[usize],
-        patience: Duration,
-    ) -> std::io::Result<BTreeMap<usize, String>> {
-        let doorbell = &self.doorbell;
-        let pair = |stream: &mut Connection, initiator| {
-            let paired = shm::pair(stream, initiator, doorbell, patience)?;
-            stream.be_nonblocking().map(|()| paired)
-        };
-        let pair = &pair;
-        let paired: Vec<_> = std::thread::scope(|scope| {
-            let willing = self.peers.iter_mut().enumerate();
-            let pairings: Vec<_> = willing
-                .filter(|(peer, _)| peers.contains(peer))
-                .filter_map(|(peer, links)| {
-                    let stream = links.connections.first_mut()?;
-                    Some((peer, scope.spawn(move || pair(stream, rank < peer))))
-                })
-                .collect();
-            let join = |(peer, pairing): (usize, std::thread::ScopedJoinHandle<'_, _>)| {
-                (peer, pairing.join().expect("pairing does not panic"))
-            };
-            pairings.into_iter().map(join).collect()
-        });
+        deadline: Instant,
+        go_on: GoOn<'_>,
+    ) -> Result<BTreeMap<usize, String>, (usize, std::io::Error)> {
+        let mut in_rounds = peers.to_vec();
+        in_rounds.sort_unstable_by_key(|peer| (rank + peer) % self.peers.len());
         let mut refused = BTreeMap::new();
-        for (peer, paired) in paired {
-            match paired? {
+        for peer in in_rounds {
+            let Some(stream) = self.peers[peer].connections.first_mut() else {
+                continue;
+            };
+            let paired = shm::pair(stream, rank < peer, &self.doorbell, deadline, &mut *go_on);
+            let paired = paired.and_then(|paired| stream.be_nonblocking().map(|()| paired));
+            match paired.map_err(|error| (peer, error))? {
                 Ok(memory) => self.peers[peer].share(memory),
                 Err(reason) => drop(refused.insert(peer, reason)),
             }

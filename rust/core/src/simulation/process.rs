@@ -26,6 +26,7 @@ use crate::schedule::Algorithm;
 use crate::trace::flight_recorder::{FlightRecorder, State};
 use crate::trace::journal::Journal;
 use crate::wire::contract::Contract;
+use crate::wire::handshake::GENERATION;
 
 /// How often an engine may look in vain at what is ready, at one moment.
 const ROUNDS_MAX: u32 = 1000;
@@ -254,7 +255,7 @@ impl Process {
             call,
             algorithm,
             (self.rank, &scenario.topology),
-            Contract::of(call, algorithm).header(0, sequence),
+            Contract::of(call, algorithm).header(GENERATION, sequence),
             scratch,
         );
         let standstill = Standstill::new(call, sequence, scenario.limits, recorder, started);
@@ -309,7 +310,7 @@ impl Process {
                 }
                 Ok(Progress::Blocked) => {}
                 Err(fault) => {
-                    let suspicion = standstill.suspicion(fault);
+                    let suspicion = standstill.suspicion(fault, &execution);
                     return Err(Outcome::Failed(self.investigate(suspicion).await));
                 }
             }

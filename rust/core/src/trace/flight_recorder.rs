@@ -12,6 +12,7 @@ use crate::schedule::Algorithm;
 use crate::trace::exposure::Exposure;
 use crate::trace::stats::{Measured, Stats};
 use crate::wire::contract::{Contract, Header};
+use crate::wire::handshake::GENERATION;
 use crate::work::Caller;
 
 /// How many collectives are remembered by default: a few seconds of training.
@@ -111,7 +112,7 @@ impl Entry {
     /// The contract header that was sent.
     #[must_use]
     pub fn header(&self) -> Header {
-        Contract::of(&self.call, self.algorithm).header(0, self.sequence)
+        Contract::of(&self.call, self.algorithm).header(GENERATION, self.sequence)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The header with which every collective starts: what this rank believes it is doing.
 //!
-//! Layout, little-endian, 56 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u64,
-//! sequence u64, count u64, name hash u64, plan hash u64, root u64. Two ranks take part in the
-//! same collective exactly when their headers are equal.
+//! Layout, little-endian, 56 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u32,
+//! sender u16, receiver u16, sequence u64, count u64, name hash u64, plan hash u64, root u64. Two
+//! ranks take part in the same collective exactly when their headers are equal but for the way that
+//! they go; one that goes another way than its pipe has come to the wrong rank.
 
 use crate::collective::{Call, Collective};
 use crate::schedule::Algorithm;
@@ -63,12 +64,32 @@ impl Contract {
 
     /// The header of the `sequence`-th collective of this generation.
     #[must_use]
-    pub fn header(&self, generation: u64, sequence: u64) -> Header {
+    pub fn header(&self, generation: u32, sequence: u64) -> Header {
         let mut bytes = self.0;
-        bytes[8..16].copy_from_slice(&generation.to_le_bytes());
+        bytes[8..12].copy_from_slice(&generation.to_le_bytes());
         bytes[16..24].copy_from_slice(&sequence.to_le_bytes());
         bytes
     }
+}
+
+/// The header as one rank sends it to another.
+///
+/// # Panics
+/// When a rank is not below 65,536; groups are much smaller.
+#[must_use]
+pub fn on_way(mut header: Header, from: usize, to: usize) -> Header {
+    for (at, rank) in [(12, from), (14, to)] {
+        let rank = u16::try_from(rank).expect("a group has at most 2048 ranks");
+        header[at..at + 2].copy_from_slice(&rank.to_le_bytes());
+    }
+    header
+}
+
+/// Who sent a header to whom.
+#[must_use]
+pub fn way(header: &Header) -> (usize, usize) {
+    let rank = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]).into();
+    (rank(12), rank(14))
 }
 
 /// Whether these bytes are a header at all, as opposed to a broken stream.
@@ -127,6 +148,9 @@ mod tests {
         assert_eq!(base, call.header(0, 1));
         assert_ne!(base, call.header(0, 2));
         assert_ne!(base, call.header(1, 1));
+        let sent = on_way(base, 2, 513);
+        assert_eq!(way(&sent), (2, 513));
+        assert!(is_header(&sent) && sent != on_way(base, 513, 2));
         assert_eq!(base, changed(|call| call.name.shown = "v".into()));
         for (index, other) in others.iter().enumerate() {
             assert_ne!(&base, other);

@@ -1,14 +1,14 @@
 //! How a connection begins: who calls, for what purpose, and the proof that both know the token.
 //!
-//! caller -> callee  `Hello` with a nonce
-//! callee -> caller  `Welcome` with another nonce and HMAC(token, "callee", everything so far)
+//! caller -> callee  `Hello`: who calls whom, in which group, with a nonce
+//! callee -> caller  `Welcome`: who answers, another nonce, and HMAC(token, "callee", everything so far)
 //! caller -> callee  `Proof`: HMAC(token, "caller", everything so far)
 //! callee -> caller  `Accepted`
 //!
 //! Either side may answer `Refused` instead, with the error that the other should report; who has not
-//! proved to know the token is not quoted. The proofs cover both nonces and the whole `Hello`, so
-//! they can be neither replayed nor reflected nor moved to another rank, size, purpose or version.
-//! HMAC-SHA256 is RFC 2104 with FIPS 180-4.
+//! proved to know the token is not quoted. The proofs cover both nonces, the whole `Hello` and who
+//! answers, so they can be neither replayed nor reflected nor moved to another caller, callee,
+//! group, generation, size, purpose or version. HMAC-SHA256 is RFC 2104 with FIPS 180-4.
 
 use std::io::{Read, Write};
 
@@ -20,8 +20,10 @@ use sha2::Sha256;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 7;
+pub(crate) const PROTOCOL_VERSION: u32 = 8;
 
+/// Of every group: it grows when a group forms again, which none does yet.
+pub(crate) const GENERATION: u32 = 0;
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Ranks of the largest group: with 512 bytes for each, its roster fits into a message.
@@ -54,6 +56,21 @@ impl Purpose {
     }
 }
 
+/// What tells a group from all others, whatever their ranks, addresses and token: a random number
+/// that rank 0 draws when all have joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GroupId([u8; 16]);
+
+impl GroupId {
+    /// That of a caller who is in no group yet.
+    pub(crate) const NONE: Self = Self([0; 16]);
+
+    /// A new one.
+    pub(crate) fn draw() -> Result<Self> {
+        random().map(Self)
+    }
+}
+
 /// How others reach a rank and recognise its host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Member {
@@ -63,19 +80,27 @@ pub(crate) struct Member {
     pub host: String,
     /// Equal for two ranks exactly if they run on the same booted system and network.
     pub host_id: String,
+    /// The job that started it, such as `slurm 4711.0`; empty if nothing says so.
+    pub job: String,
     /// Settings that must be equal on all ranks, as text.
     pub plan: String,
     /// Whether it would use shared memory.
     pub shares_memory: bool,
+    /// Whether it must.
+    pub needs_memory: bool,
 }
 
 /// The first message of a caller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub version: u32,
+    /// Of the caller.
     pub rank: usize,
+    /// The rank that the caller means to reach; of no matter for an inquiry.
+    pub callee: usize,
     pub world_size: usize,
-    pub generation: u64,
+    pub group: GroupId,
+    pub generation: u32,
     pub purpose: Purpose,
     pub nonce: [u8; 32],
 }
@@ -83,7 +108,11 @@ pub(crate) struct Hello {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
     Hello(Hello),
-    Welcome { nonce: [u8; 32], proof: [u8; 32] },
+    Welcome {
+        rank: usize,
+        nonce: [u8; 32],
+        proof: [u8; 32],
+    },
     Proof([u8; 32]),
     Accepted,
     Refused(Error),
@@ -96,15 +125,28 @@ pub(crate) fn refuse(stream: &mut impl Write, error: &Error) {
 }
 
 impl Hello {
-    pub(crate) fn new(rank: usize, world_size: usize, purpose: Purpose) -> Result<Self> {
+    /// What `rank` says to `callee`, before it is in a group.
+    pub(crate) fn new(
+        (rank, callee): (usize, usize),
+        world_size: usize,
+        purpose: Purpose,
+    ) -> Result<Self> {
         Ok(Self {
             version: PROTOCOL_VERSION,
             rank,
+            callee,
             world_size,
-            generation: 0,
+            group: GroupId::NONE,
+            generation: GENERATION,
             purpose,
-            nonce: nonce()?,
+            nonce: random()?,
         })
+    }
+
+    /// The same from a member of `group`.
+    pub(crate) const fn within(mut self, group: GroupId) -> Self {
+        self.group = group;
+        self
     }
 
     /// One without a secret in it, the same every time.
@@ -112,8 +154,10 @@ impl Hello {
         Self {
             version: PROTOCOL_VERSION,
             rank: 1,
+            callee: 0,
             world_size: 2,
-            generation: 0,
+            group: GroupId([3; 16]),
+            generation: GENERATION,
             purpose,
             nonce: [7; 32],
         }
@@ -123,14 +167,16 @@ impl Hello {
 /// The caller's side.
 pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
     let transcript = encode(&hello)?;
+    let meant = (hello.purpose != Purpose::Inquiry).then_some(hello.callee);
+    let caller = hello.rank;
     write_message(stream, &Message::Hello(hello))?;
-    let (nonce, proof) = match hear(stream)? {
-        Message::Welcome { nonce, proof } => (nonce, proof),
+    let (rank, nonce, proof) = match hear(stream)? {
+        Message::Welcome { rank, nonce, proof } => (rank, nonce, proof),
         Message::Refused(error) if token.is_empty() => return Err(error.fit_to_travel()),
         Message::Refused(error) => return Err(in_our_words(&error)),
         _ => return Err(unexpected("a welcome")),
     };
-    let transcript = [&transcript[..], &nonce].concat();
+    let transcript = continued(&transcript, rank, &nonce);
     if !is_proof(token, b"callee", &transcript, &proof) {
         let error = Error::authentication("the rank that answered does not know this job's token");
         refuse(stream, &wrong_token());
@@ -141,15 +187,17 @@ pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8])
         &Message::Proof(prove(token, b"caller", &transcript)),
     )?;
     match hear(stream)? {
-        Message::Accepted => Ok(()),
+        // It should have refused.
+        Message::Accepted => meant.map_or(Ok(()), |meant| check_callee(caller, meant, rank)),
         Message::Refused(error) => Err(error.fit_to_travel()),
         _ => Err(unexpected("an acceptance")),
     }
 }
 
-/// The callee's side; `judge` looks at an authenticated `Hello`.
+/// The side of the callee, which is `rank`; `judge` looks at an authenticated `Hello`.
 pub(crate) fn answer(
     stream: &mut (impl Read + Write),
+    rank: usize,
     token: &[u8],
     judge: impl FnOnce(&Hello) -> Result<()>,
 ) -> Result<Hello> {
@@ -161,10 +209,10 @@ pub(crate) fn answer(
         write_message(stream, &Message::Refused(error.clone()))?;
         return Err(error);
     }
-    let nonce = nonce()?;
-    let transcript = [&encode(&hello)?[..], &nonce].concat();
+    let nonce = random()?;
+    let transcript = continued(&encode(&hello)?, rank, &nonce);
     let proof = prove(token, b"callee", &transcript);
-    write_message(stream, &Message::Welcome { nonce, proof })?;
+    write_message(stream, &Message::Welcome { rank, nonce, proof })?;
     let verdict = match hear(stream)? {
         Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => judge(&hello),
         // What a stranger gives as the reason is not worth repeating.
@@ -181,6 +229,22 @@ pub(crate) fn answer(
             Err(error)
         }
     }
+}
+
+/// Whether the rank that answers is the one that was called.
+pub(crate) fn check_callee(caller: usize, meant: usize, reached: usize) -> Result<()> {
+    if meant == reached {
+        return Ok(());
+    }
+    Err(Error::rendezvous(format!(
+        "rank {caller} called rank {meant} and reached rank {reached}: the name, address or \
+         forwarded port of the one leads to the other"
+    )))
+}
+
+/// What was said, with what the callee adds to it.
+fn continued(hello: &[u8], rank: usize, nonce: &[u8; 32]) -> Vec<u8> {
+    [hello, &(rank as u64).to_le_bytes(), nonce].concat()
 }
 
 /// Writes one length-prefixed message.
@@ -246,11 +310,11 @@ fn is_proof(token: &[u8], role: &[u8], transcript: &[u8], proof: &[u8; 32]) -> b
     mac(token, role, transcript).verify_slice(proof).is_ok()
 }
 
-fn nonce() -> Result<[u8; 32]> {
-    let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce)
+fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes)
         .map_err(|error| Error::protocol(format!("no random numbers from the system: {error}")))?;
-    Ok(nonce)
+    Ok(bytes)
 }
 
 const OTHER_VERSION: &str = "the caller speaks protocol version ";

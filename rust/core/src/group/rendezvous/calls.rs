@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Forming, socket_fails};
 use crate::error::{Error, Result};
-use crate::group::door::{HANDSHAKE_LIMIT, is_worth_another_call};
+use crate::group::door::is_worth_another_call;
 use crate::group::roster::Roster;
 use crate::link::connection::Connection;
 use crate::link::{tcp, tls};
@@ -49,7 +49,7 @@ impl Forming<'_> {
         loop {
             let tcp = self.reach(rank, host, address)?;
             let purpose = purpose(self, &tcp)?;
-            let error = match self.greet(tcp, address, purpose) {
+            let error = match self.greet(tcp, rank, address, purpose) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
@@ -114,14 +114,21 @@ impl Forming<'_> {
     }
 
     /// The caller's side of all handshakes.
-    fn greet(&mut self, tcp: TcpStream, address: &str, purpose: Purpose) -> Result<Connection> {
+    fn greet(
+        &mut self,
+        tcp: TcpStream,
+        callee: usize,
+        address: &str,
+        purpose: Purpose,
+    ) -> Result<Connection> {
         tcp.set_nodelay(true)
             .map_err(|error| socket_fails(&error))?;
-        let deadline = Instant::now() + HANDSHAKE_LIMIT;
-        let (config, tls) = (self.config, self.tls.clone());
+        let (config, tls, group) = (self.config, self.tls.clone(), self.group);
+        let deadline = Instant::now() + config.conversation_limit();
         let mut go_on = || self.check().is_ok();
         let mut stream = tls::call(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
-        let hello = Hello::new(config.rank, config.world_size, purpose)?;
+        let hello = Hello::new((config.rank, callee), config.world_size, purpose)?;
+        let hello = hello.within(group);
         handshake::call(&mut stream.attentive(&mut go_on), hello, &config.token)?;
         Ok(stream)
     }

@@ -19,6 +19,7 @@ fn config(rank: usize, rendezvous: &str) -> Config {
         tls: None,
         announce: None,
         addresses: Vec::new(),
+        job: String::new(),
         token: b"secret".into(),
         transport: TransportChoice::Tcp,
         algorithm: Rules::default(),
@@ -27,6 +28,7 @@ fn config(rank: usize, rendezvous: &str) -> Config {
         streams: STREAMS,
         checksum: false,
         timeout: TIMEOUT,
+        stall_timeout: TIMEOUT,
         stall_warning: TIMEOUT,
         on_warning: drop,
     }
@@ -50,6 +52,7 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
         resolve,
         interrupt: &mut || false,
         meeting: Meeting::Outside,
+        group: GroupId::NONE,
         given_up: None,
         watched: Arc::new(Watched::new(1, 2)),
     };
@@ -76,7 +79,7 @@ fn a_missing_stream_is_named_within_the_deadline() {
         error.to_string().contains("stream 0 of 2 is missing"),
         "{error}"
     );
-    assert!(started.elapsed() < TIMEOUT + HANDSHAKE_LIMIT);
+    assert!(started.elapsed() < TIMEOUT + config(0, "").conversation_limit());
 }
 
 #[test]
@@ -119,6 +122,7 @@ fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
         resolve: resolve_slowly,
         interrupt,
         meeting: Meeting::Outside,
+        group: GroupId::NONE,
         given_up: None,
         watched: Arc::new(Watched::new(config.rank, 2)),
     };

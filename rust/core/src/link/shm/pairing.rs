@@ -26,16 +26,18 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::arena::Arena;
 use super::{RING_BYTES, ShmLink, passing};
-use crate::link::connection::Connection;
+use crate::link::connection::{Attentive, Connection, GoOn, gave_up};
 use crate::link::poll::{self, Interested};
 use crate::wire::pairing as wire;
+use crate::work::INTERRUPT_INTERVAL;
 
 /// Bytes of the random part of the socket's name, and of the nonce.
 const RANDOM_BYTES: usize = 16;
 /// Callers that have not said the nonce yet; a new one drives out the oldest.
 const CALLERS_MAX: usize = 16;
-/// The part of the initiator's patience for which the other side tries to reach it, so that its
-/// answer still comes in time.
+/// How long the other side tries to reach the initiator, which waits for it: at most, and at most
+/// this part of the time that is left, so that its answer still comes in time.
+const REACHING_LIMIT: Duration = Duration::from_secs(10);
 const REACHING_PART: u32 = 2;
 
 type Nonce = [u8; RANDOM_BYTES];
@@ -44,21 +46,23 @@ type Nonce = [u8; RANDOM_BYTES];
 /// same time; exactly one of both is the initiator.
 ///
 /// Returns the link, or why there is none: the same on both sides. `stream` is patient afterwards,
-/// and carries nothing of this. The other side rings `doorbell`, an eventfd.
+/// and carries nothing of this. The other side rings `doorbell`, an eventfd. It asks now and then
+/// whether to go on.
 ///
 /// # Errors
-/// When the connection fails, or the other side says nothing for as long as `patience`.
+/// When the connection fails, the other side is not done by `deadline`, or `go_on` says no.
 pub fn pair(
     stream: &mut Connection,
     initiator: bool,
     doorbell: &impl AsFd,
-    patience: Duration,
+    deadline: Instant,
+    go_on: GoOn<'_>,
 ) -> io::Result<Result<ShmLink, String>> {
-    let mut talk = Talk::new(stream, patience)?;
+    let mut talk = Talk::new(stream, deadline, go_on)?;
     if initiator {
         invite(&mut talk, doorbell.as_fd())
     } else {
-        visit(&mut talk, doorbell.as_fd(), patience / REACHING_PART)
+        visit(&mut talk, doorbell.as_fd())
     }
 }
 
@@ -88,13 +92,13 @@ fn invite(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<Sh
     }
 }
 
-fn visit(
-    talk: &mut Talk<'_>,
-    doorbell: BorrowedFd<'_>,
-    limit: Duration,
-) -> io::Result<Result<ShmLink, String>> {
+fn visit(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<ShmLink, String>> {
     let accepted = match talk.hear()? {
-        Ok(invitation) => accept(&invitation, doorbell, limit),
+        Ok(invitation) => {
+            let left = talk.deadline.saturating_duration_since(Instant::now());
+            let limit = REACHING_LIMIT.min(left / REACHING_PART);
+            accept(&invitation, doorbell, limit.max(Duration::from_millis(1)))
+        }
         Err(reason) => return Ok(Err(reason)),
     };
     match accepted {
@@ -135,7 +139,7 @@ impl Invitation {
     }
 
     /// The caller who knows the nonce.
-    fn await_guest(&self, talk: &Talk<'_>) -> io::Result<UnixStream> {
+    fn await_guest(&self, talk: &mut Talk<'_>) -> io::Result<UnixStream> {
         let mut callers = VecDeque::with_capacity(CALLERS_MAX + 1);
         loop {
             while let Ok((caller, _)) = self.listener.accept() {
@@ -153,14 +157,12 @@ impl Invitation {
             if talk.has_answer() {
                 return Err(io::Error::other("an answer came before the visit"));
             }
-            let Some(left) = talk.left() else {
-                return Err(ErrorKind::TimedOut.into());
-            };
+            let left = talk.left()?;
             let callers = callers.iter().map(AsFd::as_fd);
             let sockets = [self.listener.as_fd(), talk.stream.as_fd()];
             let sockets = sockets.into_iter().chain(callers);
             let interests = sockets.map(|socket| Interested::readable(socket.as_raw_fd()));
-            poll::wait_without_waker(interests, left);
+            poll::wait_without_waker(interests, left.min(INTERRUPT_INTERVAL));
         }
     }
 
@@ -256,28 +258,36 @@ fn abstract_address(name: &[u8]) -> io::Result<SockAddr> {
 struct Talk<'a> {
     stream: &'a mut Connection,
     deadline: Instant,
+    go_on: GoOn<'a>,
 }
 
 impl<'a> Talk<'a> {
-    fn new(stream: &'a mut Connection, patience: Duration) -> io::Result<Self> {
-        let deadline = Instant::now() + patience;
+    fn new(stream: &'a mut Connection, deadline: Instant, go_on: GoOn<'a>) -> io::Result<Self> {
         stream.be_patient(deadline)?;
-        Ok(Self { stream, deadline })
+        Ok(Self {
+            stream,
+            deadline,
+            go_on,
+        })
     }
 
     fn go_on(&mut self, content: &[u8]) -> io::Result<()> {
-        self.stream.write_all(&wire::go_on(content))
+        self.line().write_all(&wire::go_on(content))
     }
 
     fn refuse(&mut self, reason: String) -> io::Result<Result<ShmLink, String>> {
         let (message, reason) = wire::refusal(reason);
-        self.stream.write_all(&message)?;
+        self.line().write_all(&message)?;
         Ok(Err(reason))
     }
 
     /// The other side's next message: its content, or why there is no more to say.
     fn hear(&mut self) -> io::Result<Result<Vec<u8>, String>> {
-        wire::read(self.stream)
+        wire::read(&mut self.line())
+    }
+
+    fn line(&mut self) -> Attentive<'_> {
+        self.stream.attentive(&mut *self.go_on)
     }
 
     /// Whether the other side has said something, or gone.
@@ -285,9 +295,16 @@ impl<'a> Talk<'a> {
         self.stream.is_readable()
     }
 
-    fn left(&self) -> Option<Duration> {
+    /// The time that is left, if there is no reason to give up.
+    fn left(&mut self) -> io::Result<Duration> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        if !(self.go_on)() {
+            return Err(gave_up());
+        }
+        Ok(left)
     }
 }
 

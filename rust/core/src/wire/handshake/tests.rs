@@ -10,12 +10,12 @@ fn meet(caller: &'static [u8], callee: &'static [u8]) -> (Result<()>, Result<Hel
         let mut stream = TcpStream::connect(address).unwrap();
         call(
             &mut stream,
-            Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap(),
+            Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap(),
             caller,
         )
     });
     let (mut stream, _) = listener.accept().unwrap();
-    let answered = answer(&mut stream, callee, |hello| {
+    let answered = answer(&mut stream, 0, callee, |hello| {
         if hello.world_size == 2 {
             Ok(())
         } else {
@@ -119,24 +119,24 @@ fn overheard() -> [Vec<u8>; 2] {
     let address = listener.local_addr().unwrap();
     let calling = std::thread::spawn(move || {
         let mut wire = Wire(TcpStream::connect(address).unwrap(), Vec::new());
-        let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
+        let hello = Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap();
         call(&mut wire, hello, b"secret").unwrap();
         wire.1
     });
     let mut wire = Wire(listener.accept().unwrap().0, Vec::new());
-    answer(&mut wire, b"secret", |_| Ok(())).unwrap();
+    answer(&mut wire, 0, b"secret", |_| Ok(())).unwrap();
     [wire.1, calling.join().unwrap()]
 }
 
 fn assert_refuses_caller(tape: &mut Tape) {
-    let error = answer(tape, b"secret", |_| panic!("a stranger was let in")).unwrap_err();
+    let error = answer(tape, 0, b"secret", |_| panic!("a stranger was let in")).unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
     assert!(matches!(tape.heard(1), Message::Refused(_)));
 }
 
 fn assert_refuses_callee(tape: &mut Tape) {
-    let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
+    let hello = Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap();
     let error = call(tape, hello, b"secret").unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
@@ -161,6 +161,7 @@ fn a_reflected_proof_is_refused_on_both_sides() {
     // A callee that has only what a caller once said.
     assert_refuses_callee(&mut Tape::saying(&[
         Message::Welcome {
+            rank: 0,
             nonce: [0; 32],
             proof: overheard,
         },
@@ -182,10 +183,40 @@ fn a_reflected_proof_is_refused_on_both_sides() {
     });
     let mut stream = listener.accept().unwrap().0;
     let judge = |_: &Hello| panic!("a mirror was let in");
-    let error = answer(&mut stream, b"secret", judge).unwrap_err();
+    let error = answer(&mut stream, 0, b"secret", judge).unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
     assert!(matches!(mirror.join().unwrap(), Message::Refused(_)));
+}
+
+/// What becomes of the call of rank 2 by rank 1 that a rank answers which does not look whom it
+/// meant.
+fn call_rank_2(purpose: Purpose, answers: usize) -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let calling = std::thread::spawn(move || {
+        let hello = Hello::new((1, 2), 4, purpose).unwrap();
+        call(&mut TcpStream::connect(address).unwrap(), hello, b"secret")
+    });
+    let stream = &mut listener.accept().unwrap().0;
+    answer(stream, answers, b"secret", |_| Ok(())).unwrap();
+    calling.join().unwrap()
+}
+
+#[test]
+fn a_caller_takes_no_other_rank_for_the_one_that_it_called() {
+    assert_eq!(call_rank_2(Purpose::Data { stream: 0 }, 2), Ok(()));
+    assert_eq!(call_rank_2(Purpose::Inquiry, 3), Ok(()));
+    for purpose in [Purpose::Data { stream: 0 }, Purpose::Control] {
+        let error = call_rank_2(purpose, 3).unwrap_err();
+        let rendezvous = matches!(error.kind, ErrorKind::Rendezvous { .. });
+        assert!(rendezvous, "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("rank 1 called rank 2 and reached rank 3"),
+            "{text}"
+        );
+    }
 }
 
 #[test]
@@ -194,12 +225,12 @@ fn a_missing_proof_is_refused_on_both_sides() {
     assert_refuses_caller(&mut Tape::saying(&[hello(), Message::Accepted]));
     assert_refuses_caller(&mut Tape::saying(&[hello(), hello()]));
     let mut tape = Tape::saying(&[Message::Accepted]);
-    let hello = Hello::new(1, 2, Purpose::Data { stream: 0 }).unwrap();
+    let hello = Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap();
     assert!(call(&mut tape, hello, b"secret").is_err());
 }
 
 #[test]
-fn a_proof_for_another_rank_or_purpose_is_refused() {
+fn a_proof_for_another_caller_callee_group_or_purpose_is_refused() {
     let [caller, _] = overheard();
     let mut said = &caller[..];
     let (Message::Hello(hello), proof) = (hear(&mut said).unwrap(), hear(&mut said).unwrap())
@@ -209,6 +240,18 @@ fn a_proof_for_another_rank_or_purpose_is_refused() {
     let others = [
         Hello {
             rank: 0,
+            ..hello.clone()
+        },
+        Hello {
+            callee: 2,
+            ..hello.clone()
+        },
+        Hello {
+            group: GroupId::draw().unwrap(),
+            ..hello.clone()
+        },
+        Hello {
+            generation: 1,
             ..hello.clone()
         },
         Hello {
@@ -236,11 +279,11 @@ fn another_version_is_named_on_both_sides() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let calling = std::thread::spawn(move || {
-        let mut hello = Hello::new(1, 2, Purpose::Control).unwrap();
+        let mut hello = Hello::new((1, 0), 2, Purpose::Control).unwrap();
         hello.version += 1;
         call(&mut TcpStream::connect(address).unwrap(), hello, b"")
     });
-    let answered = answer(&mut listener.accept().unwrap().0, b"", |_| Ok(()));
+    let answered = answer(&mut listener.accept().unwrap().0, 0, b"", |_| Ok(()));
     for error in [calling.join().unwrap().unwrap_err(), answered.unwrap_err()] {
         assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
         let versions = format!("version {}, the rank it called", PROTOCOL_VERSION + 1);
@@ -299,8 +342,10 @@ fn the_roster_of_the_largest_group_fits_into_a_message() {
         address: "a".repeat(100),
         host: "h".repeat(64),
         host_id: "i".repeat(64 + " 01234567-89ab-cdef-0123-456789abcdef net:[4026531840]".len()),
+        job: "j".repeat(32),
         plan: "p".repeat(150),
         shares_memory: true,
+        needs_memory: false,
     };
     let roster = vec![member; WORLD_SIZE_MAX];
     write_message(&mut std::io::sink(), &roster).unwrap();

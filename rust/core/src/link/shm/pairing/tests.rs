@@ -13,12 +13,22 @@ const ADDRESS_VARIABLE: &str = "GRADRING_TEST_ADDRESS";
 
 type Outcome = io::Result<Result<ShmLink, String>>;
 
+fn pair_within(
+    stream: &mut Connection,
+    initiator: bool,
+    doorbell: &impl AsFd,
+    patience: Duration,
+) -> Outcome {
+    let deadline = Instant::now() + patience;
+    pair(stream, initiator, doorbell, deadline, &mut || true)
+}
+
 /// Runs an initiator against `visitor`, which gets the other end of its connection.
 fn with_initiator(visitor: impl FnOnce(Connection) -> Outcome) -> (Outcome, Outcome) {
     let (mut ours, theirs) = connection();
     std::thread::scope(|scope| {
         let initiator = scope.spawn(move || {
-            let outcome = pair(&mut ours, true, &WakeUp::new()?, PATIENCE);
+            let outcome = pair_within(&mut ours, true, &WakeUp::new()?, PATIENCE);
             if outcome.is_ok() {
                 ours.write_all(b"next")?;
             }
@@ -41,7 +51,8 @@ fn visit_with(
     mut stream: Connection,
     accept: impl FnOnce(Vec<u8>) -> Result<ShmLink, String>,
 ) -> Outcome {
-    let mut talk = Talk::new(&mut stream, PATIENCE)?;
+    let mut go_on = || true;
+    let mut talk = Talk::new(&mut stream, Instant::now() + PATIENCE, &mut go_on)?;
     match accept(talk.hear()?.unwrap()) {
         Ok(link) => {
             talk.go_on(&[])?;
@@ -76,7 +87,7 @@ fn common_reason((invited, visited): (Outcome, Outcome)) -> String {
 #[test]
 fn two_ranks_of_one_host_pair() {
     let (invited, visited) =
-        with_initiator(|mut stream| pair(&mut stream, false, &WakeUp::new()?, PATIENCE));
+        with_initiator(|mut stream| pair_within(&mut stream, false, &WakeUp::new()?, PATIENCE));
     assert_connected(
         &mut invited.unwrap().unwrap(),
         &mut visited.unwrap().unwrap(),
@@ -144,7 +155,7 @@ fn who_says_a_wrong_nonce_gets_nothing() {
 fn a_doorbell_that_could_block_or_kill_is_refused() {
     let (socket, _) = connection();
     let reason = common_reason(with_initiator(|mut stream| {
-        pair(&mut stream, false, &socket.as_fd(), PATIENCE)
+        pair_within(&mut stream, false, &socket.as_fd(), PATIENCE)
     }));
     assert_eq!(reason, "the initiator failed: the doorbell is no eventfd");
 }
@@ -154,11 +165,11 @@ fn an_initiator_without_memory_says_so() {
     let (mut ours, mut theirs) = connection();
     // Longer than a reason may be, with its limit inside a character.
     let reason = format!("x{}", "é".repeat(255));
-    let told = Talk::new(&mut ours, PATIENCE)
+    let told = Talk::new(&mut ours, Instant::now() + PATIENCE, &mut || true)
         .unwrap()
         .refuse(reason)
         .unwrap();
-    let heard = pair(&mut theirs, false, &WakeUp::new().unwrap(), PATIENCE).unwrap();
+    let heard = pair_within(&mut theirs, false, &WakeUp::new().unwrap(), PATIENCE).unwrap();
     let (told, heard) = (told.err().unwrap(), heard.err().unwrap());
     assert_eq!(told, heard);
     assert!(!heard.contains('\u{fffd}'));
@@ -170,12 +181,15 @@ fn a_partner_that_goes_or_says_nothing_is_an_error() {
     let kind = |outcome: Outcome| outcome.err().unwrap().kind();
     for initiator in [true, false] {
         let (mut ours, theirs) = connection();
-        let outcome = pair(&mut ours, initiator, &bell, Duration::from_millis(50));
+        let outcome = pair_within(&mut ours, initiator, &bell, Duration::from_millis(50));
         assert_eq!(kind(outcome), ErrorKind::TimedOut);
+        let deadline = Instant::now() + PATIENCE;
+        let outcome = pair(&mut ours, initiator, &bell, deadline, &mut || false);
+        assert_eq!(kind(outcome), ErrorKind::Other);
         drop(theirs);
         let (mut ours, theirs) = connection();
         drop(theirs);
-        let outcome = pair(&mut ours, initiator, &bell, PATIENCE);
+        let outcome = pair_within(&mut ours, initiator, &bell, PATIENCE);
         assert_eq!(kind(outcome), ErrorKind::UnexpectedEof);
     }
 }
@@ -191,7 +205,9 @@ fn two_processes_exchange_bytes() {
     let mut child = Ending(child.unwrap());
     let mut stream = listener.accept().unwrap().0.into();
     let bell = WakeUp::new().unwrap();
-    let mut link = pair(&mut stream, true, &bell, PATIENCE).unwrap().unwrap();
+    let mut link = pair_within(&mut stream, true, &bell, PATIENCE)
+        .unwrap()
+        .unwrap();
     let bytes: Vec<u8> = (0..TOTAL).map(|index| ((index * 7) >> 3) as u8).collect();
     let mut echoed = vec![0; TOTAL];
     let (mut sent, mut received) = (0, 0);
@@ -220,7 +236,9 @@ fn echo() {
         .unwrap()
         .into();
     let bell = WakeUp::new().unwrap();
-    let mut link = pair(&mut stream, false, &bell, PATIENCE).unwrap().unwrap();
+    let mut link = pair_within(&mut stream, false, &bell, PATIENCE)
+        .unwrap()
+        .unwrap();
     let mut pending = Vec::new();
     loop {
         match link.readable() {
