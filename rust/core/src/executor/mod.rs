@@ -18,6 +18,7 @@ use crate::schedule::topology::Topology;
 use crate::schedule::{Action, Algorithm};
 use crate::wire::contract::{self, HEADER_BYTES, Header};
 
+mod conflicts;
 mod operands;
 mod plan;
 

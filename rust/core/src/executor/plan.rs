@@ -3,9 +3,11 @@
 //! Training repeats the same collectives, so plans are kept: a repeated collective allocates
 //! nothing.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::conflicts::{Conflict, History};
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::schedule::topology::Topology;
@@ -13,6 +15,8 @@ use crate::schedule::{self, Access, Action, Algorithm, Contents, Schedule, Turn}
 
 /// How many plans are kept: more than a step of most models has buckets.
 const PLANS_MAX: usize = 64;
+/// How many operations they may have together, about 150 bytes each; a larger plan is kept alone.
+const OPERATIONS_MAX: usize = 1 << 20;
 
 /// Bytes of an all-reduce that are under way at a time, give or take: they stay in cache.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -22,6 +26,8 @@ const BLOCKS_MAX: usize = 256;
 /// The plan of one rank for one kind of collective, and how far it is.
 pub(super) struct Plan {
     pub(super) operations: Vec<Operation>,
+    /// Of all operations, one after the other.
+    conflicts: Vec<Conflict>,
     /// Sends, by receiver.
     pub(super) outgoing: Vec<Pipe>,
     /// Receives, by sender.
@@ -40,9 +46,8 @@ pub(super) struct Operation {
     pub(super) moved_bytes: usize,
     pub(super) action: Option<Action>,
     pub(super) contents: Contents,
-    access: Access,
-    /// Earlier operations that conflict on some of the same elements, and which elements.
-    conflicts: Vec<(usize, Range<usize>)>,
+    /// Which of the plan's conflicts are this one's: what it has to follow.
+    conflicts: Range<usize>,
 }
 
 /// Operations that keep their order.
@@ -90,16 +95,18 @@ impl Plan {
                     .map(|receive| receive.range.clone()),
             )),
             operations: Vec::new(),
+            conflicts: Vec::new(),
             outgoing: vec![Pipe::new((rank + 1) % world_size)],
             incoming: vec![Pipe::new((rank + world_size - 1) % world_size)],
             own: Pipe::new(rank),
         };
+        let mut history = History::default();
         for step in schedule {
             // A step's send and receive touch different elements, so their order is free.
             if let Some(send) = step.send {
                 let (contents, access) = (send.contents, Access::SEND);
                 let size = element_bytes(contents);
-                let number = plan.add(send.range, size, None, contents, access);
+                let number = plan.add(&mut history, send.range, size, None, contents, access);
                 pipe(&mut plan.outgoing, send.peer)
                     .operations
                     .extend(number);
@@ -108,7 +115,8 @@ impl Plan {
                 let contents = receive.action.contents();
                 let access = Access::receive(rank, receive.peer, receive.action);
                 let (size, action) = (element_bytes(contents), Some(receive.action));
-                let number = plan.add(receive.range, size, action, contents, access);
+                let range = receive.range;
+                let number = plan.add(&mut history, range, size, action, contents, access);
                 let pipe = match receive.peer == rank {
                     true => &mut plan.own,
                     false => pipe(&mut plan.incoming, receive.peer),
@@ -122,6 +130,7 @@ impl Plan {
     /// Adds an operation after all others; `None` if it moves nothing.
     fn add(
         &mut self,
+        history: &mut History,
         range: Range<usize>,
         element_bytes: usize,
         action: Option<Action>,
@@ -131,24 +140,17 @@ impl Plan {
         if range.is_empty() {
             return None;
         }
-        let earlier = self.operations.iter().enumerate();
-        let conflicts = earlier
-            .filter(|(_, earlier)| earlier.access.conflicts(access))
-            .filter_map(|(number, earlier)| {
-                let common = range.start.max(earlier.range.start)..range.end.min(earlier.range.end);
-                (!common.is_empty()).then_some((number, common))
-            })
-            .collect();
+        let number = self.operations.len();
+        let conflicts = history.add(number, &range, access, &mut self.conflicts);
         self.operations.push(Operation {
             range,
             element_bytes,
             moved_bytes: 0,
             action,
             contents,
-            access,
             conflicts,
         });
-        Some(self.operations.len() - 1)
+        Some(number)
     }
 
     /// Goes on behind an incoming operation, if all of it has arrived.
@@ -172,7 +174,7 @@ impl Plan {
     pub(super) fn watermark(&self, number: usize) -> usize {
         let operation = &self.operations[number];
         let mut end = operation.range.end;
-        for (earlier, common) in &operation.conflicts {
+        for (earlier, common) in &self.conflicts[operation.conflicts.clone()] {
             let reached = self.operations[*earlier].reached();
             if reached < common.end {
                 end = end.min(reached.max(common.start));
@@ -241,8 +243,9 @@ impl Places {
 /// The plans of one rank.
 #[derive(Default)]
 pub(super) struct Plans {
-    kept: Vec<(Key, Plan)>,
-    oldest: usize,
+    /// The oldest first.
+    kept: VecDeque<(Key, Plan)>,
+    operations: usize,
 }
 
 struct Key {
@@ -295,17 +298,26 @@ impl Plans {
                 algorithm,
                 collective: call.collective.clone(),
             };
-            if self.kept.len() < PLANS_MAX {
-                self.kept.push((key, plan));
-                return self.kept.len() - 1;
-            }
-            let index = self.oldest;
-            self.oldest = (index + 1) % PLANS_MAX;
-            self.kept[index] = (key, plan);
-            index
+            self.keep(key, plan)
         });
         let plan = &mut self.kept[index].1;
         plan.restart();
         plan
     }
+
+    /// Keeps a plan in the place of the oldest, if there are too many; returns where.
+    fn keep(&mut self, key: Key, plan: Plan) -> usize {
+        self.operations += plan.operations.len();
+        while self.kept.len() >= PLANS_MAX || self.operations > OPERATIONS_MAX {
+            let Some((_, oldest)) = self.kept.pop_front() else {
+                break;
+            };
+            self.operations -= oldest.operations.len();
+        }
+        self.kept.push_back((key, plan));
+        self.kept.len() - 1
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -89,12 +89,12 @@ pub struct Receive {
 /// What an operation does to elements of the buffer and to those of a fold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Access {
-    buffer: Use,
-    folds: bool,
+    pub(crate) buffer: Use,
+    pub(crate) folds: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
+pub(crate) enum Use {
     Nothing,
     Read,
     Write,
@@ -120,6 +120,7 @@ impl Access {
     }
 
     /// Whether two operations on the same elements must keep their order.
+    #[cfg(test)]
     pub(crate) fn conflicts(self, other: Self) -> bool {
         let untouched = self.buffer == Use::Nothing || other.buffer == Use::Nothing;
         let unchanged = self.buffer != Use::Write && other.buffer != Use::Write;

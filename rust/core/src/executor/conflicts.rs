@@ -1,0 +1,138 @@
+//! Which earlier operations an operation has to follow, and on which elements.
+//!
+//! Only the nearest ones are kept: on every element the last operation that wrote it, or those that
+//! have read it since. Whatever came before them they follow themselves, and on the same elements,
+//! so an operation that never passes them never passes that either. An operation then has a few
+//! conflicts, however long the schedule is.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::schedule::{Access, Use};
+
+/// An earlier operation, and the elements on which it must stay ahead.
+pub(super) type Conflict = (usize, Range<usize>);
+
+/// The operations so far, by what they touched.
+#[derive(Default)]
+pub(super) struct History {
+    buffer: Touched,
+    fold: Touched,
+}
+
+/// What was done to elements of one memory: disjoint ranges by their starts. Elements of which
+/// nothing is known were not touched.
+#[derive(Default)]
+struct Touched(BTreeMap<usize, Segment>);
+
+#[derive(Clone)]
+struct Segment {
+    end: usize,
+    writer: Option<usize>,
+    /// Since it was written.
+    readers: Vec<usize>,
+}
+
+impl History {
+    /// Adds operation `number` on `range` behind all others, and what it has to follow behind the
+    /// conflicts of the others; returns where.
+    pub(super) fn add(
+        &mut self,
+        number: usize,
+        range: &Range<usize>,
+        access: Access,
+        conflicts: &mut Vec<Conflict>,
+    ) -> Range<usize> {
+        let first = conflicts.len();
+        let mut found = Found { conflicts, first };
+        match access.buffer {
+            Use::Nothing => {}
+            Use::Read => self.buffer.read(number, range, &mut found),
+            Use::Write => self.buffer.write(number, range, &mut found),
+        }
+        if access.folds {
+            self.fold.write(number, range, &mut found);
+        }
+        first..conflicts.len()
+    }
+}
+
+impl Touched {
+    fn read(&mut self, number: usize, range: &Range<usize>, found: &mut Found<'_>) {
+        self.split(range);
+        let (mut reached, mut gaps) = (range.start, Vec::new());
+        for (&start, segment) in self.0.range_mut(range.clone()) {
+            gaps.push(reached..start);
+            reached = segment.end;
+            found.follow(segment.writer, start..segment.end);
+            segment.readers.push(number);
+        }
+        gaps.push(reached..range.end);
+        for gap in gaps.into_iter().filter(|gap| !gap.is_empty()) {
+            let segment = Segment {
+                end: gap.end,
+                writer: None,
+                readers: vec![number],
+            };
+            self.0.insert(gap.start, segment);
+        }
+    }
+
+    fn write(&mut self, number: usize, range: &Range<usize>, found: &mut Found<'_>) {
+        self.split(range);
+        let mut starts = Vec::new();
+        for (&start, segment) in self.0.range(range.clone()) {
+            starts.push(start);
+            let elements = start..segment.end;
+            match segment.readers.is_empty() {
+                true => found.follow(segment.writer, elements),
+                false => found.follow(segment.readers.iter().copied(), elements),
+            }
+        }
+        for start in starts {
+            self.0.remove(&start);
+        }
+        let segment = Segment {
+            end: range.end,
+            writer: Some(number),
+            readers: Vec::new(),
+        };
+        self.0.insert(range.start, segment);
+    }
+
+    /// Makes segments begin and end where `range` does.
+    fn split(&mut self, range: &Range<usize>) {
+        for at in [range.start, range.end] {
+            if let Some((_, segment)) = self.0.range_mut(..at).next_back()
+                && segment.end > at
+            {
+                let rest = segment.clone();
+                segment.end = at;
+                self.0.insert(at, rest);
+            }
+        }
+    }
+}
+
+/// The conflicts of all operations, of which those from `first` on are the newest operation's.
+struct Found<'a> {
+    conflicts: &'a mut Vec<Conflict>,
+    first: usize,
+}
+
+impl Found<'_> {
+    /// Adds that `elements` follow these operations.
+    fn follow(&mut self, earlier: impl IntoIterator<Item = usize>, elements: Range<usize>) {
+        for number in earlier {
+            match self.conflicts[self.first..].last_mut() {
+                Some((last, range)) if *last == number && range.end == elements.start => {
+                    range.end = elements.end;
+                }
+                _ => self.conflicts.push((number, elements.clone())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
