@@ -1,4 +1,4 @@
-"""Ranks of one host that cannot share memory."""
+"""Which ranks of one host share memory, and what is said about those that cannot."""
 
 from __future__ import annotations
 
@@ -45,3 +45,15 @@ def test_ranks_that_must_share_memory_and_cannot_say_why() -> None:
     for outcome in run_ranks(reduce_without_shared_memory, 2, [0, 1], "shm", check=False):
         assert isinstance(outcome.exception, gradring.errors.ConfigError), outcome
         assert f"cannot share memory with it: {REASON}" in str(outcome.exception)
+
+
+def share_with_all() -> str:
+    with gradring.init() as comm:
+        x = np.full(3, comm.rank, np.float32)
+        assert (comm.all_reduce(x) == sum(range(comm.world_size))).all()
+        return str(comm.stats()["transport"])
+
+
+def test_64_ranks_of_one_host_share_memory() -> None:
+    """As many as are connected with one another: 2016 pairs, on however few cores."""
+    assert run_ranks(share_with_all, 64, timeout=280) == ["shm"] * 64

@@ -15,7 +15,7 @@ from launching import DEADLINE_S, command_line, gradring, script
 
 from gradring.doctor.endpoint import probe
 from gradring.doctor.group import pair_lines, problems_of
-from gradring.doctor.job import Entered, JobState, RankState
+from gradring.doctor.job import Entered, JobState, RankState, ask_job
 from gradring.doctor.pair import PairMeasurement
 from gradring.launch.ports import free_ports
 from waiting import wait_until
@@ -249,6 +249,24 @@ def test_a_rank_in_an_earlier_collective_is_not_blamed_but_the_one_outside_is() 
     job = JobState(3, {0: state(0, 7, 6), 1: state(1, 6, 5), 2: state(2, None, 5)}, {})
     well, sentences = job.verdict()
     assert not well and len(sentences) == 1 and sentences[0].startswith("rank 2 on h keeps")
+
+
+def test_a_rank_of_another_group_is_not_taken_for_one_of_this(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    members = [(f"127.0.0.1:{rank}", "h") for rank in range(3)]
+
+    def inquire(address: str, *_: object) -> dict[str, object]:
+        rank = int(address.rpartition(":")[2])
+        nothing = dict.fromkeys(("entered", "ended", "failed"))
+        of_job = {"rank": rank, "world_size": 3, "host": "h", "process_id": 7, "formed": True}
+        group = "b" if rank == 1 else "a"
+        return {**of_job, **nothing, "awaited": [], "members": members, "group": group}
+
+    monkeypatch.setattr("gradring._native.inquire", inquire)
+    state = ask_job("127.0.0.1:0", None)
+    assert sorted(state.states) == [0, 2]
+    assert "another group" in state.silent[1] and "127.0.0.1:1" in state.silent[1]
 
 
 def test_short_waits_are_no_problem() -> None:

@@ -168,10 +168,10 @@ def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -
                 raise answer
             if isinstance(answer, GradringError):
                 silent[rank] = f"{first['members'][rank][1]}, {door}: {answer}"
-            elif answer["formed"] and answer["rank"] == rank:
+            elif answer["formed"] and (answer["group"], answer["rank"]) == (first["group"], rank):
                 states[rank] = _state(answer)
             else:
-                silent[rank] = f"another process answers at {door}"
+                silent[rank] = f"a process of another group, or another rank, answers at {door}"
     return JobState(world_size, dict(sorted(states.items())), silent)
 
 

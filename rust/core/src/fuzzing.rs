@@ -354,6 +354,7 @@ fn state_samples() -> Vec<Vec<u8>> {
             missing: vec![1, 3],
         },
         Phase::Formed {
+            group: GroupId::NONE,
             members: vec![("127.0.0.1:29500".into(), "node-a".into()); 3],
             entered: Some(collective(8)),
             awaited: vec![2],
@@ -361,6 +362,7 @@ fn state_samples() -> Vec<Vec<u8>> {
             failed: None,
         },
         Phase::Formed {
+            group: GroupId::NONE,
             members: Vec::new(),
             entered: None,
             awaited: Vec::new(),

@@ -48,6 +48,7 @@ fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> 
             result.set_item("formed", false)?;
         }
         Phase::Formed {
+            group,
             members,
             entered,
             awaited,
@@ -55,6 +56,7 @@ fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> 
             failed,
         } => {
             result.set_item("formed", true)?;
+            result.set_item("group", group.to_string())?;
             result.set_item("members", members)?;
             result.set_item("entered", entered.map(collective))?;
             result.set_item("awaited", awaited)?;

@@ -33,6 +33,7 @@ enum Agreed {
 }
 
 struct Formed {
+    group: GroupId,
     members: Vec<(String, String)>,
     recorder: Arc<FlightRecorder>,
     abort: Arc<AbortSwitch>,
@@ -107,6 +108,7 @@ impl Watched {
             .collect();
         // A group forms once.
         let _ = self.formed.set(Formed {
+            group: self.group(Duration::ZERO).unwrap_or(GroupId::NONE),
             members,
             recorder,
             abort,
@@ -151,6 +153,7 @@ impl Formed {
             age: since.unwrap_or(entry.launched).elapsed(),
         };
         Phase::Formed {
+            group: self.group,
             members: self.members.clone(),
             awaited: waiting.map(|waiting| waiting.awaited).unwrap_or_default(),
             entered: entered.map(|entry| collective(&entry, entry.started)),

@@ -10,6 +10,7 @@
 //! answers, so they can be neither replayed nor reflected nor moved to another caller, callee,
 //! group, generation, size, purpose or version. HMAC-SHA256 is RFC 2104 with FIPS 180-4.
 
+use std::fmt;
 use std::io::{Read, Write};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -59,7 +60,7 @@ impl Purpose {
 /// What tells a group from all others, whatever their ranks, addresses and token: a random number
 /// that rank 0 draws when all have joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GroupId([u8; 16]);
+pub struct GroupId([u8; 16]);
 
 impl GroupId {
     /// That of a caller who is in no group yet.
@@ -68,6 +69,12 @@ impl GroupId {
     /// A new one.
     pub(crate) fn draw() -> Result<Self> {
         random().map(Self)
+    }
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 

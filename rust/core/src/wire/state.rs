@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::handshake::GroupId;
+
 /// The state of one rank, as it sees itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
@@ -31,6 +33,8 @@ pub enum Phase {
     },
     /// The group has formed.
     Formed {
+        /// What tells the group from others.
+        group: GroupId,
         /// Door and host of each rank.
         members: Vec<(String, String)>,
         /// The collective this rank is in.
