@@ -71,6 +71,8 @@ pub(crate) type Create = unsafe extern "C" fn(*mut RawConstruction) -> *mut c_vo
 pub(crate) type Compute = unsafe extern "C" fn(*mut c_void, *mut RawContext);
 /// Called when a node is destroyed.
 pub(crate) type Delete = unsafe extern "C" fn(*mut c_void);
+/// Gives back the memory of a tensor: its address, its length and an argument.
+pub(crate) type Deallocate = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
 /// Called when a node is added to a graph.
 pub(crate) type InferShapes = unsafe extern "C" fn(*mut ShapeContext, *mut RawStatus);
 
@@ -157,6 +159,9 @@ functions! {
            *mut RawStatus) -> *mut RawTensor;
     fail_context = c"TF_OpKernelContext_Failure": fn(*mut RawContext, *mut RawStatus);
 
+    new_tensor = c"TF_NewTensor":
+        fn(DataType, *const i64, c_int, *mut c_void, usize, Deallocate, *mut c_void)
+            -> *mut RawTensor;
     delete_tensor = c"TF_DeleteTensor": fn(*mut RawTensor);
     tensor_type = c"TF_TensorType": fn(*const RawTensor) -> DataType;
     tensor_num_dims = c"TF_NumDims": fn(*const RawTensor) -> c_int;

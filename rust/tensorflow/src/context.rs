@@ -95,6 +95,10 @@ impl Context {
         Self { api, raw }
     }
 
+    pub(crate) fn api(&self) -> &'static Api {
+        self.api
+    }
+
     /// Number of inputs.
     pub(crate) fn num_inputs(&self) -> c_int {
         // SAFETY: the context is alive.

@@ -1,37 +1,48 @@
-//! The works between a Start and its Wait, found by the handle that travels through the graph.
+//! What is between a Start and its Wait, found by the handle that travels through the graph.
+//!
+//! The memory belongs to the entry here, not to the graph: a Wait returns what its entry holds,
+//! whatever tensors it is handed. An entry lives until its Wait takes it, or else as long as its
+//! handle: a step that fails in between drops its tensors, and the entry goes with the handle.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use gradring_core::communicator::Communicator;
 use gradring_core::error::Error;
 use gradring_core::work::{WaitOutcome, Work};
 
+use crate::api::Api;
 use crate::interrupts;
 use crate::status::{Code, Failure};
+use crate::tensor::Tensor;
 
-/// Most works that may be between Start and Wait.
-///
-/// A step that fails between the two never waits, and its works stay here, each a few hundred
-/// bytes: an ended work holds no tensor. Steps have tens of buckets; a program that has thousands
-/// in flight has lost the oldest of them.
-const CAPACITY: usize = 16_384;
-
-static TABLE: Mutex<Table<InFlight>> = Mutex::new(Table::new(CAPACITY));
+static TABLE: Mutex<Table<InFlight>> = Mutex::new(Table::new());
 
 /// A collective that a Start has started.
 pub(crate) struct InFlight {
     work: Work,
     /// Where it runs.
     communicator: Weak<Communicator>,
+    /// What it works on; the engine has the other reference.
+    tensors: Arc<[Tensor]>,
 }
 
 impl InFlight {
-    pub(crate) fn new(work: Work, communicator: &Arc<Communicator>) -> Self {
+    pub(crate) fn new(
+        work: Work,
+        communicator: &Arc<Communicator>,
+        tensors: Arc<[Tensor]>,
+    ) -> Self {
         Self {
             work,
             communicator: Arc::downgrade(communicator),
+            tensors,
         }
+    }
+
+    /// What the collective works on: to be read when it has ended.
+    pub(crate) fn tensors(&self) -> &[Tensor] {
+        &self.tensors
     }
 
     /// Waits for its end; Ctrl-C ends it, on all ranks.
@@ -49,73 +60,63 @@ impl InFlight {
     }
 }
 
-/// Keeps `started` until [`take`] asks for it.
-pub(crate) fn put(started: InFlight) -> Result<i64, Failure> {
-    lock().put(started, |started| started.work.done())
+/// Keeps `started` until [`take`] asks for it or the handle that is returned is gone.
+pub(crate) fn put(api: &'static Api, started: InFlight) -> Result<Tensor, Failure> {
+    let number = lock().put(started);
+    Tensor::scalar(api, Number(number))
 }
 
-/// What was started with `handle`, once.
-pub(crate) fn take(handle: i64) -> Result<InFlight, Failure> {
-    lock().take(handle)
+/// What was started with the handle of this number, once.
+pub(crate) fn take(number: i64) -> Result<InFlight, Failure> {
+    lock().take(number).ok_or_else(|| {
+        Failure::new(
+            Code::Aborted,
+            format!(
+                "no collective of handle {number} is under way; each Start is waited for once, \
+                 within the step that issued it"
+            ),
+        )
+    })
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Table<InFlight>> {
+/// The number in a handle.
+#[repr(transparent)]
+pub(crate) struct Number(pub(crate) i64);
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        // In two statements, so that the entry is dropped after the lock.
+        let forgotten = lock().take(self.0);
+        drop(forgotten);
+    }
+}
+
+fn lock() -> MutexGuard<'static, Table<InFlight>> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Handles grow and are never reused, so the first entry is the oldest.
+/// Numbers grow and are never used again.
 struct Table<T> {
-    capacity: usize,
-    next: i64,
+    last: i64,
     entries: BTreeMap<i64, T>,
 }
 
 impl<T> Table<T> {
-    const fn new(capacity: usize) -> Self {
+    const fn new() -> Self {
         Self {
-            capacity,
-            next: 1,
+            last: 0,
             entries: BTreeMap::new(),
         }
     }
 
-    fn put(&mut self, entry: T, ended: impl Fn(&T) -> bool) -> Result<i64, Failure> {
-        if self.entries.len() >= self.capacity {
-            let oldest = self
-                .entries
-                .iter()
-                .find(|(_, entry)| ended(entry))
-                .map(|(handle, _)| *handle);
-            match oldest {
-                Some(handle) => self.entries.remove(&handle),
-                None => {
-                    return Err(Failure::new(
-                        Code::Aborted,
-                        format!(
-                            "{} collectives are under way in this process and none has ended; \
-                             wait for some of them before starting more",
-                            self.entries.len()
-                        ),
-                    ));
-                }
-            };
-        }
-        let handle = self.next;
-        self.next += 1;
-        self.entries.insert(handle, entry);
-        Ok(handle)
+    fn put(&mut self, entry: T) -> i64 {
+        self.last += 1;
+        self.entries.insert(self.last, entry);
+        self.last
     }
 
-    fn take(&mut self, handle: i64) -> Result<T, Failure> {
-        self.entries.remove(&handle).ok_or_else(|| {
-            Failure::new(
-                Code::Aborted,
-                format!(
-                    "no collective of handle {handle} is under way; each Start is waited for \
-                     once, within the step that issued it"
-                ),
-            )
-        })
+    fn take(&mut self, number: i64) -> Option<T> {
+        self.entries.remove(&number)
     }
 }
 
@@ -124,29 +125,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_taken_once() {
-        let mut table = Table::new(4);
-        let handle = table.put("work", |_| false);
-        assert_eq!(handle.and_then(|handle| table.take(handle)), Ok("work"));
-        assert!(table.take(1).is_err());
-    }
-
-    #[test]
-    fn a_full_table_forgets_the_oldest_entry_that_has_ended() {
-        let mut table = Table::new(3);
-        for entry in ["pending", "ended", "ended too"] {
-            assert!(table.put(entry, |_| false).is_ok());
-        }
-        assert_eq!(table.put("new", |entry| entry.starts_with("ended")), Ok(4));
-        assert!(table.take(2).is_err());
-        assert_eq!(table.take(1), Ok("pending"));
-        assert_eq!(table.take(3), Ok("ended too"));
-    }
-
-    #[test]
-    fn a_table_full_of_pending_entries_refuses_more() {
-        let mut table = Table::new(1);
-        assert!(table.put((), |()| false).is_ok());
-        assert!(table.put((), |()| false).is_err());
+    fn an_entry_is_taken_once_and_its_number_never_used_again() {
+        let mut table = Table::new();
+        let first = table.put("first");
+        assert_eq!(table.take(first), Some("first"));
+        assert_eq!(table.take(first), None);
+        assert_ne!(table.put("second"), first);
     }
 }

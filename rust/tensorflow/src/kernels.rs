@@ -15,14 +15,14 @@ use gradring_core::collective::{Collective, Name, Request, push_shape};
 use gradring_core::communicator::Communicator;
 use gradring_core::dtype::{DType, ReduceOp};
 
-use crate::api::{Api, RawConstruction, RawContext, RegisterError};
+use crate::api::{Api, DataType, RawConstruction, RawContext, RegisterError};
 use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
 use crate::inflight::{self, InFlight};
 use crate::ops::{ALL_GATHER_START, START, WAIT, accepted, attr};
 use crate::status::{Code, Failure, Status};
-use crate::tensor::{INT64, Tensor, dtype};
+use crate::tensor::{Tensor, dtype};
 
 /// Registers the kernels, for the CPU.
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
@@ -211,10 +211,32 @@ impl Kernel for Wait {
         let handle_input = context.num_inputs() - 1;
         let handles = context.input(handle_input)?.read_i64()?;
         let started = inflight::take(handles.first().copied().unwrap_or_default())?;
+        let expected = (0..handle_input)
+            .map(|index| context.input(index))
+            .collect::<Result<Vec<_>, _>>()?;
+        if !expected
+            .iter()
+            .map(kind)
+            .eq(started.tensors().iter().map(kind))
+        {
+            return Err(Failure::new(
+                Code::Aborted,
+                "the tensors handed to GradringWait are not those of its Start: something has \
+                 changed the graph between the two; report this with the transformation used",
+            ));
+        }
         counters::count_wait(|| started.wait())?;
-        // The engine has let go of the memory, so it is passed on as it is.
-        (0..handle_input).try_for_each(|index| context.set_output(index, &context.input(index)?))
+        // The engine has let go of the memory, so it is passed on as it is: that of the entry,
+        // since only there it is certain to be what the collective has worked on.
+        (0..handle_input)
+            .zip(started.tensors())
+            .try_for_each(|(index, tensor)| context.set_output(index, tensor))
     }
+}
+
+/// Element type and shape.
+fn kind(tensor: &Tensor) -> (DataType, Vec<i64>) {
+    (tensor.data_type(), tensor.dims())
 }
 
 /// A communicator by the number that the graph holds.
@@ -253,20 +275,19 @@ fn launch(
     communicator: &Arc<Communicator>,
     launch: Launch<'_>,
 ) -> Result<(), Failure> {
-    let handle = context.allocate(launch.handle_output, INT64, &[], size_of::<i64>())?;
     let mut shapes = String::new();
     for tensor in &launch.tensors {
         push_shape(&mut shapes, tensor.dims());
     }
-    let slices = launch
-        .tensors
+    let tensors: Arc<[Tensor]> = launch.tensors.into();
+    let slices = tensors
         .iter()
         .filter_map(|tensor| tensor.slice(launch.dtype))
         .collect::<Vec<_>>();
-    // SAFETY: each tensor is an output that this op took over or allocated, so no two overlap
-    // and only Wait reads them, after the engine has dropped the buffer; the buffer holds its own
-    // references, so the memory outlives a step that fails in between.
-    let buffer = unsafe { Buffer::new(launch.dtype, slices, Box::new(launch.tensors)) };
+    // SAFETY: each tensor is an output that this op took over or allocated, so no two overlap;
+    // results come from Wait alone, after the engine has dropped the buffer; the buffer holds its
+    // own references, so the memory outlives a step that fails in between.
+    let buffer = unsafe { Buffer::new(launch.dtype, slices, Box::new(Arc::clone(&tensors))) };
     let work = communicator.start(Request {
         collective: launch.collective,
         buffer,
@@ -274,10 +295,8 @@ fn launch(
         shapes,
     })?;
     counters::count_start();
-    let number = inflight::put(InFlight::new(work, communicator))?;
-    // SAFETY: the handle is a freshly allocated scalar int64.
-    unsafe { handle.data().cast::<i64>().write_unaligned(number) };
-    Ok(())
+    let handle = inflight::put(context.api(), InFlight::new(work, communicator, tensors))?;
+    context.set_output(launch.handle_output, &handle)
 }
 
 fn name(node: &Construction) -> Result<Name, Failure> {

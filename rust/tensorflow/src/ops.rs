@@ -3,8 +3,9 @@
 //! `GradringStart` and `GradringAllGatherStart` hand tensors to the engine and return at once;
 //! `GradringWait` blocks until the engine has finished with them. The `token` is a scalar resource
 //! variable: every Start writes to it as far as TensorFlow knows, which keeps Starts in program
-//! order even across `tf.cond` and `tf.while_loop`. The tensors named `inflight` belong to the
-//! engine; only their Wait may read them.
+//! order even across `tf.cond` and `tf.while_loop`. The tensors named `inflight` lead shapes and
+//! gradients through the graph. Their contents mean nothing: the engine is at work on them, and a
+//! Wait returns the memory that `inflight.rs` keeps, not the tensors that it is handed.
 
 use std::ffi::{CStr, c_int};
 

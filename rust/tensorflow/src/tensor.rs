@@ -1,11 +1,13 @@
 //! Owner of a reference to a TensorFlow tensor in host memory.
 
+use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use gradring_core::buffer::Slice;
 use gradring_core::dtype::DType;
 
 use crate::api::{Api, DataType, RawTensor};
+use crate::inflight::Number;
 use crate::status::{Code, Failure};
 
 /// TensorFlow's number and gradring's type for every element type of the ops.
@@ -48,6 +50,9 @@ pub(crate) struct Tensor {
 // SAFETY: TensorFlow counts references to tensor memory atomically, and a `TF_Tensor` has no ties
 // to the thread that made it.
 unsafe impl Send for Tensor {}
+// SAFETY: what takes a shared reference only reads the `TF_Tensor`, which never changes; who reads
+// or writes the memory behind it promises to be alone.
+unsafe impl Sync for Tensor {}
 
 impl Tensor {
     /// Takes over the reference `raw`.
@@ -56,6 +61,26 @@ impl Tensor {
     /// `raw` must be a live `TF_Tensor` in host memory that nobody else deletes.
     pub(crate) unsafe fn from_raw(api: &'static Api, raw: NonNull<RawTensor>) -> Self {
         Self { api, raw }
+    }
+
+    /// An int64 scalar that TensorFlow drops with the last reference to it.
+    pub(crate) fn scalar(api: &'static Api, number: Number) -> Result<Self, Failure> {
+        let memory = Box::into_raw(Box::new(Aligned(number)));
+        // SAFETY: the memory is that of one int64, and is given back by the function, once.
+        let raw = unsafe {
+            (api.new_tensor)(
+                INT64,
+                std::ptr::null(),
+                0,
+                memory.cast(),
+                size_of::<i64>(),
+                drop_number,
+                std::ptr::null_mut(),
+            )
+        };
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| Failure::new(Code::Internal, "TensorFlow returned no tensor"))?;
+        Ok(Self { api, raw })
     }
 
     pub(crate) fn as_ptr(&self) -> *mut RawTensor {
@@ -130,6 +155,15 @@ impl Tensor {
             }
         }
     }
+}
+
+/// TensorFlow copies memory that is less aligned than its widest vectors, and lets go of it.
+#[repr(C, align(64))]
+struct Aligned(Number);
+
+unsafe extern "C" fn drop_number(memory: *mut c_void, _length: usize, _argument: *mut c_void) {
+    // SAFETY: `Tensor::scalar` made the box, and TensorFlow calls this once, after its last use.
+    drop(unsafe { Box::from_raw(memory.cast::<Aligned>()) });
 }
 
 impl Drop for Tensor {
