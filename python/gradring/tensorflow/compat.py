@@ -5,7 +5,7 @@ Each name below is the same in TensorFlow 2.16 to 2.21.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,9 +21,15 @@ from tensorflow.python.distribute import (
     numpy_dataset,
 )
 from tensorflow.python.distribute import values as distribute_values
-from tensorflow.python.eager import context, execute
-from tensorflow.python.framework import op_def_library
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.eager import context, execute, forwardprop
+from tensorflow.python.framework import func_graph, op_def_library, ops
+from tensorflow.python.ops import (
+    cond_v2,
+    control_flow_v2_func_graphs,
+    resource_variable_ops,
+    while_v2,
+)
+from tensorflow.python.ops.parallel_for import pfor
 from tensorflow.python.trackable import base as trackable_base
 
 Strategy = distribute_lib.Strategy
@@ -37,6 +43,11 @@ CheckpointInitialValue = trackable_base.CheckpointInitialValue
 DistributedValues = distribute_values.DistributedValues
 #: Takes batches out of this process's part of a distributed dataset, in graphs too.
 WorkerIterator = input_lib._SingleWorkerDatasetIteratorBase
+
+#: Says how an op of a loop body becomes one op for all iterations, as `tf.vectorized_map` asks.
+RegisterPFor = pfor.RegisterPFor
+#: A tensor of such a body, and whether it is stacked: has a first dimension for the iterations.
+stacked_or_not = pfor.wrap
 
 select_replica = distribute_utils.select_replica
 canonical_device = device_util.canonicalize
@@ -55,13 +66,45 @@ def ordering_token() -> Any:
     """A scalar resource variable outside every graph, strategy and distribution scope.
 
     Ops that take its handle keep their program order, also across `tf.cond` and `tf.while_loop`.
+    Its name is in the error of a SavedModel that would contain such an op, and nowhere else.
     """
-    return plain_variable(0.0, "gradring_token")
+    return plain_variable(0.0, "a_function_with_a_collective_cannot_be_exported")
+
+
+def capture(tensor: Any, graph: Any) -> Any:
+    """The eager `tensor` inside the `tf.FuncGraph` that is being built.
+
+    Branches and bodies capture it from the function that they are in: TensorFlow cannot make
+    gradients of conditionals and loops that capture eager tensors of their own.
+    """
+    if _is_control_flow(graph) and isinstance(graph.outer_graph, func_graph.FuncGraph):
+        tensor = capture(tensor, graph.outer_graph)
+    return graph.capture(tensor)
+
+
+def is_lost_in_control_flow() -> bool:
+    """Whether what is being built is the gradient of a function that a branch or a body calls.
+
+    TensorFlow cannot trace resources back through it. It also makes functions of conditionals and
+    loops by itself, under persistent tapes and for second derivatives.
+    """
+    is_of_control_flow = False
+    for graph in ops._default_graph_stack.stack:
+        if isinstance(graph, (cond_v2._CondGradFuncGraph, while_v2._WhileBodyGradFuncGraph)):
+            is_of_control_flow = True
+        elif is_of_control_flow and not _is_control_flow(graph):
+            return True
+    return False
+
+
+def _is_control_flow(graph: Any) -> bool:
+    """Whether it is a branch of a conditional, or the body of a loop."""
+    return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
 
 
 def plain_variable(value: float, name: str, dtype: Any = tf.float32) -> Any:
     """A scalar outside every graph, strategy and distribution scope."""
-    with tf.init_scope(), tf.device("/device:CPU:0"):
+    with tf.init_scope(), tf.device("/device:CPU:0"), tf.name_scope("gradring/"):
         return resource_variable_ops.ResourceVariable(
             value, trainable=False, dtype=dtype, name=name
         )
@@ -72,8 +115,42 @@ def add_control_input(op: Any, before: Any) -> None:
     op._add_control_input(before)
 
 
+def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
+    """Says what `tf.autodiff.ForwardAccumulator` does with an op.
+
+    Args:
+      op: registered name of the op.
+      rule: takes the op's attributes, inputs, outputs and the inputs' tangents; returns the
+        tangents of the outputs.
+    """
+
+    def special(attrs: Sequence[Any], *args: Any) -> list[Any]:
+        return rule(dict(zip(attrs[::2], attrs[1::2], strict=True)), *args)
+
+    forwardprop._SPECIAL_CASES[op] = special
+
+
+def is_in_dataset(graph: Any) -> bool:
+    """Whether the graph that is being built is a function of a `tf.data.Dataset`, or in one."""
+    while graph is not None and not str(getattr(graph, "name", "")).startswith("Dataset_"):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def same_op(op: Any, inputs: list[Any]) -> list[Any]:
+    """Adds an op like `op` of a vectorised loop's body to the graph, with other inputs."""
+    dtypes = [output.dtype for output in op.outputs]
+    return list(pfor._create_op(op.type, inputs, dtypes, op.node_def.attr).outputs)
+
+
 def run_op(
-    op: str, inputs: dict[str, Any], dtype: Any, attrs: dict[str, Any], output_count: int
+    op: str,
+    inputs: dict[str, Any],
+    dtype: Any,
+    attrs: dict[str, Any],
+    output_count: int,
+    *,
+    unseen: bool = False,
 ) -> list[Any]:
     """Runs an op at once when executing eagerly, or else adds it to the graph.
 
@@ -83,6 +160,7 @@ def run_op(
       dtype: the `tf.DType` that the op calls T.
       attrs: str or int for each attribute that the inputs do not imply.
       output_count: number of output tensors.
+      unseen: keep `tf.debugging` from looking at what the op returns.
 
     Returns:
       The flat list of output tensors.
@@ -98,12 +176,17 @@ def run_op(
     encoded: list[Any] = []
     for name, value in (named | attrs).items():
         encoded += [name, value.encode() if isinstance(value, str) else value]
+    ctx = context.context()
     if tf.executing_eagerly():
-        results = execute.execute(
-            op.encode(), output_count, inputs=flat, attrs=tuple(encoded), ctx=context.context()
-        )
+        run = execute.quick_execute if unseen else execute.execute
+        results = run(op.encode(), output_count, inputs=flat, attrs=tuple(encoded), ctx=ctx)
     else:
-        *_, results = op_def_library._apply_op_helper(op, **inputs, **attrs)
+        before = ctx.invoking_op_callbacks
+        ctx.invoking_op_callbacks = before or unseen
+        try:
+            *_, results = op_def_library._apply_op_helper(op, **inputs, **attrs)
+        finally:
+            ctx.invoking_op_callbacks = before
     if execute.must_record_gradient():
         execute.record_gradient(op, flat, tuple(encoded), results)
     return list(results)

@@ -1,20 +1,20 @@
-"""The Start and Wait ops, their ordering token and their gradients.
+"""The Start and Wait ops, their ordering token and their derivatives.
 
 Start hands tensors to gradring's engine and returns at once; Wait blocks until they are done. The
-tensors in between belong to the engine and are read by nothing but their Wait.
+tensors in between lead shapes and gradients from one to the other; what they contain means nothing.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from gradring import _native
 from gradring.communicator import Communicator
-from gradring.tensorflow import compat
+from gradring.tensorflow import compat, vectorize
 from gradring.tensorflow.gradient_check import NO_CHECK, Check
 from gradring.tensorflow.naming import Label
 
@@ -54,6 +54,7 @@ def start(
                 **_attributes(communicator, label, check),
             },
             len(tensors) + 1,
+            unseen=True,
         )
 
 
@@ -96,6 +97,7 @@ def start_all_gather(
             tensor.dtype,
             _attributes(communicator, label, check),
             2,
+            unseen=True,
         )
 
 
@@ -120,7 +122,17 @@ def _token(communicator: Communicator) -> Any:
     if communicator not in _tokens:
         _native.tensorflow_register()
         _tokens[communicator] = compat.ordering_token()
-    return _tokens[communicator].handle
+    handle = _tokens[communicator].handle
+    if tf.executing_eagerly():
+        return handle
+    graph = tf.compat.v1.get_default_graph()
+    if compat.is_in_dataset(graph):
+        raise NotImplementedError(
+            f"rank {communicator.rank} on {communicator.host} cannot call a collective in a "
+            "function of a tf.data.Dataset, which makes elements ahead of the training and in an "
+            "order of its own; call it on the elements that the dataset yields"
+        )
+    return compat.capture(handle, graph)
 
 
 @tf.RegisterGradient("GradringWait")  # type: ignore[untyped-decorator]
@@ -132,28 +144,99 @@ def _wait_gradient(_op: Any, *gradients: Any) -> list[Any]:
 def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
     """Each rank's loss depends on every rank's input, so gradients are reduced as inputs were."""
     reduce_op = _text(op.get_attr("reduce_op"))
-    label = Label(_text(op.get_attr("label")), _text(op.get_attr("identity")))
+    label, communicator = _called(op.get_attr)
     *upstream, _handle = gradients
     inputs = op.inputs[1:]
     if all(gradient is None for gradient in upstream) or not inputs[0].dtype.is_floating:
         return [None] * (1 + len(inputs))
-    if reduce_op not in ("sum", "mean"):
-        raise LookupError(
-            f"'{label.shown}': no gradient is defined through {reduce_op or 'broadcast'}; "
-            "use sum or mean, or tf.stop_gradient"
-        )
+    _check_linear(reduce_op, label)
     filled = [
         tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
         for tensor, gradient in zip(inputs, upstream, strict=True)
     ]
     started = start(
         filled,
-        _communicator(op.get_attr("communicator")),
+        communicator,
         label.part("gradient"),
         collective="all_reduce",
         reduce_op=reduce_op,
     )
     return [None, *wait([started])[0]]
+
+
+@tf.RegisterGradient("GradringAllGatherStart")  # type: ignore[untyped-decorator]
+def _all_gather_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
+    """Of the sum over all ranks' losses, this rank's rows."""
+    if upstream is None or not upstream.dtype.is_floating:
+        return [None, None, None]
+    label, communicator = _called(op.get_attr)
+    started = start(
+        [tf.convert_to_tensor(upstream)],
+        communicator,
+        label.part("gradient"),
+        collective="all_reduce",
+        reduce_op="sum",
+    )
+    counts = op.inputs[1]
+    own = tf.split(wait([started])[0][0], counts, num=communicator.world_size)[communicator.rank]
+    return [None, None, own]
+
+
+def _start_tangents(attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+    """Of a linear collective, the same of the tangents."""
+    reduce_op = _text(attrs["reduce_op"])
+    label, communicator = _called(attrs.__getitem__)
+    if not inputs[1].dtype.is_floating:
+        return [None] * len(outputs)
+    _check_linear(reduce_op, label)
+    started = start(
+        list(tangents[1:]),
+        communicator,
+        label.part("tangent"),
+        collective="all_reduce",
+        reduce_op=reduce_op,
+    )
+    return [*wait([started])[0], None]
+
+
+def _all_gather_tangents(
+    attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any
+) -> list[Any]:
+    if not inputs[2].dtype.is_floating:
+        return [None] * len(outputs)
+    label, communicator = _called(attrs.__getitem__)
+    started = start_all_gather(tangents[2], inputs[1], communicator, label.part("tangent"))
+    return [*wait([started])[0], None]
+
+
+compat.register_tangents("GradringStart", _start_tangents)
+compat.register_tangents("GradringAllGatherStart", _all_gather_tangents)
+vectorize.register()
+
+
+def _called(attr: Callable[[str], Any]) -> tuple[Label, Communicator]:
+    """What the collective with these attributes is called, and where it ran.
+
+    Raises:
+      NotImplementedError: TensorFlow cannot lead a derivative to where it is.
+    """
+    label = Label(_text(attr("label")), _text(attr("identity")))
+    if compat.is_lost_in_control_flow():
+        raise NotImplementedError(
+            f"'{label.shown}': TensorFlow cannot lead a gradient through a collective in a "
+            "tf.function that is called in a conditional or a loop, nor, under a persistent tape "
+            "or for a second derivative, in a conditional or a loop inside another; call the "
+            "function's python_function, or move the collective out of the conditional or loop"
+        )
+    return label, _communicator(attr("communicator"))
+
+
+def _check_linear(reduce_op: str, label: Label) -> None:
+    if reduce_op not in ("sum", "mean"):
+        raise LookupError(
+            f"'{label.shown}': no gradient is defined through {reduce_op or 'broadcast'}; "
+            "use sum or mean, or tf.stop_gradient"
+        )
 
 
 def _communicator(number: int) -> Communicator:

@@ -1,0 +1,71 @@
+"""One collective for all iterations of a vectorised loop.
+
+`tf.vectorized_map`, `tape.jacobian` and `tape.batch_jacobian` turn each op of a loop body into one
+op on stacked tensors, which have a first dimension for the iterations. A reduction or a broadcast
+treats every element by itself, so of a stacked tensor it is the same op; a gathering stacks rows
+behind the dimension of the iterations. Tensors that are equal in all iterations are sent once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.tensorflow import compat
+
+
+def register() -> None:
+    """Tells TensorFlow of the ops; may be called again."""
+    compat.RegisterPFor("GradringStart")(_start)
+    compat.RegisterPFor("GradringAllGatherStart")(_all_gather_start)
+    compat.RegisterPFor("GradringWait")(_wait)
+
+
+def _start(loop: Any) -> list[Any]:
+    _, *tensors = loop.inputs
+    results = _again(loop.op, [tensor.t for tensor in loop.inputs])
+    return [*_like(tensors, results), compat.stacked_or_not(results[-1], False)]
+
+
+def _all_gather_start(loop: Any) -> list[Any]:
+    token, counts, tensor = loop.inputs
+    if counts.is_stacked:
+        raise NotImplementedError(
+            f"'{loop.op.get_attr('label').decode()}': iterations of a vectorised loop cannot "
+            "gather different numbers of rows; use tf.map_fn, or make them equal"
+        )
+    rows = _exchanged(tensor.t) if tensor.is_stacked else tensor.t
+    gathered, handle = _again(loop.op, [token.t, counts.t, rows])
+    return [*_like([tensor], [gathered]), compat.stacked_or_not(handle, False)]
+
+
+def _wait(loop: Any) -> list[Any]:
+    *tensors, handle = loop.inputs
+    if handle.is_stacked:
+        raise NotImplementedError(
+            "each iteration of this vectorised loop has a collective of its own, which this one "
+            "cannot wait for; use tf.map_fn instead"
+        )
+    results = _again(loop.op, [tensor.t for tensor in loop.inputs])
+    if tensors[0].is_stacked and tensors[0].t.op.type == "GradringAllGatherStart":
+        results = [_exchanged(result) for result in results]
+    return _like(tensors, results)
+
+
+def _again(op: Any, inputs: list[Any]) -> list[Any]:
+    with tf.device("/device:CPU:0"):
+        return compat.same_op(op, inputs)
+
+
+def _like(tensors: list[Any], results: list[Any]) -> list[Any]:
+    """The results, each stacked where its tensor is."""
+    return [
+        compat.stacked_or_not(result, tensor.is_stacked)
+        for tensor, result in zip(tensors, results, strict=False)
+    ]
+
+
+def _exchanged(tensor: Any) -> Any:
+    """The same with the first two dimensions exchanged: iterations and rows."""
+    return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
