@@ -79,14 +79,53 @@ def structures(tf: Any, comm: Any) -> Any:
             broadcast_variables(variables, root=root, communicator=comm)
     with pytest.raises(TypeError) as unsupported:
         all_reduce(tf.constant("text"), "sum", "words", comm)
+    refused = no_tensors(tf, comm)
+    accepted = all_reduce([variables[0], np.ones(2), 1.5, (2,)], "sum", "kinds", comm)
+    broadcast_variables(variables[2], communicator=comm)
     with pytest.raises(ValueError) as unknown:
         all_reduce(tf.constant(1.0), "median", "x", comm)
     return {
         "nest": tf.nest.map_structure(lambda t: t.numpy().tolist(), nest),
         "broadcast": [v.numpy().tolist() for v in variables],
         "unsupported": str(unsupported.value),
+        "refused": refused,
+        "accepted": tf.nest.map_structure(lambda t: t.numpy().tolist(), accepted),
         "unknown op": str(unknown.value),
     }
+
+
+def no_tensors(tf: Any, comm: Any) -> Any:
+    """What each collective says of what cannot be sent, alone or beside what can."""
+    from gradring.tensorflow import GradientReducer, all_reduce, broadcast_variables
+    from gradring.tensorflow.ops import all_gather, broadcast
+
+    calls: dict[str, Any] = {
+        "all_reduce": lambda value: all_reduce([tf.ones([2]), value], "sum", "all_reduce", comm),
+        "broadcast": lambda value: broadcast(value, 0, "broadcast", comm),
+        "all_gather": lambda value: all_gather(value, "all_gather", comm),
+        "gradients": lambda value: GradientReducer(communicator=comm)([tf.ones([2]), value]),
+    }
+    values = {
+        "RaggedTensor": tf.ragged.constant([[1.0], [2.0, 3.0]]),
+        "SparseTensor": tf.sparse.from_dense([[1.0, 0.0]]),
+        "string": tf.constant(["text"]),
+        "object": object(),
+        "TensorArray": tf.TensorArray(tf.float32, 1),
+        "float8_e5m2": tf.cast([1.0], tf.dtypes.experimental.float8_e5m2),
+    }
+    said = {}
+    for call, collective in calls.items():
+        for kind, value in values.items():
+            with pytest.raises(TypeError) as raised:
+                collective(value)
+            said[call, kind] = str(raised.value)
+    with pytest.raises(TypeError) as raised:
+        all_reduce([tf.ones([2]), None], "sum", "all_reduce", comm)
+    said["all_reduce", "NoneType"] = str(raised.value)
+    with pytest.raises(TypeError) as raised:
+        broadcast_variables([tf.Variable(1.0), tf.ones([2])], communicator=comm)
+    said["broadcast_variables", "Tensor"] = str(raised.value)
+    return said
 
 
 def gathers(tf: Any, comm: Any) -> Any:
@@ -260,6 +299,18 @@ def test_input_that_cannot_be_reduced_is_refused_by_name(ranks: Ranks) -> None:
     for result in ranks:
         assert "words: string cannot be reduced" in result["unsupported"]
         assert "median" in result["unknown op"]
+
+
+def test_what_is_no_tensor_is_refused_by_name_before_anything_is_sent(ranks: Ranks) -> None:
+    for result in ranks:
+        assert len(result["refused"]) == 26
+        for (call, kind), message in result["refused"].items():
+            assert message.startswith(f"{call}: ") and kind in message, message
+
+
+def test_variables_arrays_and_numbers_are_reduced_as_tensors(ranks: Ranks) -> None:
+    for result in ranks:
+        assert result["accepted"] == [[2, 14], [2.0, 2.0], 3.0, (4,)]
 
 
 def test_rows_are_gathered_in_rank_order(ranks: Ranks) -> None:

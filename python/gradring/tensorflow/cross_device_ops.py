@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat
+from gradring.tensorflow.dtypes import as_tensor
 from gradring.tensorflow.naming import Names, current_variables, gradients_of
 from gradring.tensorflow.ops import all_gather
 from gradring.tensorflow.reduction import reduce_leaves
@@ -150,7 +151,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
 
 
 def _tensor(value: Any) -> Any:
-    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
+    return value if isinstance(value, tf.IndexedSlices) else as_tensor(value, "reduce")
 
 
 def _identity(value: Any) -> Any:

@@ -39,6 +39,26 @@ def accumulator(dtype: tf.DType) -> tf.DType:
     return _ACCUMULATORS.get(dtype, dtype)
 
 
+def as_tensor(value: Any, label: str) -> Any:
+    """A tensor with the contents of `value`.
+
+    Raises:
+      TypeError: there is no such tensor.
+    """
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(
+            f"{label}: a {type(value).__name__} cannot be sent, since ranks can differ in its "
+            "shape; make it dense by to_tensor() or tf.sparse.to_dense, or send its parts"
+        )
+    try:
+        return tf.convert_to_tensor(value)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{label}: a {type(value).__name__} is no tensor ({error}); pass tensors, variables, "
+            "numpy arrays or numbers"
+        ) from error
+
+
 def as_native(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
     """The tensor in a dtype that the engine reduces, and the way back."""
     dtype = tensor.dtype
@@ -59,4 +79,8 @@ def as_native_bits(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
         return tf.cast(tensor, tf.uint8), lambda result: tf.cast(result, tf.bool)
     if dtype in (tf.string, tf.variant, tf.resource):
         raise TypeError(f"{label}: {dtype.name} has no fixed width and cannot be sent")
-    return tf.bitcast(tensor, tf.uint8), lambda result: tf.bitcast(result, dtype)
+    try:
+        bits = tf.bitcast(tensor, tf.uint8)
+    except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
+        raise TypeError(f"{label}: {dtype.name} cannot be sent; cast it to another type") from error
+    return bits, lambda result: tf.bitcast(result, dtype)

@@ -15,7 +15,7 @@ import gradring
 from gradring.communicator import Communicator, check_root, open_communicators
 from gradring.errors import ConfigError
 from gradring.tensorflow import bucketing
-from gradring.tensorflow.dtypes import as_native_bits
+from gradring.tensorflow.dtypes import as_native_bits, as_tensor
 from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.naming import Label, Names, name_of, without_counters
 from gradring.tensorflow.reduction import reduce_leaves
@@ -60,7 +60,8 @@ def all_reduce(
       The reduced tensors, in the structure of `tensors`.
 
     Raises:
-      TypeError: a dtype cannot be reduced.
+      TypeError: one of them is no tensor, such as None or a `tf.RaggedTensor`, or its dtype cannot
+        be reduced; nothing is sent then.
       ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or `variables` are not
         as many as the tensors; or `bucket_bytes` is not above 0.
       tf.errors.AbortedError: the collective failed; names the rank to blame. Executing eagerly, it
@@ -92,14 +93,14 @@ def broadcast(
       A tensor like `value`.
 
     Raises:
-      TypeError: the dtype has no fixed width, such as string.
+      TypeError: `value` is no tensor, or its dtype has no fixed width, such as string.
       ValueError: `root` is not a rank.
       tf.errors.AbortedError: as for `all_reduce`.
     """
     label = name if isinstance(name, Label) else Label.of(name or "broadcast")
     comm = communicator or current_communicator()
     check_root(root, comm.world_size)
-    value = tf.convert_to_tensor(value)
+    value = as_tensor(value, label.shown)
     encoded, decode = as_native_bits(value, label.shown)
     with typed_errors():
         started = start([encoded], comm, label, collective="broadcast", root=root)
@@ -117,8 +118,15 @@ def broadcast_variables(
       root: the rank whose values win; default 0.
       communicator: as for `all_reduce`.
 
-    Raises what `broadcast` raises.
+    Raises what `broadcast` raises, and TypeError for what is no variable.
     """
+    variables = [variables] if hasattr(variables, "assign") else list(variables)
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(
+                f"broadcast_variables: a {type(variable).__name__} is no variable; "
+                "pass a list of tf.Variable or Keras variables"
+            )
     compared = without_counters([name_of(variable) for variable in variables])
     for index, variable in enumerate(variables):
         value = tf.convert_to_tensor(variable)
@@ -145,7 +153,7 @@ def all_gather(
     """
     label = Label.of(name or "all_gather")
     comm = communicator or current_communicator()
-    value = tf.convert_to_tensor(value)
+    value = as_tensor(value, label.shown)
     if value.shape.rank == 0:
         raise ValueError(
             f"{label.shown}: a scalar has no dimension to gather along; reshape it to [1]"

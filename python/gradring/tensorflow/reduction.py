@@ -10,7 +10,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing
 from gradring.tensorflow.backward_order import start_as_soon_as_ready
-from gradring.tensorflow.dtypes import as_native
+from gradring.tensorflow.dtypes import as_native, as_tensor
 from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.gradient_check import Check
 from gradring.tensorflow.naming import Names
@@ -42,6 +42,7 @@ def reduce_leaves(
       The results, in order.
 
     Raises:
+      TypeError: a leaf is no tensor, or its dtype cannot be reduced.
       ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`.
     """
     if op not in _REDUCE_OPS:
@@ -67,7 +68,11 @@ def _reduce_dense(
     """Replaces the tensors at `positions`."""
     # Last first: the order in which a backward pass produces gradients.
     backwards = list(reversed(positions))
-    encoded = [as_native(tf.convert_to_tensor(results[i]), names.of([i]).shown) for i in backwards]
+    labels = [names.of([i]).shown for i in backwards]
+    encoded = [
+        as_native(as_tensor(results[i], label), label)
+        for i, label in zip(backwards, labels, strict=True)
+    ]
     buckets = bucketing.plan([_entry(tensor) for tensor, _ in encoded], bucket_bytes)
     tensors = [[encoded[i][0] for i in bucket.indices] for bucket in buckets]
     started = [
