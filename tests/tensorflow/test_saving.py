@@ -1,6 +1,9 @@
 """Saving and loading under the strategy: on every worker, on the chief only, and by `save`."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +110,64 @@ def saved_and_updated(directory: str) -> Any:
         place = Path(directory, "updated")
         place.mkdir(exist_ok=True)
         comm.barrier()
-        return {**loaded, **save_and_update(comm, place)}
+        return {
+            **loaded,
+            **save_and_update(comm, place),
+            **export(comm, Path(directory, f"exported-{comm.rank}")),
+        }
+
+
+def export(comm: Any, directory: Path) -> Any:
+    """A model whose training has collectives in its layers, exported after it."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.errors import SaveError
+    from gradring.tensorflow import CustomCollectiveStrategy, save
+
+    strategy = CustomCollectiveStrategy(communicator=comm)
+    layers = keras.layers
+    with strategy.scope():
+        normalization = layers.BatchNormalization(synchronized=True)
+        model = keras.Sequential([layers.Input((4,)), layers.Dense(3), normalization])
+        model.compile("adam", "mse")
+    x = np.random.default_rng(comm.rank).normal(size=(32, 4)).astype(np.float32)
+    model.fit(x, x[:, :3], batch_size=8, verbose=0)
+    model.export(str(directory / "export"))
+    tf.saved_model.save(model, str(directory / "save"))
+    expected = model(np.ones((2, 4), np.float32), training=False).numpy().tolist()
+
+    class Trainer(tf.Module):  # type: ignore[misc]
+        @tf.function  # type: ignore[untyped-decorator]
+        def train(self, x: Any) -> Any:
+            return strategy.run(lambda x: tf.reduce_sum(model(x, training=True)), (x,))
+
+    trainer = Trainer()
+    trainer.model = model
+    trainer.train(x)
+    with pytest.raises((AssertionError, KeyError)) as refused:
+        tf.saved_model.save(trainer, str(directory / "trainer"))
+    with pytest.raises(SaveError) as not_saved:
+        save(trainer, directory.parent / "trainer", communicator=comm)
+    loads = [sys.executable, "-c", LOAD_ELSEWHERE, *map(str, directory.iterdir())]
+    elsewhere = subprocess.run(loads, capture_output=True, text=True, check=False)
+    return {
+        "expected": expected,
+        "elsewhere": (elsewhere.stdout, elsewhere.stderr),
+        "refused": (str(refused.value), str(not_saved.value)),
+    }
+
+
+#: What a process does that has never heard of gradring.
+LOAD_ELSEWHERE = """
+import json, sys
+sys.modules["gradring"] = None
+import tensorflow as tf
+for path in sys.argv[1:]:
+    model = tf.saved_model.load(path)
+    (result,) = model.signatures["serving_default"](tf.ones([2, 4])).values()
+    print(json.dumps(result.numpy().tolist()))
+"""
 
 
 def save_and_update(comm: Any, directory: Path) -> Any:
@@ -220,6 +280,23 @@ def test_a_variable_that_is_read_by_adding_up_is_saved_as_the_sum(ranks: Any) ->
 
 def test_a_partial_restore_on_the_chief_reaches_every_replica(ranks: Any) -> None:
     assert [(found["body"], found["head"]) for found in ranks] == [(True, True)] * 2
+
+
+def test_a_model_whose_layers_reduce_is_exported_for_processes_without_gradring(
+    ranks: Any,
+) -> None:
+    for found in ranks:
+        out, err = found["elsewhere"]
+        results = [json.loads(line) for line in out.splitlines()]
+        assert len(results) == 2, err
+        for result in results:
+            np.testing.assert_allclose(result, found["expected"], 1e-5)
+
+
+def test_a_function_with_a_collective_is_not_exported_and_the_error_says_so(ranks: Any) -> None:
+    for found in ranks:
+        for message in found["refused"]:
+            assert "gradring/a_function_with_a_collective_cannot_be_exported" in message
 
 
 def test_saving_leaves_nothing_else_behind(ranks: Any, directory: Path) -> None:
