@@ -4,6 +4,9 @@
 op on stacked tensors, which have a first dimension for the iterations. A reduction or a broadcast
 treats every element by itself, so of a stacked tensor it is the same op; a gathering stacks rows
 behind the dimension of the iterations. Tensors that are equal in all iterations are sent once.
+
+The ops of the body as it was traced stay in the graph, and run for the first iteration, because
+they are stateful; nobody reads their results.
 """
 
 from __future__ import annotations
