@@ -24,6 +24,7 @@ from gradring.config import (
     check_token,
 )
 from gradring.errors import ConfigError
+from gradring.steps import Step
 
 if TYPE_CHECKING:
     from gradring.metrics import MetricsServer
@@ -184,6 +185,8 @@ class Communicator:
         #: The `Monitor` that counts steps, as long as there is one.
         self._monitor: Callable[[], Monitor | None] | None = None
         self._metrics: MetricsServer | None = None
+        #: The `Step` that the program is in.
+        self._step: Step | None = None
         _open.add(self)
         for peer, reason in self._native.memory_not_shared.items():
             _log.warning("rank %d uses TCP to rank %d of the same host: %s", rank, peer, reason)
@@ -300,6 +303,30 @@ class Communicator:
             GradringError: The group failed; see `gradring.errors`.
         """
         self._native.barrier()
+
+    def step(self, *, abort_on_exception: bool = True) -> Step:
+        """What happens inside ``with communicator.step():`` is one step of the program.
+
+        Every rank numbers its steps, and the numbers are compared with every collective: a rank
+        that has left a step early, and goes on one step apart from the others, gets a
+        `MismatchError` like all others, where names and shapes are the same in every step. An
+        exception that leaves the step after one of its collectives has begun ends the group: the
+        others get an `AbortedError` that carries its text. One that leaves it before that lets the
+        program go on, and counts as a step: if other ranks do not leave it too, the next collective
+        is a `MismatchError`. So it is after the end of the data (``StopIteration``,
+        ``tf.errors.OutOfRangeError``), KeyboardInterrupt and SystemExit, wherever they leave it.
+
+        All ranks must use it alike. A step counts from its first collective on: ranks may have
+        different numbers of steps without any. `CustomCollectiveStrategy.run`, a
+        `GradientReducer` and Keras' ``fit`` are steps by themselves, and so is every call of a
+        ``tf.function``; inside another step they are a part of it.
+
+        Args:
+            abort_on_exception: False if every rank leaves the step alike, or repeats it: no
+                exception ends the group or counts as a step. A rank that leaves it alone after a
+                collective is still noticed by the number of the next step.
+        """
+        return Step(self, abort_on_exception)
 
     def stats(self) -> dict[str, Any]:
         """What this rank has done so far.

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TextIO
 
-from gradring import step_report, steplog
+from gradring import step_report, steplog, steps
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
 from gradring.step_report import Totals
@@ -114,6 +114,8 @@ class Monitor:
         self._step = first_step
         self._has_begun = False
         self._since: tuple[float, ...] | None = None
+        #: Collectives until the step under way; None between steps.
+        self._launched: int | None = communicator._native.launched
         self._line_at = self._note_at = float("inf")
         self._finished = False
         communicator._monitor = weakref.ref(self)
@@ -139,6 +141,7 @@ class Monitor:
                 scalar tensor, which is read only when a line is due.
         """
         self._step += steps
+        self._launched = self._communicator._native.launched
         if loss is not None:
             self._loss = loss
         if not self._has_begun:
@@ -174,12 +177,15 @@ class Monitor:
 
     def pause(self) -> None:
         """What follows, such as an evaluation, is no step; goes on with `resume` or `step`."""
+        self._launched = None
         if self._since is not None:
             self._look(time.perf_counter())
             self._since = None
 
     def resume(self) -> None:
         """Steps follow again."""
+        if self._launched is None:
+            self._launched = self._communicator._native.launched
         if self._since is not None or not self._has_begun:
             return
         now = time.perf_counter()
@@ -225,6 +231,11 @@ class Monitor:
     ) -> None:
         if kind is None:
             self.finish()
+        elif error is not None and self._launched is not None and steps.ends_the_group(error):
+            launched = self._communicator._native.launched - self._launched
+            if launched:
+                what = f"its step after {self._step}"
+                steps.abort(self._communicator, what, launched, steps.described(error))
 
     def _read(self, now: float) -> tuple[float, ...]:
         stats = self._communicator._native.stats()

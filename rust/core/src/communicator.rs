@@ -315,6 +315,36 @@ impl Communicator {
         self.engine.interrupt();
     }
 
+    /// How many collectives this rank has called so far.
+    #[must_use]
+    pub fn launched(&self) -> u64 {
+        self.engine.launched()
+    }
+
+    /// The program begins a step: what it launches until `end_step` has a number of its own, which
+    /// ranks compare. With `leaves_alike`, it says that all ranks leave the step early or none.
+    pub fn begin_step(&self, leaves_alike: bool) {
+        self.engine.begin_step(leaves_alike);
+    }
+
+    /// The program has ended its step, or left it early by what `left` says; returns its number,
+    /// and how many collectives it launched.
+    pub fn end_step(&self, left: Option<&str>) -> (u64, u64) {
+        self.engine.end_step(left.map(shortened))
+    }
+
+    /// What is launched next belongs to this execution of a graph, which is a step unless the
+    /// program says what its steps are.
+    pub fn execute(&self, execution: i64) {
+        self.engine.execute(execution);
+    }
+
+    /// Whether the program says that all ranks leave the current step alike.
+    #[must_use]
+    pub fn leaves_alike(&self) -> bool {
+        self.engine.leaves_alike()
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

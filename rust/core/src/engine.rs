@@ -25,6 +25,7 @@ use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 mod patience;
 mod queue;
 pub(crate) mod standstill;
+mod steps;
 mod suspicion;
 
 pub use patience::Patience;
@@ -168,6 +169,44 @@ impl Engine {
         self.shared.supervisor.abort(self.shared.interrupted());
     }
 
+    /// How many collectives were launched so far.
+    #[must_use]
+    pub fn launched(&self) -> u64 {
+        lock(&self.shared.queue).launched
+    }
+
+    /// The program begins a step; see [`Communicator::begin_step`].
+    ///
+    /// [`Communicator::begin_step`]: crate::communicator::Communicator::begin_step
+    pub fn begin_step(&self, leaves_alike: bool) {
+        let mut queue = lock(&self.shared.queue);
+        let launched = queue.launched;
+        queue.steps.begin(launched, leaves_alike);
+    }
+
+    /// The program has ended its step, or left it early by what `left` says; returns its number,
+    /// and how many collectives it launched.
+    pub fn end_step(&self, left: Option<String>) -> (u64, u64) {
+        let mut queue = lock(&self.shared.queue);
+        let launched = queue.launched;
+        let (step, launched) = queue.steps.end(launched, left.is_some());
+        if let Some(left) = left {
+            self.shared.recorder.left_step(step, left);
+        }
+        (step, launched)
+    }
+
+    /// What is launched next belongs to this execution of a graph.
+    pub fn execute(&self, execution: i64) {
+        lock(&self.shared.queue).steps.execute(execution);
+    }
+
+    /// Whether the program says that all ranks leave the current step alike.
+    #[must_use]
+    pub fn leaves_alike(&self) -> bool {
+        lock(&self.shared.queue).steps.leaves_alike()
+    }
+
     /// How collectives are performed.
     #[must_use]
     pub fn policy(&self) -> Policy {
@@ -237,11 +276,12 @@ impl Shared {
             return Err(placed(cause, &prepared.call, sequence, at));
         }
         queue.launched = sequence;
+        let step = queue.steps.launch();
         let call = Arc::clone(&prepared.call);
         self.recorder
-            .launched(sequence, call, prepared.algorithm, at, at_once);
+            .launched((sequence, step), call, prepared.algorithm, at, at_once);
         Ok(Launched {
-            header: prepared.contract.header(GENERATION, sequence),
+            header: prepared.contract.header(GENERATION, sequence, step),
             prepared,
             buffer,
             sequence,

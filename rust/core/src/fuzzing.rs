@@ -234,7 +234,7 @@ fn own_header() -> Header {
         name: "dense/kernel".into(),
         shapes: "[98]".into(),
     };
-    Contract::of(&call, Algorithm::Ring).header(0, 1)
+    Contract::of(&call, Algorithm::Ring).header(0, 1, 2)
 }
 
 fn contract_samples() -> Vec<Vec<u8>> {
@@ -272,6 +272,8 @@ fn control_samples() -> Vec<Vec<u8>> {
     let entered = Entered {
         header: own_header().to_vec(),
         call: "all_reduce(sum) 'dense/kernel' float32[98]".into(),
+        step: 2,
+        left: Some((1, "ValueError".into())),
     };
     let tick = Tick {
         sent_ns: 1 << 60,

@@ -182,7 +182,13 @@ mod tests {
     fn a_wait_that_is_over_names_its_collective_and_nobody() {
         let recorder = Arc::new(FlightRecorder::default());
         let (call, _) = Request::barrier().into_parts();
-        recorder.launched(7, Arc::new(call), Algorithm::Ring, Instant::now(), false);
+        recorder.launched(
+            (7, 0),
+            Arc::new(call),
+            Algorithm::Ring,
+            Instant::now(),
+            false,
+        );
         let work = Work::pending(7, recorder);
         let outcome = work.wait(Some(Duration::ZERO), &mut || false);
         let WaitOutcome::TimedOut(error) = outcome else {

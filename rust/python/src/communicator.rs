@@ -256,6 +256,19 @@ impl Communicator {
         Some(PyBytes::new(py, &json))
     }
 
+    #[getter]
+    fn launched(&self) -> u64 {
+        self.inner.launched()
+    }
+
+    fn begin_step(&self, leaves_alike: bool) {
+        self.inner.begin_step(leaves_alike);
+    }
+
+    fn end_step(&self, left: Option<&str>) -> (u64, u64) {
+        self.inner.end_step(left)
+    }
+
     fn abort(&self, py: Python<'_>, reason: &str) {
         py.detach(|| self.inner.abort(reason));
     }

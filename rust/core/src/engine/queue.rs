@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::steps::Steps;
 use crate::buffer::Buffer;
 use crate::collective::Call;
 use crate::dtype::DType;
@@ -18,6 +19,7 @@ pub(super) struct Queue {
     /// Whether somebody drives a collective right now.
     pub(super) driving: bool,
     pub(super) launched: u64,
+    pub(super) steps: Steps,
     pub(super) closed: bool,
     pub(super) policy: Policy,
     /// The last call, in case the next one is the same.
@@ -43,11 +45,12 @@ pub(super) struct Prepared {
 }
 
 impl Queue {
-    pub(super) const fn new(policy: Policy) -> Self {
+    pub(super) fn new(policy: Policy) -> Self {
         Self {
             waiting: VecDeque::new(),
             driving: false,
             launched: 0,
+            steps: Steps::default(),
             closed: false,
             policy,
             last: None,

@@ -151,10 +151,10 @@ impl Inquest {
     }
 
     fn mismatch(&self, hosts: &[String]) -> Option<Error> {
-        let mut groups: BTreeMap<&[u8], Vec<(usize, &str)>> = BTreeMap::new();
+        let mut groups: BTreeMap<&[u8], Vec<(usize, &Entered)>> = BTreeMap::new();
         for (rank, entered) in self.calls() {
             let group = groups.entry(&entered.header).or_default();
-            group.push((rank, &entered.call));
+            group.push((rank, entered));
         }
         let right = groups
             .values()
@@ -163,16 +163,32 @@ impl Inquest {
             .values()
             .filter(|group| group[0].0 != right[0].0)
             .map(|group| group[0])
-            .min()?;
+            .min_by_key(|(rank, _)| *rank)?;
         let names: Vec<String> = right.iter().map(|(rank, _)| rank.to_string()).collect();
+        let names = names.join(", ");
+        let (theirs, others) = match theirs.step == right[0].1.step {
+            true => (theirs.call.clone(), right[0].1.call.clone()),
+            false => (theirs.in_its_step(), right[0].1.in_its_step()),
+        };
         let kind = ErrorKind::Mismatch {
-            theirs: theirs.into(),
-            others: format!("{} (rank {})", right[0].1, names.join(", ")),
+            theirs,
+            others: format!("{others} (rank {names})"),
         };
         let mut error = Error::new(kind).blaming(rank, &hosts[rank]);
         error.sequence = Some(self.sequence);
-        error.collective = Some(right[0].1.into());
+        error.collective = Some(right[0].1.call.clone());
         Some(error)
+    }
+}
+
+impl Entered {
+    /// The call and its step, and why that is another one than elsewhere, if the rank knows it.
+    fn in_its_step(&self) -> String {
+        let mut text = format!("{} in step {}", self.call, self.step);
+        if let Some((step, by)) = &self.left {
+            text.push_str(&format!(", after it left step {step} by {by}"));
+        }
+        text
     }
 }
 
@@ -190,6 +206,8 @@ mod tests {
                 entered: call.map(|call| Entered {
                     header: call.as_bytes().into(),
                     call: call.into(),
+                    step: 0,
+                    left: None,
                 }),
                 waits: call.map(|_| Waits {
                     awaited: vec![(rank + 1) % calls.len()],
@@ -218,6 +236,29 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_differ_in_their_step_alone_are_told_apart() {
+        let mut inquest = Inquest::new(4, 2);
+        for rank in 0..2 {
+            let step = 3 + rank as u64;
+            assert!(inquest.hear(Testimony {
+                rank,
+                sequence: 4,
+                entered: Some(Entered {
+                    header: vec![step as u8],
+                    call: "a".into(),
+                    step,
+                    left: (rank == 1).then(|| (3, "ValueError: bad".into())),
+                }),
+                waits: None,
+            }));
+        }
+        let error = inquest.verdict(&["h"; 2].map(String::from)).to_string();
+        let told = "rank 1 on h called a in step 4, after it left step 3 by ValueError: bad; the \
+                    others called a in step 3 (rank 0)";
+        assert!(error.contains(told), "{error}");
+    }
+
+    #[test]
     fn a_rank_that_has_not_entered_is_late() {
         let error = judge(&[Some("a"), Some("a"), None]);
         assert_eq!(blamed(&error), 2);
@@ -234,6 +275,8 @@ mod tests {
                 entered: entered.then(|| Entered {
                     header: b"a".into(),
                     call: "a".into(),
+                    step: 0,
+                    left: None,
                 }),
                 waits: waits.map(|(awaited, seconds)| Waits {
                     awaited: awaited.to_vec(),
@@ -273,6 +316,8 @@ mod tests {
             entered: Some(Entered {
                 header: b"a".into(),
                 call: "a".into(),
+                step: 0,
+                left: None,
             }),
             waits: Some(Waits {
                 awaited: vec![2],
@@ -308,6 +353,8 @@ mod tests {
             let entered = (rank != 1).then(|| Entered {
                 header: b"a".into(),
                 call: "a".into(),
+                step: 0,
+                left: None,
             });
             inquest.hear(Testimony {
                 rank,

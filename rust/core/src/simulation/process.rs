@@ -200,7 +200,13 @@ impl Process {
                 let algorithm = scenario.collectives[number].policy.choose(&call);
                 let now = self.clock.instant();
                 let recorder = &self.journal.recorder;
-                recorder.launched(number as u64 + 1, Arc::clone(&call), algorithm, now, false);
+                recorder.launched(
+                    (number as u64 + 1, 0),
+                    Arc::clone(&call),
+                    algorithm,
+                    now,
+                    false,
+                );
                 self.launched.set(number + 1);
                 calls.push((number, call, algorithm));
             }
@@ -255,7 +261,7 @@ impl Process {
             call,
             algorithm,
             (self.rank, &scenario.topology),
-            Contract::of(call, algorithm).header(GENERATION, sequence),
+            Contract::of(call, algorithm).header(GENERATION, sequence, 0),
             scratch,
         );
         let standstill = Standstill::new(call, sequence, scenario.limits, recorder, started);

@@ -23,6 +23,7 @@ pub const CAPACITY: usize = 4096;
 pub struct FlightRecorder {
     memory: Mutex<Memory>,
     waiting: Mutex<Option<Waiting>>,
+    left_step: Mutex<Option<(u64, String)>>,
 }
 
 /// A collective under way that does not move.
@@ -48,6 +49,8 @@ struct Memory {
 pub struct Entry {
     /// Ordinal of the collective.
     pub sequence: u64,
+    /// The step of the program that it belongs to; 0 for none.
+    pub step: u64,
     /// What was called.
     pub call: Arc<Call>,
     /// How it is performed.
@@ -112,16 +115,16 @@ impl Entry {
     /// The contract header that was sent.
     #[must_use]
     pub fn header(&self) -> Header {
-        Contract::of(&self.call, self.algorithm).header(GENERATION, self.sequence)
+        Contract::of(&self.call, self.algorithm).header(GENERATION, self.sequence, self.step)
     }
 }
 
 impl FlightRecorder {
-    /// A collective has got its place in the order, and with `at_once` also its turn; the oldest
+    /// A collective has got its place in the order and its step, and with `at_once` also its turn; the oldest
     /// are forgotten if there are too many.
     pub fn launched(
         &self,
-        sequence: u64,
+        (sequence, step): (u64, u64),
         call: Arc<Call>,
         algorithm: Algorithm,
         at: Instant,
@@ -134,6 +137,7 @@ impl FlightRecorder {
         }
         memory.entries.push_back(Entry {
             sequence,
+            step,
             call,
             algorithm,
             state: if at_once {
@@ -178,6 +182,21 @@ impl FlightRecorder {
     pub fn waiting(&self) -> Option<Waiting> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.clone()
+    }
+
+    /// Remembers which step the program left early last, and by what.
+    pub fn left_step(&self, step: u64, by: String) {
+        *self
+            .left_step
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some((step, by));
+    }
+
+    /// The step that the program left early last, and by what.
+    #[must_use]
+    pub fn last_left_step(&self) -> Option<(u64, String)> {
+        let left = self.left_step.lock();
+        left.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The collective under way, if there is one, and the one that ended last.
@@ -320,7 +339,7 @@ mod tests {
         recorder.keep(3);
         let now = Instant::now();
         for sequence in 1..=5 {
-            recorder.launched(sequence, call(), Algorithm::Ring, now, false);
+            recorder.launched((sequence, 0), call(), Algorithm::Ring, now, false);
         }
         recorder.over(4, State::Failed, now);
         let (entries, forgotten) = recorder.entries();
@@ -350,7 +369,7 @@ mod tests {
     #[test]
     fn the_place_of_a_wait_is_asked_for_once_and_kept() {
         let recorder = FlightRecorder::default();
-        recorder.launched(1, call(), Algorithm::Ring, Instant::now(), false);
+        recorder.launched((1, 0), call(), Algorithm::Ring, Instant::now(), false);
         let mut program = Program(Some("train.py:31"));
         for sequence in [2, 1, 1] {
             recorder.locate(1, &mut || false);
@@ -366,7 +385,7 @@ mod tests {
         let started = Instant::now();
         let ms = |ms| started + std::time::Duration::from_millis(ms);
         let call = call();
-        recorder.launched(1, Arc::clone(&call), Algorithm::OneShot, started, true);
+        recorder.launched((1, 0), Arc::clone(&call), Algorithm::OneShot, started, true);
         let measured = Measured {
             algorithm: "one_shot",
             bytes_sent: 4,

@@ -43,6 +43,8 @@ struct Failure {
 #[derive(Serialize)]
 struct Line {
     sequence: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    step: u64,
     kind: &'static str,
     call: String,
     bytes: usize,
@@ -62,6 +64,7 @@ impl From<&Entry> for Line {
     fn from(entry: &Entry) -> Self {
         Self {
             sequence: entry.sequence,
+            step: entry.step,
             kind: entry.call.collective.name(),
             call: entry
                 .call
@@ -83,6 +86,11 @@ impl From<&Entry> for Line {
             place: entry.place.as_deref().map(String::from),
         }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_zero(step: &u64) -> bool {
+    *step == 0
 }
 
 /// What `journal` remembers since `since_ns`, as JSON.

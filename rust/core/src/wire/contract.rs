@@ -1,15 +1,15 @@
 //! The header with which every collective starts: what this rank believes it is doing.
 //!
-//! Layout, little-endian, 56 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u32,
-//! sender u16, receiver u16, sequence u64, count u64, name hash u64, plan hash u64, root u64. Two
-//! ranks take part in the same collective exactly when their headers are equal but for the way that
-//! they go; one that goes another way than its pipe has come to the wrong rank.
+//! Layout, little-endian, 64 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u32,
+//! sender u16, receiver u16, sequence u64, count u64, name hash u64, plan hash u64, root u64, step
+//! u64. Two ranks take part in the same collective exactly when their headers are equal but for the
+//! way that they go; one that goes another way than its pipe has come to the wrong rank.
 
 use crate::collective::{Call, Collective};
 use crate::schedule::Algorithm;
 
 /// Length of an encoded header in bytes.
-pub const HEADER_BYTES: usize = 56;
+pub const HEADER_BYTES: usize = 64;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"GRC1");
 
@@ -55,6 +55,7 @@ impl Contract {
             name.0,
             plan.0,
             root,
+            0, // step
         ];
         for (field, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
             field.copy_from_slice(&word.to_le_bytes());
@@ -62,12 +63,13 @@ impl Contract {
         Self(bytes)
     }
 
-    /// The header of the `sequence`-th collective of this generation.
+    /// The header of the `sequence`-th collective of this generation, in the program's step `step`.
     #[must_use]
-    pub fn header(&self, generation: u32, sequence: u64) -> Header {
+    pub fn header(&self, generation: u32, sequence: u64, step: u64) -> Header {
         let mut bytes = self.0;
         bytes[8..12].copy_from_slice(&generation.to_le_bytes());
         bytes[16..24].copy_from_slice(&sequence.to_le_bytes());
+        bytes[56..64].copy_from_slice(&step.to_le_bytes());
         bytes
     }
 }
@@ -127,7 +129,7 @@ mod tests {
             shapes: "[6]".into(),
         };
         change(&mut call);
-        Contract::of(&call, Algorithm::Ring).header(0, 1)
+        Contract::of(&call, Algorithm::Ring).header(0, 1, 0)
     }
 
     #[test]
@@ -145,9 +147,10 @@ mod tests {
             changed(|call| call.shapes = "[2,3]".into()),
         ];
         let call = Contract(base);
-        assert_eq!(base, call.header(0, 1));
-        assert_ne!(base, call.header(0, 2));
-        assert_ne!(base, call.header(1, 1));
+        assert_eq!(base, call.header(0, 1, 0));
+        assert_ne!(base, call.header(0, 2, 0));
+        assert_ne!(base, call.header(1, 1, 0));
+        assert_ne!(base, call.header(0, 1, 1));
         let sent = on_way(base, 2, 513);
         assert_eq!(way(&sent), (2, 513));
         assert!(is_header(&sent) && sent != on_way(base, 513, 2));

@@ -68,6 +68,10 @@ pub(crate) struct Entered {
     pub header: Vec<u8>,
     /// The call, for people.
     pub call: String,
+    /// The step of the program that it belongs to; 0 for none.
+    pub step: u64,
+    /// The step that the rank's program left early last, and by what.
+    pub left: Option<(u64, String)>,
 }
 
 impl Message {

@@ -426,6 +426,10 @@ impl Judge {
             entered: entry.map(|entry| Entered {
                 header: entry.header().to_vec(),
                 call: shortened(&entry.call.to_string()),
+                step: entry.step,
+                left: recorder
+                    .last_left_step()
+                    .map(|(step, by)| (step, shortened(&by))),
             }),
             waits: recorder.waiting().filter(|_| in_time).map(|waiting| Waits {
                 awaited: waiting.awaited,

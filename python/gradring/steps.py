@@ -1,0 +1,67 @@
+"""One step of a program, and what becomes of an exception that leaves it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradring.communicator import Communicator
+
+#: Names of exceptions that say that there are no more data.
+_END_OF_DATA = frozenset({"StopIteration", "StopAsyncIteration", "OutOfRangeError"})
+
+
+class Step:
+    """What `Communicator.step` returns; inside another one it does nothing."""
+
+    def __init__(self, communicator: Communicator, abort_on_exception: bool) -> None:
+        self._communicator = communicator
+        self._abort_on_exception = abort_on_exception
+
+    def __enter__(self) -> None:
+        communicator = self._communicator
+        if communicator._step is None:
+            communicator._native.begin_step(not self._abort_on_exception)
+            communicator._step = self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        communicator = self._communicator
+        if communicator._step is not self:
+            return
+        communicator._step = None
+        # By the program's own words, an exception may be an end like another.
+        left = described(error) if error is not None and self._abort_on_exception else None
+        number, launched = communicator._native.end_step(left)
+        if left is not None and launched and ends_the_group(error):
+            abort(communicator, f"its step {number}", launched, left)
+
+
+def abort(communicator: Communicator, what: str, launched: int, left: str) -> None:
+    """Ends the group because an exception, `left`, has left `what` after some collectives."""
+    communicator.abort(
+        f"{what} was left by {left} after {launched} of its collectives had begun, so the ranks "
+        "would go on with results of different steps. Mend what it names and restart; if every "
+        "rank leaves such a step alike, run it inside "
+        "`with communicator.step(abort_on_exception=False)`"
+    )
+
+
+def described(error: BaseException) -> str:
+    """The exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def ends_the_group(error: BaseException | None) -> bool:
+    """Whether this exception must not leave a step alone, once it has reduced something.
+
+    All ranks see the end of the data, and those who want this process to end see to it elsewhere.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, Exception) and names.isdisjoint(_END_OF_DATA)

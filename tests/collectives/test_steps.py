@@ -1,0 +1,163 @@
+"""A rank that leaves a step early, in programs of numpy: named on every rank, and no mixed sums."""
+
+from typing import Any
+
+import pytest
+
+import gradring
+from gradring.errors import AbortedError, GradringError, MismatchError
+from gradring.testing import run_ranks
+
+BAD_STEP = 3
+
+
+def one_rank_leaves(where: str, by: str, expected: bool) -> Any:
+    """Rank 1 leaves a step of two reductions, catches what it raised, and goes on."""
+    comm, sums = gradring.init(timeout=20.0), []
+    exception: Any = getattr(__builtins__, by, None) or __builtins__[by]  # type: ignore[index]
+    try:
+        for step in range(1, 6):
+            bad = comm.rank == 1 and step == BAD_STEP
+            try:
+                with comm.step(abort_on_exception=not expected):
+                    if bad and where == "before":
+                        raise exception("a bad batch")
+                    sums.append((step, comm.all_reduce(10**step)))
+                    if bad and where == "between":
+                        raise exception("a bad batch")
+                    sums.append((step, comm.all_reduce(10**step)))
+            except GradringError:
+                raise  # a MismatchError is a ValueError as well
+            except exception:
+                continue
+        return sums, None
+    except GradringError as error:
+        return sums, error
+    finally:
+        comm.close()
+
+
+def all_ranks_leave(where: str, expected: bool) -> Any:
+    """As `one_rank_leaves`, but all of them do."""
+    comm, sums = gradring.init(timeout=20.0), []
+    try:
+        for step in range(1, 6):
+            try:
+                with comm.step(abort_on_exception=not expected):
+                    if step == BAD_STEP and where == "before":
+                        raise ValueError("a bad batch")
+                    sums.append((step, comm.all_reduce(10**step)))
+                    if step == BAD_STEP:
+                        raise ValueError("a bad batch")
+            except ValueError:
+                continue
+        return sums, None
+    except GradringError as error:
+        return sums, error
+    finally:
+        comm.close()
+
+
+def unequal_numbers_of_steps() -> Any:
+    """Steps without collectives are nobody's business, and steps inside of steps are parts."""
+    with gradring.init() as comm:
+        for _ in range(3 * comm.rank):
+            with comm.step():
+                pass
+        first = comm.all_reduce(1)
+        for step in range(2):
+            with comm.step():
+                for _ in range(comm.rank + 1):
+                    with comm.step():
+                        pass
+                comm.all_reduce(step)
+                with comm.step():
+                    comm.all_reduce(step)
+        with comm.step():
+            pass
+        return first, comm.all_reduce(1)
+
+
+def leaves_the_monitor(where: str) -> Any:
+    """Rank 1 leaves a loop with a monitor, and goes on."""
+    comm = gradring.init(timeout=20.0)
+    try:
+        try:
+            with gradring.Monitor(comm) as monitor:
+                for step in range(4):
+                    comm.all_reduce(step)
+                    if comm.rank == 1 and step == 2 and where == "in a step":
+                        raise ValueError("a bad batch")
+                    comm.all_reduce(step)
+                    monitor.step()
+                    if comm.rank == 1 and step == 2 and where == "between steps":
+                        raise ValueError("a bad batch")
+        except ValueError:
+            pass
+        return comm.all_reduce(100, name="evaluation")
+    except GradringError as error:
+        return error
+    finally:
+        comm.close()
+
+
+def assert_not_mixed(sums: Any, ranks: int) -> None:
+    assert sums and all(total == ranks * 10**step for step, total in sums), sums
+
+
+@pytest.mark.parametrize("by", ["ValueError", "KeyError"])
+def test_an_exception_after_a_collective_of_a_step_ends_the_group(by: str) -> None:
+    for rank, (sums, error) in enumerate(run_ranks(one_rank_leaves, 3, "between", by, False)):
+        assert_not_mixed(sums, 3)
+        assert isinstance(error, AbortedError), (rank, error)
+        assert error.rank == 1 and str(error.host) in str(error)
+        assert f"its step {BAD_STEP} was left by {by}: " in str(error)
+        assert "a bad batch" in str(error) and "abort_on_exception=False" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("where", "by"),
+    [
+        ("before", "ValueError"),
+        ("between", "StopIteration"),
+        ("before", "StopIteration"),
+        ("between", "KeyboardInterrupt"),
+    ],
+)
+def test_a_rank_that_goes_on_one_step_apart_is_named(where: str, by: str) -> None:
+    for sums, error in run_ranks(one_rank_leaves, 3, where, by, False):
+        assert_not_mixed(sums, 3)
+        assert isinstance(error, MismatchError)
+        assert error.rank == 1
+        left = f"in step {BAD_STEP + 1}, after it left step {BAD_STEP} by {by}: a bad batch"
+        assert left in str(error)
+        assert f"in step {BAD_STEP} (rank 0, 2)" in str(error)
+
+
+def test_a_rank_that_leaves_alone_what_all_were_to_leave_is_named() -> None:
+    for sums, error in run_ranks(one_rank_leaves, 2, "between", "ValueError", True):
+        assert_not_mixed(sums, 2)
+        assert isinstance(error, MismatchError) and error.rank == 1
+        assert f"in step {BAD_STEP + 1}; " in str(error) and "in step 3 (rank 0)" in str(error)
+
+
+@pytest.mark.parametrize(("where", "expected"), [("before", False), ("between", True)])
+def test_ranks_that_leave_a_step_alike_go_on(where: str, expected: bool) -> None:
+    for sums, error in run_ranks(all_ranks_leave, 2, where, expected):
+        assert error is None
+        assert_not_mixed(sums, 2)
+        assert len(sums) == 5 - (where == "before")
+
+
+def test_steps_without_collectives_do_not_count() -> None:
+    assert run_ranks(unequal_numbers_of_steps, 2) == [(2, 2), (2, 2)]
+
+
+def test_an_exception_that_leaves_a_monitor_in_a_step_ends_the_group() -> None:
+    for error in run_ranks(leaves_the_monitor, 2, "in a step"):
+        assert isinstance(error, AbortedError) and error.rank == 1
+        assert "ValueError: a bad batch after 1 of its collectives" in str(error)
+    assert all(
+        isinstance(error, MismatchError)
+        for error in run_ranks(leaves_the_monitor, 2, "between steps")
+    )
