@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 #: Names of exceptions that say that there are no more data.
 _END_OF_DATA = frozenset({"StopIteration", "StopAsyncIteration", "OutOfRangeError"})
 
+#: Of an exception's text.
+_LINES_MAX = 3
+
 
 class Step:
     """What `Communicator.step` returns; inside another one it does nothing."""
@@ -53,9 +56,11 @@ def abort(communicator: Communicator, what: str, launched: int, left: str) -> No
 
 
 def described(error: BaseException) -> str:
-    """The exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """The exception in one line: the beginning and the end of a long text, such as TensorFlow's."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    if len(lines) > _LINES_MAX:
+        lines = [lines[0], "...", *lines[1 - _LINES_MAX :]]
+    return ": ".join([type(error).__name__, " ".join(lines)] if lines else [type(error).__name__])
 
 
 def ends_the_group(error: BaseException | None) -> bool:

@@ -57,6 +57,10 @@ id_in_cluster = multi_worker_util.id_in_cluster
 normalize_cluster_spec = multi_worker_util.normalize_cluster_spec
 
 
+#: What AutoGraph makes of a loop in a `tf.function`.
+LOOP_OVER_DATASET = "Dataset_scan_scan_body"
+
+
 def mirrored(per_device: Sequence[Any]) -> Any:
     """One value for the same contents on each local device."""
     return distribute_utils.regroup(tuple(per_device), wrap_class=distribute_values.Mirrored)
@@ -110,6 +114,21 @@ def plain_variable(value: float, name: str, dtype: Any = tf.float32) -> Any:
         )
 
 
+def dataset_function() -> str | None:
+    """The name of the dataset's function, such as that of a `map`, of which this is traced a part.
+
+    It is `LOOP_OVER_DATASET` in the body of `for batch in dataset`, which is executed where it
+    stands.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        name = getattr(graph, "name", None) or ""
+        if name.startswith("Dataset_"):
+            return name
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
 def add_control_input(op: Any, before: Any) -> None:
     """Lets `op`, of a graph that is still being built, run only after the operation `before`."""
     op._add_control_input(before)
@@ -128,13 +147,6 @@ def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
         return rule(dict(zip(attrs[::2], attrs[1::2], strict=True)), *args)
 
     forwardprop._SPECIAL_CASES[op] = special
-
-
-def is_in_dataset(graph: Any) -> bool:
-    """Whether the graph that is being built is a function of a `tf.data.Dataset`, or in one."""
-    while graph is not None and not str(getattr(graph, "name", "")).startswith("Dataset_"):
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
 
 
 def same_op(op: Any, inputs: list[Any]) -> list[Any]:

@@ -64,6 +64,11 @@ def repair() -> None:
     # Before Keras 3.5, models are built where they are traced.
     if hasattr(keras.Model, "_maybe_symbolic_build"):
         _replace(keras.Model, "_maybe_symbolic_build", _symbolic_build, _is_ours)
+    for kind in ("train", "test", "predict"):
+        make = functools.partial(_make_step, f"{kind}_function")
+        _replace(keras.Model, f"make_{kind}_function", make, _is_ours)
+    for loop in ("fit", "evaluate", "predict"):
+        _replace(keras.Model, loop, _leaving, _is_ours, traced=False)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     _replace(trainer, "reduce_per_replica", _reduce_logs, _always)
     saving = sys.modules["keras.src.saving.saving_lib"]
@@ -81,7 +86,12 @@ def repair() -> None:
 
 
 def _replace(
-    owner: Any, name: str, stand_in: Callable[..., Any], applies: Callable[[Any], bool]
+    owner: Any,
+    name: str,
+    stand_in: Callable[..., Any],
+    applies: Callable[[Any], bool],
+    *,
+    traced: bool = True,
 ) -> None:
     original = getattr(owner, name)
 
@@ -92,7 +102,8 @@ def _replace(
             return stand_in(original, self, *args, **kwargs)
         return original(self, *args, **kwargs)
 
-    setattr(owner, name, tf.autograph.experimental.do_not_convert(method))
+    # What is not traced itself calls the program's code, which AutoGraph has to convert.
+    setattr(owner, name, tf.autograph.experimental.do_not_convert(method) if traced else method)
 
 
 def _in_our_replica(_: Any) -> bool:
@@ -243,6 +254,51 @@ def _reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reducti
     if _communicator(strategy) is not None and reduction == "auto":
         return strategy.reduce("MEAN", logs, axis=0)
     return original(logs, strategy, reduction)
+
+
+# Steps
+
+
+class _StepFunction:
+    """Keras' function for one execution of its loop: a step, as `Communicator.step` has it."""
+
+    def __init__(self, function: Callable[..., Any], communicator: Communicator) -> None:
+        self._function = function
+        self._communicator = communicator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._communicator.step():
+            return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_function":  # not yet there while it is copied
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+
+def _make_step(
+    name: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    original(model, *args, **kwargs)
+    function = getattr(model, name)
+    communicator = _communicator(model.distribute_strategy)
+    if communicator is not None and not isinstance(function, _StepFunction):
+        setattr(model, name, _StepFunction(function, communicator))
+    return getattr(model, name)
+
+
+def _leaving(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """An exception between two steps, such as a callback's, counts as a step that was left early.
+
+    So a rank that leaves the loop alone does not begin another one with sums of the others' steps.
+    """
+    communicator = _communicator(model.distribute_strategy)
+    assert communicator is not None
+    try:
+        return original(model, *args, **kwargs)
+    except BaseException:
+        with communicator.step():
+            raise
 
 
 # Building and saving

@@ -13,6 +13,7 @@ from gradring.tensorflow.gradient_check import action_of
 from gradring.tensorflow.naming import Names
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.start_wait import eager_step
 
 
 class GradientReducer:
@@ -63,7 +64,7 @@ class GradientReducer:
     def __call__(
         self, gradients: Sequence[Any], variables: Sequence[Any] | None = None
     ) -> list[Any]:
-        """Reduces the gradients of one step.
+        """Reduces the gradients of one step, as `gradring.Communicator.step` has it.
 
         Args:
           gradients: in the order of their variables, the same on every rank. None stays None and
@@ -84,9 +85,10 @@ class GradientReducer:
         named = None if variables is None else [variables[i] for i in present]
         names = Names.of_variables("gradients", leaves, named)
         communicator = self._communicator or current_communicator()
-        reduced = reduce_leaves(
-            leaves, self._op, names, communicator, self._bucket_bytes, self._check
-        )
+        with eager_step(communicator):
+            reduced = reduce_leaves(
+                leaves, self._op, names, communicator, self._bucket_bytes, self._check
+            )
         for index, gradient in zip(present, reduced, strict=True):
             gradients[index] = gradient
         return gradients

@@ -6,6 +6,7 @@ tensors in between lead shapes and gradients from one to the other; what they co
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,7 +46,7 @@ def start(
     with tf.device("/device:CPU:0"):
         return compat.run_op(
             "GradringStart",
-            {"token": _token(communicator), "tensors": tensors},
+            {"token": _token(communicator, label), "tensors": tensors},
             tensors[0].dtype,
             {
                 "collective": collective,
@@ -93,12 +94,17 @@ def start_all_gather(
     with tf.device("/device:CPU:0"):
         return compat.run_op(
             "GradringAllGatherStart",
-            {"token": _token(communicator), "counts": counts, "tensor": tensor},
+            {"token": _token(communicator, label), "counts": counts, "tensor": tensor},
             tensor.dtype,
             _attributes(communicator, label, check),
             2,
             unseen=True,
         )
+
+
+def eager_step(communicator: Communicator) -> contextlib.AbstractContextManager[None]:
+    """A step of the program where it executes eagerly; in a graph, its executions are the steps."""
+    return communicator.step() if tf.executing_eagerly() else contextlib.nullcontext()
 
 
 def _attributes(communicator: Communicator, label: Label, check: Check) -> dict[str, Any]:
@@ -109,11 +115,25 @@ def _attributes(communicator: Communicator, label: Label, check: Check) -> dict[
         "communicator": communicator._native.id,
         "check": check.action,
         "variables": "\n".join(check.variables) if check.action else "",
+        "origin": _origin(),
     }
 
 
-def _token(communicator: Communicator) -> Any:
+def _origin() -> str:
+    """What is going to execute an op that is made now."""
+    if tf.executing_eagerly():
+        return "eager"
+    return "function" if compat.dataset_function() is None else "dataset"
+
+
+def _token(communicator: Communicator, label: Label) -> Any:
     """The handle of the communicator's ordering token."""
+    if compat.dataset_function() not in (None, compat.LOOP_OVER_DATASET):
+        raise NotImplementedError(
+            f"'{label.shown}' on rank {communicator.rank} of {communicator.host}: a collective in "
+            "a function of a tf.data.Dataset, such as its `map`, runs whenever the dataset reads "
+            "ahead, in no order with those of the training; call it in the step that gets the batch"
+        )
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise NotImplementedError(
             "gradring works eagerly and inside tf.function, not in the graphs and sessions of "
@@ -126,12 +146,6 @@ def _token(communicator: Communicator) -> Any:
     if tf.executing_eagerly():
         return handle
     graph = tf.compat.v1.get_default_graph()
-    if compat.is_in_dataset(graph):
-        raise NotImplementedError(
-            f"rank {communicator.rank} on {communicator.host} cannot call a collective in a "
-            "function of a tf.data.Dataset, which makes elements ahead of the training and in an "
-            "order of its own; call it on the elements that the dataset yields"
-        )
     return compat.capture(handle, graph)
 
 

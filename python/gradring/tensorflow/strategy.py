@@ -15,6 +15,7 @@ from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.gradient_check import action_of
 from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast
+from gradring.tensorflow.start_wait import eager_step
 
 
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -104,9 +105,13 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     def run(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
-        """Runs `fn` once per local replica; see `tf.distribute.Strategy.run`."""
+        """Runs `fn` once per local replica; see `tf.distribute.Strategy.run`.
+
+        Executing eagerly, it is one step, as `gradring.Communicator.step` has it; inside a
+        `tf.function`, the call of that function is.
+        """
         compat_keras.repair()
-        with typed_errors():
+        with typed_errors(), eager_step(self.communicator):
             return super().run(fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:

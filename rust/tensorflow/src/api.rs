@@ -148,6 +148,7 @@ functions! {
     fail_construction = c"TF_OpKernelConstruction_Failure":
         fn(*mut RawConstruction, *mut RawStatus);
 
+    step_id = c"TF_StepId": fn(*mut RawContext) -> i64;
     num_inputs = c"TF_NumInputs": fn(*mut RawContext) -> c_int;
     get_input = c"TF_GetInput": fn(*mut RawContext, c_int, *mut *mut RawTensor, *mut RawStatus);
     set_output = c"TF_SetOutput": fn(*mut RawContext, c_int, *const RawTensor, *mut RawStatus);

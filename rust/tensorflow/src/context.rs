@@ -105,6 +105,13 @@ impl Context {
         unsafe { (self.api.num_inputs)(self.raw) }
     }
 
+    /// Number of the execution that this is part of: that of a graph, with all functions that are
+    /// inlined into it, or of this op alone when executing eagerly.
+    pub(crate) fn execution(&self) -> i64 {
+        // SAFETY: the context is alive.
+        unsafe { (self.api.step_id)(self.raw) }
+    }
+
     /// A reference to input `index`.
     pub(crate) fn input(&self, index: c_int) -> Result<Tensor, Failure> {
         let status = Status::new(self.api);

@@ -7,16 +7,19 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use gradring_core::collective::Request;
 use gradring_core::communicator::Communicator;
 use gradring_core::error::Error;
 use gradring_core::work::{WaitOutcome, Work};
 
 use crate::api::Api;
+use crate::executions::{Execution, Executions};
 use crate::interrupts;
 use crate::status::{Code, Failure};
 use crate::tensor::Tensor;
 
 static TABLE: Mutex<Table<InFlight>> = Mutex::new(Table::new());
+static EXECUTIONS: Mutex<Executions> = Mutex::new(Executions::new());
 
 /// A collective that a Start has started.
 pub(crate) struct InFlight {
@@ -28,25 +31,19 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    pub(crate) fn new(
-        work: Work,
-        communicator: &Arc<Communicator>,
-        tensors: Arc<[Tensor]>,
-    ) -> Self {
-        Self {
-            work,
-            communicator: Arc::downgrade(communicator),
-            tensors,
-        }
-    }
-
     /// What the collective works on: to be read when it has ended.
     pub(crate) fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
     /// Waits for its end; Ctrl-C ends it, on all ranks.
-    pub(crate) fn wait(&self) -> Result<(), Error> {
+    pub(crate) fn wait(&self, number: i64) -> Result<(), Error> {
+        let result = self.wait_for_work();
+        lock(&EXECUTIONS).ended(number);
+        result
+    }
+
+    fn wait_for_work(&self) -> Result<(), Error> {
         match self.work.wait(None, &mut interrupts::outstanding) {
             WaitOutcome::Ended(result) => result,
             WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {
@@ -60,15 +57,62 @@ impl InFlight {
     }
 }
 
-/// Keeps `started` until [`take`] asks for it or the handle that is returned is gone.
-pub(crate) fn put(api: &'static Api, started: InFlight) -> Result<Tensor, Failure> {
-    let number = lock().put(started);
+/// What executes an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Python itself.
+    Eager,
+    /// A `tf.function`.
+    Function,
+    /// A loop over a dataset in a `tf.function`: an execution for each element, inside that of the
+    /// function.
+    Dataset,
+}
+
+/// Starts `request`, over `tensors`, for an op in this execution of a graph; keeps the work until
+/// [`take`] asks for it or the handle that is returned is gone.
+///
+/// To the communicator, executions are steps. One of a function that comes between the parts of
+/// another ends the group.
+pub(crate) fn start(
+    api: &'static Api,
+    communicator: &Arc<Communicator>,
+    (origin, execution): (Origin, i64),
+    request: Request,
+    tensors: Arc<[Tensor]>,
+) -> Result<Tensor, Failure> {
+    let name = request.name.shown.clone();
+    let number = execution;
+    let execution = Execution {
+        communicator: communicator.id(),
+        number,
+    };
+    // From here on nobody comes in between.
+    let mut executions = lock(&EXECUTIONS);
+    // In a world of one there is no other order.
+    let looked_at =
+        origin == Origin::Function && communicator.world_size() > 1 && !communicator.leaves_alike();
+    if looked_at && let Err(problem) = executions.enter(execution, &name) {
+        communicator.abort(&problem);
+    }
+    if origin != Origin::Eager {
+        communicator.execute(number);
+    }
+    let number = lock(&TABLE).put(InFlight {
+        work: communicator.start(request)?,
+        communicator: Arc::downgrade(communicator),
+        tensors,
+    });
+    if looked_at {
+        executions.started(number, execution, &name);
+    }
+    drop(executions);
     Tensor::scalar(api, Number(number))
 }
 
 /// What was started with the handle of this number, once.
 pub(crate) fn take(number: i64) -> Result<InFlight, Failure> {
-    lock().take(number).ok_or_else(|| {
+    lock(&TABLE).take(number).ok_or_else(|| {
         Failure::new(
             Code::Aborted,
             format!(
@@ -86,13 +130,13 @@ pub(crate) struct Number(pub(crate) i64);
 impl Drop for Number {
     fn drop(&mut self) {
         // In two statements, so that the entry is dropped after the lock.
-        let forgotten = lock().take(self.0);
+        let forgotten = lock(&TABLE).take(self.0);
         drop(forgotten);
     }
 }
 
-fn lock() -> MutexGuard<'static, Table<InFlight>> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Numbers grow and are never used again.

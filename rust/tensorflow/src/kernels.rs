@@ -19,7 +19,7 @@ use crate::api::{Api, DataType, RawConstruction, RawContext, RegisterError};
 use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
-use crate::inflight::{self, InFlight};
+use crate::inflight::{self, Origin};
 use crate::ops::{ALL_GATHER_START, START, WAIT, accepted, attr};
 use crate::status::{Code, Failure, Status};
 use crate::tensor::{Tensor, dtype};
@@ -50,6 +50,7 @@ struct Start {
     name: Name,
     communicator: CommunicatorId,
     check: Option<Check>,
+    origin: Origin,
 }
 
 impl Kernel for Start {
@@ -60,6 +61,7 @@ impl Kernel for Start {
             name: name(node)?,
             communicator: CommunicatorId::of(node)?,
             check: Check::of(node)?,
+            origin: Origin::of(node)?,
         })
     }
 
@@ -82,6 +84,7 @@ impl Kernel for Start {
                 name: &self.name,
                 tensors,
                 handle_output,
+                origin: self.origin,
             },
         )
     }
@@ -93,6 +96,7 @@ struct AllGatherStart {
     name: Name,
     communicator: CommunicatorId,
     check: Option<Check>,
+    origin: Origin,
 }
 
 impl Kernel for AllGatherStart {
@@ -102,6 +106,7 @@ impl Kernel for AllGatherStart {
             name: name(node)?,
             communicator: CommunicatorId::of(node)?,
             check: Check::of(node)?,
+            origin: Origin::of(node)?,
         })
     }
 
@@ -143,6 +148,7 @@ impl Kernel for AllGatherStart {
                 name: &self.name,
                 tensors: vec![gathered],
                 handle_output: 1,
+                origin: self.origin,
             },
         )
     }
@@ -210,7 +216,8 @@ impl Kernel for Wait {
     fn compute(&self, context: &Context) -> Result<(), Failure> {
         let handle_input = context.num_inputs() - 1;
         let handles = context.input(handle_input)?.read_i64()?;
-        let started = inflight::take(handles.first().copied().unwrap_or_default())?;
+        let handle = handles.first().copied().unwrap_or_default();
+        let started = inflight::take(handle)?;
         let expected = (0..handle_input)
             .map(|index| context.input(index))
             .collect::<Result<Vec<_>, _>>()?;
@@ -225,7 +232,7 @@ impl Kernel for Wait {
                  changed the graph between the two; report this with the transformation used",
             ));
         }
-        counters::count_wait(|| started.wait())?;
+        counters::count_wait(|| started.wait(handle))?;
         // The engine has let go of the memory, so it is passed on as it is: that of the entry,
         // since only there it is certain to be what the collective has worked on.
         (0..handle_input)
@@ -268,6 +275,7 @@ struct Launch<'a> {
     name: &'a Name,
     tensors: Vec<Tensor>,
     handle_output: c_int,
+    origin: Origin,
 }
 
 fn launch(
@@ -288,14 +296,15 @@ fn launch(
     // results come from Wait alone, after the engine has dropped the buffer; the buffer holds its
     // own references, so the memory outlives a step that fails in between.
     let buffer = unsafe { Buffer::new(launch.dtype, slices, Box::new(Arc::clone(&tensors))) };
-    let work = communicator.start(Request {
+    let request = Request {
         collective: launch.collective,
         buffer,
         name: launch.name.clone(),
         shapes,
-    })?;
+    };
+    let execution = (launch.origin, context.execution());
+    let handle = inflight::start(context.api(), communicator, execution, request, tensors)?;
     counters::count_start();
-    let handle = inflight::put(context.api(), InFlight::new(work, communicator, tensors))?;
     context.set_output(launch.handle_output, &handle)
 }
 
@@ -304,6 +313,16 @@ fn name(node: &Construction) -> Result<Name, Failure> {
         shown: node.string(attr::LABEL)?,
         compared: node.string(attr::IDENTITY)?,
     })
+}
+
+impl Origin {
+    fn of(node: &Construction) -> Result<Self, Failure> {
+        Ok(match node.string(attr::ORIGIN)?.as_str() {
+            "function" => Self::Function,
+            "dataset" => Self::Dataset,
+            _ => Self::Eager,
+        })
+    }
 }
 
 fn collective(node: &Construction) -> Result<Collective, Failure> {

@@ -20,6 +20,7 @@ mod api;
 mod check;
 mod context;
 pub mod counters;
+mod executions;
 pub mod failures;
 mod inflight;
 pub mod interrupts;

@@ -36,6 +36,8 @@ pub(crate) mod attr {
     pub(crate) const CHECK: &CStr = c"check";
     /// What the tensors are the gradients of, one a line, for that message.
     pub(crate) const VARIABLES: &CStr = c"variables";
+    /// What executes the op: see [`crate::inflight::Origin`].
+    pub(crate) const ORIGIN: &CStr = c"origin";
     /// Element type of all tensors.
     pub(crate) const T: &CStr = c"T";
 }
@@ -60,6 +62,7 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         .attr(c"communicator: int")
         .attr(c"check: string")
         .attr(c"variables: string")
+        .attr(c"origin: {'eager', 'function', 'dataset'}")
         .register("the op GradringStart", start_shapes)?;
     Op::new(api, ALL_GATHER_START)
         .input(c"token: resource")
@@ -73,6 +76,7 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         .attr(c"communicator: int")
         .attr(c"check: string")
         .attr(c"variables: string")
+        .attr(c"origin: {'eager', 'function', 'dataset'}")
         .register("the op GradringAllGatherStart", unknown_shapes)?;
     Op::new(api, WAIT)
         .input(c"inflight: N * T")

@@ -1,0 +1,127 @@
+//! Which executions of graphs have collectives in flight: one at a time, or their order is chance.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Executions remembered per communicator: more than a process has threads that run graphs.
+const RECENT: usize = 64;
+
+/// Of a graph, on a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Execution {
+    pub(crate) communicator: u64,
+    /// TensorFlow's, by chance.
+    pub(crate) number: i64,
+}
+
+/// What is in flight, and who was.
+#[derive(Debug, Default)]
+pub(crate) struct Executions {
+    /// By handle: until its Wait has ended. What nobody waits for stays, until the next execution.
+    in_flight: BTreeMap<i64, (Execution, String)>,
+    /// By communicator: the last executions that started something, the newest last.
+    recent: BTreeMap<u64, VecDeque<i64>>,
+}
+
+impl Executions {
+    pub(crate) const fn new() -> Self {
+        Self {
+            in_flight: BTreeMap::new(),
+            recent: BTreeMap::new(),
+        }
+    }
+
+    /// `execution` starts `name`.
+    ///
+    /// # Errors
+    /// The reason to end the group: another execution has something in flight, or has started
+    /// something since this one did. Both run at the same time, or one has failed and is a step
+    /// that this rank left early.
+    pub(crate) fn enter(&mut self, execution: Execution, name: &str) -> Result<(), String> {
+        let recent = self.recent.entry(execution.communicator).or_default();
+        if recent.back() == Some(&execution.number) {
+            return Ok(());
+        }
+        let resumed = recent.contains(&execution.number);
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(execution.number);
+        let of_this =
+            |(other, _): &(Execution, String)| other.communicator == execution.communicator;
+        let other = self
+            .in_flight
+            .values()
+            .find(|other| of_this(other))
+            .cloned();
+        // If there is one, the group ends with that.
+        self.in_flight.retain(|_, other| !of_this(other));
+        match other {
+            Some((_, other)) => Err(format!(
+                "a tf.function started '{name}' before '{other}' of another call had been waited \
+                 for: either that call has failed between its reductions and the program went on, \
+                 or two threads run functions that reduce at the same time, whose order differs \
+                 from rank to rank. {ADVICE}"
+            )),
+            None if resumed => Err(format!(
+                "a tf.function started '{name}' after another call had reduced in the middle of \
+                 its own: two threads run functions that reduce at the same time, whose order \
+                 differs from rank to rank. {ADVICE}"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn started(&mut self, handle: i64, execution: Execution, name: &str) {
+        self.in_flight.insert(handle, (execution, name.to_owned()));
+    }
+
+    /// Nobody waits for what has this handle any more.
+    pub(crate) fn ended(&mut self, handle: i64) {
+        self.in_flight.remove(&handle);
+    }
+}
+
+const ADVICE: &str = "Give each thread a communicator of its own; if every rank leaves a step \
+                      alike, run it inside `with communicator.step(abort_on_exception=False)`";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(communicator: u64, number: i64) -> Execution {
+        Execution {
+            communicator,
+            number,
+        }
+    }
+
+    #[test]
+    fn executions_follow_each_other() {
+        let mut executions = Executions::new();
+        for number in 0..3 {
+            for handle in 0..2 {
+                assert_eq!(executions.enter(of(1, number), "a"), Ok(()));
+                executions.started(handle, of(1, number), "a");
+            }
+            assert_eq!(executions.enter(of(2, 7), "a"), Ok(()), "others' order");
+            (0..2).for_each(|handle| executions.ended(handle));
+        }
+    }
+
+    #[test]
+    fn what_is_in_flight_for_another_execution_is_named() {
+        let mut executions = Executions::new();
+        assert_eq!(executions.enter(of(1, 1), "a"), Ok(()));
+        executions.started(1, of(1, 1), "a");
+        let problem = executions.enter(of(1, 2), "b").unwrap_err();
+        assert!(problem.contains("started 'b' before 'a'"), "{problem}");
+    }
+
+    #[test]
+    fn an_execution_that_was_interrupted_by_another_does_not_go_on() {
+        let mut executions = Executions::new();
+        assert_eq!(executions.enter(of(1, 1), "a"), Ok(()));
+        assert_eq!(executions.enter(of(1, 2), "b"), Ok(()));
+        assert!(executions.enter(of(1, 1), "a").is_err());
+    }
+}
