@@ -47,6 +47,8 @@ class Step:
 
 def abort(communicator: Communicator, what: str, launched: int, left: str) -> None:
     """Ends the group because an exception, `left`, has left `what` after some collectives."""
+    if communicator.world_size == 1:
+        return
     communicator.abort(
         f"{what} was left by {left} after {launched} of its collectives had begun, so the ranks "
         "would go on with results of different steps. Mend what it names and restart; if every "

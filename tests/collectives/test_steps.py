@@ -161,3 +161,34 @@ def test_an_exception_that_leaves_a_monitor_in_a_step_ends_the_group() -> None:
         isinstance(error, MismatchError)
         for error in run_ranks(leaves_the_monitor, 2, "between steps")
     )
+
+
+def repeats() -> Any:
+    """Rank 1 reads its batch twice: the first attempt fails, before anything was reduced."""
+    with gradring.init() as comm:
+        sums = []
+        for step in range(1, 4):
+            for attempt in range(2):
+                try:
+                    with comm.step(abort_on_exception=False):
+                        if comm.rank == 1 and attempt == 0:
+                            raise OSError("the disk is slow")
+                        sums.append((step, comm.all_reduce(10**step)))
+                        break
+                except OSError:
+                    continue
+        return sums
+
+
+def test_a_step_that_reduced_nothing_may_be_repeated() -> None:
+    for sums in run_ranks(repeats, 2):
+        assert_not_mixed(sums, 2)
+        assert len(sums) == 3
+
+
+def test_a_world_of_one_has_nobody_to_be_apart_from() -> None:
+    with gradring.Communicator(0, 1) as comm:
+        with pytest.raises(ValueError, match="a bad batch"), comm.step():
+            comm.all_reduce(1)
+            raise ValueError("a bad batch")
+        assert comm.all_reduce(2) == 2

@@ -273,6 +273,12 @@ def test_ranks_that_went_different_ways_are_told_apart() -> None:
     differ = "The ranks went different ways at #7: ranks 0 and 1 called b; rank 2 called a."
     assert explain(sides) == [differ]
 
+    apart = [replace(call, step=2) for call in sides[1].collectives]
+    sides_apart = [sides[0], replace(sides[1], collectives=tuple(apart))]
+    assert explain(sides_apart)[1:] == [
+        "The ranks went different ways at #7: rank 0 called b in step 0; rank 1 called b in step 2."
+    ]
+
     behind = [sides[0], record(1, (6, "b", "done")), sides[2]]
     assert explain(behind) == [
         "The ranks went different ways at #7: rank 0 called b; rank 2 called a.",

@@ -97,8 +97,10 @@ def _places(waiting: Sequence[Record], sequence: int) -> str:
 
 def _different(entered: dict[int, Collective], sequence: int) -> Iterator[str]:
     calls: dict[str, list[int]] = {}
+    same_step = len({call.step for call in entered.values()}) == 1
     for rank, call in entered.items():
-        calls.setdefault(call.call, []).append(rank)
+        called = call.call if same_step else f"{call.call} in step {call.step}"
+        calls.setdefault(called, []).append(rank)
     if len(calls) > 1:
         sides = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in calls.items())
         yield f"The ranks went different ways at #{sequence}: {sides}."

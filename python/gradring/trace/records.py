@@ -47,6 +47,8 @@ class Collective:
     awaited_ns: tuple[int, int] | None
     #: Where the program waited for it, such as ``train.py:31``, if that took 0.1 s.
     place: str | None = None
+    #: The step of the program that it belongs to; 0 for none.
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,4 +160,5 @@ def _collective(row: dict[str, Any], shift_ns: int) -> Collective:
         ended_ns=shifted(row["ended_ns"]),
         awaited_ns=awaited and (awaited[0] + shift_ns, awaited[1] + shift_ns),
         place=row.get("place"),
+        step=row.get("step", 0),
     )

@@ -149,7 +149,10 @@ impl Formed {
         let waiting = entered.as_ref().and_then(|_| self.recorder.waiting());
         let collective = |entry: &Entry, since: Option<Instant>| Collective {
             sequence: entry.sequence,
-            call: shortened(&entry.call.to_string()),
+            call: match entry.step {
+                0 => shortened(&entry.call.to_string()),
+                step => format!("{} in step {step}", shortened(&entry.call.to_string())),
+            },
             age: since.unwrap_or(entry.launched).elapsed(),
         };
         Phase::Formed {
