@@ -37,6 +37,9 @@ class GradringError(Exception):
         elapsed_s: How long the operation had been under way, in seconds.
     """
 
+    #: For TensorFlow's AutoGraph, which would raise a `StagingError` in its place.
+    ag_pass_through = True
+
     def __init__(
         self,
         message: str,

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.tensorflow import CustomCollectiveStrategy
-from gradring.tensorflow.failures import typed_errors
 from soak.collectives import WrongResultError, strike
 from soak.plan import Plan
 
@@ -41,8 +40,7 @@ class Round:
     def play(self, comm: Communicator) -> None:
         """Trains, and strikes when it is time to."""
         try:
-            with typed_errors():
-                self._play(comm)
+            self._play(comm)
         finally:
             self.done = comm.stats()["count"]
 

@@ -1,5 +1,7 @@
 """What TensorFlow users see when a collective fails."""
 
+import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -10,12 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from keras_models import CAN_FIT
 from rank_states import rank_0_waits
 from tf_worker import join
 
 import gradring
 from gradring.testing import run_ranks
 from waiting import wait_until
+
+NEEDS_TF_KERAS = pytest.mark.skipif(
+    importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras"
+)
 
 
 def mismatched() -> Any:
@@ -84,31 +91,74 @@ def killed() -> Any:
     return {"graph": in_graph, "eager": eager, "seconds": time.monotonic() - since}
 
 
-def fail_while_an_op_waits(how: str) -> Any:
-    """Rank 1 fails once rank 0 has waited for it in an op; rank 0 returns what it saw."""
+def ways_to_train(strategy: Any) -> dict[str, Callable[[], Any]]:
+    """What reduces over the ranks, through all of TensorFlow's ways to raise an error."""
     import tensorflow as tf
 
-    from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow import all_reduce
 
-    comm = join()
-    strategy = CustomCollectiveStrategy(communicator=comm)
+    comm, x = strategy.communicator, tf.ones([1000])
 
     @tf.function  # type: ignore[untyped-decorator]
     def replica_step(x: Any) -> Any:
         return tf.distribute.get_replica_context().all_reduce("SUM", x)
 
-    def step() -> None:
-        strategy.run(replica_step, args=(tf.ones([1000]),))
+    def reduced(x: Any) -> Any:
+        return all_reduce(x, "sum", "x", comm)
 
-    step()
+    def in_python(x: Any) -> Any:
+        return comm.all_reduce(x.numpy())
+
+    def generated() -> Any:
+        yield comm.all_reduce(np.ones(3, np.float32))
+
+    ways: dict[str, Callable[[], Any]] = {
+        "run": lambda: strategy.run(replica_step, args=(x,)),
+        "function": lambda: tf.function(reduced)(x),
+        "op": lambda: reduced(x),
+        "py_function": lambda: tf.function(lambda x: tf.py_function(in_python, [x], tf.float32))(x),
+        "map": lambda: next(iter(tf.data.Dataset.from_tensors(x).map(reduced))),
+        "generator": lambda: next(
+            iter(
+                tf.data.Dataset.from_generator(
+                    generated, output_signature=tf.TensorSpec([3], tf.float32)
+                )
+            )
+        ),
+        "trace": lambda: tf.function(lambda: comm.all_reduce(np.ones(3)))(),
+    }
+    if CAN_FIT or tf.keras.__name__.startswith("tf_keras"):
+        with strategy.scope():
+            model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensors((tf.ones([8, 4]), tf.ones([8, 1])))
+        ways["fit"] = lambda: model.fit(data, verbose=0)
+        ways["evaluate"] = lambda: model.evaluate(data, verbose=0)
+        ways["predict"] = lambda: model.predict(data, verbose=0)
+        ways["layer"] = lambda: model(tf.keras.layers.Lambda(reduced)(tf.ones([8, 4])))
+    return ways
+
+
+def fail_while_an_op_waits(how: str, first: str) -> Any:
+    """Rank 1 fails once rank 0 has waited for it in an op; what rank 0 then sees in all ways."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    comm = join()
+    ways = ways_to_train(CustomCollectiveStrategy(communicator=comm))
+    first = first if first in ways else "run"
+    ways[first]()
     pids = comm.all_gather(np.array([os.getpid()]))
     if comm.rank == 1:
         wait_until(rank_0_waits, "rank 0 waits in an op")
         strike(how, comm)
-    seen = caught(step)
+        return None
+    seen = {first: caught(ways.pop(first))}
     if how == "SIGSTOP":
         os.kill(pids[1], signal.SIGKILL)
-    return seen
+    seen |= {name: caught(way) for name, way in ways.items()}
+    return tf.keras.__name__, seen
 
 
 def strike(how: str, comm: Any) -> None:
@@ -117,7 +167,13 @@ def strike(how: str, comm: Any) -> None:
             raise RuntimeError("the data set is gone")
     if how == "exit":
         sys.exit(3)
-    os.kill(os.getpid(), signal.Signals[how])
+    if how == "abort":
+        comm.abort("the loss is a NaN")
+    elif how == "mismatch":
+        with contextlib.suppress(gradring.errors.MismatchError):
+            comm.all_reduce(np.ones(3), name="something else")
+    else:
+        os.kill(os.getpid(), signal.Signals[how])
 
 
 def failing_between() -> Any:
@@ -160,44 +216,117 @@ def compiled() -> Any:
 
 def caught(call: Callable[[], Any]) -> Any:
     """Class names, message and facts of what `call` raises."""
+    from gradring.tensorflow import failure_of
+
     try:
         call()
     except Exception as error:
-        names = [cls.__name__ for cls in type(error).__mro__]
-        facts = ("rank", "host", "collective", "sequence", "elapsed_s")
-        return names, str(error), {fact: getattr(error, fact, None) for fact in facts}
+        if isinstance(error, gradring.errors.GradringError):
+            assert failure_of(error) is error
+        return described(error)
     return [], "nothing was raised", {}
+
+
+def described(error: BaseException) -> Any:
+    names = [cls.__name__ for cls in type(error).__mro__]
+    facts = ("rank", "host", "collective", "sequence", "elapsed_s")
+    return names, str(error), {fact: getattr(error, fact, None) for fact in facts}
 
 
 def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
     for in_graph, eager in run_ranks(mismatched, 2):
-        names, message, _ = in_graph
-        assert "AbortedError" in names
-        assert "MismatchError" in message
-        assert "dense/kernel" in message
-        assert "[98]" in message and "[102]" in message
-        assert "rank " in message
-        names, _, facts = eager
-        assert {"MismatchError", "AbortedError", "ValueError"} <= set(names)
-        assert facts["rank"] == 1
-        assert "dense/kernel" in facts["collective"]
-        assert facts["sequence"] == 1
+        assert "[98]" in in_graph[1] and "[102]" in in_graph[1]
+        for names, message, facts in (in_graph, eager):
+            assert {"MismatchError", "AbortedError", "ValueError"} <= set(names)
+            assert "MismatchError" in message and "rank 1 " in message
+            assert facts["rank"] == 1
+            assert "dense/kernel" in facts["collective"]
+            assert facts["sequence"] == 1
 
 
 def test_a_late_rank_is_named_by_the_error_of_a_deadline(tmp_path: Path) -> None:
     (in_graph, eager), _ = run_ranks(late, 2, str(tmp_path / "done"))
-    names, message, _ = in_graph
-    assert "DeadlineExceededError" in names
-    assert "CollectiveTimeoutError" in message and "rank 1 on " in message
-    names, _, facts = eager
-    assert {"CollectiveTimeoutError", "TimeoutError", "DeadlineExceededError"} <= set(names)
-    assert facts["rank"] == 1
+    for names, message, facts in (in_graph, eager):
+        assert {"CollectiveTimeoutError", "TimeoutError", "DeadlineExceededError"} <= set(names)
+        assert "CollectiveTimeoutError" in message and "rank 1 on " in message
+        assert facts["rank"] == 1
 
 
 def test_a_function_traced_with_a_closed_communicator_says_so() -> None:
     for names, message, _ in run_ranks(closed, 2):
-        assert "AbortedError" in names
+        assert {"AbortedError", "GradringError"} <= set(names)
         assert "traced with a communicator that is closed" in message
+
+
+def rewrapped() -> Any:
+    """What becomes of an error that others copy, pickle, wrap or make again with more words."""
+    import copy
+    import pickle
+
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import all_reduce, failure_of
+
+    comm = join()
+    reduce = tf.function(lambda t: all_reduce(t, "sum", "x", comm))
+    reduce(tf.ones([2]))
+    comm.abort("enough")
+    with pytest.raises(tf.errors.AbortedError) as raised:
+        reduce(tf.ones([2]))
+    error = raised.value
+    again = type(error)(error.node_def, error.op, f"In a layer: {error.message}", {})
+    with pytest.raises(gradring.errors.AbortedError) as in_layer:
+        keras.layers.Lambda(lambda x: comm.all_reduce(np.ones(2)))(np.ones([1, 2]))
+    copies = [copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error)), again]
+
+    def chained(step: Callable[[], Any]) -> Any:
+        try:
+            step()
+        except Exception as outer:
+            return failure_of(outer)
+
+    def from_it() -> None:
+        try:
+            reduce(tf.ones([2]))
+        except tf.errors.OpError as inner:
+            raise KeyError("no such batch") from inner
+
+    def instead_of_it() -> None:
+        try:
+            comm.barrier()
+        except gradring.errors.GradringError:
+            raise KeyError("no such batch") from None
+
+    def in_words() -> None:
+        raise RuntimeError(f"a worker says: {error}")
+
+    wrapped = [chained(step) for step in (from_it, instead_of_it, in_words)]
+    wrapped += [failure_of(in_layer.value)]
+    others = [
+        ValueError("gradring AbortedError: never seen"),
+        tf.errors.AbortedError(None, None, "x"),
+    ]
+    foreign = [failure_of(other) for other in others]
+    return (
+        described(error),
+        [described(e) for e in copies],
+        [described(e) for e in wrapped],
+        foreign,
+    )
+
+
+def test_an_error_that_is_copied_or_wrapped_is_found_again() -> None:
+    ((original, copies, wrapped, foreign),) = run_ranks(rewrapped, 1)
+    classes, message, facts = original
+    assert {"AbortedError", "GradringError", "RuntimeError", "OpError"} <= set(classes)
+    assert facts["rank"] == 0 and facts["collective"] and "enough" in message
+    for copied in copies[:-1]:
+        assert copied == original
+    assert copies[-1] == (classes, f"In a layer: {message}", facts)
+    for found in wrapped:
+        assert "GradringError" in found[0] and found[2]["rank"] == 0, found
+    assert foreign == [None, None]
 
 
 def test_a_killed_rank_is_named_on_every_survivor() -> None:
@@ -206,37 +335,44 @@ def test_a_killed_rank_is_named_on_every_survivor() -> None:
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.ok, outcome.details()
         report = outcome.value
-        names, message, _ = report["graph"]
-        assert "AbortedError" in names
-        assert "PeerLostError" in message and "rank 1 on " in message
-        names, message, facts = report["eager"]
-        assert {"PeerLostError", "ConnectionError", "AbortedError"} <= set(names), message
-        assert facts["rank"] == 1 and f"rank 1 on {facts['host']}: " in message
-        assert facts["collective"] in message
-        assert f"(collective #{facts['sequence']})" in message
+        for names, message, facts in (report["graph"], report["eager"]):
+            assert {"PeerLostError", "ConnectionError", "AbortedError"} <= set(names), message
+            assert facts["rank"] == 1 and f"rank 1 on {facts['host']}: " in message
+            assert facts["collective"] in message
+            assert f"(collective #{facts['sequence']})" in message
         assert report["seconds"] < 30
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "says"),
+    ("how", "first", "kind", "says"),
     [
-        ("SIGKILL", "PeerLostError", "rank 1 on "),
-        ("SIGSTOP", "PeerLostError", "no sign of life"),
-        ("exception", "AbortedError", "RuntimeError: the data set is gone"),
-        ("exit", "PeerLostError", "rank 1 on "),
+        ("SIGKILL", "fit", "PeerLostError", "rank 1 on "),
+        ("SIGSTOP", "run", "PeerLostError", "no sign of life"),
+        ("exception", "function", "AbortedError", "RuntimeError: the data set is gone"),
+        ("exit", "evaluate", "PeerLostError", "rank 1 on "),
+        ("abort", "fit", "AbortedError", "the loss is a NaN"),
+        ("mismatch", "fit", "MismatchError", "something else"),
     ],
 )
+@pytest.mark.parametrize("legacy", [False, pytest.param(True, marks=NEEDS_TF_KERAS)])
 def test_a_rank_that_fails_while_an_op_waits_for_it_is_named(
-    how: str, kind: str, says: str
+    how: str, first: str, kind: str, says: str, legacy: bool
 ) -> None:
-    waiting, _ = run_ranks(fail_while_an_op_waits, 2, how, check=False)
+    env = {"TF_USE_LEGACY_KERAS": str(int(legacy))}
+    waiting, _ = run_ranks(fail_while_an_op_waits, 2, how, first, env=env, check=False)
     assert waiting.ok, waiting.details()  # its process has ended by itself, too
-    classes, message, facts = waiting.value
-    assert {kind, "GradringError", "AbortedError", "OpError"} <= set(classes)
-    assert "node GradringWait" in message and f"gradring {kind}: " in message and says in message
-    assert facts["rank"] == 1 and facts["host"]
+    keras, seen = waiting.value
+    assert keras.startswith("tf_keras") == legacy
+    for way, (classes, message, facts) in seen.items():
+        assert {kind, "GradringError"} <= set(classes), (way, message)
+        # In the last way, TensorFlow has no part in it.
+        assert ("OpError" in classes) == (way != "trace"), (way, classes)
+        assert says in message and facts["rank"] == 1 and facts["host"], (way, message)
+        assert f"(collective #{facts['sequence']})" in message, way
+    classes, message, facts = next(iter(seen.values()))
+    assert {"AbortedError", "OpError"} <= set(classes)
+    assert "GradringWait" in message and f"gradring {kind}: " in message
     assert facts["collective"].startswith("all_reduce(sum)")
-    assert f"(collective #{facts['sequence']})" in message
     assert facts["elapsed_s"] > 0
 
 

@@ -7,6 +7,7 @@ name                                  what it does
 `GradientReducer`                     reduces a list of gradients, without any strategy
 `all_reduce`                          reduces a tensor or a nest of tensors
 `broadcast_variables`                 gives every rank the root's variables
+`failure_of`                          finds gradring's exception behind another one
 `measure_overlap`                     how much communication was hidden behind computation
 `save`                                saves a model or a checkpoint once, called on every rank
 ====================================  ==========================================================
@@ -15,11 +16,14 @@ All but `save` and `measure_overlap` work eagerly and inside a `tf.function`. No
 compiled with `jit_compile=True`: XLA has no kernel for gradring's ops and says so ("No registered
 ... OpKernel for XLA_CPU_JIT"). Compile the forward and backward pass, and reduce outside of it.
 
-A collective that fails raises `tf.errors.AbortedError`, or `tf.errors.DeadlineExceededError` when
-its time is over; where gradring sees it pass, the exception is also the one of `gradring.errors`,
-such as `PeerLostError`. The message names the rank.
+A collective that fails raises an exception of `gradring.errors`, such as `PeerLostError`, that
+names the rank to blame, wherever it surfaces: from an op, a `tf.function`, `fit`, a dataset. It is
+also the one that TensorFlow makes of it: a `tf.errors.AbortedError`, or a
+`tf.errors.DeadlineExceededError` when its time is over. `failure_of` finds it behind exceptions
+that were raised because of it.
 """
 
+from gradring.tensorflow.failures import failure_of
 from gradring.tensorflow.gradient_reducer import GradientReducer
 from gradring.tensorflow.ops import all_reduce, broadcast_variables
 from gradring.tensorflow.overlap import Overlap, measure_overlap
@@ -32,6 +36,7 @@ __all__ = [
     "Overlap",
     "all_reduce",
     "broadcast_variables",
+    "failure_of",
     "measure_overlap",
     "save",
 ]

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.tensorflow.dtypes import as_native_bits
-from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.naming import Names
 from gradring.tensorflow.start_wait import start, wait
 
@@ -43,7 +42,7 @@ def broadcast_update(
             f"{LABEL} was called inside strategy.run on rank {communicator.rank} of "
             f"{communicator.host}; call it beside strategy.run, where there is no replica yet"
         )
-    with _aborting(communicator), typed_errors():
+    with _aborting(communicator):
         tensors = [leaf for leaf in tf.nest.flatten(list(args)) if _is_tensor(leaf)]
         traced = _Traced(fn, args, tensors)
         results = traced.run(tensors) if communicator.rank == CHIEF else []

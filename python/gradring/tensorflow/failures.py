@@ -1,52 +1,131 @@
-"""From TensorFlow's errors back to gradring's."""
+"""From TensorFlow's errors back to gradring's.
+
+TensorFlow carries a failure through its runtime as a code and a message, and makes a Python
+exception of them in many places, most of them in C++. All of them call the class of the exception,
+so that is where the errors of gradring are told apart, by the words of the message.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from gradring import _native, errors
+from gradring import _native
+from gradring.errors import GradringError
+
+_FACTS = ("rank", "host", "collective", "sequence", "elapsed_s")
+
+#: Without it a message is none of gradring's: in all of them, and in paths of its tracebacks.
+_MARK = "gradring"
+
+_installed = False
 
 
-@contextlib.contextmanager
-def typed_errors() -> Iterator[None]:
-    """Inside, a failed collective raises gradring's exception, with all its facts.
+def install() -> None:
+    """From now on, a failed collective raises gradring's exception, with all its facts.
 
-    The exception is the one that TensorFlow raises too, a `tf.errors.DeadlineExceededError` when
-    time ran out and a `tf.errors.AbortedError` otherwise, so that code written for either works.
-    Errors that do not come from gradring pass unchanged.
+    The exception is the one that TensorFlow raises too, such as `tf.errors.AbortedError`, so that
+    code written for either works. Errors that do not come from gradring are made as ever.
     """
-    try:
-        yield
-    except (tf.errors.AbortedError, tf.errors.DeadlineExceededError) as error:
-        if isinstance(error, errors.GradringError):
-            raise
-        failure = _native.tensorflow_failure(error.message)
-        if failure is None:
-            raise
-        kinds: Any = type(failure), type(error)
-        raise _combined(*kinds)(error, failure) from error
+    global _installed
+    if not _installed:
+        tf.errors.OpError.__new__ = _make
+        _installed = True
+
+
+def failure_of(error: BaseException) -> GradringError | None:
+    """The exception of gradring behind another one, or None.
+
+    Args:
+      error: what was caught: an exception of gradring; one of TensorFlow that carries its message;
+        or one that was raised because of such an exception, or while it was handled.
+
+    Returns:
+      An exception with `.rank`, `.host`, `.collective`, `.sequence` and `.elapsed_s`; `error`
+      itself if it is one.
+    """
+    following: list[BaseException] = [error]
+    seen: set[int] = set()
+    while following:
+        candidate = following.pop(0)
+        if isinstance(candidate, GradringError):
+            behind = candidate.__context__
+            # Keras makes another one like it, with more words and without the facts.
+            if candidate.rank is None and type(behind) is type(candidate):
+                return behind
+            return candidate
+        failure = _failure_in(str(candidate))
+        if failure is not None:
+            return failure
+        seen.add(id(candidate))
+        causes = [candidate.__cause__, candidate.__context__, *getattr(candidate, "exceptions", ())]
+        following += [each for each in causes if each is not None and id(each) not in seen]
+    return None
+
+
+def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of `tf.errors.OpError.__new__`; the arguments are those of `__init__`."""
+    message = kwargs.get("message", args[2] if len(args) > 2 else "")
+    failure = _failure_in(message)
+    if failure is not None and not issubclass(cls, GradringError):
+        kind: Any = type(failure)
+        cls = _combined(kind, cls)
+    if not issubclass(cls, GradringError):
+        return Exception.__new__(cls)
+    error = cls.kinds[0].__new__(cls)
+    for fact in _FACTS:
+        setattr(error, fact, getattr(failure, fact, None))
+    return error
+
+
+def _failure_in(message: Any) -> GradringError | None:
+    if not isinstance(message, str) or _MARK not in message:
+        return None
+    failure = _native.tensorflow_failure(message)
+    if failure is not None and not isinstance(failure, GradringError):
+        raise failure  # Ctrl-C that came meanwhile
+    return failure
+
+
+class _Named(type):
+    """The class of a class that tells another name than the one that C++ sees.
+
+    pybind11, between TensorFlow and Python, takes it for a fault if an exception that it raises
+    turns out to be of a class of another name.
+    """
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        return cls.__qualname__
 
 
 @functools.cache
-def _combined(exception: type[errors.GradringError], raised: Any) -> Any:
-    """A class that is both gradring's `exception` and TensorFlow's `raised`."""
+def _combined(kind: Any, raised: Any) -> Any:
+    """A class that is both gradring's `kind` and TensorFlow's `raised`."""
+    members = {
+        "__new__": _make,
+        # As TensorFlow's, for those who make another one like it with more words.
+        "__init__": raised.__init__,
+        "__str__": raised.__str__,
+        "__reduce__": _reduce,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "kinds": (kind, raised),
+    }
+    return _Named(raised.__name__, (kind, raised), members)
 
-    def initialise(self: Any, error: Any, failure: errors.GradringError) -> None:
-        raised.__init__(self, error.node_def, error.op, error.message)
-        self.rank, self.host = failure.rank, failure.host
-        self.collective, self.sequence = failure.collective, failure.sequence
-        self.elapsed_s = failure.elapsed_s
 
-    def text(self: Any) -> str:
-        return str(self.message)
+def _reduce(error: Any) -> Any:
+    facts = {fact: getattr(error, fact) for fact in _FACTS}
+    return _revived, (*error.kinds, error.message, facts)
 
-    return type(
-        exception.__name__,
-        (exception, raised),
-        {"__init__": initialise, "__str__": text, "__module__": exception.__module__},
-    )
+
+def _revived(kind: Any, raised: Any, message: str, facts: dict[str, Any]) -> Any:
+    """A copy, also in another process, where nobody knows the message."""
+    cls = _combined(kind, raised)
+    error = kind.__new__(cls)
+    cls.__init__(error, None, None, message)
+    error.__dict__.update(facts)
+    return error

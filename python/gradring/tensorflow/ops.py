@@ -16,7 +16,6 @@ from gradring.communicator import Communicator, check_root, open_communicators
 from gradring.errors import ConfigError
 from gradring.tensorflow import bucketing
 from gradring.tensorflow.dtypes import as_native_bits, as_tensor
-from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.naming import Label, Names, name_of, without_counters
 from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.rows import gather_rows, row_counts
@@ -64,8 +63,8 @@ def all_reduce(
         be reduced; nothing is sent then.
       ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or `variables` are not
         as many as the tensors; or `bucket_bytes` is not above 0.
-      tf.errors.AbortedError: the collective failed; names the rank to blame. Executing eagerly, it
-        is an exception of `gradring.errors` as well.
+      tf.errors.AbortedError: the collective failed; names the rank to blame. It is an exception
+        of `gradring.errors` as well, also from a `tf.function`.
       tf.errors.DeadlineExceededError: the communicator's timeout is over; likewise.
     """
     leaves = tf.nest.flatten(tensors)
@@ -102,9 +101,8 @@ def broadcast(
     check_root(root, comm.world_size)
     value = as_tensor(value, label.shown)
     encoded, decode = as_native_bits(value, label.shown)
-    with typed_errors():
-        started = start([encoded], comm, label, collective="broadcast", root=root)
-        return decode(wait([started])[0][0])
+    started = start([encoded], comm, label, collective="broadcast", root=root)
+    return decode(wait([started])[0][0])
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -158,9 +156,8 @@ def all_gather(
         raise ValueError(
             f"{label.shown}: a scalar has no dimension to gather along; reshape it to [1]"
         )
-    with typed_errors():
-        (counts,) = row_counts([value], comm, label)
-        (gathered,) = gather_rows([value], counts, comm, [label])
+    (counts,) = row_counts([value], comm, label)
+    (gathered,) = gather_rows([value], counts, comm, [label])
     return gathered
 
 

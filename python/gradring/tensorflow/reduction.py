@@ -11,7 +11,6 @@ from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing
 from gradring.tensorflow.backward_order import start_as_soon_as_ready
 from gradring.tensorflow.dtypes import as_native, as_tensor
-from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.gradient_check import Check
 from gradring.tensorflow.naming import Names
 from gradring.tensorflow.sparse import reduce_sparse
@@ -50,9 +49,8 @@ def reduce_leaves(
     sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.IndexedSlices)]
     dense = sorted(set(range(len(leaves))) - set(sparse))
     results = list(leaves)
-    with typed_errors():
-        _reduce_dense(results, dense, op, names, communicator, bucket_bytes, check)
-        reduce_sparse(results, sparse, op, names, communicator, check)
+    _reduce_dense(results, dense, op, names, communicator, bucket_bytes, check)
+    reduce_sparse(results, sparse, op, names, communicator, check)
     return results
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from gradring import _native
 from gradring.communicator import Communicator
-from gradring.tensorflow import compat, vectorize
+from gradring.tensorflow import compat, failures, vectorize
 from gradring.tensorflow.gradient_check import NO_CHECK, Check
 from gradring.tensorflow.naming import Label
 
@@ -141,6 +141,7 @@ def _token(communicator: Communicator, label: Label) -> Any:
         )
     if communicator not in _tokens:
         _native.tensorflow_register()
+        failures.install()
         _tokens[communicator] = compat.ordering_token()
     handle = _tokens[communicator].handle
     if tf.executing_eagerly():

@@ -11,7 +11,6 @@ from gradring.communicator import Communicator
 from gradring.tensorflow import bucketing, cluster, compat, compat_keras, input_time
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
-from gradring.tensorflow.failures import typed_errors
 from gradring.tensorflow.gradient_check import action_of
 from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast
@@ -38,9 +37,9 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     Variables start with the chief's values; all ranks must create the same variables in the same
     order. It starts no TensorFlow server and may be made at any time.
 
-    A failed collective raises `tf.errors.AbortedError`, or `tf.errors.DeadlineExceededError` when
-    the communicator's timeout is over. It names the rank to blame; from `run` and `reduce`
-    executing eagerly it is an exception of `gradring.errors` as well.
+    A failed collective raises an exception of `gradring.errors`, such as `PeerLostError`, that
+    names the rank to blame, also from `fit` or a `tf.function`. It is a `tf.errors.AbortedError`
+    as well, or a `tf.errors.DeadlineExceededError` when the communicator's timeout is over.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         `tf.function`, the call of that function is.
         """
         compat_keras.repair()
-        with typed_errors(), eager_step(self.communicator):
+        with eager_step(self.communicator):
             return super().run(fn, args, kwargs, options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
@@ -130,15 +129,14 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
-        with typed_errors():
-            if axis is None or all(_is_scalar(leaf) for leaf in tf.nest.flatten(value)):
-                return super().reduce(reduce_op, value, None)
-            return tf.nest.map_structure(
-                lambda leaf: super(CustomCollectiveStrategy, self).reduce(
-                    reduce_op, leaf, None if _is_scalar(leaf) else axis
-                ),
-                value,
-            )
+        if axis is None or all(_is_scalar(leaf) for leaf in tf.nest.flatten(value)):
+            return super().reduce(reduce_op, value, None)
+        return tf.nest.map_structure(
+            lambda leaf: super(CustomCollectiveStrategy, self).reduce(
+                reduce_op, leaf, None if _is_scalar(leaf) else axis
+            ),
+            value,
+        )
 
     def broadcast_update(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Runs `fn(*args)` on the chief, and gives every replica its result and its assignments.

@@ -12,6 +12,12 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     if let Err(raised) = py.check_signals() {
         return raised;
     }
+    gradring_tensorflow::failures::remember(error);
+    exception_of(py, error)
+}
+
+/// The same, of an error that need not be remembered.
+pub(crate) fn exception_of(py: Python<'_>, error: &Error) -> PyErr {
     build(py, error).unwrap_or_else(|failure| {
         if !failure.is_instance_of::<PyException>(py) {
             return failure;

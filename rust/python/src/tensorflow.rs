@@ -5,7 +5,7 @@ use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::to_python;
+use crate::errors::exception_of;
 use crate::interrupts;
 
 /// Adds this file's functions to the extension module.
@@ -46,5 +46,5 @@ fn tensorflow_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 #[pyfunction]
 fn tensorflow_failure(py: Python<'_>, message: &str) -> Option<Py<PyAny>> {
     let error = failures::find(message)?;
-    Some(to_python(py, &error).into_value(py).into_any())
+    Some(exception_of(py, &error).into_value(py).into_any())
 }

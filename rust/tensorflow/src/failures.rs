@@ -19,21 +19,28 @@ pub fn find(message: &str) -> Option<Error> {
     let remembered = lock();
     let mut newest_first = remembered.iter().rev();
     newest_first
-        .find(|error| message.contains(&text(error)))
+        .find(|error| message.contains(&words(error)))
         .cloned()
 }
 
 /// What TensorFlow's message says of `error`: first the name of its Python exception.
 pub(crate) fn text(error: &Error) -> String {
-    format!("gradring {}: {error}", error.kind.exception()).replace('\0', " ")
+    format!("gradring {}", words(error))
 }
 
-pub(crate) fn remember(error: Error) {
+/// What every message says of `error`: also that of an exception that Python code raised inside an
+/// op, such as a generator of data.
+fn words(error: &Error) -> String {
+    format!("{}: {error}", error.kind.exception()).replace('\0', " ")
+}
+
+/// Remembers an error whose message may reach Python through TensorFlow.
+pub fn remember(error: &Error) {
     let mut remembered = lock();
     if remembered.len() == CAPACITY {
         remembered.pop_front();
     }
-    remembered.push_back(error);
+    remembered.push_back(error.clone());
 }
 
 fn lock() -> MutexGuard<'static, VecDeque<Error>> {
@@ -47,8 +54,8 @@ mod tests {
     #[test]
     fn an_error_is_found_by_its_words_within_others() {
         let error = Error::peer_lost("the connection was closed").during("all_reduce 'w'", 7);
-        remember(error.clone());
-        remember(Error::aborted("something else"));
+        remember(&error);
+        remember(&Error::aborted("something else"));
         let message = format!("Graph execution error: {} [Op:x]", text(&error));
         assert_eq!(find(&message), Some(error));
         assert_eq!(find("gradring PeerLostError: another"), None);

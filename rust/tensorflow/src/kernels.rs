@@ -14,6 +14,7 @@ use gradring_core::buffer::Buffer;
 use gradring_core::collective::{Collective, Name, Request, push_shape};
 use gradring_core::communicator::Communicator;
 use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::error::Error;
 
 use crate::api::{Api, DataType, RawConstruction, RawContext, RegisterError};
 use crate::check::Check;
@@ -259,11 +260,10 @@ impl CommunicatorId {
 
     fn open(&self) -> Result<Arc<Communicator>, Failure> {
         Communicator::by_id(self.0).ok_or_else(|| {
-            Failure::new(
-                Code::Aborted,
-                "this tf.function was traced with a communicator that is closed; make a new \
-                 communicator or strategy, and trace the function again under it",
-            )
+            Failure::from(Error::aborted(
+                "this tf.function was traced with a communicator that is closed, and has to be \
+                 traced again under another one",
+            ))
         })
     }
 }

@@ -50,7 +50,7 @@ impl From<Error> for Failure {
             _ => Code::Aborted,
         };
         let text = failures::text(&error);
-        failures::remember(error);
+        failures::remember(&error);
         Self::new(code, text)
     }
 }
