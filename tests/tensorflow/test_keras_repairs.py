@@ -6,6 +6,7 @@ Each test fails when its repair in `compat_keras.py` is removed.
 from collections.abc import Callable
 from typing import Any
 
+import keras_models
 import numpy as np
 import pytest
 from keras_models import (
@@ -33,6 +34,12 @@ CASES: dict[str, dict[str, Any]] = {
     "global_clipnorm": {"kind": "mlp", "optimizer": "SGD", "global_clipnorm": 0.05},
     "clipvalue": {"kind": "mlp", "optimizer": "SGD", "clipvalue": 0.01},
     "clipnorm of an embedding": {"kind": "embedding", "optimizer": "SGD", "clipnorm": 0.05},
+    "clipvalue of an embedding": {"kind": "embedding", "optimizer": "SGD", "clipvalue": 0.001},
+    "global_clipnorm of an embedding": {
+        "kind": "embedding",
+        "optimizer": "SGD",
+        "global_clipnorm": 0.05,
+    },
     "accumulation": {"kind": "mlp", "optimizer": "Adam", "gradient_accumulation_steps": 3},
     "accumulation, clipped": {
         "kind": "mlp",
@@ -54,6 +61,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "run_eagerly": {"kind": "mlp", "optimizer": "Adam", "run": {"run_eagerly": True}},
 }
+
+EMBEDDINGS = tuple(name for name in CASES if "embedding" in name)
 
 #: Those of them that also run in a loop of one's own.
 IN_A_LOOP = ("clipnorm", "global_clipnorm", "clipvalue", "EMA", "accumulation, clipped")
@@ -79,6 +88,9 @@ def train_all() -> Any:
         if CAN_FIT:
             for name, arguments in CASES.items():
                 record(name, train_by_fit, strategy_of(comm), **arguments)
+            if comm.world_size == 1:
+                for name in EMBEDDINGS:
+                    record(f"one worker, {name}", one_worker, comm, CASES[name])
             for train in (overflow, on_batches, plain_normalisation, uneven, messages):
                 record(train.__name__, train, comm)
         if comm.world_size > 1:
@@ -86,6 +98,16 @@ def train_all() -> Any:
             if CLIPS_FIRST:
                 results["refusal"] = refusal(comm)
     return results
+
+
+def one_worker(comm: Any, arguments: Any) -> Any:
+    """Under the strategy, with the gradient of the embedding as Keras makes it."""
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    strategy = CustomCollectiveStrategy(communicator=comm)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras_models, "make_gradients_dense", lambda _: None)
+        return train_by_fit(strategy, **arguments)
 
 
 def refusal(comm: Any) -> str:
@@ -213,6 +235,15 @@ def test_clipping_before_accumulation_is_refused(trained: Any) -> None:
 def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike([worker[case] for worker in workers], alone[case], TOLERANCE)
+
+
+@needs_fit
+@pytest.mark.parametrize("case", EMBEDDINGS)
+def test_one_worker_clips_an_embedding_as_two_do(trained: Any, case: str) -> None:
+    workers, alone = trained
+    assert_trained_alike(
+        [worker[case] for worker in workers], alone[f"one worker, {case}"], TOLERANCE
+    )
 
 
 @needs_fit

@@ -57,7 +57,7 @@ def reduce_sparse(
         )
     # Last first, as for dense gradients.
     positions = list(reversed(positions))
-    slices = [_summed(results[position]) for position in positions]
+    slices = [summed(results[position]) for position in positions]
     all_counts = row_counts([s.values for s in slices], communicator, names.of(positions))
     for position, own, counts in zip(positions, slices, all_counts, strict=True):
         label, checked = names.of([position]), Check(check, names.each([position]))
@@ -84,7 +84,7 @@ def _reduced(
             check,
         )
         divisor = communicator.world_size if op == "mean" else 1
-        total = _summed(tf.IndexedSlices(values, indices), divisor)
+        total = summed(tf.IndexedSlices(values, indices), divisor)
         return total.values, total.indices
 
     if table is None or row_count is None:
@@ -110,7 +110,7 @@ def _reduced(
     return tf.IndexedSlices(*tf.cond(dense, as_table, by_rows), own.dense_shape)
 
 
-def _summed(value: tf.IndexedSlices, divisor: int = 1) -> tf.IndexedSlices:
+def summed(value: tf.IndexedSlices, divisor: int = 1) -> tf.IndexedSlices:
     """The same slices with one row for each index: the sum of its rows, divided, rounded once."""
     indices, segments = tf.unique(tf.convert_to_tensor(value.indices))
     wide = tf.cast(value.values, accumulator(value.values.dtype))

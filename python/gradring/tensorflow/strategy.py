@@ -14,6 +14,7 @@ from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.gradient_check import action_of
 from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast
+from gradring.tensorflow.sparse import summed
 from gradring.tensorflow.start_wait import eager_step
 
 
@@ -326,7 +327,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             # The replicas of this process meet, and one of them talks to the other ranks.
             return compat.StrategyExtended._replica_ctx_all_reduce(self, reduce_op, value, options)
         if self._num_workers == 1:
-            return value
+            # Embeddings train as they do on several workers.
+            return tf.nest.map_structure(_with_each_index_once, value)
         return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
 
     def _batch_gather_to(
@@ -347,6 +349,10 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: Any) -> _Extended:
         return self
+
+
+def _with_each_index_once(value: Any) -> Any:
+    return summed(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def _is_scalar(value: Any) -> bool:
