@@ -5,10 +5,12 @@ Each name below is the same in TensorFlow 2.16 to 2.21.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -22,10 +24,13 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute import values as distribute_values
 from tensorflow.python.eager import context, execute, forwardprop
-from tensorflow.python.framework import func_graph, op_def_library, ops
+from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.framework import func_graph, op_def_library, op_def_registry, ops
 from tensorflow.python.ops import (
     cond_v2,
     control_flow_v2_func_graphs,
+    gen_dataset_ops,
+    gen_experimental_dataset_ops,
     resource_variable_ops,
     while_v2,
 )
@@ -41,6 +46,9 @@ CrossDeviceOps = cross_device_ops.CrossDeviceOps
 CollectiveKeys = cross_device_utils.CollectiveKeys
 CheckpointInitialValue = trackable_base.CheckpointInitialValue
 DistributedValues = distribute_values.DistributedValues
+EagerTensor = ops.EagerTensor
+#: Every dataset is made by a function of one of these modules.
+DATASET_OPS = (gen_dataset_ops, gen_experimental_dataset_ops)
 #: Takes batches out of this process's part of a distributed dataset, in graphs too.
 WorkerIterator = input_lib._SingleWorkerDatasetIteratorBase
 
@@ -127,6 +135,44 @@ def dataset_function() -> str | None:
             return name
         graph = getattr(graph, "outer_graph", None)
     return None
+
+
+def variant_dataset(variant: Any, element_spec: Any) -> Any:
+    """The `tf.data.Dataset` that a variant tensor stands for."""
+    return dataset_ops._VariantDataset(variant, element_spec)
+
+
+def has_one_element(variant: Any) -> bool:
+    """Whether a dataset's variant, or None, is known to have one element."""
+    return variant is not None and int(gen_dataset_ops.dataset_cardinality(variant)) == 1
+
+
+def is_function(value: Any) -> bool:
+    """Whether it is a traced function, such as a dataset's op takes."""
+    return isinstance(value, concrete_function.ConcreteFunction)
+
+
+def function_definition(name: str) -> Any:
+    """A copy of the `FunctionDef` of this name."""
+    definition = type(context.get_function_def(name))()
+    definition.CopyFrom(context.get_function_def(name))
+    return definition
+
+
+class NamedFunction:
+    """Lets ops call a function by its name, as long as this object lives."""
+
+    def __init__(self, definition: Any) -> None:
+        """Takes a `FunctionDef`."""
+        context.context().add_function_def(definition)
+        weakref.finalize(self, context.context().remove_function, definition.signature.name)
+
+
+def positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
+    """Where an op, whose inputs are single tensors up to these, takes them; None if it does not."""
+    definition = op_def_registry.get(op)
+    found = [argument.name for argument in definition.input_arg] if definition else []
+    return [found.index(name) for name in names] if set(names) <= set(found) else None
 
 
 def add_control_input(op: Any, before: Any) -> None:

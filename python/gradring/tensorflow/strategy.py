@@ -8,7 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
-from gradring.tensorflow import bucketing, cluster, compat, compat_keras, input_time
+from gradring.tensorflow import (
+    bucketing,
+    cluster,
+    compat,
+    compat_keras,
+    data_order,
+    input_time,
+)
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.gradient_check import action_of
@@ -16,6 +23,9 @@ from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast
 from gradring.tensorflow.sparse import summed
 from gradring.tensorflow.start_wait import eager_step
+
+# Datasets that are made before the strategy are distributed by it, too.
+data_order.remember()
 
 
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -340,6 +350,10 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             for value, where in value_destination_pairs
         ]
         return super()._batch_gather_to(pairs, axis, options)
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        dataset = data_order.agreed(dataset, self._communicator)
+        return super()._experimental_distribute_dataset(dataset, options)
 
     def _update_config_proto(self, config_proto: Any) -> Any:
         return config_proto

@@ -1,0 +1,284 @@
+"""Pipelines that shuffle: every element of an epoch goes to exactly one worker."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_models import CAN_FIT
+from tf_worker import join
+
+import gradring.errors
+from gradring.testing import run_ranks
+
+#: Divisible by nothing.
+COUNT = 997
+BATCH = 96
+EPOCHS = 3
+#: As in one process: in functions, as if they had seeds.
+SAME_IN_EACH_EPOCH = (
+    "one order",
+    "cache",
+    "sample_from_datasets",
+    "in a function",
+    "in a nested function",
+    "in any order",
+)
+#: Tried with global seeds that differ, too.
+MAIN = ("shuffle", "a seed for each rank", "in a function", "tensor", "files")
+FILES = 5
+
+
+def pipelines(directory: str, rank: int) -> dict[str, Callable[[], Any]]:
+    """Batches of 0 to COUNT - 1, once in an epoch."""
+    import tensorflow as tf
+
+    data = tf.data.Dataset
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(
+            tf.range(COUNT, dtype=tf.int64), tf.range(COUNT, dtype=tf.int64)
+        ),
+        -1,
+    )
+    offset = tf.Variable(0, dtype=tf.int64)
+    paths = sorted(str(path) for path in Path(directory).iterdir())
+
+    def numbers(paths: Any) -> Any:
+        return data.range(0).concatenate(
+            tf.data.TextLineDataset(paths).map(lambda line: tf.strings.to_number(line, tf.int64))
+        )
+
+    def policy(dataset: Any, name: str) -> Any:
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = getattr(
+            tf.data.experimental.AutoShardPolicy, name
+        )
+        return dataset.with_options(options)
+
+    def generated() -> Any:
+        yield from np.arange(COUNT)
+
+    def permuted(_: Any) -> Any:
+        return tf.random.shuffle(tf.range(COUNT, dtype=tf.int64))
+
+    def blocks(start: Any) -> Any:
+        last = tf.minimum(start + 100, COUNT)
+        return data.range(start, last).shuffle(100)
+
+    starts = data.range(0, COUNT, 100)
+    whole = data.range(COUNT)
+    return {
+        "shuffle": lambda: whole.shuffle(COUNT).batch(BATCH),
+        "a seed for each rank": lambda: whole.shuffle(COUNT, seed=rank + 1).batch(BATCH),
+        "small buffer, twice": lambda: whole.shuffle(50).shuffle(20).batch(BATCH).prefetch(2),
+        "of batches": lambda: whole.batch(BATCH).shuffle(100),
+        "cache": lambda: whole.shuffle(COUNT).cache().batch(BATCH),
+        "after a cache": lambda: whole.cache().shuffle(COUNT).batch(BATCH),
+        "one order": lambda: whole.shuffle(COUNT, reshuffle_each_iteration=False).batch(BATCH),
+        "captures": lambda: (
+            whole.shuffle(COUNT).map(lambda x: table.lookup(x) + offset).batch(BATCH)
+        ),
+        "generator": lambda: (
+            data.from_generator(generated, output_signature=tf.TensorSpec([], tf.int64))
+            .shuffle(COUNT)
+            .batch(BATCH)
+        ),
+        "py_function": lambda: (
+            whole.shuffle(COUNT)
+            .map(lambda x: tf.numpy_function(lambda v: v, [x], tf.int64))
+            .map(lambda x: tf.ensure_shape(x, []))
+            .batch(BATCH)
+        ),
+        "zip": lambda: data.zip((whole, whole)).shuffle(COUNT).map(lambda a, _: a).batch(BATCH),
+        "concatenate": lambda: (
+            whole.take(500).shuffle(500).concatenate(whole.skip(500).shuffle(500)).batch(BATCH)
+        ),
+        "sample_from_datasets": lambda: data.sample_from_datasets(
+            [whole.take(500), whole.skip(500)]
+        ).batch(BATCH),
+        "in a function": lambda: starts.interleave(blocks).batch(BATCH),
+        "in a nested function": lambda: (
+            data.range(1).flat_map(lambda _: starts.interleave(blocks)).batch(BATCH)
+        ),
+        "tensor": lambda: data.range(1).map(permuted).unbatch().batch(BATCH),
+        "in any order": lambda: starts.interleave(
+            blocks, cycle_length=4, num_parallel_calls=4, deterministic=False
+        ).batch(BATCH),
+        "options": lambda: (
+            whole.shuffle(COUNT)
+            .map(lambda x: x, num_parallel_calls=4)
+            .batch(BATCH)
+            .with_options(unordered())
+        ),
+        "files": lambda: (
+            data.list_files(f"{directory}/*.txt").interleave(numbers).shuffle(100).batch(BATCH)
+        ),
+        "files, FILE": lambda: policy(
+            data.from_tensor_slices(paths)
+            .shuffle(FILES)
+            .flat_map(tf.data.TextLineDataset)
+            .map(lambda line: tf.strings.to_number(line, tf.int64))
+            .batch(BATCH),
+            "FILE",
+        ),
+    }
+
+
+def unordered() -> Any:
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.deterministic = False
+    return options
+
+
+def worker(directory: str, seeded: bool) -> Any:
+    """Each pipeline's elements on this rank, epoch by epoch."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        if seeded:
+            keras.utils.set_random_seed(comm.rank)
+
+        def epochs(dataset: Any) -> list[list[int]]:
+            batches = strategy.experimental_distribute_dataset(dataset)
+            return [
+                [int(x) for batch in batches for x in strategy.experimental_local_results(batch)[0]]
+                for _ in range(EPOCHS)
+            ]
+
+        made = pipelines(directory, comm.rank)
+        results = {name: epochs(made[name]()) for name in (MAIN if seeded else made)}
+        repeated = tf.data.Dataset.range(COUNT)
+        results["repeated"] = epochs(repeated.repeat(2).shuffle(COUNT).batch(BATCH))
+        results["shuffled, repeated"] = epochs(repeated.shuffle(COUNT).repeat(2).batch(BATCH))
+        off = tf.data.Options()
+        off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        shuffled = repeated.shuffle(COUNT).batch(BATCH)
+        results["own"] = epochs(shuffled.with_options(off))
+        for name in ("array", "shuffled in fit") if CAN_FIT else ():
+            results[name] = fitted(strategy, name)
+        before = comm.stats()["count"]
+        strategy.experimental_distribute_dataset(repeated.batch(BATCH))
+        assert comm.stats()["count"] == before, "an order that is none needs no agreement"
+        return results
+
+
+def fitted(strategy: Any, name: str) -> list[list[int]]:
+    """What `fit` gives to this rank's training step, epoch by epoch."""
+    import keras
+    import tensorflow as tf
+
+    seen: list[list[int]] = []
+
+    class Model(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+        def train_step(self, x: Any) -> Any:
+            tf.py_function(lambda x: seen[-1].extend(x.numpy().ravel().tolist()), [x], [])
+            return {"loss": tf.constant(0.0)}
+
+    begin = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: seen.append([]))
+    with strategy.scope():
+        model = Model()
+        model.compile("sgd")
+    numbers = np.arange(COUNT).reshape(-1, 1)
+    if name == "array":
+        model.fit(numbers, batch_size=BATCH, epochs=EPOCHS, callbacks=[begin], verbose=0)
+    else:
+        data = tf.data.Dataset.from_tensor_slices(numbers).shuffle(COUNT).batch(BATCH)
+        model.fit(data, epochs=EPOCHS, callbacks=[begin], verbose=0)
+    return seen
+
+
+class Heard(logging.Handler):
+    """What was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def other_data() -> Any:
+    """What a rank says whose data in memory, or whose pipeline, is another than the chief's."""
+    import tensorflow as tf
+
+    with join() as comm:
+        # Made before the import, so that nothing is known of it.
+        early = tf.data.Dataset.range(COUNT).shuffle(COUNT).batch(BATCH)
+        early_seeded = tf.data.Dataset.range(COUNT).shuffle(COUNT, seed=1).batch(BATCH)
+
+        from gradring.tensorflow import CustomCollectiveStrategy
+
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        with pytest.raises(gradring.errors.ConfigError) as refused:
+            strategy.experimental_distribute_dataset(early)
+        strategy.experimental_distribute_dataset(early_seeded)
+        heard = Heard()
+        logging.getLogger("gradring").addHandler(heard)
+        own = np.random.default_rng(comm.rank).permutation(COUNT)
+        data = tf.data.Dataset.from_tensor_slices(own).batch(BATCH)
+        strategy.experimental_distribute_dataset(data)
+        data = tf.data.Dataset.range(COUNT).shuffle(COUNT).batch(BATCH)
+        if comm.rank == 1:
+            data = data.shuffle(3)
+        with pytest.raises(gradring.errors.MismatchError) as mismatched:
+            strategy.experimental_distribute_dataset(data)
+        return str(refused.value), heard.lines, str(mismatched.value)
+
+
+def test_what_cannot_be_made_right_is_named() -> None:
+    for rank, (refused, records, mismatched) in enumerate(run_ranks(other_data, 2)):
+        assert "_BatchDataset" in refused and "pass seed=" in refused
+        warnings = [line for line in records if "differ from the chief's" in line]
+        assert len(warnings) == rank
+        assert all("_BatchDataset" in line and "on rank 1 of" in line for line in warnings)
+        assert "1 shuffles" in mismatched and "2 shuffles" in mismatched
+
+
+@pytest.fixture(scope="module", params=[(2, False), (3, True)], ids=["2 ranks", "3, global seeds"])
+def epochs(request: Any, tmp_path_factory: Any) -> Any:
+    world_size, seeded = request.param
+    directory = tmp_path_factory.mktemp("numbers")
+    for file in range(FILES):
+        lines = range(file * COUNT // FILES, (file + 1) * COUNT // FILES)
+        (directory / f"{file}.txt").write_text("".join(f"{line}\n" for line in lines))
+    return run_ranks(worker, world_size, str(directory), seeded, timeout=240)
+
+
+def test_every_element_of_an_epoch_goes_to_one_worker(epochs: Any) -> None:
+    for name in epochs[0]:
+        if name == "own":
+            continue
+        times = 2 if "repeated" in name else 1
+        for epoch in range(EPOCHS):
+            counted = Counter(x for rank in epochs for x in rank[name][epoch])
+            wrong = {x: n for x, n in counted.items() if n != times}
+            assert len(counted) == COUNT and not wrong, (name, epoch, len(counted), len(wrong))
+
+
+def test_every_epoch_has_another_order_and_every_rank_the_same_number_of_elements(
+    epochs: Any,
+) -> None:
+    for name, orders in epochs[0].items():
+        if name in SAME_IN_EACH_EPOCH:
+            assert orders[0] == orders[1] == orders[2], name
+        else:
+            assert orders[0] != orders[1] and orders[1] != orders[2], name
+
+
+def test_workers_that_share_nothing_out_keep_their_own_orders(epochs: Any) -> None:
+    first, second, *_ = (rank["own"] for rank in epochs)
+    assert sorted(first[0]) == sorted(second[0]) == list(range(COUNT))
+    assert first[0] != second[0]
