@@ -7,6 +7,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::dtype::{DType, ReduceOp};
+use crate::error::{Error, Result};
 use crate::kernel;
 
 /// One contiguous, element-aligned piece of memory.
@@ -162,14 +163,18 @@ impl Buffer {
 
     /// A copy in a narrower float type, in `memory`, which grows as needed.
     ///
+    /// # Errors
+    /// `Exhausted` when it cannot grow.
+    ///
     /// # Safety
     /// `memory` must outlive the copy and be left alone meanwhile.
-    pub(crate) unsafe fn narrowed(&self, dtype: DType, memory: &mut Vec<u64>) -> Self {
+    pub(crate) unsafe fn narrowed(&self, dtype: DType, memory: &mut Vec<u64>) -> Result<Self> {
         debug_assert_eq!(dtype.accumulator(ReduceOp::Sum), self.dtype);
-        let words = (self.count() * dtype.size_bytes()).div_ceil(size_of::<u64>());
-        if memory.len() < words {
-            *memory = vec![0; words];
-        }
+        make_room(
+            memory,
+            self.count() * dtype.size_bytes(),
+            "a copy in 16 bits",
+        )?;
         // SAFETY: the memory has room for as many elements; the rest is the caller's promise.
         let narrow = unsafe { Self::contiguous(dtype, memory.as_mut_ptr().cast(), self.count()) };
         for &Placed { slice, first } in &self.slices {
@@ -179,7 +184,7 @@ impl Buffer {
                 kernel::finish(dtype, ReduceOp::Sum, 1, target, slice.start, slice.count);
             }
         }
-        narrow
+        Ok(narrow)
     }
 
     /// Overwrites everything with the elements of a `narrowed` copy.
@@ -210,13 +215,30 @@ impl Buffer {
     }
 
     /// The accumulator in which this buffer's contributions to `op` are combined, if that is
-    /// another type than its own.
-    pub(crate) fn accumulator(&self, op: ReduceOp) -> Option<Self> {
+    /// another type than its own, in `memory`, which grows as needed.
+    ///
+    /// # Errors
+    /// `Exhausted` when it cannot grow.
+    ///
+    /// # Safety
+    /// As for `narrowed`.
+    pub(crate) unsafe fn accumulator(
+        &self,
+        op: ReduceOp,
+        memory: &mut Vec<u64>,
+    ) -> Result<Option<Self>> {
         let accumulator = self.dtype.accumulator(op);
         if accumulator == self.dtype {
-            return None;
+            return Ok(None);
         }
-        let wide = Self::zeroed(accumulator, self.count());
+        make_room(
+            memory,
+            self.count() * accumulator.size_bytes(),
+            "partial results",
+        )?;
+        // SAFETY: the memory has room for as many elements; the rest is the caller's promise.
+        let wide =
+            unsafe { Self::contiguous(accumulator, memory.as_mut_ptr().cast(), self.count()) };
         for &Placed { slice, first } in &self.slices {
             // SAFETY: `wide` has as many elements as all slices together, in their order.
             unsafe {
@@ -224,7 +246,7 @@ impl Buffer {
                 kernel::widen(self.dtype, accumulator, target, slice.start, slice.count);
             }
         }
-        Some(wide)
+        Ok(Some(wide))
     }
 
     /// Turns complete results in `range` into final values: from an accumulator, whose elements
@@ -284,6 +306,22 @@ impl Buffer {
         });
         reached.filter(|&(_, length)| length > 0)
     }
+}
+
+/// Makes `memory` hold at least so many bytes of `what`; what it held before is lost.
+///
+/// # Errors
+/// `Exhausted` when there is no memory for that.
+pub(crate) fn make_room(memory: &mut Vec<u64>, bytes: usize, what: &str) -> Result<()> {
+    let words = bytes.div_ceil(size_of::<u64>());
+    if memory.len() < words {
+        // The old and the new one are never there together.
+        *memory = Vec::new();
+        let reserved = memory.try_reserve_exact(words);
+        reserved.map_err(|_| Error::no_memory(bytes, what))?;
+        memory.resize(words, 0);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

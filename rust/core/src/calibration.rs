@@ -6,7 +6,7 @@ use crate::buffer::Buffer;
 use crate::collective::{Collective, Request};
 use crate::dtype::{DType, ReduceOp};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::choice::{Cost, Measured, Policy, Rules};
 use crate::work::Interrupt;
@@ -14,6 +14,9 @@ use crate::work::Interrupt;
 /// Sizes of the buffers, in bytes, and how often each is reduced; the fastest time counts.
 const SMALL: (usize, usize) = (8, 8);
 const LARGE: (usize, usize) = (64 << 10, 4);
+
+/// No rank waits as long for one of these reductions.
+const LONGEST_S: f64 = 1e9;
 
 /// Ordinals that no other collective has: a rank that is still here when others ask for the one
 /// they have just called must not take theirs for its own.
@@ -36,19 +39,28 @@ pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
     }
     engine.set_policy(policy.clone());
     let times = slowest(engine, &times, interrupt)?;
-    let cost = |small, large| {
-        let seconds = Duration::from_secs_f64;
-        Cost::fitted((SMALL.0, seconds(small)), (LARGE.0, seconds(large)))
-    };
+    let [one_shot, two_steps] = costs(times).map_err(|error| engine.fail(error))?;
     engine.set_policy(Policy {
         measured: Some(Measured {
-            one_shot: cost(times[0], times[1]),
-            two_steps: cost(times[2], times[3]),
+            one_shot,
+            two_steps,
         }),
         ..policy
     });
     engine.count_from(1);
     Ok(())
+}
+
+/// What one step and two steps cost, from times in seconds that came from peers.
+fn costs(times: [f64; 4]) -> Result<[Cost; 2]> {
+    if let Some(wild) = times.iter().find(|time| !(0.0..LONGEST_S).contains(*time)) {
+        return Err(Error::corrupted(format!(
+            "{wild} s arrived as the time of a calibration, which no rank measures"
+        )));
+    }
+    let seconds = Duration::from_secs_f64;
+    let cost = |small, large| Cost::fitted((SMALL.0, seconds(small)), (LARGE.0, seconds(large)));
+    Ok([cost(times[0], times[1]), cost(times[2], times[3])])
 }
 
 fn fastest(
@@ -82,5 +94,24 @@ fn all_reduce(buffer: Buffer, op: ReduceOp) -> Request {
         buffer,
         name: "calibration".into(),
         shapes: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_with_a_turned_bit_are_used_or_refused_and_never_a_panic() {
+        let right = [8e-6, 30e-6, 9e-6, 25e-6];
+        assert!(costs(right).is_ok());
+        for (place, bit) in (0..4).flat_map(|place| (0..64).map(move |bit| (place, bit))) {
+            let mut times = right;
+            times[place] = f64::from_bits(times[place].to_bits() ^ (1 << bit));
+            // The sign, and the upper exponent: 1e-5 becomes more than a century.
+            assert_eq!(costs(times).is_err(), bit >= 62, "bit {bit} of {place}");
+        }
+        assert!(costs([f64::NAN; 4]).is_err());
+        assert!(costs([f64::INFINITY; 4]).is_err());
     }
 }

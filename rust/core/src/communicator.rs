@@ -193,7 +193,8 @@ impl Communicator {
             stall_timeout: config.stall_timeout,
             stall_warning: config.stall_warning,
             patience: Patience::of(roster.local_size(config.rank) <= cores),
-        });
+        })
+        .map_err(|error| liveness.first_cause(error))?;
         let door = door.map(|(door, watched)| {
             watched.has_formed(&roster, Arc::clone(&recorder), Arc::clone(&abort));
             door

@@ -2,19 +2,23 @@
 //!
 //! A blocking call on an idle engine drives its collective on the calling thread, which saves
 //! waking another one (about 50 microseconds). Everything else is queued for the progress thread.
-//! Whoever drives holds the `driving` flag, so there is one driver at a time and order is kept.
+//! Whoever drives takes the driver from the queue, so there is one at a time and order is kept.
+//! No lock is held while the program's signal handlers and finalizers run, so these may close the
+//! communicator; what they may not do is to launch a collective in the middle of another one.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
+use crate::buffer::Buffer;
 use crate::collective::{Call, Request};
 use crate::error::{Error, Result};
 use crate::executor::{Execution, Progress, Scratch};
 use crate::link::Transport;
+use crate::link::forks::{self, Process};
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
 use crate::trace::flight_recorder::{FlightRecorder, State};
@@ -58,6 +62,14 @@ pub struct Parts {
     pub patience: Patience,
 }
 
+/// What it takes to drive a collective: whoever does has it for that time.
+struct Driver {
+    transport: Box<dyn Transport>,
+    scratch: Scratch,
+    /// Memory of elements that travel in another type than their own.
+    narrowed: Vec<u64>,
+}
+
 /// Runs collectives in launch order.
 pub struct Engine {
     shared: Arc<Shared>,
@@ -74,24 +86,22 @@ struct Shared {
     recorder: Arc<FlightRecorder>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// None once the engine is closed: with it go sockets, mappings, descriptors and memory,
-    /// however long somebody keeps the engine.
-    driver: Mutex<Option<Driver>>,
-}
-
-/// What only the current driver touches.
-struct Driver {
-    transport: Box<dyn Transport>,
-    scratch: Scratch,
-    /// Memory of elements that travel in another type than their own.
-    narrowed: Vec<u64>,
+    /// The process that has the threads and links; a fork of it has neither.
+    process: Process,
 }
 
 impl Engine {
     /// An idle engine, with its progress thread.
-    #[must_use]
-    pub fn new(parts: Parts) -> Self {
+    ///
+    /// # Errors
+    /// `Exhausted` when the system has no room for a thread.
+    pub fn new(parts: Parts) -> Result<Self> {
         parts.abort.wake_with(parts.transport.waker());
+        let driver = Box::new(Driver {
+            transport: parts.transport,
+            scratch: Scratch::new(),
+            narrowed: Vec::new(),
+        });
         let shared = Arc::new(Shared {
             rank: parts.rank,
             topology: Arc::clone(&parts.policy.topology),
@@ -103,40 +113,40 @@ impl Engine {
             supervisor: parts.supervisor,
             abort: parts.abort,
             recorder: parts.recorder,
-            queue: Mutex::new(Queue::new(parts.policy)),
+            queue: Mutex::new(Queue::new(parts.policy, driver)),
             changed: Condvar::new(),
-            driver: Mutex::new(Some(Driver {
-                transport: parts.transport,
-                scratch: Scratch::new(),
-                narrowed: Vec::new(),
-            })),
+            process: Process::this(),
         });
-        let progress = std::thread::Builder::new()
+        let progress = thread::Builder::new()
             .name("gradring-engine".into())
             .spawn({
                 let shared = Arc::clone(&shared);
                 move || shared.make_progress()
             })
-            .expect("the system has room for one more thread");
-        Self {
+            .map_err(|error| shared.blame_self(Error::no_thread(&error)))?;
+        Ok(Self {
             shared,
             progress: Mutex::new(Some(progress)),
-        }
+        })
     }
 
     /// Runs a collective to its end.
     ///
     /// # Errors
-    /// The first cause of failure in the group; `Aborted` when `interrupt` asked to give up.
+    /// The first cause of failure in the group; `Aborted` when `interrupt` asked to give up;
+    /// `Misuse` inside another blocking call of this engine on the same thread.
     pub fn run(&self, request: Request, interrupt: Interrupt<'_>) -> Result<()> {
         let shared = &*self.shared;
-        let mut queue = lock(&shared.queue);
+        // Dropped after the lock: what keeps its memory alive may run code of the program.
+        let (call, buffer) = request.into_parts();
+        let mut queue = shared.in_order(&call)?;
         let started = Instant::now();
-        let at_once = !queue.driving && queue.waiting.is_empty();
-        let launched = shared.launch(&mut queue, request, started, at_once)?;
-        if !at_once {
-            let work = shared.enqueue(queue, launched);
-            return match work.wait(None, interrupt) {
+        let at_once = queue.is_idle();
+        let launched = shared.launch(&mut queue, call, started, at_once)?;
+        queue.blocked = Some((thread::current().id(), Arc::clone(&launched.prepared.call)));
+        let Some(mut driver) = queue.driver.take_if(|_| at_once) else {
+            let work = shared.enqueue(queue, launched, buffer);
+            let result = match work.wait(None, interrupt) {
                 WaitOutcome::Ended(result) => result,
                 WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {
                     shared.supervisor.abort(shared.interrupted());
@@ -144,24 +154,38 @@ impl Engine {
                     work.wait_forever()
                 }
             };
-        }
+            if shared.process.is_this() {
+                lock(&shared.queue).unblock();
+            }
+            return result;
+        };
         queue.driving = true;
         drop(queue);
-        let result = shared.drive_guarded(launched, started, Some(shared.patience), interrupt);
-        shared.stop_driving();
+        let patience = Some(shared.patience);
+        let result =
+            shared.drive_guarded(&mut driver, launched, buffer, started, patience, interrupt);
+        shared.stop_driving(driver);
         result
     }
 
     /// Queues a collective behind all others launched before.
     ///
     /// # Errors
-    /// When the communicator is aborted or closed already.
+    /// When the communicator is aborted or closed already; `Misuse` inside a blocking call of this
+    /// engine on the same thread.
     pub fn start(&self, request: Request) -> Result<Work> {
-        let mut queue = lock(&self.shared.queue);
+        let (call, buffer) = request.into_parts();
+        let mut queue = self.shared.in_order(&call)?;
         let launched = self
             .shared
-            .launch(&mut queue, request, Instant::now(), false)?;
-        Ok(self.shared.enqueue(queue, launched))
+            .launch(&mut queue, call, Instant::now(), false)?;
+        Ok(self.shared.enqueue(queue, launched, buffer))
+    }
+
+    /// Fails every pending and later work of every rank, because this rank cannot go on; returns
+    /// the first cause.
+    pub fn fail(&self, error: Error) -> Error {
+        self.shared.fail(error)
     }
 
     /// Fails every pending and later work of every rank, because this rank was interrupted.
@@ -233,23 +257,42 @@ impl Engine {
     }
 
     /// Ends the engine: a collective under way and all queued ones fail as aborted.
+    ///
+    /// May be called from anywhere, also from the program's signal handlers while a blocking call
+    /// of this engine waits: that call then lets go of the links when it returns.
     pub fn close(&self) {
-        let mut queue = lock(&self.shared.queue);
+        let shared = &*self.shared;
+        let mut queue = lock(&shared.queue);
         queue.closed = true;
-        let busy = queue.driving || !queue.waiting.is_empty();
+        let never_begun = std::mem::take(&mut queue.waiting);
+        let busy = queue.driving || !never_begun.is_empty();
         drop(queue);
         if busy {
             let reason = "the communicator was closed while a collective was under way";
-            self.shared.abort.raise(Error::aborted(reason));
+            shared.abort.raise(Error::aborted(reason));
         }
-        self.shared.changed.notify_all();
+        for (launched, buffer, work) in never_begun {
+            drop(buffer);
+            let (call, sequence) = (&launched.prepared.call, launched.sequence);
+            let cause = shared.abort.cause().unwrap_or_else(closed);
+            let now = Instant::now();
+            shared.recorder.over(sequence, State::Failed, now);
+            work.end(Err(placed(cause, call, sequence, now)));
+        }
+        shared.changed.notify_all();
         if let Some(progress) = lock(&self.progress).take() {
             // The thread's panics were caught where they happened.
             let _ = progress.join();
         }
+        let mut queue = lock(&shared.queue);
+        while queue.driving && !queue.asking {
+            queue = shared.wait(queue);
+        }
+        let driver = queue.driver.take();
+        drop(queue);
         // Peers that still wait for this rank learn it from the end of its links.
-        drop(lock(&self.shared.driver).take());
-        self.shared.abort.forget_wakers();
+        drop(driver);
+        shared.abort.forget_wakers();
     }
 }
 
@@ -260,15 +303,41 @@ impl Drop for Engine {
 }
 
 impl Shared {
-    /// Gives a request its place in the order; `at_once` if its turn has come with that.
+    /// The queue, for somebody who may launch a collective now.
+    ///
+    /// # Errors
+    /// `Misuse` inside a blocking call. If that is another thread's, nothing orders the two, and
+    /// other ranks may have them the other way round: then the group fails.
+    fn in_order(&self, call: &Call) -> Result<MutexGuard<'_, Queue>> {
+        let queue = lock(&self.queue);
+        let blocked = queue.blocked.as_ref().filter(|_| {
+            let over = queue.closed || self.abort.cause().is_some();
+            self.topology.world_size() > 1 && !over
+        });
+        let Some((thread, other)) = blocked else {
+            return Ok(queue);
+        };
+        if *thread == thread::current().id() {
+            return Err(self.blame_self(Error::misuse(format!(
+                "a signal handler or finalizer that ran while {other} waits called {call}"
+            ))));
+        }
+        let problem = format!(
+            "one thread called {call} while another one was inside {other}, and nothing orders \
+             the two: other ranks may have them the other way round"
+        );
+        drop(queue);
+        Err(self.fail(Error::misuse(problem)))
+    }
+
+    /// Gives a call its place in the order; `at_once` if its turn has come with that.
     fn launch(
         &self,
         queue: &mut Queue,
-        request: Request,
+        call: Call,
         at: Instant,
         at_once: bool,
     ) -> Result<Launched> {
-        let (call, buffer) = request.into_parts();
         let prepared = queue.prepare(call)?;
         let sequence = queue.launched + 1;
         let cause = self.abort.cause();
@@ -283,24 +352,43 @@ impl Shared {
         Ok(Launched {
             header: prepared.contract.header(GENERATION, sequence, step),
             prepared,
-            buffer,
             sequence,
         })
     }
 
-    fn enqueue(&self, mut queue: MutexGuard<'_, Queue>, launched: Launched) -> Work {
+    fn enqueue(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        launched: Launched,
+        buffer: Buffer,
+    ) -> Work {
         let work = Work::pending(launched.sequence, Arc::clone(&self.recorder));
-        queue.waiting.push_back((launched, work.clone()));
+        queue.waiting.push_back((launched, buffer, work.clone()));
         drop(queue);
         self.changed.notify_all();
         work
     }
 
-    fn stop_driving(&self) {
+    /// Gives the driver back, or ends it if the engine has been closed meanwhile.
+    fn stop_driving(&self, driver: Box<Driver>) {
+        if !self.process.is_this() {
+            // Its threads and links are the parent's.
+            std::mem::forget(driver);
+            return;
+        }
         let mut queue = lock(&self.queue);
-        queue.driving = false;
+        (queue.driving, queue.asking) = (false, false);
+        queue.unblock();
         let awaited = queue.closed || !queue.waiting.is_empty();
+        let closed = match queue.closed {
+            true => Some(driver),
+            false => {
+                queue.driver = Some(driver);
+                None
+            }
+        };
         drop(queue);
+        drop(closed);
         if awaited {
             self.changed.notify_all();
         }
@@ -310,28 +398,52 @@ impl Shared {
     fn make_progress(&self) {
         loop {
             let mut queue = lock(&self.queue);
-            let (launched, work) = loop {
-                if !queue.driving {
-                    if let Some(next) = queue.waiting.pop_front() {
-                        queue.driving = true;
-                        break next;
-                    }
-                    if queue.closed {
-                        return;
-                    }
+            let (mut driver, (launched, buffer, work)) = loop {
+                if queue.closed {
+                    return;
                 }
-                queue = self
-                    .changed
-                    .wait(queue)
-                    .unwrap_or_else(PoisonError::into_inner);
+                if !queue.waiting.is_empty()
+                    && let Some(driver) = queue.driver.take()
+                    && let Some(next) = queue.waiting.pop_front()
+                {
+                    break (driver, next);
+                }
+                queue = self.wait(queue);
             };
+            queue.driving = true;
             drop(queue);
             let started = Instant::now();
             self.recorder.started(launched.sequence, started);
-            let result = self.drive_guarded(launched, started, None, &mut || false);
+            let result =
+                self.drive_guarded(&mut driver, launched, buffer, started, None, &mut || false);
             work.end(result);
-            self.stop_driving();
+            self.stop_driving(driver);
         }
+    }
+
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed
+            .wait(queue)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the program act, which may have something to say or even close this engine; whether it
+    /// asks to give up.
+    fn ask(&self, sequence: u64, interrupt: Interrupt<'_>) -> bool {
+        let asking = |asking| {
+            let mut queue = lock(&self.queue);
+            queue.asking = asking;
+            if queue.closed {
+                self.changed.notify_all();
+            }
+        };
+        asking(true);
+        self.recorder.locate(sequence, interrupt);
+        let interrupted = interrupt.interrupts();
+        if self.process.is_this() {
+            asking(false);
+        }
+        interrupted
     }
 
     /// Drives a collective; a panic fails the group's works, never the process.
@@ -340,20 +452,22 @@ impl Shared {
     /// the caller's computation wants the core.
     fn drive_guarded(
         &self,
+        driver: &mut Driver,
         launched: Launched,
+        buffer: Buffer,
         started: Instant,
         patience: Option<Patience>,
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
         let (call, sequence) = (Arc::clone(&launched.prepared.call), launched.sequence);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            self.drive(launched, started, patience.unwrap_or_default(), interrupt)
+            let patience = patience.unwrap_or_default();
+            self.drive(driver, &launched, buffer, started, patience, interrupt)
         }))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
             let cause = Error::protocol(format!("the engine failed: {what}; please report this"));
-            self.supervisor.abort(self.blame_self(cause));
-            Err(self.abort.cause().unwrap_or_else(|| Error::protocol(what)))
+            Err(self.fail(cause))
         });
         match result {
             Ok(Some(measured)) => {
@@ -376,7 +490,9 @@ impl Shared {
     /// Returns how it went; nothing in a world of one.
     fn drive(
         &self,
-        mut launched: Launched,
+        driver: &mut Driver,
+        launched: &Launched,
+        mut buffer: Buffer,
         started: Instant,
         patience: Patience,
         interrupt: Interrupt<'_>,
@@ -385,34 +501,31 @@ impl Shared {
         if world_size == 1 {
             return self.abort.cause().map_or(Ok(None), Err);
         }
-        let mut driver = lock(&self.driver);
-        let Some(Driver {
+        let Driver {
             transport,
             scratch,
             narrowed,
-        }) = &mut *driver
-        else {
-            // Launched before the engine was closed.
-            return Err(self.abort.cause().unwrap_or_else(closed));
-        };
+        } = driver;
         let Prepared {
             call,
             algorithm,
             wire_dtype,
             ..
         } = &launched.prepared;
-        let mut narrow = wire_dtype.map(|dtype| {
-            // SAFETY: the driver stays locked until the collective has ended.
-            unsafe { launched.buffer.narrowed(dtype, narrowed) }
+        let narrow = wire_dtype.map(|dtype| {
+            // SAFETY: nobody else has the driver's memory until the collective has ended.
+            unsafe { buffer.narrowed(dtype, narrowed) }
         });
+        let mut narrow = narrow.transpose().map_err(|error| self.fail(error))?;
         let mut execution = Execution::new(
-            narrow.as_mut().unwrap_or(&mut launched.buffer),
+            narrow.as_mut().unwrap_or(&mut buffer),
             call,
             *algorithm,
             (self.rank, &self.topology),
             launched.header,
             scratch,
-        );
+        )
+        .map_err(|error| self.fail(error))?;
         let sequence = launched.sequence;
         let mut standstill = Standstill::new(call, sequence, self.limits, &self.recorder, started);
         // None if everything came at once.
@@ -458,7 +571,7 @@ impl Shared {
                 if idle < patience.spinning {
                     std::hint::spin_loop();
                 } else {
-                    std::thread::yield_now();
+                    thread::yield_now();
                 }
                 continue;
             }
@@ -468,8 +581,11 @@ impl Shared {
             transport.wait(execution.interests(), limit);
             if asked_at.elapsed() >= INTERRUPT_INTERVAL {
                 asked_at = Instant::now();
-                self.recorder.locate(sequence, interrupt);
-                if interrupt.interrupts() {
+                let interrupted = self.ask(sequence, interrupt);
+                if !self.process.is_this() {
+                    return Err(Error::misuse(forks::INSIDE));
+                }
+                if interrupted {
                     self.supervisor.abort(self.interrupted());
                 }
             }
@@ -478,7 +594,7 @@ impl Shared {
         let (bytes_sent, last_to_enter) = (execution.bytes_sent, execution.last_to_enter);
         let ended = Instant::now();
         if let Some(narrow) = narrow {
-            launched.buffer.widen_all_from(&narrow);
+            buffer.widen_all_from(&narrow);
         }
         Ok(Some(Measured {
             algorithm: algorithm.name(),
@@ -487,6 +603,13 @@ impl Shared {
             everyone_entered: last_to_enter.map(|peer| (entered_at.unwrap_or(ended), peer)),
             ended,
         }))
+    }
+
+    /// Fails all works of all ranks; returns the first cause.
+    fn fail(&self, error: Error) -> Error {
+        let error = self.blame_self(error);
+        self.supervisor.abort(error.clone());
+        self.abort.cause().unwrap_or(error)
     }
 
     fn interrupted(&self) -> Error {

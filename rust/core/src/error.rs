@@ -1,6 +1,7 @@
 //! Errors as facts: what happened, in which collective, and who is to blame.
 
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -89,6 +90,16 @@ pub enum ErrorKind {
         /// Between whom, and what was seen.
         problem: String,
     },
+    /// Collectives were called where no order among them is possible.
+    Misuse {
+        /// What was called where.
+        problem: String,
+    },
+    /// The system refused memory, a thread or a descriptor.
+    Exhausted {
+        /// What there was no room for, and which limit to raise.
+        problem: String,
+    },
 }
 
 impl Error {
@@ -168,6 +179,51 @@ impl Error {
         })
     }
 
+    /// Collectives were called where no order among them is possible.
+    #[must_use]
+    pub fn misuse(problem: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Misuse {
+            problem: problem.into(),
+        })
+    }
+
+    /// There is no memory for so many bytes.
+    #[must_use]
+    pub(crate) fn no_memory(bytes: usize, what: &str) -> Self {
+        let problem = format!(
+            "has no memory for {bytes} bytes of {what}: reduce smaller buckets, or give its process \
+             more (ulimit -v, or the limit of its container)"
+        );
+        Self::new(ErrorKind::Exhausted { problem })
+    }
+
+    /// The system has no room for a thread.
+    #[must_use]
+    pub(crate) fn no_thread(error: &io::Error) -> Self {
+        let problem = format!(
+            "cannot start a thread ({error}): raise the number of its user's processes (ulimit -u), or \
+             the limit of its container on processes or memory"
+        );
+        Self::new(ErrorKind::Exhausted { problem })
+    }
+
+    /// What `error` means if it says that the system is out of something that `what` needs.
+    #[must_use]
+    pub(crate) fn out_of_resources(error: &io::Error, what: &str) -> Option<Self> {
+        let limit = match error.raw_os_error()? {
+            libc::EMFILE => "raise the number of files that its process may have open (ulimit -n)",
+            libc::ENFILE => {
+                "raise the number of files that its host may have open (sysctl fs.file-max)"
+            }
+            libc::ENOMEM | libc::ENOBUFS => {
+                "give its process more memory (ulimit -v, or the limit of its container)"
+            }
+            _ => return None,
+        };
+        let problem = format!("{what}: {error}: {limit}");
+        Some(Self::new(ErrorKind::Exhausted { problem }))
+    }
+
     /// The same error, blaming `rank` on `host`.
     #[must_use]
     pub fn blaming(mut self, rank: usize, host: impl Into<String>) -> Self {
@@ -204,7 +260,9 @@ impl Error {
             | ErrorKind::PeerLost { problem }
             | ErrorKind::CollectiveTimeout { problem }
             | ErrorKind::Protocol { problem }
-            | ErrorKind::Corrupted { problem } => [Some(problem), None],
+            | ErrorKind::Corrupted { problem }
+            | ErrorKind::Misuse { problem }
+            | ErrorKind::Exhausted { problem } => [Some(problem), None],
             ErrorKind::Aborted { reason } => [Some(reason), None],
             ErrorKind::Mismatch { theirs, others } => [Some(theirs), Some(others)],
         };
@@ -248,6 +306,11 @@ impl Error {
                 "no rank used those bytes: restart the job; if it happens again, look at the memory, \
                  network cards and cables of these hosts"
             }
+            ErrorKind::Misuse { .. } => {
+                "call the collectives of a communicator from one thread, or give each thread a \
+                 communicator of its own; in a signal handler, set a flag or call close()"
+            }
+            ErrorKind::Exhausted { .. } => "raise that limit and start again",
         }
     }
 }
@@ -296,6 +359,8 @@ impl ErrorKind {
             Self::CollectiveTimeout { .. } => "CollectiveTimeoutError",
             Self::Aborted { .. } => "AbortedError",
             Self::Protocol { .. } | Self::Corrupted { .. } => "ProtocolError",
+            Self::Misuse { .. } => "GradringError",
+            Self::Exhausted { .. } => "ConfigError",
         }
     }
 
@@ -307,7 +372,9 @@ impl ErrorKind {
             | Self::PeerLost { problem }
             | Self::CollectiveTimeout { problem }
             | Self::Protocol { problem }
-            | Self::Corrupted { problem } => problem,
+            | Self::Corrupted { problem }
+            | Self::Misuse { problem }
+            | Self::Exhausted { problem } => problem,
             Self::Aborted { reason } => reason,
             Self::Mismatch { theirs, .. } => theirs,
         }

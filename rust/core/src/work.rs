@@ -4,6 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, shortened};
+use crate::link::forks::{self, Process};
 use crate::trace::flight_recorder::FlightRecorder;
 
 /// The program behind a call that waits. A closure is one whose place is not known.
@@ -84,7 +85,11 @@ impl Work {
         };
         let from = Instant::now();
         recorder.wait_begins(from);
+        let process = Process::this();
         let mut outcome = self.wait_blocking(Some(&*recorder), timeout, interrupt);
+        if !process.is_this() {
+            return outcome;
+        }
         recorder.wait_ends(self.shared.sequence, from, Instant::now());
         if let WaitOutcome::TimedOut(error) = &mut outcome {
             self.place(error, &recorder);
@@ -107,6 +112,7 @@ impl Work {
         interrupt: Interrupt<'_>,
     ) -> WaitOutcome {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let process = Process::this();
         let mut outcome = lock(&self.shared.outcome);
         loop {
             if let Some(result) = &*outcome {
@@ -130,7 +136,11 @@ impl Work {
                 if let Some(recorder) = recorder {
                     recorder.locate(self.shared.sequence, interrupt);
                 }
-                if interrupt.interrupts() {
+                let interrupted = interrupt.interrupts();
+                if !process.is_this() {
+                    return WaitOutcome::Ended(Err(Error::misuse(forks::INSIDE)));
+                }
+                if interrupted {
                     return WaitOutcome::Interrupted;
                 }
                 outcome = lock(&self.shared.outcome);

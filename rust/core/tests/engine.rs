@@ -125,6 +125,7 @@ fn group_over<T: Send + 'static>(
                 stall_warning: timeout,
                 patience: Patience::default(),
             });
+            let engine = engine.unwrap();
             let body = Arc::clone(&body);
             thread::spawn(move || body(rank, &engine))
         })
@@ -381,6 +382,111 @@ fn closing_ends_a_blocking_call_of_another_thread_and_returns() {
     assert!(blocked.join().unwrap().is_err());
 }
 
+/// What a signal handler of the program finds when it uses the engine in whose call it runs.
+///
+/// The call drives its collective itself, or waits for the progress thread if `behind` another one.
+fn from_a_handler(behind: bool, handler: impl Fn(&Engine)) -> Error {
+    let mut ends = memory::mesh(2, 1000); // rank 1's stays open, and never sends
+    let (engine, _) = alone(ends.remove(0), PATIENT, PATIENT);
+    let mut before = [1.0; 6];
+    let _before = behind.then(|| engine.start(request(&mut before, SUM)).unwrap());
+    let mut handled = false;
+    let result = engine.run(request(&mut [1.0; 6], SUM), &mut || {
+        if !std::mem::replace(&mut handled, true) {
+            handler(&engine);
+        }
+        false
+    });
+    engine.close();
+    result.unwrap_err()
+}
+
+#[test]
+fn a_handler_may_close_the_engine_in_whose_call_it_runs() {
+    for behind in [false, true] {
+        let error = from_a_handler(behind, |engine| {
+            let close = thread::scope(|scope| scope.spawn(|| engine.close()).join());
+            close.unwrap();
+            engine.close();
+            let _ = engine.stats();
+        });
+        assert!(matches!(error.kind, ErrorKind::Aborted { .. }), "{error}");
+        assert!(error.to_string().contains("was closed while"), "{error}");
+    }
+}
+
+#[test]
+fn a_handler_that_calls_a_collective_learns_at_once_that_it_cannot() {
+    for behind in [false, true] {
+        from_a_handler(behind, |engine| {
+            let mut values = [1.0; 6];
+            let errors = [
+                engine.run(Request::barrier(), &mut || false).unwrap_err(),
+                engine.start(request(&mut values, SUM)).unwrap_err(),
+            ];
+            for error in errors {
+                assert!(matches!(error.kind, ErrorKind::Misuse { .. }), "{error}");
+                assert!(error.to_string().contains("while all_reduce(sum) 'x'"));
+            }
+            engine.close();
+        });
+    }
+}
+
+#[test]
+fn threads_that_mix_their_collectives_fail_the_group_and_hear_of_both_calls() {
+    for asynchronous in [false, true] {
+        let mut ends = memory::mesh(2, 1000);
+        let (engine, _) = alone(ends.remove(0), PATIENT, PATIENT);
+        let (inside, waits) = mpsc::channel();
+        let (first, second) = thread::scope(|scope| {
+            let engine = &engine;
+            let first = scope.spawn(move || {
+                engine.run(request(&mut [1.0; 6], SUM), &mut || {
+                    inside.send(()).unwrap();
+                    false
+                })
+            });
+            waits.recv().unwrap();
+            let second = match asynchronous {
+                true => engine.start(Request::barrier()).map(drop),
+                false => engine.run(Request::barrier(), &mut || false),
+            };
+            (first.join().unwrap(), second)
+        });
+        for error in [first, second].map(Result::unwrap_err) {
+            assert!(matches!(error.kind, ErrorKind::Misuse { .. }), "{error}");
+            assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(0));
+            let text = error.to_string();
+            assert!(
+                text.contains(
+                    "one thread called barrier while another one was inside all_reduce(sum) 'x'"
+                ),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn works_may_be_launched_and_waited_for_by_different_threads() {
+    let results = group(2, 1000, PATIENT, |rank, engine| {
+        let mut values = vec![vec![rank as f32; 6]; 3];
+        for values in &mut values {
+            let work = thread::scope(|scope| {
+                let launch = scope.spawn(|| engine.start(request(values, SUM)).unwrap());
+                launch.join().unwrap()
+            });
+            thread::scope(|scope| scope.spawn(|| work.wait_forever()).join().unwrap()).unwrap();
+        }
+        engine.run(Request::barrier(), &mut || false).unwrap();
+        values
+    });
+    for values in results.into_iter().flatten() {
+        assert_eq!(values, [1.0; 6]);
+    }
+}
+
 #[test]
 fn an_interrupt_ends_a_blocking_call() {
     let interrupted = Barrier::new(2);
@@ -478,7 +584,7 @@ fn alone(
         stall_warning,
         patience: Patience::default(),
     });
-    (engine, judge)
+    (engine.unwrap(), judge)
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::{self, ThreadId};
 
+use super::Driver;
 use super::steps::Steps;
 use crate::buffer::Buffer;
 use crate::collective::Call;
@@ -15,9 +17,16 @@ use crate::work::Work;
 
 /// The order of collectives.
 pub(super) struct Queue {
-    pub(super) waiting: VecDeque<(Launched, Work)>,
+    pub(super) waiting: VecDeque<(Launched, Buffer, Work)>,
+    /// None while somebody drives a collective, and once the engine is closed: with it go sockets,
+    /// mappings, descriptors and memory, however long somebody keeps the engine.
+    pub(super) driver: Option<Box<Driver>>,
     /// Whether somebody drives a collective right now.
     pub(super) driving: bool,
+    /// Whether that one lets the program act at the moment, which may take its time.
+    pub(super) asking: bool,
+    /// The thread inside a blocking call, and the call.
+    pub(super) blocked: Option<(ThreadId, Arc<Call>)>,
     pub(super) launched: u64,
     pub(super) steps: Steps,
     pub(super) closed: bool,
@@ -29,7 +38,6 @@ pub(super) struct Queue {
 /// A collective with its place in the order.
 pub(super) struct Launched {
     pub(super) prepared: Prepared,
-    pub(super) buffer: Buffer,
     pub(super) header: Header,
     pub(super) sequence: u64,
 }
@@ -45,16 +53,30 @@ pub(super) struct Prepared {
 }
 
 impl Queue {
-    pub(super) fn new(policy: Policy) -> Self {
+    pub(super) fn new(policy: Policy, driver: Box<Driver>) -> Self {
         Self {
             waiting: VecDeque::new(),
+            driver: Some(driver),
             driving: false,
+            asking: false,
+            blocked: None,
             launched: 0,
             steps: Steps::default(),
             closed: false,
             policy,
             last: None,
         }
+    }
+
+    /// Whether a collective launched now has its turn at once.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.driving && self.waiting.is_empty()
+    }
+
+    /// This thread's blocking call is over.
+    pub(super) fn unblock(&mut self) {
+        let here = thread::current().id();
+        self.blocked.take_if(|(thread, _)| *thread == here);
     }
 
     /// Changes how collectives launched from now on are performed.

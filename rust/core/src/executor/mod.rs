@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use crate::buffer::Buffer;
 use crate::collective::Call;
+use crate::error::Error;
 use crate::link::{Broken, Direction, Interest, Transport};
 use crate::schedule::topology::Topology;
 use crate::schedule::{Action, Algorithm};
@@ -123,6 +124,9 @@ impl Arrival {
 
 impl<'a> Execution<'a> {
     /// Prepares rank `rank`'s part in `call` over `buffer`.
+    ///
+    /// # Errors
+    /// `Exhausted` when there is no memory for it.
     pub(crate) fn new(
         buffer: &'a mut Buffer,
         call: &Call,
@@ -130,7 +134,7 @@ impl<'a> Execution<'a> {
         (rank, topology): (usize, &Topology),
         header: Header,
         scratch: &'a mut Scratch,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let Scratch {
             tile,
             fold,
@@ -144,14 +148,14 @@ impl<'a> Execution<'a> {
         headers_sent.resize(plan.outgoing.len(), 0);
         arrivals.clear();
         arrivals.resize(plan.incoming.len(), Arrival::NOTHING);
-        Self {
+        Ok(Self {
             operands: Operands::new(
                 buffer,
                 call.collective.op(),
                 topology.world_size(),
                 plan,
                 fold,
-            ),
+            )?,
             rank,
             header,
             plan,
@@ -161,7 +165,7 @@ impl<'a> Execution<'a> {
             interests,
             last_to_enter: None,
             bytes_sent: 0,
-        }
+        })
     }
 
     /// Whose part it is.

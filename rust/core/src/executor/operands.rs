@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, make_room};
 use crate::dtype::{DType, ReduceOp};
+use crate::error::Result;
 use crate::kernel;
 use crate::schedule::{Action, Contents, Turn};
 
@@ -18,6 +19,8 @@ const WIDE_BYTES: usize = 16 << 10;
 pub(super) struct FoldMemory {
     /// Grows to the largest range that was folded.
     results: Vec<u64>,
+    /// Grows to the largest accumulator.
+    partials: Vec<u64>,
     widened: Vec<u64>,
 }
 
@@ -45,35 +48,37 @@ impl<'a> Operands<'a> {
         world_size: usize,
         plan: &Plan,
         memory: &'a mut FoldMemory,
-    ) -> Self {
-        let accumulator = op
-            .filter(|_| plan.keeps_partials)
-            .and_then(|op| buffer.accumulator(op));
-        let fold = op.filter(|_| plan.places.count() > 0).map(|op| {
-            let (dtype, count) = (buffer.dtype().accumulator(op), plan.places.count());
-            let words = (count * dtype.size_bytes()).div_ceil(size_of::<u64>());
-            if memory.results.len() < words {
-                // Not `resize`, which would copy what nobody needs any more.
-                memory.results = vec![0; words];
+    ) -> Result<Self> {
+        let accumulator = match op.filter(|_| plan.keeps_partials) {
+            // SAFETY: the memory is borrowed for as long as these operands live; nothing else
+            // refers to it.
+            Some(op) => unsafe { buffer.accumulator(op, &mut memory.partials)? },
+            None => None,
+        };
+        let fold = match op.filter(|_| plan.places.count() > 0) {
+            Some(op) => {
+                let (dtype, count) = (buffer.dtype().accumulator(op), plan.places.count());
+                make_room(&mut memory.results, count * dtype.size_bytes(), "results")?;
+                Some(Fold {
+                    // SAFETY: the memory is borrowed for as long as these operands live, and has
+                    // room for `count` elements; nothing else refers to it.
+                    results: unsafe {
+                        Buffer::contiguous(dtype, memory.results.as_mut_ptr().cast(), count)
+                    },
+                    places: Arc::clone(&plan.places),
+                })
             }
-            Fold {
-                // SAFETY: the memory is borrowed for as long as these operands live, and has room
-                // for `count` elements; nothing else refers to it.
-                results: unsafe {
-                    Buffer::contiguous(dtype, memory.results.as_mut_ptr().cast(), count)
-                },
-                places: Arc::clone(&plan.places),
-            }
-        });
+            None => None,
+        };
         memory.widened.resize(WIDE_BYTES / size_of::<u64>(), 0);
-        Self {
+        Ok(Self {
             buffer,
             op,
             world_size,
             accumulator,
             fold,
             widened: &mut memory.widened,
-        }
+        })
     }
 
     /// The buffer, for what goes straight into place.

@@ -4,10 +4,36 @@
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Inodes, which no other socket has: a descriptor may be duplicated, closed and used again.
 static NOTED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// How often this process and those that it was forked from have been forked.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// What ends a call in whose middle the process was forked, in the fork.
+pub(crate) const INSIDE: &str = "this process was forked in the middle of the call, which goes on in its \
+                                 parent only";
+
+/// A process, as opposed to its forks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process(u32);
+
+impl Process {
+    /// The one that runs this.
+    #[must_use]
+    pub fn this() -> Self {
+        Self(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is still the same one: memory of a fork remembers its parent.
+    #[must_use]
+    pub fn is_this(self) -> bool {
+        self == Self::this()
+    }
+}
 
 /// Remembers a socket by which peers know that this process lives.
 pub(crate) fn note(socket: &impl AsRawFd) {

@@ -249,7 +249,8 @@ impl Process {
         let mut buffer = values.buffer(self.rank, random);
         let mut memory = Vec::new();
         // SAFETY: the memory outlives the copy and is left alone meanwhile.
-        let mut copy = narrow.map(|dtype| unsafe { buffer.narrowed(dtype, &mut memory) });
+        let copy = narrow.map(|dtype| unsafe { buffer.narrowed(dtype, &mut memory) });
+        let mut copy = copy.transpose().expect("a simulation has memory");
         for (peer, byte) in scenario.changed_headers(self.rank, number) {
             links.garble(peer, byte);
         }
@@ -263,7 +264,8 @@ impl Process {
             (self.rank, &scenario.topology),
             Contract::of(call, algorithm).header(GENERATION, sequence, 0),
             scratch,
-        );
+        )
+        .expect("a simulation has memory");
         let standstill = Standstill::new(call, sequence, scenario.limits, recorder, started);
         let driven = self.drive(execution, standstill, links).await;
         let state = if driven.is_ok() {
