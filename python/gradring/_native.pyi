@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, TypeAlias, TypedDict, final, type_check_only
+from typing import Any, NoReturn, TypeAlias, TypedDict, final, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,14 @@ from gradring.errors import GradringError
 __all__ = [
     "Communicator",
     "Work",
+    "after_fork",
+    "await_others",
+    "before_fork",
     "build_info",
     "check_dtype",
     "inquire",
     "leave_to_parent",
+    "refuse_others",
     "tensorflow_counters",
     "tensorflow_failure",
     "tensorflow_register",
@@ -27,6 +31,10 @@ class BuildInfo(TypedDict):
 
 def build_info() -> BuildInfo: ...
 def leave_to_parent(communicators: list[Communicator]) -> None: ...
+def before_fork() -> None: ...
+def after_fork() -> None: ...
+def refuse_others(exception: object) -> None: ...
+def await_others() -> None: ...
 def check_dtype(descriptor: np.dtype[Any]) -> None: ...
 def inquire(
     address: str, token: bytes, tls: tuple[str, str, str] | None, timeout: float
@@ -100,4 +108,5 @@ class Communicator:
     def begin_step(self, leaves_alike: bool) -> None: ...
     def end_step(self, left: str | None) -> tuple[int, int]: ...
     def abort(self, reason: str) -> None: ...
+    def fail_without_memory(self, bytes: int, what: str) -> NoReturn: ...
     def close(self) -> None: ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from gradring.config import (
     TlsFiles,
     check_token,
 )
-from gradring.errors import ConfigError
+from gradring.errors import AbortedError, ConfigError
 from gradring.steps import Step
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class Communicator:
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
         check_token(rank, world_size, settings.token, require_auth)
+        forks.check_place(rendezvous, rank)
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
@@ -178,6 +180,7 @@ class Communicator:
         self.local_size: int = self._native.local_size
         self.hosts: list[str] = self._native.hosts
         self.host: str = self.hosts[rank]
+        self._place = forks.Place(rendezvous, rank) if world_size > 1 else None
         self._trace_path: Path | None = None
         self._trace_part: Path | None = None
         #: Where a `Monitor` writes unasked.
@@ -210,7 +213,7 @@ class Communicator:
             ValueError: An array is read-only or not contiguous, or ``op`` is unknown.
             GradringError: The group failed; see `gradring.errors`.
         """
-        if isinstance(x, np.ndarray):
+        if type(x) is np.ndarray:
             self._native.all_reduce(x, op, name)
             return x
         if isinstance(x, int | float | np.generic):
@@ -272,7 +275,13 @@ class Communicator:
         lengths[self.rank] = array.shape[0]
         of_lengths = f"{name}/lengths" if name else "lengths"
         self._native.all_gather([lengths], [1] * self.world_size, of_lengths)
-        gathered = np.empty((int(lengths.sum()), *array.shape[1:]), array.dtype)
+        shape = (int(lengths.sum()), *array.shape[1:])
+        try:
+            gathered = np.empty(shape, array.dtype)
+        except (MemoryError, ValueError):  # too much for numpy, too
+            # The others wait for this rank by now.
+            of_ranks = f"all_gather {name!r}"
+            self._native.fail_without_memory(math.prod(shape) * array.itemsize, of_ranks)
         start = int(lengths[: self.rank].sum())
         gathered[start : start + array.shape[0]] = array
         counts = [int(length) * _row_size(array) for length in lengths]
@@ -433,14 +442,23 @@ class Communicator:
         self._native.abort(reason)
 
     def close(self) -> None:
-        """Leaves the group in good order; a collective under way fails. May be called twice."""
-        _open.discard(self)
-        metrics, self._metrics = self._metrics, None
-        if metrics is not None:
-            metrics.close()
+        """Leaves the group in good order; a collective under way fails. May be called twice.
+
+        May be called from any thread, and from a signal handler that runs while a collective waits:
+        that collective then raises `AbortedError`.
+        """
         part, self._trace_part = self._trace_part, None
         trace = self._native.take_trace() if part is not None else None
-        self._native.close()
+        try:
+            self._native.close()
+        finally:
+            # Only now: a fork must not take for closed what another thread still closes.
+            _open.discard(self)
+            if self._place is not None:
+                self._place.leave()
+            metrics, self._metrics = self._metrics, None
+            if metrics is not None:
+                metrics.close()
         if part is not None and trace is not None:
             _write_part(part, trace)
 
@@ -456,6 +474,13 @@ class Communicator:
         if kind is not None:
             self.abort(f"its program raised {kind.__name__}: {error}")
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """A communicator cannot be pickled or copied."""
+        raise TypeError(
+            "a communicator cannot be pickled or copied: its connections are its process's; pass what "
+            "gradring.init() needs, and call it where the communicator is to be"
+        )
 
     def __repr__(self) -> str:
         return f"<gradring.Communicator rank {self.rank} of {self.world_size} on {self.host}>"
@@ -513,6 +538,10 @@ def _arrays(x: Any) -> list[NDArray[Any]]:
 def _array(x: Any, writable: bool = True) -> NDArray[Any]:
     """``x`` as an array that shares its memory, or raises if it has none to share."""
     if isinstance(x, np.ndarray):
+        if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
+            raise TypeError(
+                "a masked array cannot travel, because its mask would be ignored; pass x.filled(value)"
+            )
         return x
     if writable and isinstance(x, int | float | np.generic):
         raise TypeError(f"a number ({x!r}) cannot change in place; pass a numpy array")
@@ -559,11 +588,20 @@ def _leave_to_parent() -> None:
         communicator._native = cast(_native.Communicator, forks.OfParent(communicator))
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(
+    before=_native.before_fork,
+    after_in_parent=_native.after_fork,
+    after_in_child=_leave_to_parent,
+)
 
 
 @atexit.register
 def _close_all() -> None:
-    """Says goodbye for programs that end without closing, so that peers see a clean leave."""
+    """Says goodbye for programs that end without closing, so that peers see a clean leave.
+
+    Daemon threads may be inside collectives: they are let out first, and no more come in.
+    """
+    _native.refuse_others(AbortedError("this process ends; end or join its threads before"))
     for communicator in list(_open):
         communicator.close()
+    _native.await_others()

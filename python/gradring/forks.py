@@ -2,13 +2,66 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
-from gradring.errors import GradringError
+from gradring.errors import ConfigError, GradringError
 
 if TYPE_CHECKING:
     from gradring.communicator import Communicator
+
+
+#: The places that this process has in groups, and those that it saw its ancestors have when it was
+#: forked.
+_places: list[Place] = []
+
+
+class Place:
+    """A rank of a group, which this process has until it leaves; its forks see whether it has."""
+
+    def __init__(self, rendezvous: str, rank: int) -> None:
+        """Takes the place."""
+        self._name = (rendezvous, rank)
+        self._process = os.getpid()
+        # Memory that forks share.
+        self._taken = mmap.mmap(-1, 1)
+        self._taken[0] = 1
+        _places.append(self)
+
+    def leave(self) -> None:
+        """Gives the place up, in its own process; elsewhere it is not this one's to give up."""
+        if self._process == os.getpid() and self in _places:
+            self._taken[0] = 0
+            _places.remove(self)
+
+    def is_of_ancestor(self, rendezvous: str, rank: int) -> bool:
+        """Whether this is the place, and a process from which this one was forked has it."""
+        if self._name != (rendezvous, rank) or self._process == os.getpid():
+            return False
+        return self._taken[0] == 1 and _lives(self._process)
+
+
+def check_place(rendezvous: str, rank: int) -> None:
+    """Raises ConfigError if a process from which this one was forked has the place."""
+    for place in _places:
+        if place.is_of_ancestor(rendezvous, rank):
+            raise ConfigError(
+                f"rank {rank} of the group at {rendezvous} is process {place._process}, from which "
+                f"process {os.getpid()} was forked; use the communicator there, close it before the "
+                "fork, or give this process a group of its own by other variables or arguments",
+                rank=rank,
+            )
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 class OfParent:

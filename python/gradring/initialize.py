@@ -126,6 +126,16 @@ def init(
         stall_warning=settings.stall_warning,
         require_auth=settings.require_auth,
     )
+    try:
+        _observe(communicator, settings)
+    except BaseException:  # Ctrl-C, too: nobody else can close it
+        communicator.close()
+        raise
+    return communicator
+
+
+def _observe(communicator: Communicator, settings: Settings) -> None:
+    """Begins to record what the settings ask for."""
     if settings.flight_dir is not None:
         communicator._native.write_records_to(settings.flight_dir)
     if settings.log_dir is not None:
@@ -136,7 +146,6 @@ def init(
         from gradring.trace.places import part_of
 
         communicator._trace_until_close(part_of(settings.trace, communicator.rank))
-    return communicator
 
 
 def resolve(

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import gradring
 from gradring import cli, errors
 from gradring.testing import run_ranks
+from pairs import Pair
+from waiting import wait_until
 
 LIVES_S = 20
 """How long a fork lives at most: longer than silence takes to be noticed."""
@@ -82,3 +90,104 @@ def test_a_fork_cannot_use_the_group_and_leaves_it_as_it_is(
         assert f"[{rank}] status 0 sum 2.0" in said.out
         assert f"[{rank}] child: {rank} all_reduce on rank {rank} on " in said.out
         assert "was forked from the one to which this communicator belongs" in said.out
+
+
+def child_of(pair: Pair, work: Any) -> None:
+    """What a fork may do, and what not; exits with 0 if that is as it should be."""
+    try:
+        for rank in (0, 1):
+            with pytest.raises(errors.ConfigError, match="from which process .* was forked"):
+                gradring.Communicator(rank, 2, pair.address)
+        for use in (work.done, work.wait):
+            with pytest.raises(errors.AbortedError, match="was forked from the one that launched"):
+                use()
+        with Pair() as own:
+            assert sum_of(own) == [2, 2]
+            if (grandchild := os.fork()) == 0:
+                for address in (pair.address, own.address):
+                    with pytest.raises(errors.ConfigError, match="was forked"):
+                        gradring.Communicator(0, 2, address)
+                with Pair() as its_own:
+                    assert sum_of(its_own) == [2, 2]
+                os._exit(0)
+            assert os.waitpid(grandchild, 0)[1] == 0
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def sum_of(pair: Pair) -> list[float]:
+    work = pair.peer.all_reduce_async(x := np.ones(1))
+    own = float(pair.comm.all_reduce(np.ones(1))[0])
+    work.wait()
+    return [own, float(x[0])]
+
+
+def fork_in_every_way(transport: str) -> None:
+    """Forks while a collective is under way: in this thread, another one, a handler, and a pool."""
+    warnings.simplefilter("ignore", DeprecationWarning)
+    with Pair(transport=transport) as pair:
+        x = np.ones(3)
+        work = pair.comm.all_reduce_async(x)
+        pair.wait_until_rank_0_waits()
+
+        def fork() -> None:
+            if (child := os.fork()) == 0:
+                child_of(pair, work)
+            assert os.waitpid(child, 0)[1] == 0
+            ended.append(True)
+
+        ended: list[bool] = []
+        fork()
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        assert len(ended) == 2
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=child_of, args=(pair, work))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+        pair.peer.all_reduce(np.ones(3))
+        assert work.wait().tolist() == [2, 2, 2]
+        before = time.process_time()
+        assert sum_of(pair) == [2, 2]
+        time.sleep(1.0)
+        assert time.process_time() - before < 0.5  # nobody spins
+
+        signal.signal(signal.SIGUSR1, lambda *_: forked.append(os.fork()))
+        forked: list[int] = []
+        main = os.getpid()
+        threading.Thread(target=come_when_it_has_forked, args=(pair, forked)).start()
+        try:
+            pair.comm.all_reduce(x := np.ones(1))
+        except errors.AbortedError as error:
+            os._exit(0 if os.getpid() != main and "in the middle" in str(error) else 1)
+        assert x.tolist() == [2]
+        assert [os.waitpid(child, 0)[1] for child in forked] == [0]
+
+    leave, left = os.pipe()
+    with Pair() as pair:
+        if (child := os.fork()) == 0:
+            os.read(leave, 1)
+            with pytest.raises(errors.RendezvousError, match="did not join"):
+                gradring.Communicator(0, 2, pair.address, timeout=1.0)
+            os._exit(0)
+    os.write(left, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def come_when_it_has_forked(pair: Pair, forked: list[int]) -> None:
+    pair.wait_until_rank_0_waits()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    wait_until(lambda: bool(forked), "the handler has forked")
+    pair.peer.all_reduce(np.ones(1))
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_forks_have_groups_of_their_own_and_learn_at_once_which_are_their_parents(
+    transport: str,
+) -> None:
+    run_ranks(fork_in_every_way, 1, transport)

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
@@ -20,6 +20,7 @@ use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
 use crate::link::checked::Checked;
 use crate::link::connection::GoOn;
+use crate::link::forks::PerProcess;
 use crate::link::links::Links;
 use crate::link::tls::TlsFiles;
 use crate::link::{STREAMS_MAX, Transport};
@@ -120,7 +121,7 @@ pub struct Communicator {
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-static OPEN: LazyLock<Mutex<HashMap<u64, Weak<Communicator>>>> = LazyLock::new(Mutex::default);
+static OPEN: PerProcess<HashMap<u64, Weak<Communicator>>> = PerProcess::new();
 
 impl Communicator {
     /// Joins the group, at most for `config.timeout`.
@@ -218,7 +219,8 @@ impl Communicator {
             abort,
             traced_since_ns: Mutex::default(),
         });
-        open().insert(communicator.id, Arc::downgrade(&communicator));
+        OPEN.lock()
+            .insert(communicator.id, Arc::downgrade(&communicator));
         Ok(communicator)
     }
 
@@ -231,7 +233,7 @@ impl Communicator {
     /// The open communicator of this number in this process.
     #[must_use]
     pub fn by_id(id: u64) -> Option<Arc<Self>> {
-        open().get(&id)?.upgrade()
+        OPEN.lock().get(&id)?.upgrade()
     }
 
     /// This process's index.
@@ -309,6 +311,13 @@ impl Communicator {
         let cause = Error::aborted(format!("aborted the communicator: {}", shortened(reason)));
         let host = self.roster.host(self.rank);
         self.liveness.abort(cause.blaming(self.rank, host));
+    }
+
+    /// Fails every pending and later work of every rank, because this one has no memory for so
+    /// many bytes; returns the first cause.
+    #[must_use]
+    pub fn fail_without_memory(&self, bytes: usize, what: &str) -> Error {
+        self.engine.fail(Error::no_memory(bytes, what))
     }
 
     /// As `abort`, because a person wants this rank to stop.
@@ -409,7 +418,7 @@ impl Communicator {
 
     /// Leaves the group in good order. A collective under way fails as aborted.
     pub fn close(&self) {
-        open().remove(&self.id);
+        OPEN.lock().remove(&self.id);
         // What the watch has to tell goes first: the end of a link alone says less.
         self.liveness.close();
         self.engine.close();
@@ -528,8 +537,4 @@ impl Config {
             }
         }
     }
-}
-
-fn open() -> std::sync::MutexGuard<'static, HashMap<u64, Weak<Communicator>>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -583,7 +583,7 @@ impl Shared {
                 asked_at = Instant::now();
                 let interrupted = self.ask(sequence, interrupt);
                 if !self.process.is_this() {
-                    return Err(Error::misuse(forks::INSIDE));
+                    return Err(Error::aborted(forks::INSIDE));
                 }
                 if interrupted {
                     self.supervisor.abort(self.interrupted());
@@ -628,7 +628,8 @@ fn closed() -> Error {
 }
 
 /// What a panic said.
-pub(crate) fn message_of(panic: &(dyn Any + std::marker::Send)) -> &str {
+#[must_use]
+pub fn message_of(panic: &(dyn Any + std::marker::Send)) -> &str {
     panic
         .downcast_ref::<String>()
         .map(String::as_str)

@@ -138,7 +138,7 @@ impl Work {
                 }
                 let interrupted = interrupt.interrupts();
                 if !process.is_this() {
-                    return WaitOutcome::Ended(Err(Error::misuse(forks::INSIDE)));
+                    return WaitOutcome::Ended(Err(Error::aborted(forks::INSIDE)));
                 }
                 if interrupted {
                     return WaitOutcome::Interrupted;

@@ -1,11 +1,13 @@
 //! numpy arrays as buffers of the core: checked before anything is sent.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use gradring_core::buffer::{Buffer, Slice};
 use gradring_core::collective::push_shape;
 use gradring_core::dtype::DType;
+use gradring_core::link::forks::PerProcess;
 use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_WRITEABLE};
 use numpy::{PyArrayDescr, PyArrayDescrMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -75,11 +77,20 @@ impl Bucket {
         }
         let dtype = dtype.unwrap_or(DType::F32);
         check_disjoint(&slices, dtype.size_bytes())?;
+        check_unclaimed(&slices, dtype.size_bytes())?;
         Ok(Self {
             dtype,
             slices,
             shapes,
         })
+    }
+
+    /// Claims the arrays' memory: nothing else may be launched on it before the claim is dropped.
+    pub(crate) fn claim(&self) -> Claim {
+        let ranges = ranges(&self.slices, self.dtype.size_bytes());
+        CLAIMED.lock().extend(ranges.iter().copied());
+        CLAIMS.fetch_add(ranges.len(), Ordering::Relaxed);
+        Claim(ranges)
     }
 
     /// The arrays' memory as a buffer.
@@ -121,18 +132,61 @@ fn check_disjoint(slices: &[Slice], element_bytes: usize) -> PyResult<()> {
     if slices.len() < 2 {
         return Ok(());
     }
-    let mut ranges: Vec<(usize, usize)> = slices
+    let mut ranges = ranges(slices, element_bytes);
+    ranges.sort_unstable();
+    if ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+        return Err(PyValueError::new_err(
+            "two arrays of one bucket share memory; pass each array once",
+        ));
+    }
+    Ok(())
+}
+
+/// First and last address of each slice that has elements.
+fn ranges(slices: &[Slice], element_bytes: usize) -> Vec<(usize, usize)> {
+    slices
         .iter()
         .filter(|slice| slice.count > 0)
         .map(|slice| {
             let start = slice.start.addr();
             (start, start + slice.count * element_bytes)
         })
-        .collect();
-    ranges.sort_unstable();
-    if ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+        .collect()
+}
+
+/// The memory of asynchronous collectives under way, of whatever communicator: from the first
+/// address to the last.
+static CLAIMED: PerProcess<BTreeMap<usize, usize>> = PerProcess::new();
+/// How many ranges that are; small messages notice a lock.
+static CLAIMS: AtomicUsize = AtomicUsize::new(0);
+
+/// Memory that belongs to a collective under way.
+pub(crate) struct Claim(Vec<(usize, usize)>);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claimed = CLAIMED.lock();
+        for (start, _) in &self.0 {
+            claimed.remove(start);
+        }
+        CLAIMS.fetch_sub(self.0.len(), Ordering::Relaxed);
+    }
+}
+
+fn check_unclaimed(slices: &[Slice], element_bytes: usize) -> PyResult<()> {
+    if CLAIMS.load(Ordering::Relaxed) == 0 {
+        return Ok(());
+    }
+    let claimed = CLAIMED.lock();
+    // Claims do not overlap, so only the last one that begins before the end can.
+    let is_claimed = |&(start, end): &(usize, usize)| {
+        let before = claimed.range(..end).next_back();
+        before.is_some_and(|(_, claimed_end)| *claimed_end > start)
+    };
+    if ranges(slices, element_bytes).iter().any(is_claimed) {
         return Err(PyValueError::new_err(
-            "two arrays of one bucket share memory; pass each array once",
+            "an array shares memory with one of an asynchronous collective that is under way; \
+             wait() for that work first",
         ));
     }
     Ok(())

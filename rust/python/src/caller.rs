@@ -7,6 +7,8 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use crate::entry;
+
 /// Longer names of files lose their beginning: thousands of records are kept.
 const FILE_BYTES_MAX: usize = 100;
 
@@ -26,13 +28,18 @@ impl Program {
 
 impl Caller for Program {
     fn interrupts(&mut self) -> bool {
+        entry::stay_away_once_gone();
         if self.exception.is_none() {
-            self.exception = Python::attach(|py| py.check_signals()).err();
+            self.exception = Python::attach(|py| {
+                let raised = py.check_signals().err();
+                raised.or_else(|| entry::refusal(py))
+            });
         }
         self.exception.is_some()
     }
 
     fn place(&mut self) -> Option<String> {
+        entry::stay_away_once_gone();
         // An interpreter that hides its frames knows no place.
         Python::attach(place).ok().flatten()
     }

@@ -12,15 +12,20 @@ use gradring_core::error::Error;
 use gradring_core::link::tls::TlsFiles;
 use gradring_core::schedule::choice::Rules;
 use gradring_core::trace::board::NOTE_BYTES_MAX;
+use gradring_core::wire::pulse::Pulse;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::arrays::{Arrays, Bucket};
 use crate::caller::Program;
+use crate::entry::{attached, detached, enter};
 use crate::errors::to_python;
 use crate::stats;
 use crate::work::Work;
+
+/// Longer is as good as for ever: a century, which no clock has difficulties with.
+pub(crate) const LONGEST_S: f64 = 100.0 * 365.0 * 86_400.0;
 
 /// A connected group of ranks.
 #[pyclass(frozen, module = "gradring._native")]
@@ -55,51 +60,53 @@ impl Communicator {
         checksum: bool,
         stall_warning: f64,
     ) -> PyResult<Self> {
-        let interface = interface.map(str::parse).transpose().map_err(|_| {
-            let problem = format!("interface={interface:?} is no IP address");
-            to_python(py, &Error::config(problem))
-        })?;
-        let tls = tls.map(|(ca, certificate, key)| TlsFiles {
-            ca,
-            certificate,
-            key,
-        });
-        let timeout = seconds(py, "timeout", timeout)?;
-        let stall_timeout = seconds(py, "stall_timeout", stall_timeout)?;
-        let stall_warning = seconds(py, "stall_warning", stall_warning)?;
-        let algorithm = Rules::parse(algorithm).map_err(|error| to_python(py, &error))?;
-        let transport = match transport {
-            "tcp" => TransportChoice::Tcp,
-            "shm" => TransportChoice::SharedMemory,
-            _ => TransportChoice::Auto,
-        };
-        let wire_dtype = wire_dtype.map(dtype_named).transpose()?;
-        let config = Config {
-            transport,
-            algorithm,
-            reproducible,
-            wire_dtype,
-            streams,
-            checksum,
-            rank,
-            world_size,
-            rendezvous,
-            listen,
-            interface,
-            announce,
-            addresses,
-            job,
-            token,
-            tls,
-            timeout,
-            stall_timeout,
-            stall_warning,
-            on_warning: log_warning,
-        };
-        let inner = guarded(py, |program| {
-            communicator::Communicator::connect(&config, program)
-        })?;
-        Ok(Self { inner })
+        enter(py, || {
+            let interface = interface.map(str::parse).transpose().map_err(|_| {
+                let problem = format!("interface={interface:?} is no IP address");
+                to_python(py, &Error::config(problem))
+            })?;
+            let tls = tls.map(|(ca, certificate, key)| TlsFiles {
+                ca,
+                certificate,
+                key,
+            });
+            let timeout = seconds(py, "timeout", timeout)?;
+            let stall_timeout = seconds(py, "stall_timeout", stall_timeout)?;
+            let stall_warning = seconds(py, "stall_warning", stall_warning)?;
+            let algorithm = Rules::parse(algorithm).map_err(|error| to_python(py, &error))?;
+            let transport = match transport {
+                "tcp" => TransportChoice::Tcp,
+                "shm" => TransportChoice::SharedMemory,
+                _ => TransportChoice::Auto,
+            };
+            let wire_dtype = wire_dtype.map(dtype_named).transpose()?;
+            let config = Config {
+                transport,
+                algorithm,
+                reproducible,
+                wire_dtype,
+                streams,
+                checksum,
+                rank,
+                world_size,
+                rendezvous,
+                listen,
+                interface,
+                announce,
+                addresses,
+                job,
+                token,
+                tls,
+                timeout,
+                stall_timeout,
+                stall_warning,
+                on_warning: log_warning,
+            };
+            let inner = guarded(py, |program| {
+                communicator::Communicator::connect(&config, program)
+            })?;
+            Ok(Self { inner })
+        })
     }
 
     #[getter]
@@ -157,20 +164,23 @@ impl Communicator {
         name: &str,
     ) -> PyResult<Work> {
         let op = reduce_op(op)?;
-        let mut bucket = Bucket::parse(arrays.as_slice())?;
-        let shapes = std::mem::take(&mut bucket.shapes);
-        let request = Request {
-            collective: Collective::AllReduce { op },
-            // SAFETY: the arrays are kept alive; the documentation asks the caller to leave them
-            // alone until the work has ended.
-            buffer: unsafe { bucket.into_buffer(Box::new(arrays.unbind())) },
-            name: name.into(),
-            shapes,
-        };
-        let started = self.inner.start(request);
-        started
-            .map(Work::new)
-            .map_err(|error| to_python(py, &error))
+        enter(py, || {
+            let mut bucket = Bucket::parse(arrays.as_slice())?;
+            let shapes = std::mem::take(&mut bucket.shapes);
+            let keepalive = Box::new((bucket.claim(), arrays.unbind()));
+            let request = Request {
+                collective: Collective::AllReduce { op },
+                // SAFETY: the arrays are kept alive; the documentation asks the caller to leave
+                // them alone until the work has ended.
+                buffer: unsafe { bucket.into_buffer(keepalive) },
+                name: name.into(),
+                shapes,
+            };
+            let started = self.inner.start(request);
+            started
+                .map(Work::new)
+                .map_err(|error| to_python(py, &error))
+        })
     }
 
     fn reduce_scatter(
@@ -206,32 +216,34 @@ impl Communicator {
     }
 
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        guarded(py, |program| self.inner.run(Request::barrier(), program))
+        enter(py, || {
+            guarded(py, |program| self.inner.run(Request::barrier(), program))
+        })
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        stats::to_python(py, &self.inner)
+        enter(py, || stats::to_python(py, &self.inner))
     }
 
     fn pulses<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let pulses = self.inner.pulses().into_iter();
-        pulses
-            .map(|(pulse, age)| {
-                let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
-                let late: BTreeMap<usize, (f64, f64)> = pulse
-                    .late
-                    .iter()
-                    .map(|late| (late.rank, (seconds(late.total_ns), seconds(late.recent_ns))))
-                    .collect();
-                let dict = PyDict::new(py);
-                dict.set_item("rank", pulse.rank)?;
-                dict.set_item("age_s", age.as_secs_f64())?;
-                dict.set_item("collectives", pulse.collectives)?;
-                dict.set_item("lateness_s", late)?;
-                dict.set_item("note", PyBytes::new(py, &pulse.note))?;
-                Ok(dict)
-            })
-            .collect()
+        let to_python = |(pulse, age): (Pulse, Duration)| {
+            let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
+            let late: BTreeMap<usize, (f64, f64)> = pulse
+                .late
+                .iter()
+                .map(|late| (late.rank, (seconds(late.total_ns), seconds(late.recent_ns))))
+                .collect();
+            let dict = PyDict::new(py);
+            dict.set_item("rank", pulse.rank)?;
+            dict.set_item("age_s", age.as_secs_f64())?;
+            dict.set_item("collectives", pulse.collectives)?;
+            dict.set_item("lateness_s", late)?;
+            dict.set_item("note", PyBytes::new(py, &pulse.note))?;
+            Ok(dict)
+        };
+        enter(py, || {
+            self.inner.pulses().into_iter().map(to_python).collect()
+        })
     }
 
     fn note(&self, py: Python<'_>, note: Vec<u8>, now: bool) -> PyResult<()> {
@@ -239,21 +251,20 @@ impl Communicator {
             let problem = format!("a note has {} bytes; {NOTE_BYTES_MAX} at most", note.len());
             return Err(PyValueError::new_err(problem));
         }
-        py.detach(|| self.inner.note(note, now));
-        Ok(())
+        self.outside(py, |inner| inner.note(note, now))
     }
 
-    fn write_records_to(&self, py: Python<'_>, directory: PathBuf) {
-        py.detach(|| self.inner.write_records_to(&directory));
+    fn write_records_to(&self, py: Python<'_>, directory: PathBuf) -> PyResult<()> {
+        self.outside(py, |inner| inner.write_records_to(&directory))
     }
 
-    fn start_trace(&self, py: Python<'_>, limit: usize) {
-        py.detach(|| self.inner.start_trace(limit));
+    fn start_trace(&self, py: Python<'_>, limit: usize) -> PyResult<()> {
+        self.outside(py, |inner| inner.start_trace(limit))
     }
 
-    fn take_trace<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
-        let json = py.detach(|| self.inner.take_trace())?;
-        Some(PyBytes::new(py, &json))
+    fn take_trace<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let json = self.outside(py, communicator::Communicator::take_trace)?;
+        Ok(json.map(|json| PyBytes::new(py, &json)))
     }
 
     #[getter]
@@ -269,16 +280,31 @@ impl Communicator {
         self.inner.end_step(left)
     }
 
-    fn abort(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| self.inner.abort(reason));
+    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        self.outside(py, |inner| inner.abort(reason))
     }
 
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.inner.close());
+    /// Fails every rank, because this one has no memory for `bytes` of `what`.
+    fn fail_without_memory(&self, py: Python<'_>, bytes: usize, what: &str) -> PyResult<()> {
+        let error = self.outside(py, |inner| inner.fail_without_memory(bytes, what))?;
+        Err(to_python(py, &error))
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.outside(py, communicator::Communicator::close)
     }
 }
 
 impl Communicator {
+    /// Does something without the interpreter that does not wait for peers.
+    fn outside<T: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&communicator::Communicator) -> T + Send,
+    ) -> PyResult<T> {
+        enter(py, || Ok(detached(py, || body(&self.inner))))
+    }
+
     /// Runs a blocking collective over `arrays`.
     fn run(
         &self,
@@ -287,17 +313,19 @@ impl Communicator {
         name: &str,
         collective: Collective,
     ) -> PyResult<()> {
-        let mut bucket = Bucket::parse(arrays.as_slice())?;
-        let shapes = std::mem::take(&mut bucket.shapes);
-        let request = Request {
-            collective,
-            // SAFETY: `arrays` outlives the call, which ends only when the collective has; the
-            // documentation asks other threads of the caller to leave the arrays alone.
-            buffer: unsafe { bucket.into_buffer(Box::new(())) },
-            name: name.into(),
-            shapes,
-        };
-        guarded(py, |program| self.inner.run(request, program))
+        enter(py, || {
+            let mut bucket = Bucket::parse(arrays.as_slice())?;
+            let shapes = std::mem::take(&mut bucket.shapes);
+            let request = Request {
+                collective,
+                // SAFETY: `arrays` outlives the call, which ends only when the collective has; the
+                // documentation asks other threads of the caller to leave the arrays alone.
+                buffer: unsafe { bucket.into_buffer(Box::new(())) },
+                name: name.into(),
+                shapes,
+            };
+            guarded(py, |program| self.inner.run(request, program))
+        })
     }
 }
 
@@ -307,7 +335,7 @@ fn guarded<T: Send>(
     body: impl FnOnce(&mut Program) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
     let mut program = Program::default();
-    let result = py.detach(|| body(&mut program));
+    let result = detached(py, || body(&mut program));
     match (result, program.exception) {
         (_, Some(exception)) => Err(exception),
         (result, None) => result.map_err(|error| to_python(py, &error)),
@@ -315,7 +343,7 @@ fn guarded<T: Send>(
 }
 
 fn seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value).map_err(|error| {
+    Duration::try_from_secs_f64(value.min(LONGEST_S)).map_err(|error| {
         let problem = format!("{name}={value} is not a number of seconds: {error}");
         to_python(py, &Error::config(problem))
     })
@@ -325,7 +353,7 @@ fn seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
 /// for the interpreter.
 fn log_warning(warning: String) {
     let log = move || {
-        let logged = Python::try_attach(|py| {
+        let logged = attached(|py| {
             let logger = py
                 .import("logging")?
                 .call_method1("getLogger", ("gradring",))?;

@@ -9,6 +9,8 @@ use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::entry::attached;
+
 /// How long the main thread may take to handle Ctrl-C by itself, before an op is made to fail for
 /// it: longer than Python needs between two instructions.
 const GRACE: Duration = Duration::from_millis(200);
@@ -37,7 +39,7 @@ fn consider(arrived: u64) {
     // that came before.
     let asked = unsafe { ffi::Py_AddPendingCall(Some(back), number as *mut c_void) };
     // Only now: to wait for the interpreter may take until the main thread is inside an op again.
-    if asked == 0 && Python::try_attach(raises_keyboard_interrupt) == Some(true) {
+    if asked == 0 && attached(raises_keyboard_interrupt) == Some(true) {
         std::thread::sleep(GRACE);
         interrupts::interrupt(arrived);
     }

@@ -1,12 +1,14 @@
 //! The extension module `gradring._native`: one file per Python class. Parse, release the
 //! interpreter, delegate to the core.
 
+use gradring_core::link::forks;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 mod arrays;
 mod caller;
 mod communicator;
+mod entry;
 mod errors;
 mod interrupts;
 mod state;
@@ -27,9 +29,22 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// Leaves communicators to the process from which this one was forked: their threads are there.
 #[pyfunction]
 fn leave_to_parent(communicators: Vec<Py<communicator::Communicator>>) {
-    gradring_core::link::forks::close_inherited();
+    forks::end_in_child();
+    entry::forget_others();
     // To drop one would wait for its threads.
     std::mem::forget(communicators);
+}
+
+/// This thread is about to fork the process.
+#[pyfunction]
+fn before_fork() {
+    forks::begin();
+}
+
+/// This thread has forked the process, and is not in the fork.
+#[pyfunction]
+fn after_fork() {
+    forks::end_in_parent();
 }
 
 #[pymodule]
@@ -38,6 +53,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<work::Work>()?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
     module.add_function(wrap_pyfunction!(leave_to_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(before_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(entry::refuse_others, module)?)?;
+    module.add_function(wrap_pyfunction!(entry::await_others, module)?)?;
     module.add_function(wrap_pyfunction!(arrays::check_dtype, module)?)?;
     module.add_function(wrap_pyfunction!(state::ask, module)?)?;
     tensorflow::add_to(module)

@@ -10,6 +10,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::communicator::LONGEST_S;
+use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
 /// Asks the rank whose door is at `host:port`; `timeout` in seconds.
@@ -22,17 +24,17 @@ pub(crate) fn ask<'py>(
     tls: Option<(PathBuf, PathBuf, PathBuf)>,
     timeout: f64,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let limit = Duration::try_from_secs_f64(timeout)
+    let limit = Duration::try_from_secs_f64(timeout.min(LONGEST_S))
         .map_err(|error| PyValueError::new_err(format!("timeout={timeout}: {error}")))?;
     let tls = tls.map(|(ca, certificate, key)| TlsFiles {
         ca,
         certificate,
         key,
     });
-    let state = py
-        .detach(|| inquire(address, token, tls.as_ref(), limit))
-        .map_err(|error| to_python(py, &error))?;
-    state_to_python(py, state)
+    enter(py, || {
+        let state = detached(py, || inquire(address, token, tls.as_ref(), limit));
+        state_to_python(py, state.map_err(|error| to_python(py, &error))?)
+    })
 }
 
 fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> {

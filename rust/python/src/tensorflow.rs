@@ -5,6 +5,7 @@ use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::entry::{detached, enter};
 use crate::errors::exception_of;
 use crate::interrupts;
 
@@ -18,14 +19,15 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Registers gradring's ops with the TensorFlow that this process has imported; once.
 #[pyfunction]
 fn tensorflow_register(py: Python<'_>) -> PyResult<()> {
-    interrupts::watch();
-    py.detach(gradring_tensorflow::register)
-        .map_err(|error| match error {
+    enter(py, || {
+        interrupts::watch();
+        detached(py, gradring_tensorflow::register).map_err(|error| match error {
             RegisterError::NotLoaded { .. } | RegisterError::MissingSymbol { .. } => {
                 PyImportError::new_err(error.to_string())
             }
             RegisterError::Refused { .. } => PyRuntimeError::new_err(error.to_string()),
         })
+    })
 }
 
 /// Sums over the ops that have run in this process, as a dict of ints.

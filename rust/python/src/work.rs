@@ -2,29 +2,45 @@
 
 use std::time::Duration;
 
+use gradring_core::error::Error;
+use gradring_core::link::forks::Process;
 use gradring_core::work::WaitOutcome;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::caller::Program;
+use crate::entry::{detached, enter};
 use crate::errors::to_python;
+
+const OF_PARENT: &str = "this process was forked from the one that launched the collective, which \
+                         alone can wait for it";
 
 /// An asynchronous collective.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct Work {
     work: gradring_core::work::Work,
+    /// The one whose threads end it.
+    process: Process,
 }
 
 impl Work {
-    pub(crate) const fn new(work: gradring_core::work::Work) -> Self {
-        Self { work }
+    pub(crate) fn new(work: gradring_core::work::Work) -> Self {
+        let process = Process::this();
+        Self { work, process }
+    }
+
+    fn enter<T>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+        enter(py, || match self.process.is_this() {
+            true => body(),
+            false => Err(to_python(py, &Error::aborted(OF_PARENT))),
+        })
     }
 }
 
 #[pymethods]
 impl Work {
-    fn done(&self) -> bool {
-        self.work.done()
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        self.enter(py, || Ok(self.work.done()))
     }
 
     #[pyo3(signature = (timeout=None))]
@@ -37,13 +53,16 @@ impl Work {
             // What is too long for a duration, such as infinity, is no limit.
             seconds => seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         };
-        let mut program = Program::default();
-        match py.detach(|| self.work.wait(limit, &mut program)) {
-            WaitOutcome::Ended(Ok(())) => Ok(()),
-            WaitOutcome::Ended(Err(error)) | WaitOutcome::TimedOut(error) => {
-                Err(to_python(py, &error))
+        self.enter(py, || {
+            let mut program = Program::default();
+            let outcome = detached(py, || self.work.wait(limit, &mut program));
+            match outcome {
+                WaitOutcome::Ended(Ok(())) => Ok(()),
+                WaitOutcome::Ended(Err(error)) | WaitOutcome::TimedOut(error) => {
+                    Err(to_python(py, &error))
+                }
+                WaitOutcome::Interrupted => Err(program.into_error()),
             }
-            WaitOutcome::Interrupted => Err(program.into_error()),
-        }
+        })
     }
 }

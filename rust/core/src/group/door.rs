@@ -27,6 +27,7 @@ use crate::group::pairs::callees;
 use crate::group::turned_away::{Caller, TurnedAway};
 use crate::group::watched::Watched;
 use crate::link::connection::Connection;
+use crate::link::forks::PerProcess;
 use crate::link::poll::{self, Interested, WakeUp};
 use crate::link::tcp;
 use crate::link::tls::{self, Tls};
@@ -76,7 +77,7 @@ struct Open {
 }
 
 /// The doors of this process.
-static DOORS: Mutex<Vec<Weak<Open>>> = Mutex::new(Vec::new());
+static DOORS: PerProcess<Vec<Weak<Open>>> = PerProcess::new();
 
 /// The answer of a door whose group has formed to a process that would join.
 const BUSY: &str = "its group has formed already and has not ended";
@@ -139,7 +140,7 @@ impl Door {
             })
             .map_err(|error| Error::rendezvous(format!("no thread to listen with: {error}")))?;
         *lock(&open.thread) = Some(thread);
-        lock(&DOORS).push(Arc::downgrade(&open));
+        DOORS.lock().push(Arc::downgrade(&open));
         Ok(Self {
             address,
             callers,
@@ -165,7 +166,9 @@ impl Drop for Door {
     fn drop(&mut self) {
         drop(self.open.close());
         let this = Arc::as_ptr(&self.open);
-        lock(&DOORS).retain(|door| !std::ptr::eq(door.as_ptr(), this));
+        DOORS
+            .lock()
+            .retain(|door| !std::ptr::eq(door.as_ptr(), this));
     }
 }
 
@@ -183,7 +186,7 @@ impl Open {
 /// The listener of an earlier group of this process at one of these addresses, with those who have
 /// called there meanwhile.
 fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
-    let doors: Vec<Arc<Open>> = lock(&DOORS).iter().filter_map(Weak::upgrade).collect();
+    let doors: Vec<Arc<Open>> = DOORS.lock().iter().filter_map(Weak::upgrade).collect();
     doors
         .into_iter()
         .find(|door| addresses.contains(&door.address) && door.watched.is_formed())?
@@ -204,7 +207,12 @@ fn serve(
     let admitted: Arc<Mutex<BTreeSet<(usize, usize)>>> = Arc::default();
     let hall = Arc::new(Hall::default());
     let pause = |limit| poll::wait(std::iter::empty(), &open.wake_up, limit);
-    while !open.closing.load(Ordering::Acquire) {
+    loop {
+        // Whatever woke it, it sleeps again, unless it is to close.
+        open.wake_up.reset();
+        if open.closing.load(Ordering::Acquire) {
+            break;
+        }
         let formed = admission.watched.is_formed();
         if !hall.has_place(if formed { INQUIRERS_MAX } else { CALLERS_MAX }) {
             hall.send_away_who_stayed(PEACE);

@@ -1,14 +1,21 @@
-//! Sockets that a fork of this process must not keep: while it has them, the end of this process
-//! does not end its connections, and its port stays taken.
+//! What a fork of this process must not keep: its sockets, because while it has them, the end of
+//! this process does not end its connections, and its port stays taken; and whatever refers to
+//! threads and links, which the fork does not have.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Inodes, which no other socket has: a descriptor may be duplicated, closed and used again.
 static NOTED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+thread_local! {
+    /// Held while this thread forks, so that the fork finds it whole.
+    static HELD: Cell<Option<MutexGuard<'static, BTreeSet<u64>>>> = const { Cell::new(None) };
+}
 
 /// How often this process and those that it was forked from have been forked.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -35,17 +42,73 @@ impl Process {
     }
 }
 
-/// Remembers a socket by which peers know that this process lives.
-pub(crate) fn note(socket: &impl AsRawFd) {
-    let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
-    noted.extend(socket_inode(socket.as_raw_fd()));
+/// A value for the whole process, of which a fork has a new one: that of its parent refers to what
+/// is not the fork's, and may be locked for ever by a thread that does not exist there.
+pub struct PerProcess<T>(AtomicPtr<Owned<T>>);
+
+struct Owned<T> {
+    process: Process,
+    value: Mutex<T>,
 }
 
-/// Closes the sockets that were noted before this process was forked from its parent, which keeps
-/// its own. Whoever owns one in this process must never use or drop it.
-pub fn close_inherited() {
-    // A thread of the parent, which does not exist here, may have held the lock.
-    let Ok(noted) = NOTED.try_lock() else { return };
+impl<T: Default> PerProcess<T> {
+    /// The default value, once it is asked for.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "only statics are made of it")]
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// This process's value.
+    pub fn lock(&'static self) -> MutexGuard<'static, T> {
+        loop {
+            let present = self.0.load(Ordering::Acquire);
+            // SAFETY: null, or a box that was put here and is never freed.
+            if let Some(owned) = unsafe { present.as_ref() }
+                && owned.process.is_this()
+            {
+                return owned.value.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+            let new = Box::into_raw(Box::new(Owned {
+                process: Process::this(),
+                value: Mutex::default(),
+            }));
+            let put = self
+                .0
+                .compare_exchange(present, new, Ordering::AcqRel, Ordering::Acquire);
+            if put.is_err() {
+                // SAFETY: the box was made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+}
+
+/// Remembers a socket by which peers know that this process lives.
+pub(crate) fn note(socket: &impl AsRawFd) {
+    noted().extend(socket_inode(socket.as_raw_fd()));
+}
+
+fn noted() -> MutexGuard<'static, BTreeSet<u64>> {
+    NOTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This thread is about to fork the process.
+pub fn begin() {
+    HELD.set(Some(noted()));
+}
+
+/// This thread has forked the process, and is not in the fork.
+pub fn end_in_parent() {
+    drop(HELD.take());
+}
+
+/// This is the fork: closes the sockets that were noted in its parent, which keeps its own. Whoever
+/// owns one in this process must never use or drop it.
+pub fn end_in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    let Some(mut noted) = HELD.take() else { return };
+    let noted = std::mem::take(&mut *noted);
     let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else {
         return;
     };

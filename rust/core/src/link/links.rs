@@ -244,6 +244,8 @@ impl Transport for Links {
             }
         }
         self.doorbell.reset();
+        // Whoever woke it for good has left word elsewhere.
+        self.wake_up.reset();
     }
 
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
