@@ -15,6 +15,7 @@ use crate::dtype::DType;
 use crate::engine::{Engine, Parts, Patience, Supervisor as _};
 use crate::error::{Error, Result, shortened};
 use crate::group::door::Door;
+use crate::group::host_name;
 use crate::group::liveness::Liveness;
 use crate::group::rendezvous;
 use crate::group::roster::{Roster, this_member};
@@ -132,7 +133,15 @@ impl Communicator {
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
         config.validate()?;
         let started = Instant::now();
-        let cannot = |error: std::io::Error| Error::rendezvous(format!("a socket fails: {error}"));
+        let cannot = |error: std::io::Error| {
+            // The only calls that would block if they could are those for threads.
+            let thread =
+                (error.kind() == ErrorKind::WouldBlock).then(|| Error::no_thread(&error));
+            thread
+                .or_else(|| Error::out_of_resources(&error, "cannot make its connections"))
+                .unwrap_or_else(|| Error::rendezvous(format!("a socket fails: {error}")))
+                .blaming(config.rank, host_name())
+        };
         let (roster, mut links, neighbours, door) = if config.world_size == 1 {
             let roster = Roster::new(vec![this_member(String::new(), config)]);
             let links = Links::new(1, BTreeMap::new());

@@ -49,6 +49,8 @@ const INQUIRERS_MAX: usize = 16;
 const INQUIRY_PAUSE: Duration = Duration::from_millis(20);
 /// How long a caller is left in peace when others wait: a handshake takes milliseconds.
 const PEACE: Duration = Duration::from_millis(250);
+/// How long the system may refuse to let anybody in: less than callers wait for an answer.
+const TROUBLE_LIMIT: Duration = Duration::from_secs(2);
 /// How often to look for a free place.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// A caller's thread needs little stack, even to check certificates.
@@ -73,6 +75,8 @@ struct Open {
     watched: Arc<Watched>,
     closing: AtomicBool,
     wake_up: WakeUp,
+    /// Since when it cannot let anybody in, and why.
+    trouble: Mutex<Option<(Instant, Error)>>,
     thread: Mutex<Option<JoinHandle<TcpListener>>>,
 }
 
@@ -125,6 +129,7 @@ impl Door {
             watched: Arc::clone(&admission.watched),
             closing: AtomicBool::new(false),
             wake_up: WakeUp::new().map_err(cannot)?,
+            trouble: Mutex::default(),
             thread: Mutex::default(),
         });
         let (sender, callers) = channel();
@@ -138,7 +143,7 @@ impl Door {
                     listener
                 }
             })
-            .map_err(|error| Error::rendezvous(format!("no thread to listen with: {error}")))?;
+            .map_err(|error| Error::no_thread(&error))?;
         *lock(&open.thread) = Some(thread);
         DOORS.lock().push(Arc::downgrade(&open));
         Ok(Self {
@@ -152,6 +157,9 @@ impl Door {
 
 /// What is wrong with this rank's own address, and what to do.
 fn cannot_listen(error: &io::Error, address: &str, rank: usize) -> Error {
+    if let Some(error) = Error::out_of_resources(error, &format!("cannot listen on {address}")) {
+        return error.blaming(rank, host_name());
+    }
     let remedy = match error.kind() {
         io::ErrorKind::AddrInUse => "; end the program that holds the port, or choose another port",
         io::ErrorKind::AddrNotAvailable => "; choose an address of this host",
@@ -160,6 +168,20 @@ fn cannot_listen(error: &io::Error, address: &str, rank: usize) -> Error {
     };
     Error::rendezvous(format!("cannot listen on {address}: {error}{remedy}"))
         .blaming(rank, host_name())
+}
+
+impl Door {
+    /// Whether callers can be let in.
+    ///
+    /// # Errors
+    /// `Exhausted` if the system has refused it for much longer than strangers are left in peace
+    /// then, so that it is not they who take what there is.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &*lock(&self.open.trouble) {
+            Some((since, error)) if since.elapsed() >= TROUBLE_LIMIT => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Drop for Door {
@@ -173,6 +195,15 @@ impl Drop for Door {
 }
 
 impl Open {
+    /// Notes that nobody can be let in, or that somebody could.
+    fn note_trouble(&self, trouble: Option<Error>) {
+        let mut noted = lock(&self.trouble);
+        let since = noted
+            .as_ref()
+            .map_or_else(Instant::now, |(since, _)| *since);
+        *noted = trouble.map(|error| (since, error));
+    }
+
     /// Lets nobody in any more; the port is free when what is returned is dropped.
     fn close(&self) -> Option<TcpListener> {
         self.closing.store(true, Ordering::Release);
@@ -226,15 +257,20 @@ fn serve(
                 poll::wait(listening, &open.wake_up, Duration::from_secs(1));
                 continue;
             }
-            Err(_) => {
+            Err(error) => {
                 // The caller has gone again, or file descriptors are scarce.
+                open.note_trouble(cannot_let_in(&error));
                 hall.send_away_who_stayed(PEACE);
                 pause(LOOK_INTERVAL);
                 continue;
             }
         };
-        let Ok(place) = hall.enter(&tcp) else {
-            continue;
+        let place = match hall.enter(&tcp) {
+            Ok(place) => place,
+            Err(error) => {
+                open.note_trouble(cannot_let_in(&error));
+                continue;
+            }
         };
         let greeting = {
             let (admission, sender) = (admission.clone(), sender.clone());
@@ -254,14 +290,19 @@ fn serve(
             }
         };
         // Without a thread the caller is sent away, and may call again.
-        let _ = std::thread::Builder::new()
+        let greeted = std::thread::Builder::new()
             .stack_size(CALLER_STACK_BYTES)
             .spawn(greeting);
+        open.note_trouble(greeted.err().map(|error| Error::no_thread(&error)));
         if formed {
             pause(INQUIRY_PAUSE);
         }
     }
     hall.send_away_who_stayed(Duration::ZERO);
+}
+
+fn cannot_let_in(error: &io::Error) -> Option<Error> {
+    Error::out_of_resources(error, "cannot let the others in")
 }
 
 /// Notes in `caller` what is known of it.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::Config;
 use crate::engine::message_of;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::group::door::{Admission, Door};
 use crate::group::meeting::{Answer, Guest, Host, Meeting};
 use crate::group::pairs::{by_rank, callees, callers, each_stream};
@@ -72,6 +72,13 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
             let what = message_of(&*panic);
             let problem = format!("forming the group failed: {what}; please report this");
             Err(Error::protocol(problem).blaming(config.rank, host_name()))
+        })
+        .map_err(|error| match error.kind {
+            // Whoever noticed it is the one without.
+            ErrorKind::Exhausted { .. } if error.blamed.is_none() => {
+                error.blaming(config.rank, host_name())
+            }
+            _ => error,
         })
         .map_err(|error| forming.meeting.fail(error).after(started.elapsed()))
 }
@@ -356,6 +363,7 @@ impl Forming<'_> {
                     self.check()?;
                 }
             }
+            door.check()?;
             if Instant::now() >= self.deadline {
                 return Ok(None);
             }
@@ -387,7 +395,8 @@ pub(crate) fn interrupted(rank: usize) -> Error {
 }
 
 fn socket_fails(error: &std::io::Error) -> Error {
-    Error::rendezvous(format!("a socket fails: {error}"))
+    Error::out_of_resources(error, "cannot make a connection")
+        .unwrap_or_else(|| Error::rendezvous(format!("a socket fails: {error}")))
 }
 
 #[cfg(test)]

@@ -69,6 +69,9 @@ impl Forming<'_> {
         loop {
             let reason = match self.attempt(address)? {
                 Ok(stream) => return Ok(stream),
+                Err(error) if Error::out_of_resources(&error, "").is_some() => {
+                    return Err(socket_fails(&error));
+                }
                 // An attempt that the deadline cut short knows less than the one before it.
                 Err(error) if Instant::now() >= self.deadline => known.take().unwrap_or(error),
                 Err(error) => error,
@@ -146,7 +149,7 @@ pub(crate) fn in_time<T: Send + 'static>(
     std::thread::Builder::new()
         .name("gradring-call".into())
         .spawn(move || sender.send(task()))
-        .map_err(|error| Error::rendezvous(format!("no thread to connect with: {error}")))?;
+        .map_err(|error| Error::no_thread(&error))?;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match outcome.recv_timeout(INTERRUPT_INTERVAL.min(left)) {
