@@ -1,4 +1,4 @@
-"""A group of two ranks inside one process: for what one rank's process does, without a second one."""
+"""A group of two ranks in one process: for what one process does, without a second one."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Communicator:
             GradringError: The group failed; see `gradring.errors`.
         """
         if type(x) is np.ndarray:
-            self._native.all_reduce(x, op, name)
+            self._native.all_reduce(cast(NDArray[Any], x), op, name)
             return x
         if isinstance(x, int | float | np.generic):
             number = np.array(x)
@@ -478,8 +478,8 @@ class Communicator:
     def __reduce__(self) -> NoReturn:
         """A communicator cannot be pickled or copied."""
         raise TypeError(
-            "a communicator cannot be pickled or copied: its connections are its process's; pass what "
-            "gradring.init() needs, and call it where the communicator is to be"
+            "a communicator cannot be pickled or copied: its connections are its process's; pass "
+            "what gradring.init() needs, and call it where the communicator is to be"
         )
 
     def __repr__(self) -> str:
@@ -488,6 +488,10 @@ class Communicator:
 
 class Work(Generic[T]):
     """An asynchronous collective under way."""
+
+    def __reduce__(self) -> NoReturn:
+        """A work cannot be pickled or copied."""
+        raise TypeError("a work cannot be pickled or copied; wait for it in its own process")
 
     def __init__(self, native: _native.Work, x: T) -> None:
         self._native = native
@@ -540,7 +544,7 @@ def _array(x: Any, writable: bool = True) -> NDArray[Any]:
     if isinstance(x, np.ndarray):
         if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
             raise TypeError(
-                "a masked array cannot travel, because its mask would be ignored; pass x.filled(value)"
+                "a masked array cannot travel: its mask would be ignored; pass x.filled(value)"
             )
         return x
     if writable and isinstance(x, int | float | np.generic):

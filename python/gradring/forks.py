@@ -47,9 +47,10 @@ def check_place(rendezvous: str, rank: int) -> None:
     for place in _places:
         if place.is_of_ancestor(rendezvous, rank):
             raise ConfigError(
-                f"rank {rank} of the group at {rendezvous} is process {place._process}, from which "
-                f"process {os.getpid()} was forked; use the communicator there, close it before the "
-                "fork, or give this process a group of its own by other variables or arguments",
+                f"rank {rank} of the group at {rendezvous} is process {place._process}, from "
+                f"which process {os.getpid()} was forked; use the communicator there, close it "
+                "before the fork, or give this process a group of its own by other variables or "
+                "arguments",
                 rank=rank,
             )
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import array
+import copy
+import gc
+import pickle
+import queue
 import re
 import signal
 import threading
@@ -16,6 +20,7 @@ import pytest
 
 import gradring
 from gradring.testing import run_ranks
+from pairs import Pair
 from waiting import wait_until
 
 
@@ -291,6 +296,14 @@ def _read_only() -> np.ndarray[Any, Any]:
         (np.ones(3, _BIG_ENDIAN_BFLOAT16), TypeError, "bfloat16 in foreign byte order"),
         (np.ones(3, np.int8), TypeError, "int8"),
         (np.array(["a"]), TypeError, "str"),
+        (np.ones(3, object), TypeError, "object"),
+        (np.ones(3, [("a", "f4"), ("b", "f4")]), TypeError, "void64"),
+        (
+            np.ma.masked_array(np.ones(3), mask=[False, True, False]),
+            TypeError,
+            "mask would be ignored",
+        ),
+        ([np.ones(3), np.ma.ones(3)], TypeError, "mask would be ignored"),
         ([np.ones(3), np.ones(3, np.int32)], TypeError, "same dtype"),
         ([np.ones(3), [1.0]], TypeError, "not a writable buffer"),
         (b"abc", ValueError, "read-only"),
@@ -321,6 +334,124 @@ def test_arrays_that_share_memory_are_refused() -> None:
         x = np.ones(10)
         with pytest.raises(ValueError, match="share memory"):
             comm.all_reduce([x[:6], x[5:]])
+
+
+def test_a_mask_is_not_ignored_by_any_collective() -> None:
+    with _alone() as comm:
+        for collective in (comm.reduce_scatter, comm.all_gather, comm.broadcast):
+            with pytest.raises(TypeError, match="mask would be ignored"):
+                collective(np.ma.ones(3))
+
+
+def test_kinds_of_arrays_that_are_plain_memory_are_reduced(tmp_path: Path) -> None:
+    with Pair() as pair:
+        mapped = np.memmap(tmp_path / "x", np.float64, "w+", shape=(2, 2))
+        mapped[:] = 1
+        for x in (mapped, np.ones((2, 2)).view(np.matrix)):
+            other = pair.peer.all_reduce_async(np.ones((2, 2)))
+            assert pair.comm.all_reduce(x) is x
+            assert x.tolist() == [[2, 2], [2, 2]]
+            other.wait()
+        with pytest.raises(ValueError, match="read-only"):
+            pair.comm.all_reduce(np.memmap(tmp_path / "x", np.float64, "r"))
+
+
+def test_arrays_of_a_work_under_way_are_left_alone() -> None:
+    with Pair() as pair:
+        x = np.ones(10)
+        work = pair.comm.all_reduce_async(x[2:6])
+        for comm in (pair.comm, pair.peer):
+            for again in (x, x[5:], [np.ones(10), x[:3]]):
+                for collective in (comm.all_reduce, comm.all_reduce_async, comm.broadcast):
+                    with pytest.raises(
+                        ValueError, match="shares memory with one of an asynchronous"
+                    ):
+                        collective(again)
+        other = pair.peer.all_reduce_async(y := np.ones(4))
+        assert work.wait().tolist() == other.wait().tolist() == [2] * 4
+        works = [c.all_reduce_async(z) for c, z in ((pair.comm, x[2:6]), (pair.peer, y))]
+        assert [work.wait().tolist() for work in works] == [[4] * 4] * 2
+        assert x.tolist() == [1, 1, 4, 4, 4, 4, 1, 1, 1, 1]
+
+
+def test_a_communicator_and_its_works_cannot_be_copied() -> None:
+    with _alone() as comm:
+        for thing in (comm, comm.all_reduce_async(np.ones(1))):
+            for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                    copied(thing)
+
+
+def test_a_communicator_that_nobody_has_any_more_leaves_its_works() -> None:
+    with Pair() as pair:
+        work = pair.comm.all_reduce_async(np.ones(3))
+        del pair.comm
+        gc.collect()
+        with pytest.raises(gradring.errors.AbortedError, match="was closed while"):
+            work.wait()
+        with pytest.raises(gradring.errors.GradringError):
+            pair.peer.barrier()
+        pair.comm = pair.peer
+
+
+def test_threads_that_mix_their_collectives_fail_on_all_ranks() -> None:
+    with Pair() as pair:
+        failed = []
+
+        def reduce() -> None:
+            try:
+                pair.comm.all_reduce(np.ones(3), name="first")
+            except gradring.errors.GradringError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=reduce)
+        thread.start()
+        pair.wait_until_rank_0_waits()
+        for collective in (pair.comm.barrier, pair.peer.barrier):
+            with pytest.raises(gradring.errors.GradringError) as caught:
+                collective()
+            failed.append(caught.value)
+        thread.join()
+        for error in failed:
+            assert type(error) is gradring.errors.GradringError
+            assert error.rank == 0
+            for part in (
+                "one thread called barrier",
+                "inside all_reduce(sum) 'first'",
+                "one thread,",
+            ):
+                assert part in str(error)
+
+
+def test_threads_may_wait_for_each_others_works_and_close() -> None:
+    with Pair() as pair:
+        works: queue.Queue[Any] = queue.Queue()
+
+        def wait() -> None:
+            for _ in range(20):
+                works.get().wait()
+
+        waiting = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        for _ in range(20):
+            for comm in (pair.comm, pair.peer):
+                works.put(comm.all_reduce_async(np.ones(3)))
+        for thread in waiting:
+            thread.join()
+        closing = [threading.Thread(target=pair.comm.close) for _ in range(4)]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+
+def test_a_timeout_may_be_longer_than_any_clock() -> None:
+    for timeout in (1e19, 1.8e19, 1e300):
+        with Pair(timeout=timeout) as pair:
+            other = pair.peer.all_reduce_async(np.ones(1))
+            assert pair.comm.all_reduce(np.ones(1))[0] == 2
+            other.wait(timeout)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Signal handlers and finalizers that use the communicator in whose call they run: what they ask for
-happens, or is refused, at once."""
+"""Signal handlers and finalizers that use the communicator in whose call they run: what they ask
+for happens, or is refused, at once."""
 
 from __future__ import annotations
 
@@ -44,18 +44,33 @@ def in_a_thread(call: Callable[[], object]) -> None:
     thread.join()
 
 
+def close_twice(comm: gradring.Communicator) -> None:
+    comm.close()
+    comm.close()
+
+
+def close_and_wait(comm: gradring.Communicator) -> None:
+    comm.close()
+    comm.all_reduce_async(np.ones(1)).wait()
+
+
+def ask_and_close(comm: gradring.Communicator) -> None:
+    comm.stats()
+    comm.close()
+
+
 def leave_by_error(comm: gradring.Communicator) -> None:
     comm.__exit__(ValueError, ValueError("in a handler"), None)
 
 
 ENDING: dict[str, Callable[[gradring.Communicator], object]] = {
     "close": lambda comm: comm.close(),
-    "close twice": lambda comm: (comm.close(), comm.close()),
+    "close twice": close_twice,
     "close in a thread": lambda comm: in_a_thread(comm.close),
-    "leave": lambda comm: leave_by_error(comm),
+    "leave": leave_by_error,
     "abort": lambda comm: comm.abort("by a handler"),
-    "close and wait": lambda comm: (comm.close(), comm.all_reduce_async(np.ones(1)).wait()),
-    "stats": lambda comm: (comm.stats(), comm.close()),
+    "close and wait": close_and_wait,
+    "stats": ask_and_close,
 }
 REFUSED: dict[str, Callable[[gradring.Communicator], object]] = {
     "barrier": lambda comm: comm.barrier(),
@@ -103,9 +118,14 @@ def every_handler() -> list[str]:
             right = inner == "fine" or (name == "close and wait" and "AbortedError" in inner)
         else:
             right = inner.startswith("GradringError: rank 0 on ") and "set a flag" in inner
-        right = right and ended.startswith("AbortedError: ") and peer.partition(":")[0] in (
-            "AbortedError",
-            "PeerLostError",
+        right = (
+            right
+            and ended.startswith("AbortedError: ")
+            and peer.partition(":")[0]
+            in (
+                "AbortedError",
+                "PeerLostError",
+            )
         )
         if not right:
             wrong.append(f"{name} while it {outer.__name__}: {inner!r}, {ended!r}, {peer!r}")

@@ -1,5 +1,5 @@
-"""What the system refuses: memory, descriptors, threads. The rank without names itself, the others name
-it, and all processes live."""
+"""What the system refuses: memory, descriptors, threads. The rank without names itself, the others
+name it, and all processes live."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from gradring.testing import run_ranks
 from waiting import meet
 
 
-def form_with_few(
-    victim: int, rounds: dict[int, int], directory: Path
-) -> dict[int, str]:
+def form_with_few(victim: int, rounds: dict[int, int], directory: Path) -> dict[int, str]:
     """Forms groups, by how many more files than before the victim may open: at which port."""
     said = {}
     rank = int(os.environ["GRADRING_RANK"])
@@ -30,9 +28,7 @@ def form_with_few(
             used = max(map(int, os.listdir("/proc/self/fd"))) + 1
             resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, hard))
         try:
-            with gradring.init(
-                rendezvous=f"127.0.0.1:{port}", transport="tcp", timeout=8
-            ) as comm:
+            with gradring.init(rendezvous=f"127.0.0.1:{port}", transport="tcp", timeout=8) as comm:
                 comm.barrier()
                 said[more] = "formed"
         except errors.GradringError as error:
@@ -41,9 +37,7 @@ def form_with_few(
     return said
 
 
-@pytest.mark.parametrize(
-    ("victim", "files"), [(0, (1, 2, 3, 4, 5, 6)), (1, (0, 2, 3, 4, 5, 6))]
-)
+@pytest.mark.parametrize(("victim", "files"), [(0, (1, 2, 3, 4, 5, 6)), (1, (0, 2, 3, 4, 5, 6))])
 def test_a_rank_without_descriptors_says_so_and_which_limit_to_raise(
     victim: int, files: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -61,7 +55,7 @@ def test_a_rank_without_descriptors_says_so_and_which_limit_to_raise(
 
 
 def reduce_without_memory(dtype: str, count: int, settings: dict[str, str], over: int) -> list[str]:
-    """Rank 1 reduces with room for ``over`` bytes more than it has; twice, then all is well again."""
+    """Rank 1 has room for ``over`` bytes more than it uses; in the second round, for all."""
     said = []
     for round_ in range(2):
         with gradring.init(**settings, transport="tcp") as comm:  # type: ignore[arg-type]
