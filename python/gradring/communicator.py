@@ -214,7 +214,7 @@ class Communicator:
             GradringError: The group failed; see `gradring.errors`.
         """
         if type(x) is np.ndarray:
-            self._native.all_reduce(cast(NDArray[Any], x), op, name)
+            self._native.all_reduce(x, op, name)  # type: ignore[arg-type]
             return x
         if isinstance(x, int | float | np.generic):
             number = np.array(x)

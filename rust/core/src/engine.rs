@@ -143,7 +143,7 @@ impl Engine {
         let started = Instant::now();
         let at_once = queue.is_idle();
         let launched = shared.launch(&mut queue, call, started, at_once)?;
-        queue.blocked = Some((thread::current().id(), Arc::clone(&launched.prepared.call)));
+        queue.block();
         let Some(mut driver) = queue.driver.take_if(|_| at_once) else {
             let work = shared.enqueue(queue, launched, buffer);
             let result = match work.wait(None, interrupt) {
@@ -310,14 +310,13 @@ impl Shared {
     /// other ranks may have them the other way round: then the group fails.
     fn in_order(&self, call: &Call) -> Result<MutexGuard<'_, Queue>> {
         let queue = lock(&self.queue);
-        let blocked = queue.blocked.as_ref().filter(|_| {
-            let over = queue.closed || self.abort.cause().is_some();
-            self.topology.world_size() > 1 && !over
-        });
-        let Some((thread, other)) = blocked else {
+        let Some((other, own)) = queue.blocking() else {
             return Ok(queue);
         };
-        if *thread == thread::current().id() {
+        if self.topology.world_size() == 1 || queue.closed || self.abort.cause().is_some() {
+            return Ok(queue);
+        }
+        if own {
             return Err(self.blame_self(Error::misuse(format!(
                 "a signal handler or finalizer that ran while {other} waits called {call}"
             ))));

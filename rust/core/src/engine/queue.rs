@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
 
 use super::Driver;
 use super::steps::Steps;
@@ -25,14 +24,28 @@ pub(super) struct Queue {
     pub(super) driving: bool,
     /// Whether that one lets the program act at the moment, which may take its time.
     pub(super) asking: bool,
-    /// The thread inside a blocking call, and the call.
-    pub(super) blocked: Option<(ThreadId, Arc<Call>)>,
+    /// The thread inside a blocking call; that call is the last one, since none may follow it.
+    blocked: Option<Here>,
     pub(super) launched: u64,
     pub(super) steps: Steps,
     pub(super) closed: bool,
     pub(super) policy: Policy,
     /// The last call, in case the next one is the same.
     last: Option<Prepared>,
+}
+
+thread_local! {
+    static HERE: u8 = const { 0 };
+}
+
+/// A thread, as long as it lives: cheaper than its official number, which small messages notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Here(usize);
+
+impl Here {
+    fn now() -> Self {
+        HERE.with(|here| Self((&raw const *here).addr()))
+    }
 }
 
 /// A collective with its place in the order.
@@ -73,10 +86,21 @@ impl Queue {
         !self.driving && self.waiting.is_empty()
     }
 
+    /// This thread is inside a blocking call, the one prepared last.
+    pub(super) fn block(&mut self) {
+        self.blocked = Some(Here::now());
+    }
+
     /// This thread's blocking call is over.
     pub(super) fn unblock(&mut self) {
-        let here = thread::current().id();
-        self.blocked.take_if(|(thread, _)| *thread == here);
+        self.blocked.take_if(|thread| *thread == Here::now());
+    }
+
+    /// The blocking call under way, if there is one, and whether it is this thread's.
+    pub(super) fn blocking(&self) -> Option<(Arc<Call>, bool)> {
+        let own = self.blocked? == Here::now();
+        let call = &self.last.as_ref()?.call;
+        Some((Arc::clone(call), own))
     }
 
     /// Changes how collectives launched from now on are performed.
