@@ -51,6 +51,10 @@ class Communicator:
     one dtype is one bucket: it is reduced together, without copies. While a collective is under
     way, its arrays must be left alone; after a failed one, their contents are undefined.
 
+    Collectives are called by one thread at a time: one that is called while another thread is
+    inside a blocking one fails the group. Works may be waited for in any thread. In a signal
+    handler, `close`, `abort` and `stats` may be called, and collectives not while another waits.
+
     16-bit floats accumulate in float32 and are rounded once. Integer sums and products wrap; the
     integer mean is rounded towards zero. A NaN wins every min and max.
 
@@ -210,7 +214,8 @@ class Communicator:
 
         Raises:
             TypeError: The dtype is not supported.
-            ValueError: An array is read-only or not contiguous, or ``op`` is unknown.
+            ValueError: An array is read-only or not contiguous, shares memory with another of the
+                bucket or of a work under way, or ``op`` is unknown.
             GradringError: The group failed; see `gradring.errors`.
         """
         if type(x) is np.ndarray:
