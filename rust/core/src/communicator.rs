@@ -135,8 +135,7 @@ impl Communicator {
         let started = Instant::now();
         let cannot = |error: std::io::Error| {
             // The only calls that would block if they could are those for threads.
-            let thread =
-                (error.kind() == ErrorKind::WouldBlock).then(|| Error::no_thread(&error));
+            let thread = (error.kind() == ErrorKind::WouldBlock).then(|| Error::no_thread(&error));
             thread
                 .or_else(|| Error::out_of_resources(&error, "cannot make its connections"))
                 .unwrap_or_else(|| Error::rendezvous(format!("a socket fails: {error}")))
