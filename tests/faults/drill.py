@@ -32,11 +32,11 @@ LATE = "noticed late"
 RENDEZVOUS_PORTS = itertools.count(20_000)
 RATE = "400mbit"
 """Of simulated hosts: a collective takes seconds, so a cut is in its middle."""
-INSIDE_A_GREETING = 30
+INSIDE_A_GREETING = 40
 """A byte of the nonce: what comes before it tells the proxy whose greeting it is."""
 INSIDE_A_HEARTBEAT = 4
 """The kind of the message; its length comes before it."""
-HEADER_BYTES = 56
+HEADER_BYTES = 64
 ONE_BIT = 0x10
 CLOSE_LIMIT_S = 5.0
 """Bound for ``close()`` after a failure: a second for the last messages, and a busy machine."""

@@ -19,6 +19,8 @@ PIECE_BYTES = 64 << 10
 SLOW_BYTES_PER_S = 16 << 20
 ALL_BITS = 0xFF
 GREETING_LIMIT_S = 10.0
+GROUP_BYTES = 16
+"""Of a group's identity in a greeting."""
 
 Purpose = Literal["join", "data", "control", "?"]
 _PURPOSES: tuple[Purpose, ...] = ("join", "data", "control")
@@ -228,11 +230,11 @@ def _first_message(caller: socket.socket) -> bytes:
 
 def _introduction(greeting: bytes) -> tuple[int, Purpose]:
     """Rank and purpose of a caller; all numbers in a greeting of a small group take one byte."""
-    # kind of message, version, rank, world size, generation, purpose
-    body = greeting[4:]
-    if len(body) < 6 or body[0] != 0 or body[5] >= len(_PURPOSES):
+    # kind of message, version, ranks of caller and callee, world size, group, generation, purpose
+    body, at = greeting[4:], 5 + GROUP_BYTES + 1
+    if len(body) <= at or body[0] != 0 or body[at] >= len(_PURPOSES):
         return -1, "?"
-    return body[2], _PURPOSES[body[5]]
+    return body[2], _PURPOSES[body[at]]
 
 
 def _end(one: socket.socket) -> None:

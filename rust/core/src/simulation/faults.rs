@@ -8,6 +8,7 @@ use super::random::Random;
 use super::scenario::Difference;
 use super::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use crate::group::liveness::judge::{LINK_GRACE, PEER_TIMEOUT};
+use crate::wire::contract::HEADER_BYTES;
 
 /// When a fault strikes: some time after a rank has begun to compute for a collective.
 #[derive(Debug, Clone, Copy)]
@@ -131,7 +132,7 @@ impl Fault {
             9 => Self::HeaderChanged {
                 trigger: at_once,
                 to,
-                byte: random.below(56),
+                byte: random.below(HEADER_BYTES),
             },
             10 => match random.below(3) {
                 0 => Self::ControlCut { trigger },
