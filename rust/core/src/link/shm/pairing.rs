@@ -193,7 +193,7 @@ fn accept(invitation: &[u8], doorbell: BorrowedFd<'_>, limit: Duration) -> Resul
             return Err(io::Error::other("different users"));
         }
         host.write_all(nonce)?;
-        let [file, other_doorbell] = passing::receive(host)?;
+        let [file, other_doorbell] = despite_signals(limit, || passing::receive(host))?;
         check_doorbell(&other_doorbell)?;
         let arena = Arena::open(file, RING_BYTES)?;
         passing::send(host, &[doorbell])?;
@@ -245,8 +245,21 @@ fn reach(name: &[u8], limit: Duration) -> io::Result<UnixStream> {
     // The time to write also bounds the time to connect.
     socket.set_write_timeout(Some(limit))?;
     socket.set_read_timeout(Some(limit))?;
-    socket.connect(&abstract_address(name)?)?;
+    let address = abstract_address(name)?;
+    despite_signals(limit, || socket.connect(&address))?;
     Ok(socket.into())
+}
+
+/// Repeats what signals interrupt, which is every call that waits on a socket with a time limit,
+/// even if their handlers would have calls go on. All of it takes twice the `limit` at most.
+fn despite_signals<T>(limit: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let started = Instant::now();
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted && started.elapsed() < limit => {}
+            outcome => return outcome,
+        }
+    }
 }
 
 fn abstract_address(name: &[u8]) -> io::Result<SockAddr> {

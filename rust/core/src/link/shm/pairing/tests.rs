@@ -1,6 +1,8 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::thread::JoinHandleExt as _;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 use crate::link::Direction;
@@ -122,6 +124,40 @@ fn strangers_who_call_first_are_sent_away() {
             "a stranger got memory"
         );
     }
+}
+
+#[test]
+fn a_visitor_that_signals_interrupt_waits_on() {
+    const SIGNALS: u32 = 1000;
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn handle(_: libc::c_int) {
+        HANDLED.fetch_add(1, Ordering::Relaxed);
+    }
+    let handler = handle as extern "C" fn(libc::c_int);
+    // SAFETY: the handler does nothing but count, and nothing else uses this signal.
+    unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
+    let invitation = Invitation::new().unwrap();
+    let said = [invitation.name, invitation.nonce].concat();
+    let visitor =
+        std::thread::spawn(move || accept(&said, WakeUp::new().unwrap().as_fd(), PATIENCE));
+    let (mut ours, _theirs) = connection();
+    let mut go_on = || true;
+    let mut talk = Talk::new(&mut ours, Instant::now() + PATIENCE, &mut go_on).unwrap();
+    let guest = invitation.await_guest(&mut talk).unwrap();
+    // The visitor waits for the memory now, or will in a moment.
+    while HANDLED.load(Ordering::Relaxed) < SIGNALS && !visitor.is_finished() {
+        let handled = HANDLED.load(Ordering::Relaxed);
+        // SAFETY: the thread has not been joined.
+        unsafe { libc::pthread_kill(visitor.as_pthread_t(), libc::SIGUSR2) };
+        while HANDLED.load(Ordering::Relaxed) == handled && !visitor.is_finished() {
+            std::thread::yield_now();
+        }
+    }
+    let bell = WakeUp::new().unwrap();
+    // If the visitor has given up, its own error tells more.
+    let _ = passing::send(&guest, &[invitation.file.as_fd(), bell.as_fd()]);
+    let visited = visitor.join().unwrap();
+    assert!(visited.is_ok(), "{:?}", visited.err());
 }
 
 #[test]
