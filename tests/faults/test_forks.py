@@ -191,3 +191,40 @@ def test_forks_have_groups_of_their_own_and_learn_at_once_which_are_their_parent
     transport: str,
 ) -> None:
     run_ranks(fork_in_every_way, 1, transport)
+
+
+INSIDE_A_FORK = """
+import os, signal, warnings
+
+# From Python 3.12 on, of every fork of a process with threads.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+signals = [signal.SIGUSR1]
+# Runs after gradring's own part of a fork, because it is registered first.
+os.register_at_fork(before=lambda: signals and os.kill(os.getpid(), signals.pop()))
+import numpy as np, gradring
+
+
+def end(child):
+    return os._exit(0) if child == 0 else os.waitpid(child, 0)[1]
+
+
+def handle(*_):
+    print("inside", end(os.fork()), flush=True)
+
+
+with gradring.init() as comm:
+    signal.signal(signal.SIGUSR1, handle)
+    print("outside", end(os.fork()), "sum", comm.all_reduce(np.ones(4))[0])
+"""
+
+
+def test_a_signal_handler_in_the_middle_of_a_fork_may_fork(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(INSIDE_A_FORK)
+    command = ["run", "-np", "2", "--", "timeout", "60", sys.executable, str(program)]
+    assert cli.main(command) == 0
+    said = capfd.readouterr().out
+    for rank in (0, 1):
+        assert f"[{rank}] inside 0" in said and f"[{rank}] outside 0 sum 2.0" in said

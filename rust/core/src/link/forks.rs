@@ -12,9 +12,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Inodes, which no other socket has: a descriptor may be duplicated, closed and used again.
 static NOTED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
+type Noted = MutexGuard<'static, BTreeSet<u64>>;
+
 thread_local! {
-    /// Held while this thread forks, so that the fork finds it whole.
-    static HELD: Cell<Option<MutexGuard<'static, BTreeSet<u64>>>> = const { Cell::new(None) };
+    /// Held while this thread forks, so that the fork finds it whole; and how many forks of this
+    /// thread are under way: a signal handler in the middle of one may begin another.
+    static HELD: Cell<Option<(Noted, usize)>> = const { Cell::new(None) };
 }
 
 /// How often this process and those that it was forked from have been forked.
@@ -86,28 +89,40 @@ impl<T: Default> PerProcess<T> {
 
 /// Remembers a socket by which peers know that this process lives.
 pub(crate) fn note(socket: &impl AsRawFd) {
-    noted().extend(socket_inode(socket.as_raw_fd()));
+    let inode = socket_inode(socket.as_raw_fd());
+    match HELD.take() {
+        Some((mut noted, forks)) => {
+            noted.extend(inode);
+            HELD.set(Some((noted, forks)));
+        }
+        None => noted().extend(inode),
+    }
 }
 
-fn noted() -> MutexGuard<'static, BTreeSet<u64>> {
+fn noted() -> Noted {
     NOTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// This thread is about to fork the process.
 pub fn begin() {
-    HELD.set(Some(noted()));
+    let (noted, forks) = HELD.take().unwrap_or_else(|| (noted(), 0));
+    HELD.set(Some((noted, forks + 1)));
 }
 
 /// This thread has forked the process, and is not in the fork.
 pub fn end_in_parent() {
-    drop(HELD.take());
+    if let Some((noted, forks @ 2..)) = HELD.take() {
+        HELD.set(Some((noted, forks - 1)));
+    }
 }
 
 /// This is the fork: closes the sockets that were noted in its parent, which keeps its own. Whoever
 /// owns one in this process must never use or drop it.
 pub fn end_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    let Some(mut noted) = HELD.take() else { return };
+    let Some((mut noted, _)) = HELD.take() else {
+        return;
+    };
     let noted = std::mem::take(&mut *noted);
     let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else {
         return;
