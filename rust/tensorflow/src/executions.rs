@@ -81,8 +81,9 @@ impl Executions {
     }
 }
 
-const ADVICE: &str = "Give each thread a communicator of its own; if every rank leaves a step \
-                      alike, run it inside `with communicator.step(abort_on_exception=False)`";
+const ADVICE: &str = "Give each thread a communicator of its own, and call no function that \
+                      reduces from a tf.py_function; if every rank leaves a step alike, run it \
+                      inside `with communicator.step(abort_on_exception=False)`";
 
 #[cfg(test)]
 mod tests {
