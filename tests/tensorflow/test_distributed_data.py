@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from keras_models import CAN_FIT, needs_fit
 from tf_worker import join
 
 from gradring.testing import run_ranks
@@ -28,6 +29,53 @@ SHARDS: dict[tuple[str, str], Any] = {
     ("DATA", "files"): ([[0, 1], [11, 12], [22, 30]], [[2, 10], [20, 21], [31, 32]]),
     ("OFF", "files"): ([[0, 1], [2, 10], [11, 12], [20, 21], [22, 30], [31, 32]],) * 2,
 }
+
+#: The last batch of an epoch, and the mean of its elements that `fit` trains with: that of the
+#: two workers' means, of which that of no elements is zero.
+LAST_BATCHES = {(1, 2, 6): ((1 + 2) / 2 + 6) / 2, (6,): (6 + 0) / 2}
+
+
+def mean_in_fit(strategy: Any, batch: tuple[int, ...]) -> float:
+    """What one step of `fit` takes for the mean of a batch: the gradient of the loss mean(t w)."""
+    import keras
+    import tensorflow as tf
+
+    class Linear(keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return tf.reduce_mean(y_true * y_pred, axis=-1)
+
+    with strategy.scope():
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.layers.Input((1,)), dense])
+        model.compile(keras.optimizers.SGD(1.0), Linear(), metrics=["mse"])
+    targets = tf.constant(batch, tf.float32)[:, tf.newaxis]
+    data = tf.data.Dataset.from_tensor_slices((tf.ones_like(targets), targets)).batch(BATCH)
+    history = model.fit(data, verbose=0).history
+    assert history["mse"] == [pytest.approx(sum(t * t for t in batch) / len(batch))]
+    return -float(model.get_weights()[0][0, 0])
+
+
+def mean_in_a_loop(strategy: Any, batch: tuple[int, ...]) -> float:
+    """The same of a loop that divides the loss by the number of elements of all workers."""
+    import tensorflow as tf
+
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+
+    def replica_step(part: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        count = context.all_reduce("SUM", tf.cast(tf.shape(part)[0], tf.float32))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(part * weight) / count
+        return context.all_reduce("SUM", tape.gradient(loss, weight))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(part: Any) -> Any:
+        return strategy.run(replica_step, (part,))
+
+    data = tf.data.Dataset.from_tensor_slices(tf.constant(batch, tf.float32)).batch(BATCH)
+    (part,) = strategy.experimental_distribute_dataset(data)
+    return float(step(part))
 
 
 def worker(directory: str) -> Any:
@@ -84,6 +132,8 @@ def worker(directory: str) -> Any:
             "unequal": local(from_function(unequal)),
             "unequal total": tuple(int(part) for part in total(from_function(unequal))),
             "refused": str(refused.value),
+            "fit": [mean_in_fit(strategy, batch) for batch in LAST_BATCHES] if CAN_FIT else None,
+            "loop": [mean_in_a_loop(strategy, batch) for batch in LAST_BATCHES],
         }
 
 
@@ -126,3 +176,16 @@ def test_no_element_of_a_last_partial_batch_is_lost_or_counted_twice(ranks: Any)
 def test_the_shorter_worker_gets_empty_batches_until_all_have_ended(ranks: Any) -> None:
     assert [result["unequal"] for result in ranks] == [[[0, 1], []], [[0, 1], [2, 3]]]
     assert [result["unequal total"] for result in ranks] == [(7, 2), (7, 2)]
+
+
+@needs_fit
+def test_fit_averages_the_workers_means_of_a_last_partial_batch_with_equal_weights(
+    ranks: Any,
+) -> None:
+    for result in ranks:
+        assert result["fit"] == pytest.approx(list(LAST_BATCHES.values()))
+
+
+def test_a_loop_that_divides_by_the_elements_of_all_workers_weighs_them_alike(ranks: Any) -> None:
+    for result in ranks:
+        assert result["loop"] == pytest.approx([sum(b) / len(b) for b in LAST_BATCHES])
