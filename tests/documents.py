@@ -7,6 +7,11 @@ A comment before a block says how it is treated; without one, it must run and en
     <!-- any outcome: depends on the other jobs of this machine -->
     <!-- slow: starts TensorFlow twice -->
 
+Every name of a block of Python must be imported or defined in it, but for those that the comment of
+one that is not run declares::
+
+    <!-- not run: tests/tensorflow/test_live_line.py fits a model with it; given: model, batches -->
+
 A block of text after commands is what they print, one line for each of its lines; ``...`` stands
 for anything, and the hosts may have other names. Before it may stand::
 
@@ -59,6 +64,18 @@ class Block:
             return None
         name = _NAME.match(lines[0])
         return (name[1], "\n".join(lines[1:]) + "\n") if name else None
+
+    @property
+    def source(self) -> str | None:
+        """The text, if it is Python; of a diff of a program, its new side."""
+        if self.language == "python":
+            return self.text
+        return self.program[1] if self.program else None
+
+    @property
+    def given(self) -> list[str]:
+        """What a block of Python that is not run uses, and does not define."""
+        return re.findall(r"\w+", self.reason.partition("given:")[2])
 
     @property
     def commands(self) -> list[str]:
