@@ -1,0 +1,93 @@
+"""The pages for users are in plain English: short lines and paragraphs, no inside words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from documents import ROOT
+
+COLUMNS = 120
+WORDS = 120
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: What is wrong, and what to write in its place.
+PLAIN = {
+    r"whoever|whomever": "those who, a rank that",
+    r"doors?": "the port, listens",
+    r"inquests?": "asks which rank failed",
+    r"testimon(?:y|ies)": "answer",
+    r"remarks?": "note, comment",
+    r"(?:of|for) (?:one's|your) own": "custom (a custom training loop)",
+    r"leav\w+ (?:it |them |\S+ )?away|left away": "omit",
+    r"(?:is|be|are) no default": "off by default",
+    r"liv\w+ shortly": "short-lived",
+    r"sieges?": "a flood of callers",
+    r"tried on the way|in the run after|in a fast hour": "move it to docs/engineering-log.md",
+}
+#: For those who work on gradring, who measure in fast hours.
+LOG = ROOT / "docs" / "engineering-log.md"
+#: Being rewritten; each goes from here with its next change.
+LATER = {"clusters.md", "command-line.md", "compatibility.md"}
+
+
+def paragraphs(text: str) -> Iterator[list[str]]:
+    """The lines of each paragraph and item of a list; neither tables nor blocks of code."""
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    lines: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        begins = re.match(r" *([*-]|\d+\.) ", line)
+        ends = not line.strip() or line.lstrip().startswith(("|", "#", "<!--", ":::"))
+        if lines and (begins or ends):
+            yield lines
+            lines = []
+        if not ends:
+            lines.append(line)
+
+
+def problems(text: str) -> Iterator[str]:
+    """What a reader would stumble over."""
+    for lines in paragraphs(text):
+        # Where a link leads to is not read.
+        for line in (re.sub(r"\]\([^)]*\)", "]", line) for line in lines):
+            if len(line) > COLUMNS:
+                yield f"{len(line)} columns: {line[:60]}"
+        words = " ".join(lines).split()
+        if len(words) > WORDS:
+            yield f"{len(words)} words in a paragraph: {' '.join(words[:8])}"
+
+
+def unplain(text: str) -> Iterator[str]:
+    """Words that stay inside, in prose and tables; code is code."""
+    text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.DOTALL)
+    for pattern, better in PLAIN.items():
+        for match in re.finditer(rf"\b(?:{pattern})\b", text.replace("\n", " "), re.IGNORECASE):
+            yield f"{match[0]!r}: {better}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in LATER], ids=lambda p: p.name)
+def test_a_page_is_easy_to_read(page: Path) -> None:
+    text = page.read_text()
+    found = [*problems(text), *(unplain(text) if page != LOG else ())]
+    assert not found, "\n".join(found)
+
+
+def test_pages_that_wait_exist() -> None:
+    assert {page.name for page in PAGES} > LATER
+
+
+def test_what_is_hard_to_read_is_found() -> None:
+    assert list(problems(f"{'word ' * 100}\n\n* {'word ' * 10}")) == [
+        f"500 columns: {('word ' * 12)}"
+    ]
+    assert list(problems("word\n" * 121)) == ["121 words in a paragraph: " + "word " * 7 + "word"]
+    assert list(problems(f"| {'word ' * 200} |\n```text\n{'word ' * 200}\n```\n")) == []
+    assert list(problems("![a picture](" + "x" * 200 + ")")) == []
+    said = list(unplain("Whoever comes\nto the door; a loop of\nyour own. `door` [x](door.md)"))
+    assert [problem.partition(":")[0] for problem in said] == [
+        "'Whoever'",
+        "'door'",
+        "'of your own'",
+    ]
