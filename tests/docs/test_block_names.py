@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from names import chains_of, imports_of, look_up, unknown_names
+from block_names import chains_of, imports_of, look_up, unknown_names
 
 from documents import Block, blocks
 
