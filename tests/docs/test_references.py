@@ -62,6 +62,13 @@ def test_a_name_that_does_not_exist_is_found_out() -> None:
     assert not exists(PACKAGE, ["initialise"])
 
 
+def test_the_pages_ask_for_the_rust_that_the_crates_need() -> None:
+    (needed,) = re.findall(r'^rust-version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)
+    for document in ("README.md", "docs/quick-start.md"):
+        asked = re.findall(r"Rust (\d[\d.]*\d)", (ROOT / document).read_text())
+        assert set(asked) == {needed}, document
+
+
 def test_the_tests_that_hold_a_claim_exist() -> None:
     sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "rust").rglob("*.rs")]
     tests = set(re.findall(r"\b(?:def|fn) (\w+)\(", "\n".join(s.read_text() for s in sources)))
