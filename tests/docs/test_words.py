@@ -20,7 +20,7 @@ PLAIN = {
     r"inquests?": "asks which rank failed",
     r"testimon(?:y|ies)": "answer",
     r"remarks?": "note, comment",
-    r"(?:of|for) (?:one's|your) own": "custom (a custom training loop)",
+    r"(?:loops?|programs?|scripts?|tests?) of (?:one's|your) own": "custom, your",
     r"leav\w+ (?:it |them |\S+ )?away|left away": "omit",
     r"(?:is|be|are) no default": "off by default",
     r"liv\w+ shortly": "short-lived",
@@ -89,5 +89,5 @@ def test_what_is_hard_to_read_is_found() -> None:
     assert [problem.partition(":")[0] for problem in said] == [
         "'Whoever'",
         "'door'",
-        "'of your own'",
+        "'loop of your own'",
     ]
