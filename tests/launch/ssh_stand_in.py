@@ -13,7 +13,7 @@ PROGRAM = f"""#!{sys.executable}
 import os, subprocess, sys, threading
 arguments = sys.argv[1:]
 while arguments[0].startswith("-"):
-    arguments = arguments[2 if arguments[0] == "-o" else 1 :]
+    arguments = arguments[2 if arguments[0] in ("-o", "-p", "-i") else 1 :]
 host, command = arguments
 with open(os.environ["SSH_STAND_IN_NOTES"], "a") as notes:
     notes.write(repr(sys.argv) + "\\n")

@@ -4,36 +4,55 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from gradring.cli.arguments import check_file, make_directory, seconds
-from gradring.launch.hosts import Host, parse_hosts
+from gradring.clusters.parse import MAX_WORLD_SIZE
+from gradring.launch.hostfile import read_hosts
+from gradring.launch.hosts import Host, parse_hosts, parse_port
 from gradring.launch.launcher import DEFAULT_GRACE_S, launch
+from gradring.launch.ssh import Ssh
 
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the number of ranks, the options and the command."""
     parser.usage = (
-        "gradring run [-np N] [--hosts HOST:RANKS,...] [--max-restarts R] [--log-dir DIR] "
-        "[--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] [-m] [--] COMMAND..."
+        "gradring run [-np N] [--hosts HOST:RANKS,... | --hostfile FILE] [--max-restarts R] "
+        "[--log-dir DIR] [--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
+        "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
+        "COMMAND..."
     )
     parser.add_argument(
         "-np",
         type=_count,
         metavar="N",
         dest="world_size",
-        help="number of ranks; with --hosts, as many as they have room for by default",
+        help="number of ranks; with --hosts or --hostfile, as many as they have room for by "
+        "default",
     )
-    parser.add_argument(
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument(
         "--hosts",
         type=_hosts,
         default=[],
         metavar="HOST:RANKS,...",
         help="where the ranks run, such as node-a:2,node-b:2; ssh must reach the others without a "
         "password",
+    )
+    places.add_argument(
+        "--hostfile",
+        type=_hosts_of_file,
+        default=[],
+        metavar="FILE",
+        help="the same from a file with a line for each host, such as node-a slots=2 or node-a:2",
     )
     parser.add_argument(
         "--max-restarts",
@@ -80,10 +99,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the interpreter on other hosts (default: the path of this one)",
     )
     parser.add_argument(
+        "--ssh-port",
+        type=_port,
+        metavar="PORT",
+        help="of the ssh servers (default: what ssh's configuration says, or 22)",
+    )
+    parser.add_argument(
+        "--ssh-identity-file",
+        type=_existing_file,
+        metavar="FILE",
+        help="the private key for ssh (default: ssh's own)",
+    )
+    parser.add_argument(
+        "--ssh-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="ssh_options",
+        help="an option for ssh, as of ssh -o, such as ProxyJump=gateway",
+    )
+    parser.add_argument(
         "-m", action="store_true", dest="module", help="COMMAND is a Python module, as of python -m"
     )
     parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="such as: python train.py"
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="a Python script, such as train.py, which runs under the interpreter of gradring; or "
+        "any program; then its arguments",
     )
 
 
@@ -93,16 +136,17 @@ def run(arguments: argparse.Namespace) -> int:
     if command[:1] == ["--"]:
         command = command[1:]
     if not command:
-        return _misused("there is no command; write gradring run -np 2 python train.py")
-    if arguments.module:
-        remote = any(not host.is_local for host in arguments.hosts)
-        command = [arguments.python if remote else sys.executable, "-m", *command]
-    room = sum(host.slots for host in arguments.hosts)
+        return _misused("there is no command; type: gradring run -np 2 train.py")
+    hosts: list[Host] = arguments.hosts or arguments.hostfile
+    room = sum(host.slots for host in hosts)
     world_size = arguments.world_size or room
     if not world_size:
-        return _misused("the number of ranks is missing; give -np N, or --hosts")
+        return _misused("the number of ranks is missing; give -np N, --hosts or --hostfile")
     if room and world_size > room:
-        return _misused(f"-np {world_size} is more than the {room} ranks of --hosts")
+        option = "--hosts" if arguments.hosts else "--hostfile"
+        return _misused(f"-np {world_size} is more than the {room} ranks of {option}")
+    if world_size > MAX_WORLD_SIZE:
+        return _misused(f"{world_size} ranks are too many; a group has at most {MAX_WORLD_SIZE}")
     if arguments.log_dir is not None:
         make_directory("--log-dir", arguments.log_dir)
     if arguments.trace is not None:
@@ -113,8 +157,9 @@ def run(arguments: argparse.Namespace) -> int:
             world_size,
             log_dir=arguments.log_dir,
             grace_s=arguments.grace,
-            hosts=arguments.hosts,
-            python=arguments.python,
+            hosts=hosts,
+            module=arguments.module,
+            ssh=_ssh(arguments),
             forward=arguments.forward,
             max_restarts=arguments.max_restarts,
             trace=arguments.trace,
@@ -122,6 +167,14 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         print(f"gradring run: the ranks cannot be started: {error}", file=sys.stderr)
         return 1
+
+
+def _ssh(arguments: argparse.Namespace) -> Ssh:
+    identity = arguments.ssh_identity_file
+    options = [word for option in arguments.ssh_options for word in ("-o", option)]
+    if identity is not None:
+        options += ["-i", str(identity)]
+    return Ssh(arguments.python, arguments.ssh_port, tuple(options))
 
 
 def _misused(problem: str) -> int:
@@ -136,8 +189,28 @@ def _count(text: str) -> int:
 
 
 def _hosts(text: str) -> list[Host]:
+    return _checked(parse_hosts, text)
+
+
+def _hosts_of_file(text: str) -> list[Host]:
+    return _checked(read_hosts, Path(text))
+
+
+def _port(text: str) -> int:
+    return _checked(lambda given: parse_port(given, "port"), text)
+
+
+def _existing_file(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return path
+
+
+def _checked(read: Callable[[A], R], given: A) -> R:
+    """What ``read`` makes of it; its ``ValueError`` becomes the parser's."""
     try:
-        return parse_hosts(text)
+        return read(given)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -4,6 +4,8 @@
 ``launcher``          what ``gradring run`` does, as the function :func:`launch`
 ``world``             which rank runs where, at which address
 ``hosts``             the hosts and their numbers of ranks
+``hostfile``          the same, from a file
+``program``           what the ranks run, and under which interpreter
 ``ranks``             the variables that each rank is given
 ``ports``             free ports for them
 ``processes``         rank processes in groups of their own; how they are ended

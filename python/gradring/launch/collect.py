@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gradring.launch.hosts import Host
-from gradring.launch.ssh import ssh_command
+from gradring.launch.ssh import Ssh
 from gradring.trace.places import parts_of
 
 LIMIT_S = 30.0
@@ -52,12 +52,12 @@ def make_room(job: str) -> Path:
     return trace
 
 
-def collect(hosts: Sequence[Host], python: str, job: str, trace: Path) -> list[str]:
+def collect(hosts: Sequence[Host], ssh: Ssh, job: str, trace: Path) -> list[str]:
     """Puts the parts of all ranks on ``hosts`` beside those of this machine; asks all at once.
 
     Args:
         hosts: Those that are reached by ssh; each once.
-        python: The interpreter there.
+        ssh: How to get there.
         job: What `new_job` named the run.
         trace: The file that the timeline will be.
 
@@ -67,12 +67,12 @@ def collect(hosts: Sequence[Host], python: str, job: str, trace: Path) -> list[s
     if not hosts:
         return []
     with ThreadPoolExecutor(max_workers=len(hosts)) as threads:
-        problems = threads.map(lambda host: _bring(host, python, job, parts_of(trace)), hosts)
+        problems = threads.map(lambda host: _bring(host, ssh, job, parts_of(trace)), hosts)
         return [problem for problem in problems if problem]
 
 
-def _bring(host: Host, python: str, job: str, parts: Path) -> str | None:
-    command = ssh_command(host.target, [python, "-m", __name__, job])
+def _bring(host: Host, ssh: Ssh, job: str, parts: Path) -> str | None:
+    command = ssh.command(host, __name__, job)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True

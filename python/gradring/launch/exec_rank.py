@@ -23,8 +23,15 @@ def main() -> None:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        print(f"cannot start {command[0]!r}: {error.strerror}", file=sys.stderr)
+        print(f"cannot start {command[0]!r}: {error.strerror}{hint(command[0])}", file=sys.stderr)
         sys.exit(CANNOT_START)
+
+
+def hint(program: str) -> str:
+    """What is wrong with a program that is there and executable, and still cannot be executed."""
+    if not (os.path.isfile(program) and os.access(program, os.X_OK)):
+        return ""
+    return "; its first line must be #! and the path of an interpreter that exists"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from gradring.clusters.parse import MAX_PORT, whole_number
 from gradring.launch.ports import LOOPBACK
 
 LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
@@ -19,10 +21,12 @@ class Host:
     Attributes:
         target: What ssh is given: a name or an address, perhaps with ``user@`` in front.
         slots: Number of ranks, at least 1.
+        port: Of its ssh server; None for the usual one.
     """
 
     target: str
     slots: int
+    port: int | None = None
 
     @property
     def name(self) -> str:
@@ -44,31 +48,57 @@ def parse_hosts(text: str) -> list[Host]:
     Raises:
         ValueError: An entry is malformed, or a host is named twice.
     """
-    hosts = [_parse_host(entry.strip()) for entry in text.split(",")]
+    hosts = [parse_host(entry.strip()) for entry in text.split(",")]
     for host in hosts:
         if sum(other.name == host.name for other in hosts) > 1:
             raise ValueError(f"{host.name!r} is named twice; write {host.name}:N once")
     return hosts
 
 
-def _parse_host(entry: str) -> Host:
-    target, slots = entry, "1"
-    user, at, rest = entry.rpartition("@")
-    if rest.startswith("["):
-        address, bracket, tail = rest[1:].partition("]")
-        target, slots = f"{user}{at}{address}", tail[1:] if tail else "1"
-        malformed = not bracket or (tail != "" and not tail.startswith(":"))
-    else:
-        if rest.count(":") == 1:
-            target, _, slots = entry.rpartition(":")
-        malformed = False
+def parse_host(entry: str, slots: str | None = None) -> Host:
+    """Reads one host.
+
+    Args:
+        entry: Such as ``node-a``, ``user@node-a:2`` or ``[fd00::7]:2``.
+        slots: The number of ranks, if it stands elsewhere; without any it is 1.
+
+    Raises:
+        ValueError: The host is malformed, or its number of ranks is missing or there twice.
+    """
+    target, tail = _without_slots(entry)
     name = target.rpartition("@")[2]
+    malformed = not name or set(name) & set("[]/=,") or len(target.split()) != 1
     # A name that begins with a dash would be an option of ssh.
-    if malformed or not name or target.startswith("-") or any(c.isspace() for c in target):
+    if malformed or target.startswith(("-", "@")) or (tail and not tail.startswith(":")):
         raise ValueError(f"{entry!r} is not a host such as node-a:2")
-    if not (slots.isascii() and slots.isdigit()) or int(slots) < 1:
-        raise ValueError(f"{entry!r} has {slots!r} ranks; write {name}:N with N of at least 1")
-    return Host(target, int(slots))
+    if tail and slots is not None:
+        raise ValueError(f"{entry!r} has its number of ranks twice; write it once")
+    number = tail[1:] if tail else slots if slots is not None else "1"
+    if not (number.isascii() and number.isdigit()) or int(number) < 1:
+        raise ValueError(f"{entry!r} has {number!r} ranks; write {name}:N with N of at least 1")
+    return Host(target, int(number))
+
+
+def parse_port(text: str, name: str) -> int:
+    """Reads a port; ``name`` is where it was found.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return whole_number(text, name, minimum=1, maximum=MAX_PORT)
+
+
+def _without_slots(entry: str) -> tuple[str, str]:
+    """The target, and what follows it: a colon and a number of ranks, or nothing."""
+    user, at, rest = entry.rpartition("@")
+    if rest.startswith("[") and "]" in rest:
+        name, _, tail = rest[1:].partition("]")
+    elif rest.count(":") > 1:  # an IPv6 address
+        name, tail = rest, ""
+    else:
+        name, colon, number = rest.partition(":")
+        tail = colon + number
+    return f"{user}{at}{name}", tail
 
 
 def place_ranks(hosts: Sequence[Host], world_size: int) -> list[Host]:
@@ -77,13 +107,14 @@ def place_ranks(hosts: Sequence[Host], world_size: int) -> list[Host]:
     Raises:
         ValueError: The hosts have fewer slots than there are ranks.
     """
-    slots = [host for host in hosts for _ in range(host.slots)]
-    if len(slots) < world_size:
+    slots = (host for host in hosts for _ in range(host.slots))
+    placed = list(islice(slots, world_size))
+    if len(placed) < world_size:
         raise ValueError(
-            f"the hosts have room for {len(slots)} ranks, not for {world_size}; give more, or "
+            f"the hosts have room for {len(placed)} ranks, not for {world_size}; give more, or "
             "larger numbers"
         )
-    return slots[:world_size]
+    return placed
 
 
 def address_towards(other: str) -> str:

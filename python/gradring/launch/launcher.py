@@ -12,12 +12,11 @@ import itertools
 import os
 import select
 import selectors
-import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,8 +32,10 @@ from gradring.launch.processes import (
     describe_exit,
     shell_exit_code,
 )
-from gradring.launch.report import blamed_rank, first_cause, last_words
+from gradring.launch.program import Program
+from gradring.launch.report import blamed_rank, first_cause, last_words, missing_module
 from gradring.launch.signals import signals_as_bytes
+from gradring.launch.ssh import Ssh
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
 from gradring.trace import places
@@ -56,7 +57,8 @@ def launch(
     log_dir: Path | None = None,
     grace_s: float = DEFAULT_GRACE_S,
     hosts: Sequence[Host] = (),
-    python: str = sys.executable,
+    module: bool = False,
+    ssh: Ssh | None = None,
     forward: Sequence[str] = (),
     max_restarts: int = 0,
     trace: Path | None = None,
@@ -67,7 +69,8 @@ def launch(
     all ranks, and a second one kills them at once.
 
     Args:
-        command: Program and arguments.
+        command: Program and arguments. A Python script, ``*.py``, runs under this interpreter, or
+            on other hosts under that of ``ssh``.
         world_size: Number of ranks.
         environ: The variables from which those of the ranks are made.
         log_dir: Directory for ``rank-0.log`` and so on, each rank's lines without prefix; for
@@ -77,7 +80,9 @@ def launch(
             errors, half to react to SIGTERM; then they are killed.
         hosts: Where the ranks run, filled in this order; those with another name than this
             machine's are reached by ssh. Empty: all on this machine.
-        python: The interpreter on hosts reached by ssh; it must have gradring.
+        module: Whether the command is a Python module and its arguments, as of ``python -m``.
+        ssh: How other hosts are reached; default: by ssh without options, and with this
+            interpreter's path.
         forward: Variables for those hosts, as ``NAME`` or ``NAME=VALUE``, besides those that
             always travel.
         max_restarts: How often all ranks are started again when one has failed. They find the
@@ -95,9 +100,11 @@ def launch(
             written.
     """
     placed = place_ranks(hosts, world_size) if hosts else [THIS_HOST] * world_size
-    world = World(placed, python=python, forward=forward, trace=trace)
-    if not world.remote and shutil.which(command[0], path=environ.get("PATH")) is None:
-        _say(f"there is no program {command[0]!r}; check its name and PATH{_hint(command[0])}")
+    program = Program(command, module)
+    world = World(placed, ssh=ssh or Ssh(), forward=forward, trace=trace)
+    problem = None if world.remote else program.problem(environ.get("PATH"))
+    if problem is not None:
+        _say(problem)
         return CANNOT_START
     if trace is not None:
         tracing.forget_parts(trace)
@@ -120,7 +127,7 @@ def launch(
                 # What the first attempt has left is of more interest than the next one's.
                 numbered["GRADRING_FLIGHT_DIR"] = str(places.of_attempt(flight, attempt))
             try:
-                exit_code, stopped = _attempt(command, world, numbered, log_dir, grace_s, wakeup)
+                exit_code, stopped = _attempt(program, world, numbered, log_dir, grace_s, wakeup)
             except SurveyError as error:
                 # A host that answered before may come back.
                 if attempt == 0:
@@ -142,7 +149,7 @@ def launch(
 
 
 def _attempt(
-    command: Sequence[str],
+    program: Program,
     world: World,
     environ: Mapping[str, str],
     log_dir: Path | None,
@@ -157,9 +164,13 @@ def _attempt(
         processes = stack.enter_context(RankProcesses())
         launched = _Launch(processes, wakeup, grace_s)
         for environment, log in zip(environments, logs, strict=True):
-            launched.listen_to(world.start(processes, command, environment), log)
+            launched.listen_to(world.start(processes, program, environment), log)
         exit_code = launched.run()
-    launched.report(log_dir, environ.get("GRADRING_FLIGHT_DIR"))
+
+    def advice(first: RankProcess, module: str) -> str | None:
+        return program.advice_without(module, first.host, world.python_of(first.rank))
+
+    launched.report(log_dir, environ.get("GRADRING_FLIGHT_DIR"), advice)
     return exit_code, launched.stopped
 
 
@@ -228,8 +239,19 @@ class _Launch:
         assert first.exit_code is not None
         return shell_exit_code(first.exit_code)
 
-    def report(self, log_dir: Path | None, flight_dir: str | None) -> None:
-        """Repeats the last words of the rank that failed first, below everything else."""
+    def report(
+        self,
+        log_dir: Path | None,
+        flight_dir: str | None,
+        advise: Callable[[RankProcess, str], str | None],
+    ) -> None:
+        """Repeats the last words of the rank that failed first, below everything else.
+
+        Args:
+            log_dir: Where all output is.
+            flight_dir: Where flight records may be.
+            advise: What to say of that rank when it did not find a module.
+        """
         if not self._failed:
             return
         first = self._first_failure()
@@ -246,6 +268,8 @@ class _Launch:
         _say(f"rank {rank} on {first.host} failed first ({how}); {words}")
         sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
         sys.stderr.buffer.flush()
+        if (module := missing_module(lines)) and (sentence := advise(first, module)):
+            _say(sentence)
 
     def _first_failure(self) -> RankProcess:
         blamed = {p.rank: blamed_rank(list(self._outputs[p.rank][1].tail)) for p in self._failed}
@@ -332,10 +356,6 @@ def _open_log(
         return None
     log_dir.mkdir(parents=True, exist_ok=True)
     return stack.enter_context(open(log_dir / f"rank-{rank}.log", "wb" if anew else "ab"))
-
-
-def _hint(program: str) -> str:
-    return f" (or did you mean: python {program})" if program.endswith(".py") else ""
 
 
 def _say(sentence: str) -> None:

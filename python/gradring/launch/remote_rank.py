@@ -22,6 +22,7 @@ from gradring.launch.collect import make_room
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.launcher import CLOSING_TICK_S, DEFAULT_GRACE_S, TICK_S
 from gradring.launch.processes import RankProcesses, shell_exit_code
+from gradring.launch.program import Program
 from gradring.launch.ranks import thread_counts
 from gradring.launch.signals import signals_as_bytes
 
@@ -67,8 +68,12 @@ def main() -> int:
     environ = {**thread_counts(order["local_size"]), **inherited, **order["environ"]}
     if order["job"] is not None:
         environ["GRADRING_TRACE"] = str(make_room(order["job"]))
+    program = Program(order["words"], order["module"])
+    if (problem := program.problem(environ["PATH"])) is not None:
+        print(f"{socket.gethostname()}: {problem}", file=sys.stderr)
+        return CANNOT_START
     with signals_as_bytes() as wakeup, RankProcesses() as processes:
-        rank = processes.start(order["command"], environ)
+        rank = processes.start(program.command(environ["PATH"]), environ)
         for line in first[1:]:
             processes.signal(int(line))
         _watch(processes, lines, wakeup)

@@ -14,6 +14,7 @@ BLAME = re.compile(
     rb"\bgradring(?:\.errors\.| )\w+Error: (?:.*?\(collective #\d+\): )??rank (\d+) on "
 )
 """An error of gradring's that names a rank; the second form is inside an error of TensorFlow's."""
+NO_MODULE = re.compile(rb"ModuleNotFoundError: No module named '([\w.]+)'")
 LAST_LINES = 20
 MAX_LINES = 100
 
@@ -50,6 +51,12 @@ def blamed_rank(stderr: Sequence[bytes]) -> int | None:
         if found := BLAME.search(line):
             return int(found[1])
     return None
+
+
+def missing_module(words: Sequence[bytes]) -> str | None:
+    """The module that a rank did not find, if its last line says so."""
+    found = NO_MODULE.match(words[-1]) if words else None
+    return found[1].decode() if found else None
 
 
 def _start_of_last_traceback(lines: Sequence[bytes]) -> int | None:

@@ -12,13 +12,16 @@ import json
 import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gradring.launch.guardian import Guardian
 from gradring.launch.hosts import Host
 from gradring.launch.processes import PIPE, RankProcess, Stream
+from gradring.launch.program import Program
 
 OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15"),
@@ -30,9 +33,34 @@ CLOSING_S = 2.0
 """How long the other end has to kill its rank before the ssh client itself is killed."""
 
 
-def ssh_command(target: str, remote: Sequence[str]) -> list[str]:
-    """The command line that runs ``remote`` on another host."""
-    return ["ssh", *OPTIONS, target, shlex.join(remote)]
+@dataclass(frozen=True)
+class Ssh:
+    """How programs of gradring are started on other hosts.
+
+    Attributes:
+        python: The interpreter there; it must have gradring.
+        port: Of the ssh servers, where a host has none of its own; None for the usual one.
+        options: Further arguments of ssh; they win over ours.
+    """
+
+    python: str = sys.executable
+    port: int | None = None
+    options: tuple[str, ...] = ()
+
+    def command(self, host: Host, module: str, *arguments: str) -> list[str]:
+        """The command line that runs a module of ours on ``host``."""
+        remote = shlex.join([self.python, "-m", module, *arguments])
+        return [*self._login(host, *OPTIONS), remote]
+
+    def trial(self, host: Host) -> str:
+        """What a user types to see whether ssh works."""
+        return shlex.join([*self._login(host), "true"])
+
+    def _login(self, host: Host, *more: str) -> list[str]:
+        port = host.port or self.port
+        # Of an option that is there twice, ssh takes the first.
+        chosen = ([] if port is None else ["-p", str(port)]) + [*self.options, *more]
+        return ["ssh", *chosen, host.target]
 
 
 def forwarded(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
@@ -57,11 +85,11 @@ class RemoteRankProcess(RankProcess):
         self,
         rank: int,
         host: Host,
-        command: Sequence[str],
+        program: Program,
         environ: Mapping[str, str],
         guardian: Guardian,
         *,
-        python: str,
+        ssh: Ssh,
         local_size: int,
         job: str | None,
         stdout: Stream,
@@ -72,22 +100,24 @@ class RemoteRankProcess(RankProcess):
         Args:
             rank: Its rank, for messages.
             host: Where to.
-            command: Program and arguments.
+            program: What it runs.
             environ: The variables that differ from those of a login there.
             guardian: Ends the ssh client when this process is killed.
-            python: The interpreter there.
+            ssh: How to get there.
             local_size: Ranks on that host, among which it divides its cores.
             job: Under which its part of a timeline is collected; None if there is to be none.
             stdout: As for ``subprocess.Popen``.
             stderr: As for ``subprocess.Popen``.
         """
-        remote = [python, "-m", "gradring.launch.remote_rank"]
-        ssh = ssh_command(host.target, remote)
-        super().__init__(rank, ssh, os.environ, guardian, stdin=PIPE, stdout=stdout, stderr=stderr)
+        login = ssh.command(host, "gradring.launch.remote_rank")
+        super().__init__(
+            rank, login, os.environ, guardian, stdin=PIPE, stdout=stdout, stderr=stderr
+        )
         self.host = host.name
         self._killed_at: float | None = None
         order: dict[str, Any] = {
-            "command": list(command),
+            "words": list(program.words),
+            "module": program.module,
             "environ": dict(environ),
             "directory": os.getcwd(),
             "local_size": local_size,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import gradring
 from gradring.launch.hosts import Host
 from gradring.launch.ports import free_ports
-from gradring.launch.ssh import ssh_command
+from gradring.launch.ssh import Ssh
 
 ANY_ADDRESS = "0.0.0.0"
 LIMIT_S = 60.0
@@ -25,25 +25,25 @@ class SurveyError(OSError):
     """A host cannot run ranks; the message names it."""
 
 
-def survey(hosts: Sequence[Host], python: str) -> dict[Host, list[int]]:
+def survey(hosts: Sequence[Host], ssh: Ssh) -> dict[Host, list[int]]:
     """Free ports on each host, one for each of its slots; all hosts are asked at once.
 
     Args:
         hosts: Where to look.
-        python: The interpreter on those that are reached by ssh.
+        ssh: How to get to those that are not this machine.
 
     Raises:
         SurveyError: A host cannot be reached, or gradring cannot run there.
     """
     with ThreadPoolExecutor(max_workers=len(hosts)) as threads:
-        found = threads.map(lambda host: _ports_of(host, python), hosts)
+        found = threads.map(lambda host: _ports_of(host, ssh), hosts)
         return dict(zip(hosts, found, strict=True))
 
 
-def _ports_of(host: Host, python: str) -> list[int]:
+def _ports_of(host: Host, ssh: Ssh) -> list[int]:
     if host.is_local:
         return free_ports(host.slots, ANY_ADDRESS)
-    command = ssh_command(host.target, [python, "-m", __name__, str(host.slots)])
+    command = ssh.command(host, __name__, str(host.slots))
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S
@@ -52,14 +52,14 @@ def _ports_of(host: Host, python: str) -> list[int]:
         raise SurveyError("there is no program 'ssh'; install an ssh client") from None
     except subprocess.TimeoutExpired:
         raise SurveyError(
-            f"host {host.target} did not answer within {LIMIT_S:g} s; try: ssh {host.target} true"
+            f"host {host.target} did not answer within {LIMIT_S:g} s; try: {ssh.trial(host)}"
         ) from None
     if done.returncode != 0:
         said = " | ".join(done.stderr.strip().splitlines()[-SHOWN_LINES:]) or "nothing"
         raise SurveyError(
             f"host {host.target} cannot run ranks: ssh ended with exit code {done.returncode} and "
-            f"said: {said} (ssh must work without a password, and {python} must have gradring; "
-            "--python names another interpreter)"
+            f"said: {said} (ssh must work without a password: {ssh.trial(host)}; and {ssh.python} "
+            "must have gradring: --python names another interpreter)"
         )
     # Shells may print greetings first.
     answer = json.loads(done.stdout.splitlines()[-1])

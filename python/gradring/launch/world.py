@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,9 @@ from gradring.launch.collect import collect, new_job
 from gradring.launch.guardian import Guardian
 from gradring.launch.hosts import Host, address_towards
 from gradring.launch.processes import PIPE, RankProcess, RankProcesses
+from gradring.launch.program import Program
 from gradring.launch.ranks import environments_at, rank_environments, thread_counts
-from gradring.launch.ssh import RemoteRankProcess, forwarded
+from gradring.launch.ssh import RemoteRankProcess, Ssh, forwarded
 from gradring.launch.survey import survey
 
 
@@ -26,7 +28,7 @@ class World:
         self,
         placed: Sequence[Host],
         *,
-        python: str,
+        ssh: Ssh,
         forward: Sequence[str],
         trace: Path | None = None,
     ) -> None:
@@ -34,12 +36,12 @@ class World:
 
         Args:
             placed: The host of each rank.
-            python: The interpreter on hosts reached by ssh.
+            ssh: How other hosts are reached.
             forward: Further variables for those hosts, as ``NAME`` or ``NAME=VALUE``.
             trace: The file that is to be the timeline of all ranks.
         """
         self._placed = placed
-        self._python = python
+        self._ssh = ssh
         self._forward = forward
         self._trace = trace
         self._job = new_job() if trace is not None else None
@@ -53,37 +55,42 @@ class World:
         """
         if not self.remote:
             return rank_environments(environ, len(self._placed))
-        ports = survey(list(dict.fromkeys(self._placed)), self._python)
+        ports = survey(list(dict.fromkeys(self._placed)), self._ssh)
         addresses = [joined_address(self._name(h), ports[h].pop()) for h in self._placed]
         return environments_at(_with_token(environ), addresses, len(self._placed))
 
     def start(
-        self, processes: RankProcesses, command: Sequence[str], environ: Mapping[str, str]
+        self, processes: RankProcesses, program: Program, environ: Mapping[str, str]
     ) -> RankProcess:
         """Starts the next rank, whose two streams are pipes."""
         host = self._placed[len(processes.ranks)]
         local_size = sum(other.name == host.name for other in self._placed)
         if host.is_local:
             divided = {**thread_counts(local_size), **environ}
+            command = program.command(divided.get("PATH"))
             return processes.start(command, divided, stdout=PIPE, stderr=PIPE)
         return processes.add(
             partial(
                 _start_remote,
                 host=host,
-                command=command,
+                program=program,
                 environ=forwarded(environ, self._forward),
-                python=self._python,
+                ssh=self._ssh,
                 local_size=local_size,
                 job=self._job,
             )
         )
+
+    def python_of(self, rank: int) -> str:
+        """The interpreter with gradring where this rank runs."""
+        return sys.executable if self._placed[rank].is_local else self._ssh.python
 
     def collect_parts(self) -> list[str]:
         """Brings the timeline's parts here from other hosts; a sentence for each that fails."""
         if self._trace is None or self._job is None:
             return []
         others = [host for host in dict.fromkeys(self._placed) if not host.is_local]
-        return collect(others, self._python, self._job, self._trace)
+        return collect(others, self._ssh, self._job, self._trace)
 
     def _name(self, host: Host) -> str:
         """The name under which the other hosts reach this one."""
