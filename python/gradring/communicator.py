@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gradring import _native, forks, lateness
 from gradring.clusters import parse
 from gradring.config import (
+    DEFAULT_PROMETHEUS_ADDRESS,
     DEFAULT_STALL_TIMEOUT_S,
     DEFAULT_STALL_WARNING_S,
     Settings,
@@ -192,6 +193,8 @@ class Communicator:
         #: The `Monitor` that counts steps, as long as there is one.
         self._monitor: Callable[[], Monitor | None] | None = None
         self._metrics: MetricsServer | None = None
+        #: Where they are served, unless a `Monitor` says otherwise.
+        self._metrics_address = DEFAULT_PROMETHEUS_ADDRESS
         #: The `Step` that the program is in.
         self._step: Step | None = None
         _open.add(self)
@@ -429,12 +432,12 @@ class Communicator:
         timeline.write(path, [records.parse(part) for part in parts])
         return path
 
-    def _serve_metrics(self, port: int) -> None:
+    def _serve_metrics(self, port: int, address: str | None = None) -> None:
         """Serves metrics at ``port`` plus the local rank until `close`, if that is free."""
         from gradring import metrics  # most programs do not need a web server
 
         if self._metrics is None:
-            self._metrics = metrics.serve(self, port)
+            self._metrics = metrics.serve(self, port, address or self._metrics_address)
 
     def _trace_until_close(self, part: Path) -> None:
         """Records a timeline from now on; `close` writes this rank's part of it."""

@@ -16,6 +16,7 @@ from gradring.errors import ConfigError
 TRANSPORTS = ("auto", "tcp", "shm")
 STREAMS = tuple(range(1, 17))
 DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_PROMETHEUS_ADDRESS = "127.0.0.1"
 TLS_VARIABLES = ("GRADRING_TLS_CA", "GRADRING_TLS_CERT", "GRADRING_TLS_KEY")
 DEFAULT_STALL_TIMEOUT_S = 1800.0
 DEFAULT_STALL_WARNING_S = 30.0
@@ -59,8 +60,9 @@ class Settings:
             SIGUSR2; None for nowhere.
         trace: The file of a timeline of all ranks; None for no timeline.
         log_dir: Where rank 0 writes the numbers of its `Monitor`; None for nowhere.
-        prometheus_port: Of 127.0.0.1, at which local rank 0 serves its metrics, local rank 1 at the
-            next, and so on; None for no metrics.
+        prometheus_port: At which local rank 0 serves its metrics, local rank 1 at the next, and so
+            on; None for no metrics.
+        prometheus_address: IP address at which it does so.
         log_level: Of the logger ``gradring``; None to leave it as it is.
     """
 
@@ -77,6 +79,7 @@ class Settings:
     interface: str | None = None
     log_dir: Path | None = None
     prometheus_port: int | None = None
+    prometheus_address: str = DEFAULT_PROMETHEUS_ADDRESS
     checksum: bool = False
     log_level: int | None = None
 
@@ -103,9 +106,9 @@ class Settings:
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
                 ``GRADRING_STREAMS``, ``GRADRING_CHECKSUM``, ``GRADRING_STALL_TIMEOUT_S``,
                 ``GRADRING_STALL_WARNING_S``, ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``,
-                ``GRADRING_LOG_DIR``, ``GRADRING_PROMETHEUS_PORT``, ``GRADRING_LOG``,
-                ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``,
-                ``GRADRING_INTERFACE``.
+                ``GRADRING_LOG_DIR``, ``GRADRING_PROMETHEUS_PORT``, ``GRADRING_PROMETHEUS_ADDRESS``,
+                ``GRADRING_LOG``, ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and
+                ``GRADRING_TLS_KEY``, ``GRADRING_INTERFACE``.
             token: Shared secret; a string is encoded as UTF-8.
             require_auth: Whether a token is obligatory.
             transport: ``auto``, ``tcp`` or ``shm``.
@@ -144,9 +147,11 @@ class Settings:
             flight_dir=_path(environ, "GRADRING_FLIGHT_DIR"),
             trace=_path(environ, "GRADRING_TRACE"),
             tls=_tls(environ, tls),
-            interface=_interface(environ, interface),
+            interface=_interface(environ, interface, "GRADRING_INTERFACE"),
             log_dir=_path(environ, "GRADRING_LOG_DIR"),
             prometheus_port=_port(environ, "GRADRING_PROMETHEUS_PORT"),
+            prometheus_address=_interface(environ, None, "GRADRING_PROMETHEUS_ADDRESS")
+            or DEFAULT_PROMETHEUS_ADDRESS,
             log_level=_log_level(environ, "GRADRING_LOG"),
         )
 
@@ -241,8 +246,8 @@ def _tls(environ: Mapping[str, str], given: TlsFiles | None) -> TlsFiles | None:
     return given
 
 
-def _interface(environ: Mapping[str, str], given: str | None) -> str | None:
-    name = "interface" if given is not None else "GRADRING_INTERFACE"
+def _interface(environ: Mapping[str, str], given: str | None, variable: str) -> str | None:
+    name = "interface" if given is not None else variable
     text = given if given is not None else environ.get(name, "").strip()
     if not text:
         return None

@@ -140,6 +140,7 @@ def _observe(communicator: Communicator, settings: Settings) -> None:
         communicator._native.write_records_to(settings.flight_dir)
     if settings.log_dir is not None:
         communicator._log_dir = settings.log_dir
+    communicator._metrics_address = settings.prometheus_address
     if settings.prometheus_port is not None:
         communicator._serve_metrics(settings.prometheus_port)
     if settings.trace is not None:

@@ -1,18 +1,21 @@
-"""What a rank has counted, for Prometheus: its text format over HTTP, on the loopback interface.
+"""What a rank has counted, for Prometheus: its text format over HTTP.
 
-Nobody but this machine can ask. Whoever collects from several machines runs an agent or a tunnel on
-each, which is also where passwords and encryption belong.
+Nobody but this machine can ask, unless another address is chosen. There is neither a password nor
+encryption: where these are wanted, an agent or a tunnel on each machine has them.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 
 import gradring
+from gradring.clusters.parse import joined_address
 
 if TYPE_CHECKING:
     from gradring.communicator import Communicator
@@ -29,11 +32,11 @@ _log = logging.getLogger("gradring")
 class MetricsServer:
     """Answers ``GET /metrics`` about one communicator, on a daemon thread."""
 
-    def __init__(self, communicator: Communicator, port: int) -> None:
-        """Listens at a port of 127.0.0.1; 0 is a free one.
+    def __init__(self, communicator: Communicator, port: int, address: str = LOOPBACK) -> None:
+        """Listens at a port, 0 for a free one, of an IP address; ``::`` is IPv4 as well.
 
         Raises:
-            OSError: The port is taken.
+            OSError: The port is taken, or the address is not this host's.
         """
 
         class Handler(BaseHTTPRequestHandler):
@@ -53,7 +56,8 @@ class MetricsServer:
             def log_message(self, format: str, *args: Any) -> None:
                 """Says nothing: a question every few seconds is no news."""
 
-        self._server = _Server((LOOPBACK, port), Handler)
+        server = _ServerOfIPv6 if ":" in address else _Server
+        self._server = server((address, port), Handler)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="gradring-metrics", daemon=True
         )
@@ -71,7 +75,9 @@ class MetricsServer:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+# Not `http.server.HTTPServer`: it asks for the host's name, and a name server may be slow.
+class _Server(ThreadingMixIn, TCPServer):
+    allow_reuse_address = True
     daemon_threads = True
     # A client that hangs must not keep the program from ending.
     block_on_close = False
@@ -80,18 +86,25 @@ class _Server(ThreadingHTTPServer):
         """A client that has gone is no news either."""
 
 
-def serve(communicator: Communicator, port: int) -> MetricsServer | None:
-    """Serves at ``port`` plus the local rank; None, and a warning, if that is taken."""
+class _ServerOfIPv6(_Server):
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+def serve(communicator: Communicator, port: int, address: str) -> MetricsServer | None:
+    """Serves at ``port`` plus the local rank; None, and a warning, if that cannot be had."""
     own = port + communicator.local_rank
     try:
-        return MetricsServer(communicator, own)
+        return MetricsServer(communicator, own, address)
     except (OSError, OverflowError) as error:
         _log.warning(
-            "rank %d on %s serves no metrics: %s:%d: %s",
+            "rank %d on %s serves no metrics: %s: %s",
             communicator.rank,
             communicator.host,
-            LOOPBACK,
-            own,
+            joined_address(address, own),
             getattr(error, "strerror", None) or error,
         )
         return None

@@ -61,6 +61,7 @@ class Monitor:
         log: str | os.PathLike[str] | None = None,
         on_line: Callable[[dict[str, Any]], None] | None = None,
         prometheus_port: int | None = None,
+        prometheus_address: str | None = None,
         first_step: int = 0,
     ) -> None:
         """Begins with the first step, which itself does not count: it builds graphs.
@@ -77,12 +78,15 @@ class Monitor:
                 ``GRADRING_LOG_DIR``, which ``gradring run --log-dir`` sets, or none.
             on_line: Called on rank 0 with the same dict.
             prometheus_port: As the variable ``GRADRING_PROMETHEUS_PORT``: every rank serves its
-                numbers at 127.0.0.1, at this port plus its local rank.
+                numbers at this port plus its local rank.
+            prometheus_address: As the variable ``GRADRING_PROMETHEUS_ADDRESS``: the IP address or
+                the network interface at which it does so; default the variable, or 127.0.0.1.
             first_step: How many steps were done before, as after a restart from a checkpoint; steps
                 are numbered from there.
 
         Raises:
-            ConfigError: ``of`` has no communicator, or an interval is not above 0.
+            ConfigError: ``of`` has no communicator, an interval is not above 0, or
+                ``prometheus_address`` is no address.
             OSError: ``log`` cannot be written.
         """
         communicator = of if isinstance(of, Communicator) else getattr(of, "communicator", None)
@@ -92,6 +96,10 @@ class Monitor:
             )
         if every_steps < 1 or not every_s > 0:
             raise ConfigError(f"every_steps={every_steps} and every_s={every_s} must be above 0")
+        if prometheus_address is not None:
+            from gradring.interfaces import address_of  # most programs need none
+
+            prometheus_address = address_of(prometheus_address, "prometheus_address")
         self._communicator = communicator
         self._samples_per_step = samples_per_step
         self._every_steps = every_steps
@@ -120,7 +128,7 @@ class Monitor:
         self._finished = False
         communicator._monitor = weakref.ref(self)
         if prometheus_port is not None:
-            communicator._serve_metrics(prometheus_port)
+            communicator._serve_metrics(prometheus_port, prometheus_address)
 
     @property
     def totals(self) -> Totals:

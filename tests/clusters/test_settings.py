@@ -37,6 +37,20 @@ def test_a_port_for_metrics_is_a_port() -> None:
             Settings.from_environ({"GRADRING_PROMETHEUS_PORT": text})
 
 
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::", "::"), ("lo", "127.0.0.1")],
+)
+def test_the_address_for_metrics_is_an_address_or_an_interface(text: str, address: str) -> None:
+    settings = Settings.from_environ({"GRADRING_PROMETHEUS_ADDRESS": text})
+    assert settings.prometheus_address == address
+
+
+def test_a_wrong_address_for_metrics_is_named() -> None:
+    with pytest.raises(ConfigError, match="GRADRING_PROMETHEUS_ADDRESS='9400' is neither an IP"):
+        Settings.from_environ({"GRADRING_PROMETHEUS_ADDRESS": "9400"})
+
+
 def test_an_argument_beats_a_variable() -> None:
     environ = {
         "GRADRING_TOKEN": "secret",

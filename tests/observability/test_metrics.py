@@ -1,12 +1,16 @@
-"""Metrics for Prometheus: right, well formed, and for this machine alone."""
+"""Metrics for Prometheus: right, well formed, and for this machine alone unless told otherwise."""
 
 from __future__ import annotations
 
 import io
+import json
+import re
 import socket
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +19,11 @@ from prometheus_client import parser
 
 import gradring
 from gradring import metrics
+from gradring.launch.hosts import parse_hosts
 from gradring.launch.ports import free_ports
 from gradring.testing import run_ranks
+
+GRAFANA = Path(__file__).parents[2] / "examples" / "grafana"
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
@@ -38,8 +45,8 @@ def parsed(text: str) -> Samples:
     return samples
 
 
-def ask(port: int, path: str = "/metrics") -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+def ask(port: int, path: str = "/metrics", address: str = "127.0.0.1") -> str:
+    with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=20) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return str(answer.read().decode())
 
@@ -77,10 +84,15 @@ def two_free_ports() -> int:
             continue
 
 
-def test_every_rank_serves_what_it_has_counted() -> None:
+@pytest.fixture(scope="module")
+def served() -> list[tuple[Samples, dict[str, Any]]]:
+    """What two ranks serve, and their statistics."""
     port = two_free_ports()
-    env = {"GRADRING_PROMETHEUS_PORT": str(port)}
-    for rank, (samples, stats) in enumerate(run_ranks(train, 2, port, env=env)):
+    return run_ranks(train, 2, port, env={"GRADRING_PROMETHEUS_PORT": str(port)})
+
+
+def test_every_rank_serves_what_it_has_counted(served: list[tuple[Samples, Any]]) -> None:
+    for rank, (samples, stats) in enumerate(served):
         kind = (("collective", "all_reduce"),)
         assert samples["gradring_collectives_total"][kind] == 21
         assert samples["gradring_collective_bytes_total"][kind] == 21 * 4000
@@ -103,6 +115,71 @@ def test_every_rank_serves_what_it_has_counted() -> None:
             assert parts["waiting"] > parts["compute"]
 
 
+def labels_of(samples: Samples) -> dict[str, set[str]]:
+    """The labels of each metric once Prometheus has it."""
+    own = {"rank", "job", "instance"}
+    return {
+        name: own.union(*({label for label, _ in labels} for labels in found))
+        for name, found in samples.items()
+    }
+
+
+def dashboard_queries() -> Iterator[tuple[str, str]]:
+    """The queries of the dashboard, and what each calls its lines."""
+    dashboard = json.loads((GRAFANA / "gradring.json").read_text())
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"])
+            assert asked is not None
+            yield f"count by ({asked[2]}) ({asked[1]})", ""
+    for panel in dashboard["panels"]:
+        assert panel["title"] and panel["targets"]
+        for target in panel["targets"]:
+            yield target["expr"], target["legendFormat"]
+
+
+def test_the_dashboard_asks_for_what_is_served(served: list[tuple[Samples, Any]]) -> None:
+    known = labels_of(served[0][0])
+    asked = set()
+    for query, legend in dashboard_queries():
+        metrics_asked = set(re.findall(r"gradring_\w+", query))
+        assert metrics_asked and metrics_asked <= known.keys(), query
+        selectors = ",".join(re.findall(r"\{(.*?)\}", query))
+        groups = ",".join(re.findall(r"\b(?:by|on|group_left) \((.*?)\)", query))
+        labels = set(re.findall(r"(\w+)=~?[\"']", selectors)) | set(re.findall(r"\w+", groups))
+        labels |= set(re.findall(r"\{\{(\w+)\}\}", legend))
+        for label in labels:
+            assert any(label in known[metric] for metric in metrics_asked), f"{label} in {query}"
+        asked |= metrics_asked
+    assert asked == known.keys(), "the dashboard shows all that is served"
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
+    dashboard = json.loads((GRAFANA / "gradring.json").read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (place["x"] + x, place["y"] + y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["w"])
+        for y in range(place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert {x for x, _ in cells} == set(range(24))
+
+
+def test_the_configuration_for_prometheus_asks_every_rank() -> None:
+    text = (GRAFANA / "prometheus.yml").read_text()
+    (targets,) = re.findall(r"targets: (\[.*\])", text)
+    (hosts,) = re.findall(r"--hosts (\S+)", text)
+    (port,) = re.findall(r"GRADRING_PROMETHEUS_PORT=(\d+)", text)
+    assert json.loads(targets) == [
+        f"{host.name}:{int(port) + local}"
+        for host in parse_hosts(hosts)
+        for local in range(host.slots)
+    ]
+
+
 def alone() -> list[str]:
     """A second communicator at a port that is taken."""
     with socket.create_server(("127.0.0.1", 0)) as taken, gradring.init() as comm:
@@ -117,6 +194,44 @@ def test_a_port_that_is_taken_stops_nobody(caplog: pytest.LogCaptureFixture) -> 
     lines = alone()
     assert any(line.startswith("gradring_info{") for line in lines)
     assert "serves no metrics: 127.0.0.1:" in caplog.text
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("address", "others"),
+    [("0.0.0.0", ["127.0.0.2"]), ("::", ["127.0.0.2", "[::1]"]), ("::1", ["[::1]"])],
+)
+@pytest.mark.parametrize("by_variable", [True, False])
+def test_another_address_can_be_chosen(
+    address: str, others: list[str], by_variable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ":" in address and not has_ipv6():
+        pytest.skip("this system has no IPv6")
+    (port,) = free_ports(1, "0.0.0.0")
+    if by_variable:
+        monkeypatch.setenv("GRADRING_PROMETHEUS_ADDRESS", address)
+        monkeypatch.setenv("GRADRING_PROMETHEUS_PORT", str(port))
+    with gradring.init() as comm:
+        if not by_variable:
+            monitor = gradring.Monitor(comm, prometheus_port=port, prometheus_address=address)
+        for other in others:
+            assert "gradring_info" in parsed(ask(port, address=other))
+        if not by_variable:
+            monitor.finish()
+
+
+def test_an_address_of_another_host_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with gradring.init() as comm:
+        gradring.Monitor(comm, prometheus_port=9400, prometheus_address="2001:db8::1").finish()
+        assert comm._metrics is None
+    assert "serves no metrics: [2001:db8::1]:9400: " in caplog.text
 
 
 def test_labels_are_escaped() -> None:
