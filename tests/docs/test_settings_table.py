@@ -67,7 +67,8 @@ def test_arguments_and_defaults_are_those_of_the_code() -> None:
 def test_the_page_has_every_option_of_run() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     run.add_arguments(parser)
-    shown = {row.split("`")[1].split()[0] for row in PAGE.read_text().splitlines() if "| `-" in row}
+    rows = re.findall(r"^\| (`-.*?) \|", PAGE.read_text(), re.MULTILINE)
+    shown = {option for row in rows for option in re.findall(r"`(-[-\w]+)", row)}
     assert shown == {option for action in parser._actions for option in action.option_strings}
 
 

@@ -77,6 +77,7 @@ def test_other_programs_run_as_they_are(here: Path) -> None:
     ("command", "problem"),
     [
         (["train.py"], "there is no file 'train.py' in {here}"),
+        (["/there/train.py"], "there is no file '/there/train.py'\n"),
         (["there/train.py"], "there is no file 'there/train.py' in {here}"),
         (["run.sh"], "there is no program 'run.sh' on PATH; type ./run.sh for the file"),
         (["./plain file"], "'./plain file' cannot be executed; type: chmod +x './plain file'"),
@@ -123,6 +124,12 @@ def test_a_python_without_our_packages_is_explained_in_one_line(
     assert done.stderr.count("gradring run ...") == 1
 
 
+def test_it_is_explained_for_a_module_too(here: Path, without_gradring: dict[str, str]) -> None:
+    done = gradring("run", "-np", 1, "python", "-m", "gradring", "env", **without_gradring)
+    last = done.stderr.splitlines()[-1]
+    assert last.endswith("; type: gradring run ... -m gradring env"), done.stderr
+
+
 def test_a_shell_script_whose_python_has_no_gradring_is_explained(
     here: Path, without_gradring: dict[str, str]
 ) -> None:
@@ -130,7 +137,7 @@ def test_a_shell_script_whose_python_has_no_gradring_is_explained(
     executable(here / "run.sh", "#!/bin/sh\npython train.py\n")
     done = gradring("run", "-np", 1, "./run.sh", **without_gradring)
     last = done.stderr.splitlines()[-1]
-    assert last.endswith(f"is installed for {sys.executable}; let ./run.sh start that"), last
+    assert last.endswith(f"is installed for {sys.executable}; use that one"), last
 
 
 @pytest.mark.parametrize(
@@ -159,13 +166,17 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
     # The path there has a space, and differs from the path here.
     there = executable(tmp_path / "an env" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "key").touch()
-    (tmp_path / "hosts").write_text("localhost\n127.0.0.2 slots=1 port=2222 # there\n")
-    options = ["--hostfile", tmp_path / "hosts", "--python", there, "--ssh-port", 23]
+    # The last host is not needed, and cannot be reached.
+    text = "localhost\r\n127.0.0.2 slots=1 port=2222 # there\r\n127.0.0.3\r\n"
+    (tmp_path / "hosts").write_text(text)
+    options = ["-np", 2, "--hostfile", tmp_path / "hosts", "--python", there, "--ssh-port", 23]
     options += ["--ssh-identity-file", tmp_path / "key", "--ssh-option", "ConnectTimeout=3"]
+    ssh |= {"SSH_STAND_IN_DOWN": "127.0.0.3", "PYTHONPATH": path_with(here)}
+    arguments = ["a b", "$HOME '`x`'", "new\nline", "", "*", "--hosts", "--", "-np"]
     for command in (["train.py"], ["-m", "train"]):
-        done = gradring("run", *options, *command, "a b", **ssh, PYTHONPATH=path_with(here))
+        done = gradring("run", *options, *command, *arguments, **ssh)
         assert sorted(done.stdout.splitlines()) == [
-            f"[{rank}] {sys.executable} ['a b'] __main__" for rank in (0, 1)
+            f"[{rank}] {sys.executable} {arguments} __main__" for rank in (0, 1)
         ], done.stderr
     notes = Path(ssh["SSH_STAND_IN_NOTES"]).read_text().splitlines()
     assert len(notes) == 4  # for each run, a look at the host and a rank

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-np",
+        "-n",
         type=_count,
         metavar="N",
         dest="world_size",

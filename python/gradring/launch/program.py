@@ -39,7 +39,8 @@ class Program:
         if self.module:
             return None
         if self._is_script(path):
-            return None if os.path.exists(name) else f"there is no file {name!r} in {os.getcwd()}"
+            where = "" if os.path.isabs(name) else f" in {os.getcwd()}"
+            return None if os.path.exists(name) else f"there is no file {name!r}{where}"
         if shutil.which(name, path=path) is not None:
             return None
         if _PYTHON.fullmatch(name):
@@ -69,7 +70,7 @@ class Program:
         if _PYTHON.fullmatch(name):
             advice = f"type: {self._with_our_python(python)}"
         else:
-            advice = f"let {name} start that"
+            advice = "use that one"
         return (
             f"the Python that {name!r} started on {host} has no {module}; gradring is installed "
             f"for {python}; {advice}"

@@ -14,7 +14,8 @@ BLAME = re.compile(
     rb"\bgradring(?:\.errors\.| )\w+Error: (?:.*?\(collective #\d+\): )??rank (\d+) on "
 )
 """An error of gradring's that names a rank; the second form is inside an error of TensorFlow's."""
-NO_MODULE = re.compile(rb"ModuleNotFoundError: No module named '([\w.]+)'")
+NO_MODULE = re.compile(rb": No module named '?(\w[\w.]*)")
+"""In a traceback, and as ``python -m`` says it."""
 LAST_LINES = 20
 MAX_LINES = 100
 
@@ -55,7 +56,7 @@ def blamed_rank(stderr: Sequence[bytes]) -> int | None:
 
 def missing_module(words: Sequence[bytes]) -> str | None:
     """The module that a rank did not find, if its last line says so."""
-    found = NO_MODULE.match(words[-1]) if words else None
+    found = NO_MODULE.search(words[-1]) if words else None
     return found[1].decode() if found else None
 
 
