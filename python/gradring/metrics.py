@@ -25,6 +25,8 @@ LOOPBACK = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: How long a client may take to say what it wants.
 REQUEST_S = 5.0
+#: Who asks while so many are being answered is sent away: strangers must not exhaust a rank.
+CLIENTS = 16
 
 _log = logging.getLogger("gradring")
 
@@ -81,6 +83,26 @@ class _Server(ThreadingMixIn, TCPServer):
     daemon_threads = True
     # A client that hangs must not keep the program from ending.
     block_on_close = False
+
+    def __init__(self, *args: Any) -> None:
+        self._places = threading.Semaphore(CLIENTS)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has gone is no news either."""

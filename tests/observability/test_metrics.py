@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import io
 import json
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +25,7 @@ from gradring import metrics
 from gradring.launch.hosts import parse_hosts
 from gradring.launch.ports import free_ports
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 GRAFANA = Path(__file__).parents[2] / "examples" / "grafana"
 
@@ -225,6 +229,22 @@ def test_another_address_can_be_chosen(
             assert "gradring_info" in parsed(ask(port, address=other))
         if not by_variable:
             monitor.finish()
+
+
+def test_clients_that_say_nothing_cannot_exhaust_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "REQUEST_S", 600.0)
+    (port,) = free_ports(1)
+    with gradring.init() as comm, contextlib.ExitStack() as idle:
+        gradring.Monitor(comm, prometheus_port=port, stream=io.StringIO())
+        threads = threading.active_count()
+        for _ in range(metrics.CLIENTS):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+            ask(port)
+        assert threading.active_count() <= threads + metrics.CLIENTS
+        idle.close()
+        wait_until(lambda: threading.active_count() <= threads, "their places are free")
+        assert "gradring_info" in parsed(ask(port))
 
 
 def test_an_address_of_another_host_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
