@@ -167,7 +167,7 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
     there = executable(tmp_path / "an env" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "key").touch()
     # The last host is not needed, and cannot be reached.
-    text = "localhost\r\n127.0.0.2 slots=1 port=2222 # there\r\n127.0.0.3\r\n"
+    text = "localhost\r\n127.0.0.2 slots=99999999999 port=2222 # there\r\n127.0.0.3\r\n"
     (tmp_path / "hosts").write_text(text)
     options = ["-np", 2, "--hostfile", tmp_path / "hosts", "--python", there, "--ssh-port", 23]
     options += ["--ssh-identity-file", tmp_path / "key", "--ssh-option", "ConnectTimeout=3"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,9 @@ class World:
         """
         if not self.remote:
             return rank_environments(environ, len(self._placed))
-        ports = survey(list(dict.fromkeys(self._placed)), self._ssh)
+        needed = Counter(self._placed)
+        asked = [replace(host, slots=ranks) for host, ranks in needed.items()]
+        ports = dict(zip(needed, survey(asked, self._ssh).values(), strict=True))
         addresses = [joined_address(self._name(h), ports[h].pop()) for h in self._placed]
         return environments_at(_with_token(environ), addresses, len(self._placed))
 
