@@ -44,6 +44,7 @@ def bench() -> Iterator[peer_rank.Bench]:
             world_size=WORLD_SIZE,
             rendezvous=own["GRADRING_RENDEZVOUS"],
             token=own["GRADRING_TOKEN"],
+            transport=peer_rank.TRANSPORT,
         ) as comm:
             opened = peer_rank.open_bench(comm)
             yield opened
@@ -58,8 +59,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     measured = [_measurement(b) for b in benchmarks if "system" in b.extra_info]
     if not measured:
         return
-    terminalreporter.section("ratios of medians")
-    for line in table.ratios(measured):
+    terminalreporter.section("p50, p90 and p99")
+    for line in table.compared(measured):
         terminalreporter.write_line(line)
     if any(terminalreporter.stats.get(kind) for kind in ("failed", "error", "deselected")):
         terminalreporter.write_line("not recorded: not everything was measured, or right")

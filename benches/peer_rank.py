@@ -18,6 +18,8 @@ from gradring.bench.systems import LocalReduction, LocalSystem, load_peer
 from gradring.bench.systems.own import Gradring
 
 OP, DTYPE = "sum", "float32"
+TRANSPORT = "tcp"
+"""As TensorFlow's own: shared memory would be no like to gRPC."""
 
 
 class Command(IntEnum):
@@ -80,7 +82,7 @@ def open_bench(comm: gradring.Communicator) -> Bench:
 
 
 def follow() -> None:
-    with gradring.init() as comm:
+    with gradring.init(transport=TRANSPORT) as comm:
         bench = open_bench(comm)
         while True:
             command, system, size_bytes = bench.listen()

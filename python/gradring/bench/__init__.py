@@ -8,7 +8,8 @@
 ``all_reduce``        starts the ranks and prints what they measure
 ``raw_link``          ``gradring bench link``: the links without a collective
 ``congestion``        the same TCP congestion control for all systems
-``measurement``       one system at one size: median, spread, algbw and busbw
+``measurement``       one system at one size: p50, p90, p99, algbw and busbw
+``comparison``        which measurements may be compared: like with like
 ``record``            a run: when, where and with what, and its measurements
 ``table``             measurements and ratios as text
 ``machine``           where and with what it was measured

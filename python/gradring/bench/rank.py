@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import gradring
-from gradring.bench.measurement import Measurement, to_json
+from gradring.bench.measurement import P99_ITERATIONS, Measurement, to_json
 from gradring.bench.plan import TLS, Plan, native
 from gradring.bench.systems import System, load_peer
 from gradring.bench.systems.agree import agree_on_ports
@@ -34,12 +34,15 @@ from gradring.communicator import Communicator
 from gradring.config import TLS_VARIABLES, Settings, TlsFiles
 from gradring.launch.ports import LOOPBACK
 
-ROUNDS = 5
-CELL_S = 1.5
-"""Time that the iterations of one system at one size may take, with their checks."""
-MIN_ITERATIONS, MAX_ITERATIONS = 2 * ROUNDS, 1000
-WARM_UP_ITERATIONS = 3
-"""The first of them traces, allocates and connects; the last tells how long one takes."""
+ROUNDS = 20
+"""Many, since each finds the ranks on other cores, or both on one, where they stay for a while."""
+CELL_S = 3.0
+"""Time that the iterations of one system at one size may take, with their checks,"""
+PATIENCE_S = 60.0
+"""or that they may take where fewer would be too few for a p99."""
+MIN_ITERATIONS, MAX_ITERATIONS = 10, 2000
+WARM_UP_ITERATIONS, PROBES = 5, 3
+"""The first of them traces, allocates and connects; the last few tell how long one takes."""
 
 
 def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
@@ -158,14 +161,23 @@ class _Cell:
 
 def _iterations_per_round(comm: Communicator, cell: _Cell, wanted: int | None) -> list[int]:
     """Warms the cell up and divides its iterations among the rounds; rank 0 decides."""
-    cell.iterate(WARM_UP_ITERATIONS - 1, timed=False)
-    start = time.perf_counter()
-    cell.iterate(1, timed=False)
-    last_s = time.perf_counter() - start
+    cell.iterate(WARM_UP_ITERATIONS - PROBES, timed=False)
+    one_s = min(_probe(cell) for _ in range(PROBES))
     # Asked of each system when its own collective was the last one of its communicator.
     cell.algorithm = cell.system.algorithm
-    fitting = min(max(int(CELL_S / last_s), MIN_ITERATIONS), MAX_ITERATIONS)
-    total = np.array([fitting if wanted is None else wanted])
+    total = np.array([affordable(one_s) if wanted is None else wanted])
     comm.broadcast(total, name="bench/iterations")
     quotient, rest = divmod(int(total[0]), ROUNDS)
     return [quotient + (number < rest) for number in range(ROUNDS)]
+
+
+def _probe(cell: _Cell) -> float:
+    start = time.perf_counter()
+    cell.iterate(1, timed=False)
+    return time.perf_counter() - start
+
+
+def affordable(one_s: float) -> int:
+    """Iterations of a system of which one takes ``one_s`` seconds: enough for a p99, if it can."""
+    enough = min(P99_ITERATIONS, int(PATIENCE_S / one_s))
+    return min(max(int(CELL_S / one_s), enough, MIN_ITERATIONS), MAX_ITERATIONS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import numpy as np
 
 import gradring
 from gradring.bench import machine
@@ -37,6 +38,7 @@ class Bandwidth:
         volume_bytes: Sent in each direction by one exchange.
         exchanges: How many were timed.
         median_gbps: In each direction, in 1e9 bytes/s: the median,
+        p90_gbps: what nine in ten exchanges reach,
         best_gbps: and the fastest.
         wrong: Bytes that were not as sent, of what each exchange received last.
     """
@@ -45,6 +47,7 @@ class Bandwidth:
     volume_bytes: int
     exchanges: int
     median_gbps: float
+    p90_gbps: float
     best_gbps: float
     wrong: int
 
@@ -56,6 +59,8 @@ class LinkMeasurement:
     Attributes:
         bandwidths: One for each size of blocks; the last is as large as the volume.
         round_trip_us: Time of 4 bytes there and back, blocking: the median,
+        p90_round_trip_us: what nine in ten stay below,
+        p99_round_trip_us: 99 in 100,
         best_round_trip_us: and the shortest.
         round_trips: How many were timed.
         congestion_control: Of the connection.
@@ -65,6 +70,8 @@ class LinkMeasurement:
 
     bandwidths: list[Bandwidth]
     round_trip_us: float
+    p90_round_trip_us: float
+    p99_round_trip_us: float
     best_round_trip_us: float
     round_trips: int
     congestion_control: str
@@ -102,13 +109,15 @@ def bench_link(
         what = "a buffer" if bandwidth.block_bytes >= bandwidth.volume_bytes else "repeated blocks"
         say(
             f"{what} of {format_size(bandwidth.block_bytes)}: "
-            f"{bandwidth.median_gbps:.2f} GB/s per direction (best {bandwidth.best_gbps:.2f}; "
+            f"{bandwidth.median_gbps:.2f} GB/s per direction ({bandwidth.p90_gbps:.2f} or more in "
+            f"nine of ten, best {bandwidth.best_gbps:.2f}; "
             f"{bandwidth.exchanges} x {format_size(bandwidth.volume_bytes)}), "
             f"{bandwidth.wrong} wrong"
         )
     say(
         f"4 bytes there and back: {format_time(found.round_trip_us)} "
-        f"(best {format_time(found.best_round_trip_us)}; {found.round_trips} times)"
+        f"(p90 {format_time(found.p90_round_trip_us)}, p99 {format_time(found.p99_round_trip_us)}, "
+        f"best {format_time(found.best_round_trip_us)}; {found.round_trips} times)"
     )
     return found
 
@@ -133,9 +142,12 @@ def measure(volume_bytes: int) -> LinkMeasurement:
         trips_us = [
             link.round_trip(comm.rank, comm.world_size) * 1e6 for _ in range(WARM_UPS + ROUND_TRIPS)
         ][WARM_UPS:]
+        median_us, p90_us, p99_us = np.quantile(trips_us, (0.5, 0.9, 0.99)).round(1).tolist()
         return LinkMeasurement(
             [_bandwidth(block, volume_bytes, durations_s[block], wrong[block]) for block in wrong],
-            round(statistics.median(trips_us), 1),
+            median_us,
+            p90_us,
+            p99_us,
             round(min(trips_us), 1),
             len(trips_us),
             link.congestion_control(),
@@ -154,11 +166,6 @@ def write_json(path: Path, measurement: LinkMeasurement) -> None:
 
 
 def _bandwidth(block: int, volume_bytes: int, durations_s: list[float], wrong: int) -> Bandwidth:
-    return Bandwidth(
-        block,
-        volume_bytes,
-        len(durations_s),
-        round(volume_bytes / statistics.median(durations_s) / 1e9, 3),
-        round(volume_bytes / min(durations_s) / 1e9, 3),
-        wrong,
-    )
+    times_s = np.quantile(durations_s, (0.5, 0.9, 0.0))
+    median, p90, best = (round(float(volume_bytes / time_s / 1e9), 3) for time_s in times_s)
+    return Bandwidth(block, volume_bytes, len(durations_s), median, p90, best, wrong)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gradring.bench.comparison import (
+    QUANTILES,
+    TCP_TRANSPORTS,
+    Comparison,
+    comparisons,
+    label,
+    times_as_long,
+    times_us,
+)
 from gradring.bench.measurement import Measurement
 from gradring.bench.plan import format_size
 from gradring.bench.systems import link
 from gradring.bench.values import dtype_of
-
-TCP_TRANSPORTS = ("tcp", "tls", "grpc")
-"""What goes through the links that `link` measures."""
 
 _COLUMNS = (
     ("size", 8),
@@ -22,11 +28,19 @@ _COLUMNS = (
     ("median us", 11),
     ("min us", 11),
     ("p90 us", 11),
+    ("p99 us", 11),
     ("algbw GB/s", 11),
     ("busbw GB/s", 11),
     ("of link", 8),
     ("iterations", 11),
     ("wrong", 6),
+)
+_COMPARED = (
+    ("size", 8),
+    ("kind", 36),
+    ("system", 22),
+    *((quantile, 7) for quantile in QUANTILES),
+    *((quantile, 7) for quantile in QUANTILES),
 )
 
 
@@ -58,6 +72,7 @@ def _row(measurement: Measurement, op: str, limit_gbps: float | None) -> str:
             f"{m.median_us:.1f}",
             f"{m.min_us:.1f}",
             f"{m.p90_us:.1f}",
+            "-" if m.p99_us is None else f"{m.p99_us:.1f}",
             f"{m.algbw_gbps:.3f}",
             f"{m.busbw_gbps:.3f}",
             _share(m, limit_gbps),
@@ -67,15 +82,15 @@ def _row(measurement: Measurement, op: str, limit_gbps: float | None) -> str:
     )
 
 
-def ratios(measurements: Iterable[Measurement]) -> list[str]:
-    """One line per size: the medians, and how many times the first system's the others' are.
-
-    A system that occurs with several transports is followed by its transport.
-    """
-    by_size: dict[int, list[Measurement]] = {}
-    for measurement in measurements:
-        by_size.setdefault(measurement.bytes, []).append(measurement)
-    return [f"{format_size(size)}: " + ", ".join(_compared(rows)) for size, rows in by_size.items()]
+def compared(measurements: Iterable[Measurement]) -> list[str]:
+    """Like with like: p50, p90 and p99, and how many times the first system's they are."""
+    lines = [
+        "Like with like, and how many times as long as gradring's first the others take:",
+        _line([name for name, _ in _COMPARED], _COMPARED),
+    ]
+    for comparison in comparisons(measurements):
+        lines += [_compared(comparison, row) for row in comparison.rows]
+    return lines
 
 
 def format_time(microseconds: float) -> str:
@@ -85,8 +100,10 @@ def format_time(microseconds: float) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """``12.3x``, or ``0.042x``: at least two digits."""
-    return f"{ratio:.1f}x" if ratio >= 1 else f"{ratio:.2g}x"
+    """``120x``, ``1.2x`` or ``0.042x``: two digits, or all of those before the point."""
+    if ratio < 1:
+        return f"{ratio:.2g}x"
+    return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
 
 
 def _share(measurement: Measurement, limit_gbps: float | None) -> str:
@@ -95,22 +112,22 @@ def _share(measurement: Measurement, limit_gbps: float | None) -> str:
     return f"{measurement.busbw_gbps / limit_gbps:.0%}"
 
 
-def _compared(rows: Sequence[Measurement]) -> list[str]:
-    first, *others = rows
-    names = [row.system for row in rows]
+def _compared(comparison: Comparison, row: Measurement) -> str:
+    base = comparison.base
+    alone = base is None or row is base
+    factors = (None,) * 3 if base is None or alone else times_as_long(row, base)
+    return _line(
+        [
+            format_size(comparison.bytes),
+            comparison.kind,
+            label(row, comparison.rows),
+            *("-" if us is None else format_time(us) for us in times_us(row)),
+            *("" if factor is None else format_ratio(factor) for factor in factors),
+        ],
+        _COMPARED,
+    )
 
-    def label(row: Measurement) -> str:
-        return f"{row.system} {row.transport}" if names.count(row.system) > 1 else row.system
 
-    return [
-        f"{label(first)} {format_time(first.median_us)}",
-        *(
-            f"{label(other)} {format_time(other.median_us)} "
-            f"({format_ratio(other.median_us / first.median_us)})"
-            for other in others
-        ),
-    ]
-
-
-def _line(texts: Sequence[str]) -> str:
-    return " ".join(text.rjust(width) for text, (_, width) in zip(texts, _COLUMNS, strict=True))
+def _line(texts: Sequence[str], columns: Sequence[tuple[str, int]] = _COLUMNS) -> str:
+    aligned = (text.rjust(width) for text, (_, width) in zip(texts, columns, strict=True))
+    return " ".join(aligned).rstrip()

@@ -4,9 +4,10 @@
 ``tensorflow-strategy``    `ReplicaContext.all_reduce` under `MultiWorkerMirroredStrategy`, RING
 ``tensorflow-raw``         the op below it, `CollectiveReduceV2`, tuned: four subdivisions
 ``gradring-op``            `gradring.tensorflow.all_reduce`
+``gradring-strategy``      `ReplicaContext.all_reduce` under our `CustomCollectiveStrategy`
 =========================  =====================================================================
 
-All three are a `tf.function` that reads one variable and assigns the result to another. Nothing can
+All are a `tf.function` that reads one variable and assigns the result to another. Nothing can
 be folded, since the source is a variable. The assignment is an effect, so that the op cannot be
 pruned; it takes over the op's output without a copy, and nothing is read back to numpy while the
 clock runs. A call returns when the assignment has been made. What the clock sees besides the
@@ -82,24 +83,45 @@ def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[
     def own_op(tensor: Any, op: str) -> Any:
         return gradring.tensorflow.all_reduce(tensor, op=op, communicator=comm)
 
+    def own_algorithm() -> str:
+        algorithm: str = comm.stats()["algorithm"]
+        return algorithm
+
+    own_strategy = gradring.tensorflow.CustomCollectiveStrategy(communicator=comm)
+    transport = comm.stats()["transport"]
     device = f"/job:worker/replica:0/task:{comm.rank}/device:CPU:0"
     return [
         _System("tensorflow-strategy", "grpc", device, _strategy_all_reduce(strategy)),
         _System("tensorflow-raw", "grpc", device, _raw_all_reduce(comm, device)),
-        _System("gradring-op", comm.stats()["transport"], device, own_op),
+        _System("gradring-op", transport, device, own_op, own_algorithm),
+        _System(
+            "gradring-strategy",
+            transport,
+            device,
+            _strategy_all_reduce(own_strategy),
+            own_algorithm,
+        ),
     ]
 
 
 class _System:
-    algorithm = "ring"
-
     def __init__(
-        self, name: str, transport: str, device: str, all_reduce: Callable[[Any, str], Any]
+        self,
+        name: str,
+        transport: str,
+        device: str,
+        all_reduce: Callable[[Any, str], Any],
+        algorithm: Callable[[], str] = lambda: "ring",
     ) -> None:
         self.name = name
         self.transport = transport
+        self._algorithm = algorithm
         self._device = device
         self._all_reduce = all_reduce
+
+    @property
+    def algorithm(self) -> str:
+        return self._algorithm()
 
     def prepare(self, problem: Problem) -> _Reduction:
         return _Reduction(problem, self._device, self._all_reduce)
