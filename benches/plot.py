@@ -6,11 +6,11 @@ The file is what `gradring bench all-reduce --json` writes. Each panel compares 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benches.tables import Recorded
 from gradring.bench.comparison import ARRAY, OP, STRATEGY, comparisons
 from gradring.bench.measurement import Measurement
 from gradring.bench.plan import format_size
@@ -101,20 +101,6 @@ def draw(measured: list[Measurement], picture: Path) -> None:
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=150)
         pyplot.close(figure)
-
-
-def read(path: Path) -> list[Measurement]:
-    """The measurements in a file.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is something else.
-    """
-    found = json.loads(path.read_text())
-    try:
-        return [Measurement(**row) for row in found["measurements"]]
-    except (KeyError, TypeError):
-        raise ValueError(f"{path} has no measurements of gradring bench all-reduce") from None
 
 
 def _panels(measured: list[Measurement]) -> dict[str, list[list[Measurement]]]:
@@ -215,7 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("picture", type=Path, metavar="PICTURE.png")
     options = parser.parse_args(arguments)
     try:
-        draw(read(options.measured), options.picture)
+        draw(Recorded.read(options.measured).measurements, options.picture)
     except (OSError, ValueError) as error:
         raise SystemExit(f"benches.plot: {error}") from None
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ import numpy as np
 
 from gradring import _native
 from gradring.bench import machine
+from gradring.bench.measurement import P99_ITERATIONS
 from gradring.testing import run_ranks
 
 WORKERS = 2
@@ -48,20 +49,29 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Row:
-    """One model: milliseconds per step by way, the median over rounds, and rates over *alone*."""
+    """One model: milliseconds of a step by way, the median of all, p90, and p99 of 100 or more;
+    and rates over *alone*."""
 
     model: str
     parameters: int
     batch: int
     rounds: int
     ms_per_step: dict[str, float]
+    p90_ms: dict[str, float]
+    p99_ms: dict[str, float | None]
     rate: dict[str, float]
+
+    def times(self, way: str) -> str:
+        """p50, p90 and p99 in milliseconds, as text."""
+        p99_ms = self.p99_ms[way]
+        last = "-" if p99_ms is None else f"{p99_ms:.1f}"
+        return f"{self.ms_per_step[way]:.1f} / {self.p90_ms[way]:.1f} / {last}"
 
 
 def rank_main(
     model: str, batch: int, rounds: int, steps: int
 ) -> tuple[int, dict[str, list[float]]]:
-    """Trains in all ways in turn; number of parameters, and seconds per step of each round."""
+    """Trains in all ways in turn; number of parameters, and seconds of each step."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import gradring
     from gradring.bench.systems.tensorflow import configure
@@ -90,15 +100,15 @@ def rank_main(
         for number in range(rounds + 1):
             for way, training in trainings.items():
                 comm.barrier()
-                start = time.perf_counter()
+                count = WARM_UP_STEPS if number == 0 else steps
+                steps_s = np.zeros(count)
                 if way != "alone" or comm.rank == 0:
-                    training.steps(WARM_UP_STEPS if number == 0 else steps)
-                elapsed_s = time.perf_counter() - start
+                    steps_s[:] = training.steps(count)
                 comm.barrier()
                 # Of the slower worker; the other one is not done before it either.
-                elapsed_s = comm.all_reduce(elapsed_s, op="max")
+                comm.all_reduce(steps_s, op="max")
                 if number > 0:
-                    times[way].append(elapsed_s / steps)
+                    times[way] += steps_s.tolist()
         _check(comm, trainings)
         comm.barrier()
         return trainings["alone"].parameters(), times
@@ -134,10 +144,14 @@ class _Training:
 
         self._step: Callable[[], Any] = lambda: step(*batch)
 
-    def steps(self, count: int) -> None:
+    def steps(self, count: int) -> list[float]:
+        """Trains; seconds of each step."""
+        ends = [time.perf_counter()]
         for _ in range(count):
             loss = float(self._step())
+            ends.append(time.perf_counter())
         assert np.isfinite(loss)
+        return [end - start for start, end in pairwise(ends)]
 
     def parameters(self) -> int:
         return int(self.model.count_params())
@@ -187,14 +201,20 @@ def measure(model: str, batch: int, rounds: int, steps: int) -> Row:
     parameters, times = run_ranks(
         rank_main, WORKERS, model, batch, rounds, steps, timeout=TIMEOUT_S
     )[0]
-    median_s = {way: statistics.median(times[way]) for way in WAYS}
+    quantiles_ms = {
+        way: (1e3 * np.quantile(times[way], (0.5, 0.9, 0.99))).round(3).tolist() for way in WAYS
+    }
+    ms, p90_ms, p99_ms = ({way: quantiles_ms[way][i] for way in WAYS} for i in range(3))
+    enough = rounds * steps >= P99_ITERATIONS
     return Row(
         model,
         parameters,
         batch,
         rounds,
-        {way: round(median_s[way] * 1e3, 3) for way in WAYS},
-        {way: round(WORKERS * median_s["alone"] / median_s[way], 4) for way in WAYS[1:]},
+        ms,
+        p90_ms,
+        {way: p99_ms[way] if enough else None for way in WAYS},
+        {way: round(WORKERS * ms["alone"] / ms[way], 4) for way in WAYS[1:]},
     )
 
 
@@ -203,7 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", default=",".join(MODELS), help="default %(default)s")
     parser.add_argument("--batch", type=int, default=128, help="samples of each worker")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=5, help="of each way in each round")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--allow-debug", action="store_true")
@@ -214,16 +234,17 @@ def main(arguments: list[str] | None = None) -> None:
     if _native.build_info()["debug"] and not options.allow_debug:
         raise SystemExit("this is a debug build; build with --release to measure")
     print(f"# {machine.machine()}, load {machine.load()}, {machine.versions(['tensorflow'])}")
-    print(f"# {WORKERS} workers of one thread, {options.batch} samples each; ms per step, rate")
-    print(f"{'model':>8} {'parameters':>11} {'alone':>8}", end="")
-    print("".join(f" {way:>9} {'rate':>5}" for way in WAYS[1:]), "mirrored/gradring")
+    print(f"# {WORKERS} workers of one thread, {options.batch} samples each; ms of a step:")
+    print("# p50 / p90 / p99 of all steps (p99 of 100 or more), and the rate")
+    print(f"{'model':>8} {'parameters':>11} {'alone':>21}", end="")
+    print("".join(f" {way:>21} {'rate':>5}" for way in WAYS[1:]), "mirrored/gradring")
     rows = []
     for model in models:
         row = measure(model, options.batch, options.rounds, options.steps)
         rows.append(row)
         ms = row.ms_per_step
-        print(f"{row.model:>8} {row.parameters:11,} {ms['alone']:8.1f}", end="")
-        print("".join(f" {ms[way]:9.1f} {row.rate[way]:5.2f}" for way in WAYS[1:]), end="")
+        print(f"{row.model:>8} {row.parameters:11,} {row.times('alone'):>21}", end="")
+        print("".join(f" {row.times(way):>21} {row.rate[way]:5.2f}" for way in WAYS[1:]), end="")
         print(f" {ms['mirrored'] / ms['gradring']:16.2f}x", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -360,7 +360,7 @@ def test_like_is_compared_with_like() -> None:
     assert [" ".join(line.split()) for line in lines] == [
         "4 B array over TCP gradring tcp 2.0 ms 2.0 ms 2.0 ms",
         "4 B array over TCP gradring tls 3.0 ms 3.0 ms 3.0 ms 1.5x 1.5x 1.5x",
-        "4 B array over TCP mpi 1.0 ms 1.3 ms 4.0 ms 0.5x 0.65x 2.0x",
+        "4 B array over TCP mpi 1.0 ms 1.3 ms 4.0 ms 0.50x 0.65x 2.0x",
         "4 B array through shared memory gradring 1.0 ms 1.0 ms -",
         "4 B array through shared memory mpi 4.0 ms 4.0 ms 4.0 ms 4.0x 4.0x",
         # With nothing of gradring that is called as it is.

@@ -98,6 +98,8 @@ def test_training_steps_reach_the_same_weights_in_all_ways(tmp_path: Path) -> No
     assert 950_000 < row["parameters"] < 1_050_000
     assert list(row["ms_per_step"]) == ["alone", "apart", "gradring", "mirrored"]
     assert all(value > 0 for value in [*row["ms_per_step"].values(), *row["rate"].values()])
+    # Of one step each.
+    assert row["p90_ms"] == row["ms_per_step"] and set(row["p99_ms"].values()) == {None}
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")

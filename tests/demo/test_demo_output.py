@@ -62,6 +62,7 @@ def test_the_comparison_states_the_ratio_and_no_speed_up() -> None:
     assert "the same hash" in said
     assert "share this machine's 2 cores" in said
     assert "ratio of 0.89 shows overhead, not scaling" in said
+    assert "gradring 9.00 / 12.50 / 30.00, MultiWorkerMirrored 18.00 / 20.00 / 45.00, " in said
 
 
 def test_a_busy_machine_is_mentioned_and_an_idle_one_is_not() -> None:

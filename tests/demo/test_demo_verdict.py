@@ -3,7 +3,7 @@
 import numpy as np
 from made_up import rank_result, results
 
-from gradring.demo.results import Results, split_of
+from gradring.demo.results import Results, percentiles_ms, split_of
 from gradring.demo.verdict import checks, exit_code
 
 ALTERED = (np.full((2, 3), 1.0 + 2.0**-20, np.float32), np.zeros(4, np.float32))
@@ -64,3 +64,8 @@ def test_the_parts_of_a_step_add_up_over_its_middle_half() -> None:
 def test_a_step_without_collectives_is_all_compute() -> None:
     step = {"duration_s": 0.010, "blocked_s": 0.0, "waiting_s": 0.0, "moving_s": 0.0}
     assert split_of([step] * 4).waiting_ms == 0.0
+
+
+def test_percentiles_are_of_all_steps_also_of_the_disturbed_ones() -> None:
+    steps = [{"duration_s": milliseconds / 1000} for milliseconds in range(101)]
+    np.testing.assert_allclose(percentiles_ms(steps), (50.0, 90.0, 99.0))

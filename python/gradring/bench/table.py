@@ -100,10 +100,9 @@ def format_time(microseconds: float) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """``120x``, ``1.2x`` or ``0.042x``: two digits, or all of those before the point."""
-    if ratio < 1:
-        return f"{ratio:.2g}x"
-    return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
+    """``120x``, ``1.2x``, ``0.42x`` or ``0.042x``: at most three digits after the point."""
+    digits = next((n for n, least in enumerate((9.95, 0.995, 0.0995)) if ratio >= least), 3)
+    return f"{ratio:.{digits}f}x"
 
 
 def _share(measurement: Measurement, limit_gbps: float | None) -> str:

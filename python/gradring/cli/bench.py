@@ -51,7 +51,9 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="time, algbw and busbw over size",
         description="Measures all-reduce between ranks of this machine. algbw is bytes over the "
         "median time in 1e9 bytes/s; busbw is algbw x 2(N-1)/N, what each link carried; of link is "
-        "busbw over what the raw TCP links carried in the same turns, from buffer to buffer.",
+        "busbw over what the raw TCP links carried in the same turns, from buffer to buffer. p99 "
+        "is told of 100 iterations or more. The last table compares like with like: what is called "
+        "alike (with an array, as a TensorFlow op, through a strategy), over the same medium.",
         allow_abbrev=False,
     )
     sub.add_argument(

@@ -1,7 +1,8 @@
 """What the processes of a training left behind, as numbers.
 
-All times are averages over the middle half of the steps by duration, after the first epoch: the
-first one builds graphs, and other programs on the machine disturb single steps.
+Times are averages over the middle half of the steps by duration, after the first epoch: the
+first one builds graphs, and other programs on the machine disturb single steps. Percentiles
+are of all steps after that epoch.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ class RankResult:
     """One process.
 
     ``split`` is measured inside of the collectives, which only gradring's strategy allows; for
-    others all time counts as compute. ``local_ms`` is the time of the same step without a strategy.
+    others all time counts as compute. ``percentiles_ms`` are p50, p90 and p99 of all steps.
+    ``local_ms`` is the time of the same step without a strategy.
     """
 
     rank: int
     host: str
     samples_per_step: int
     split: Split
+    percentiles_ms: tuple[float, float, float]
     local_ms: float
     losses: tuple[float, ...]
     accuracies: tuple[float, ...]
@@ -132,6 +135,13 @@ def split_of(steps: Sequence[Mapping[str, float]]) -> Split:
     )
 
 
+def percentiles_ms(steps: Sequence[Mapping[str, float]]) -> tuple[float, float, float]:
+    """p50, p90 and p99 of the durations of all steps."""
+    durations_s = [step["duration_s"] for step in steps]
+    p50, p90, p99 = (float(s) for s in np.quantile(durations_s, (0.5, 0.9, 0.99)))
+    return 1000 * p50, 1000 * p90, 1000 * p99
+
+
 def _middle_half(steps: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
     ordered = sorted(steps, key=lambda step: step["duration_s"])
     quarter = len(ordered) // 4
@@ -150,6 +160,7 @@ def _read_rank(directory: Path, rank: int) -> RankResult:
         host=measured["host"],
         samples_per_step=measured["global_batch"] // measured["replicas"],
         split=split_of(after_first_epoch),
+        percentiles_ms=percentiles_ms(after_first_epoch),
         local_ms=1000 * float(np.mean(local[quarter : len(local) - quarter])),
         losses=tuple(step["loss"] for step in measured["steps"]),
         accuracies=tuple(measured["accuracies"]),

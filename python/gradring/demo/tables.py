@@ -121,8 +121,7 @@ def statements(results: Results, why_no_mirrored: str | None) -> list[str]:
         sentences += [_against_mirrored(results), _hashes(results)]
     elif why_no_mirrored is not None:
         sentences.append(f"There is no comparison with {MIRRORED.title}Strategy: {why_no_mirrored}")
-    sentences.append(_against_single(results))
-    return sentences
+    return [*sentences, _against_single(results), _percentiles(results)]
 
 
 def warnings(results: Results) -> list[str]:
@@ -171,6 +170,18 @@ def _against_single(results: Results) -> str:
         f"{workers} workers, with one each, {total:,.0f} together. {share}, so this ratio of "
         f"{total / single:.2f} shows overhead, not scaling."
     )
+
+
+def _percentiles(results: Results) -> str:
+    """Of the first rank of each training: ranks step together."""
+    trainings = [(GRADRING.title, results.gradring), (SINGLE.title, (results.single,))]
+    if results.mirrored:
+        trainings.insert(1, (MIRRORED.title, results.mirrored))
+    listed = ", ".join(
+        f"{title} {' / '.join(f'{ms:.2f}' for ms in ranks[0].percentiles_ms)}"
+        for title, ranks in trainings
+    )
+    return f"p50 / p90 / p99 of all steps after the first epoch, in ms: {listed}."
 
 
 def _added_share(ranks: Sequence[RankResult]) -> float:

@@ -1,0 +1,172 @@
+"""The tables of recorded runs in a page: `python -m benches.tables docs/performance.md`.
+
+Wherever the page has a comment like the following, the table after it is written anew from the
+record, so that no number of it is typed by hand:
+
+    <!-- table of benches/results/all-reduce.json: array over TCP -->
+
+What follows the colon is a kind of `gradring.bench.comparison`; or `ranges`: the smallest and the
+largest ratio of each system, over all sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradring.bench.comparison import (
+    QUANTILES,
+    Comparison,
+    comparisons,
+    label,
+    times_as_long,
+    times_us,
+)
+from gradring.bench.measurement import Measurement
+from gradring.bench.plan import format_size
+from gradring.bench.table import format_ratio, format_time
+
+ROOT = Path(__file__).parents[1]
+RANGES = "ranges"
+_TABLE = re.compile(
+    r"(?P<comment><!-- table of (?P<record>\S+): (?P<kind>[^>]+) -->\n)(?P<rows>(?:\|.*\n)*)"
+)
+_TITLES = {
+    "gradring+checksum": "gradring, checksums",
+    "gradring-op": "gradring",
+    "gradring-strategy": "gradring",
+    "gradring tcp": "gradring",
+    "gradring tls": "gradring, TLS",
+    "tensorflow-raw": "TensorFlow",
+    "tensorflow-strategy": "MWMS",
+    "gloo": "Gloo",
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What `gradring bench all-reduce --json` has written."""
+
+    versions: str
+    measurements: list[Measurement]
+
+    @classmethod
+    def read(cls, path: Path) -> Recorded:
+        """Reads a file.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It is something else.
+        """
+        found = json.loads(path.read_text())
+        try:
+            rows = [Measurement(**row) for row in found["measurements"]]
+            return cls(found.get("versions", ""), rows)
+        except (KeyError, TypeError):
+            raise ValueError(f"{path} has no measurements of gradring bench all-reduce") from None
+
+    def title(self, row: Measurement, rows: Sequence[Measurement]) -> str:
+        """How the page calls the system of ``row``, one of ``rows``."""
+        if row.system == "mpi":
+            return "Intel MPI" if "Intel" in self.versions else "Open MPI"
+        name = label(row, rows)
+        return _TITLES.get(name, name)
+
+    def ranges(self, comparisons_: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
+        """By kind and title of a system: its smallest and its largest ratio of p50, p90 and p99."""
+        ratios: dict[tuple[str, str], list[tuple[float | None, ...]]] = {}
+        for comparison in comparisons_:
+            if comparison.base is not None:
+                for row in comparison.rows[1:]:
+                    key = comparison.kind, self.title(row, comparison.rows)
+                    ratios.setdefault(key, []).append(times_as_long(row, comparison.base))
+        return {
+            key: [_range(column) for column in zip(*rows, strict=True)]
+            for key, rows in ratios.items()
+        }
+
+
+def rewritten(page: str, root: Path = ROOT) -> str:
+    """The page with all its tables written anew.
+
+    Raises:
+        OSError: A record cannot be read.
+        ValueError: It is none, or does not have what a table is to show.
+    """
+
+    def written(found: re.Match[str]) -> str:
+        table = _table(Recorded.read(root / found["record"]), found["kind"])
+        return found["comment"] + "".join(f"| {' | '.join(cells)} |\n" for cells in table)
+
+    return _TABLE.sub(written, page)
+
+
+def _table(recorded: Recorded, kind: str) -> list[list[str]]:
+    found = comparisons(recorded.measurements)
+    if kind == RANGES:
+        head = ["like with like", "others", *QUANTILES]
+        rows = [[*key, *ranges] for key, ranges in recorded.ranges(found).items()]
+    else:
+        found = [comparison for comparison in found if comparison.kind == kind]
+        if not found:
+            raise ValueError(f"the record has no {kind}")
+        titles = [recorded.title(row, found[0].rows) for row in found[0].rows]
+        ratios = [f"{title} / {titles[0]}" for title in titles[1:]]
+        head = ["size", *titles, *ratios]
+        rows = [_row(comparison) for comparison in found]
+    return [head, ["---"] * len(head), *rows]
+
+
+def _row(comparison: Comparison) -> list[str]:
+    base, *others = comparison.rows
+    return [
+        format_size(comparison.bytes),
+        *(_times(row) for row in comparison.rows),
+        *(" / ".join(_ratio(r) for r in times_as_long(row, base)) for row in others),
+    ]
+
+
+def _times(row: Measurement) -> str:
+    """``7.5 / 91 / 130 us``: a unit stands where the next one is another, and at the end."""
+    texts = ["-" if us is None else format_time(us) for us in times_us(row)]
+    units = [text.partition(" ")[2] for text in texts]
+    following = [*units[1:], ""]
+    return " / ".join(
+        text.partition(" ")[0] if unit == after else text
+        for text, unit, after in zip(texts, units, following, strict=True)
+    )
+
+
+def _ratio(ratio: float | None) -> str:
+    """Bold where the other system is faster."""
+    if ratio is None:
+        return "-"
+    text = format_ratio(ratio).removesuffix("x")
+    return f"**{text}**" if ratio < 0.995 else text
+
+
+def _range(ratios: Sequence[float | None]) -> str:
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known:
+        return "-"
+    lowest, highest = (format_ratio(f(known)).removesuffix("x") for f in (min, max))
+    return f"{lowest} to {highest}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Rewrites a page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("page", type=Path, metavar="PAGE.md")
+    options = parser.parse_args(arguments)
+    try:
+        options.page.write_text(rewritten(options.page.read_text()))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"benches.tables: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
