@@ -33,7 +33,7 @@ from gradring.bench.table import format_ratio, format_time
 ROOT = Path(__file__).parents[1]
 RANGES = "ranges"
 _TABLE = re.compile(
-    r"(?P<comment><!-- table of (?P<record>\S+): (?P<kind>[^>]+) -->\n)(?P<rows>(?:\|.*\n)*)"
+    r"(?P<comment><!-- table of (?P<record>\S+): (?P<kind>[^>]+) -->\n\n)(?P<rows>(?:\|.*\n)+)"
 )
 _TITLES = {
     "gradring+checksum": "gradring, checksums",
@@ -100,7 +100,8 @@ def rewritten(page: str, root: Path = ROOT) -> str:
 
     def written(found: re.Match[str]) -> str:
         table = _table(Recorded.read(root / found["record"]), found["kind"])
-        return found["comment"] + "".join(f"| {' | '.join(cells)} |\n" for cells in table)
+        head, *rows = (f"| {' | '.join(cells)} |\n" for cells in table)
+        return "".join([found["comment"], head, "|" + "---|" * len(table[0]) + "\n", *rows])
 
     return _TABLE.sub(written, page)
 
@@ -118,7 +119,7 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
         ratios = [f"{title} / {titles[0]}" for title in titles[1:]]
         head = ["size", *titles, *ratios]
         rows = [_row(comparison) for comparison in found]
-    return [head, ["---"] * len(head), *rows]
+    return [head, *rows]
 
 
 def _row(comparison: Comparison) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gradring.bench.comparison import comparisons
 from gradring.bench.measurement import Measurement
 from gradring.testing.network import why_unavailable
 
@@ -32,10 +34,11 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 def measurements() -> list[dict[str, object]]:
     systems = [("gradring", "tcp"), ("mpi", "shm"), ("something new", "ether"), ("link", "tcp")]
+    systems += [("gloo", "tcp"), ("tensorflow-raw", "grpc")]
     return [
         asdict(
             Measurement.of(
-                [size * 1e-9 + 1e-5],
+                [size * 1e-9 + 1e-5] * (size >> 20 or 1),
                 system=system,
                 transport=transport,
                 algorithm="ring",
@@ -71,6 +74,33 @@ def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, content
     assert done.returncode == 1
     assert done.stderr.endswith("has no measurements of gradring bench all-reduce\n")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
+    page, copy = ROOT / "docs" / "performance.md", tmp_path / "performance.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| 100 MiB |")]
+    copy.write_text(page.read_text().replace(rows[0], "| 100 MiB | 1 us |"))
+    done = run("tables", copy)
+    assert done.returncode == 0, done.stderr
+    assert copy.read_text() == page.read_text(), "run: python -m benches.tables docs/performance.md"
+
+
+def test_the_page_shows_all_that_was_recorded() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for path in (ROOT / "benches" / "results").glob("*.json"):
+        rows = [Measurement(**row) for row in json.loads(path.read_text())["measurements"]]
+        for kind in {comparison.kind for comparison in comparisons(rows)}:
+            assert f"<!-- table of benches/results/{path.name}: {kind} -->" in page
+
+
+def test_the_readme_has_the_ranges_of_the_record() -> None:
+    section = (ROOT / "README.md").read_text().partition("\n## Speed\n")[2].partition("\n## ")[0]
+    bullets = re.findall(r"^\* (.*(?:\n  .*)*)", section, re.MULTILINE)
+    table = (ROOT / "docs" / "performance.md").read_text().partition(": ranges -->\n\n")[2]
+    _, _, *rows = table.partition("\n\n")[0].splitlines()
+    ranges = [cell for row in rows for cell in re.findall(r"[\d.]+ to [\d.]+", row)]
+    p50s, p99s = ranges[::3], ranges[2::3]
+    assert sorted(re.findall(r"[\d.]+\sto\s[\d.]+", " ".join(bullets))) == sorted(p50s + p99s)
 
 
 def test_the_record_says_with_which_congestion_control_it_was_made() -> None:

@@ -43,7 +43,11 @@ def main(address: str) -> None:
                 reduction = _InPlace(world, getattr(MPI, OPS[problem.op]), MPI.IN_PLACE, problem)
             else:
                 assert reduction is not None
-                pipe.send(reduction.iterate(command, world.Barrier))
+                samples = reduction.iterate(command, world.Barrier)
+                # Whoever leaves MPI may owe bytes that another rank still waits for, and sends them
+                # only inside of MPI.
+                world.Barrier()
+                pipe.send(samples)
 
 
 class _InPlace(LocalReduction):
