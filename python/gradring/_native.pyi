@@ -59,6 +59,7 @@ class Communicator:
         world_size: int,
         rendezvous: str,
         listen: str | None,
+        ports: tuple[int, int] | None,
         interface: str | None,
         announce: str | None,
         addresses: Sequence[str],

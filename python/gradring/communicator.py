@@ -74,6 +74,8 @@ class Communicator:
             for it.
         interface: IP address at which this rank listens, whatever ``rendezvous`` and ``listen``
             say; they still say the port. By default the addresses that these two say.
+        ports: First and last of the ports of which this rank takes the first that is free, where
+            ``listen`` does not say one; rank 0 listens at the rendezvous. None: any free port.
         tls: Certificates with which everything that travels over TCP is inside TLS 1.3; all ranks
             must have some. None: no TLS.
         transport: ``auto``: shared memory between ranks of one host, TCP between hosts; ``tcp``:
@@ -129,6 +131,7 @@ class Communicator:
         checksum: bool = False,
         listen: str | None = None,
         interface: str | None = None,
+        ports: tuple[int, int] | None = None,
         tls: TlsFiles | None = None,
         announce: str | None = None,
         addresses: Sequence[str] = (),
@@ -163,6 +166,7 @@ class Communicator:
             world_size=world_size,
             rendezvous=rendezvous,
             listen=listen,
+            ports=ports,
             interface=interface,
             announce=announce,
             addresses=list(addresses),

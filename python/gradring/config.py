@@ -49,6 +49,8 @@ class Settings:
         require_auth: Refuse to join a group of several ranks without a token.
         tls: Certificates, or None for no TLS.
         interface: IP address at which to listen, or None for what the cluster says.
+        ports: First and last of the ports at which to listen, or None for what the cluster says, or
+            any.
         transport: ``auto`` (shared memory inside a host, sockets between hosts), ``tcp`` or
             ``shm``.
         timeout: Bound in seconds on forming the group.
@@ -82,6 +84,7 @@ class Settings:
     prometheus_address: str = DEFAULT_PROMETHEUS_ADDRESS
     checksum: bool = False
     log_level: int | None = None
+    ports: tuple[int, int] | None = None
 
     @classmethod
     def from_environ(
@@ -96,6 +99,7 @@ class Settings:
         checksum: bool | None = None,
         tls: TlsFiles | None = None,
         interface: str | None = None,
+        port: int | str | None = None,
         stall_timeout: float | None = None,
         stall_warning: float | None = None,
     ) -> Settings:
@@ -108,7 +112,7 @@ class Settings:
                 ``GRADRING_STALL_WARNING_S``, ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``,
                 ``GRADRING_LOG_DIR``, ``GRADRING_PROMETHEUS_PORT``, ``GRADRING_PROMETHEUS_ADDRESS``,
                 ``GRADRING_LOG``, ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and
-                ``GRADRING_TLS_KEY``, ``GRADRING_INTERFACE``.
+                ``GRADRING_TLS_KEY``, ``GRADRING_INTERFACE``, ``GRADRING_PORT``.
             token: Shared secret; a string is encoded as UTF-8.
             require_auth: Whether a token is obligatory.
             transport: ``auto``, ``tcp`` or ``shm``.
@@ -117,6 +121,7 @@ class Settings:
             checksum: Whether all bytes of collectives are protected by checksums.
             tls: Certificates for TLS.
             interface: Name or IP address of a network interface.
+            port: A port, or a range such as ``29500-29515``.
             stall_timeout: As ``timeout``.
             stall_warning: As ``timeout``.
 
@@ -148,6 +153,7 @@ class Settings:
             trace=_path(environ, "GRADRING_TRACE"),
             tls=_tls(environ, tls),
             interface=_interface(environ, interface, "GRADRING_INTERFACE"),
+            ports=_ports(environ, port),
             log_dir=_path(environ, "GRADRING_LOG_DIR"),
             prometheus_port=_port(environ, "GRADRING_PROMETHEUS_PORT"),
             prometheus_address=_interface(environ, None, "GRADRING_PROMETHEUS_ADDRESS")
@@ -254,6 +260,10 @@ def _interface(environ: Mapping[str, str], given: str | None, variable: str) -> 
     from gradring.interfaces import address_of  # most groups need none
 
     return address_of(text, name)
+
+
+def _ports(environ: Mapping[str, str], given: object) -> tuple[int, int] | None:
+    return parse.given_ports(environ) if given is None else parse.ports(given, "port")
 
 
 def _flag(environ: Mapping[str, str], variable: str, given: bool | None) -> bool:

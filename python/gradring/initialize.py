@@ -25,6 +25,7 @@ def init(
     require_auth: bool | None = None,
     tls: TlsFiles | None = None,
     interface: str | None = None,
+    port: int | str | None = None,
     transport: str | None = None,
     timeout: float | None = None,
     algorithm: str = "auto",
@@ -39,8 +40,9 @@ def init(
     """Joins the group that the arguments or the environment describe.
 
     Without arguments the cluster is detected: ``GRADRING_*`` variables, ``TF_CONFIG``, torch-style
-    variables, a Slurm step, Open MPI or PMI; a lone process is a world of one. ``gradring env``
-    prints the same decision. An argument beats a variable. ``GRADRING_LOG`` sets the level of the
+    or JAX variables, a Slurm step, Open MPI, MPICH or Intel MPI, Kubeflow's ``PET_*`` variables,
+    SageMaker, a Kubernetes Indexed Job; a lone process is a world of one. ``gradring env`` prints
+    the same decision. An argument beats a variable. ``GRADRING_LOG`` sets the level of the
     logger ``gradring``.
 
     Args:
@@ -50,6 +52,10 @@ def init(
             of the detected cluster.
         listen: ``host:port`` at which this rank listens; by default a free port, or the address in
             ``TF_CONFIG``.
+        port: The port at which this rank listens, or a range such as ``"29500-29515"`` of which it
+            takes the first that is free, for firewalls; default ``GRADRING_PORT``, or any. Rank 0
+            listens where ``rendezvous`` says; where the launcher leaves its port open, at the first
+            of these. ``listen`` and the addresses in ``TF_CONFIG`` have ports of their own.
         announce: ``host:port`` by which the others reach this rank, where that is not where it
             listens: behind a forwarded port.
         token: The job's shared secret; default ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``.
@@ -86,13 +92,16 @@ def init(
         RendezvousError: The other ranks were not there in time.
         AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
-    cluster = resolve(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    cluster = resolve(
+        os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, port=port
+    )
     settings = Settings.from_environ(
         os.environ,
         token=token,
         require_auth=require_auth,
         tls=tls,
         interface=interface,
+        port=port,
         transport=transport,
         timeout=timeout,
         streams=streams,
@@ -101,6 +110,8 @@ def init(
         stall_warning=stall_warning,
     )
     _warn_without_token(cluster, settings)
+    if cluster.advice is not None:
+        warnings.warn(f"this process trains alone: {cluster.advice}", stacklevel=2)
     if settings.log_level is not None:
         logging.getLogger("gradring").setLevel(settings.log_level)
 
@@ -110,6 +121,7 @@ def init(
         rendezvous=cluster.rendezvous,
         listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
         interface=settings.interface,
+        ports=settings.ports,
         announce=parse.address(announce, "announce") if announce is not None else None,
         addresses=cluster.addresses,
         job_id=job_id if job_id is not None else cluster.job_id,
@@ -155,6 +167,7 @@ def resolve(
     rank: int | None = None,
     world_size: int | None = None,
     rendezvous: str | None = None,
+    port: int | str | None = None,
 ) -> Cluster:
     """The cluster of the explicit arguments, completed from ``environ``.
 
@@ -164,6 +177,9 @@ def resolve(
     """
     if rendezvous is not None:
         environ = {**environ, parse.RENDEZVOUS: parse.address(rendezvous, "rendezvous")}
+    if port is not None:
+        first, last = parse.ports(port, "port")
+        environ = {**environ, parse.PORT: f"{first}-{last}"}
     if rank is None and world_size is None:
         return detect(environ)
     if rank is None or world_size is None:

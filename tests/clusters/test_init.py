@@ -38,6 +38,7 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
         "world_size": 2,
         "rendezvous": "127.0.0.1:29500",
         "listen": None,
+        "ports": None,
         "interface": None,
         "token": b"secret",
         "tls": None,

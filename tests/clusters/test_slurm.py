@@ -61,9 +61,9 @@ def test_tasks_of_a_step_agree_on_an_address_and_steps_do_not_share_it() -> None
 @pytest.mark.parametrize(
     "changed",
     [
-        {"SLURM_STEP_ID": ""},
-        {"SLURM_STEP_ID": str(0xFFFFFFFB)},
-        {"SLURM_STEP_ID": str(0xFFFFFFFA)},
+        {"SLURM_STEP_ID": "", "SLURM_PROCID": "0"},
+        {"SLURM_STEP_ID": str(0xFFFFFFFB), "SLURM_PROCID": "0"},
+        {"SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_PROCID": "0"},
         {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
     ],
@@ -73,8 +73,32 @@ def test_a_process_that_is_no_task_of_a_parallel_step_is_alone(changed: dict[str
     assert detect({**STEP, **changed}).source == "nothing"
 
 
-def test_a_batch_script_is_told_that_srun_would_start_the_ranks() -> None:
-    assert "srun would start 4 ranks" in detect({**STEP, "SLURM_STEP_ID": ""}).reason
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ({"SLURM_NTASKS": "4"}, "SLURM_NTASKS=4, but this is no Slurm step; srun would start 4"),
+        ({"SLURM_NNODES": "3"}, "SLURM_NNODES=3, but this is no Slurm step; srun would start 3"),
+        ({"SLURM_NNODES": "1", "SLURM_NTASKS": "1"}, None),
+        ({**STEP, "SLURM_NTASKS": "1", "SLURM_NNODES": "2", "SLURM_PROCID": "0"}, None),
+    ],
+    ids=["tasks", "nodes", "one of each", "a step of one task"],
+)
+def test_a_batch_script_is_told_that_srun_would_start_the_ranks(
+    script: dict[str, str], told: str | None
+) -> None:
+    found = detect({"SLURM_JOB_ID": "100", **script})
+    assert (found.world_size, found.source) == (1, "nothing")
+    assert told is None if found.advice is None else found.advice.startswith(str(told))
+    assert (found.advice or "") in found.reason
+
+
+def test_a_task_without_its_step_does_not_train_alone() -> None:
+    with pytest.raises(ConfigError, match="SLURM_PROCID='1' says that this is one of several"):
+        detect({**STEP, "SLURM_STEP_ID": ""})
+
+
+def test_the_port_of_our_own_replaces_the_one_that_follows_from_the_job() -> None:
+    assert detect({**STEP, "GRADRING_PORT": "29500-29515"}).rendezvous == "node1:29500"
 
 
 def test_a_step_without_a_node_list_is_an_error() -> None:

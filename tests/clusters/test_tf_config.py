@@ -44,10 +44,22 @@ def test_a_job_with_gaps_tells_no_rank(
         found({"worker": workers, **others}, {"type": "worker", "index": last})
 
 
-@pytest.mark.parametrize("job", ["ps", "evaluator"])
-def test_a_task_that_never_joins_is_refused(job: str) -> None:
-    with pytest.raises(ConfigError, match=f"task.type is '{job}', and a {job} task never joins"):
-        found({"worker": ["a:1"], job: ["b:1"]}, {"type": job, "index": 0})
+@pytest.mark.parametrize("others", [{}, {"evaluator": ["e:1"]}])
+@pytest.mark.parametrize("moved", [{}, {"GRADRING_RENDEZVOUS": "a:2"}])
+def test_an_evaluator_is_a_world_of_one(others: dict[str, Any], moved: dict[str, str]) -> None:
+    task = {"type": "evaluator", "index": 0}
+    config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], **others}, "task": task}
+    alone = detect({"TF_CONFIG": json.dumps(config), **moved})
+    assert (alone.rank, alone.world_size, alone.rendezvous, alone.listen, alone.source) == (
+        *(0, 1, "127.0.0.1:0", None),
+        "TF_CONFIG",
+    )
+    assert "evaluator 0: a world of one" in alone.reason
+
+
+def test_a_parameter_server_is_told_that_there_are_none_yet() -> None:
+    with pytest.raises(ConfigError, match="task.type is 'ps', but gradring has no parameter serve"):
+        found({"worker": ["a:1"], "ps": ["b:1"]}, {"type": "ps", "index": 0})
 
 
 WORKER = {"type": "worker", "index": 0}
@@ -82,6 +94,7 @@ WORKER = {"type": "worker", "index": 0}
         ({"cluster": {"worker": ["a:1"]}}, "task is missing"),
         ({"cluster": {"worker": ["a:1"]}, "task": {"index": 0}}, "task.type is None"),
         ({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}, "task.index is missing"),
+        ({"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator"}}, "task.index is missing"),
         (
             {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": True}},
             "task.index has the index True",

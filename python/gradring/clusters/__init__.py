@@ -4,11 +4,19 @@
 ``env``               ``GRADRING_RANK, GRADRING_WORLD_SIZE, GRADRING_RENDEZVOUS``
 ``tf_config``         ``TF_CONFIG``
 ``torchrun``          ``RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT``
+``jax``               ``JAX_PROCESS_ID, JAX_NUM_PROCESSES, JAX_COORDINATOR_ADDRESS``
 ``slurm``             a step started by ``srun``
-``mpi``               Open MPI's ``mpirun``, and PMI (MPICH, Intel MPI)
+``open_mpi``          Open MPI's ``mpirun``; ``pmix`` hands rank 0's address round
+``pmi``               MPICH's and Intel MPI's ``mpiexec``
+``mpi``               other launchers of MPI programs
+``kubeflow``          a node with ``PET_NODE_RANK, PET_NNODES``
+``sagemaker``         a host in ``SM_HOSTS``
+``kubernetes``        a pod of an Indexed Job
+``signs``             launchers that tell too little: nobody trains alone by accident
 ====================  ==============================================================
 
-``detection`` asks them in this order; ``cluster`` holds the types and ``parse`` the shared readers.
+``detection`` asks them in this order; ``cluster`` holds the types, ``parse`` the shared readers, and
+``own_host`` knows how the others reach this host.
 """
 
 from gradring.clusters.cluster import Cluster, Environment, Place

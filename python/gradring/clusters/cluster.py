@@ -35,6 +35,7 @@ class Cluster:
         reason: A sentence that tells why that environment was chosen.
         addresses: ``host:port`` of every rank, where the environment tells; for messages.
         job_id: The launcher's name for the job, which no other job has, where there is one.
+        advice: A sentence for a process that probably should not be alone.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Cluster:
     reason: str
     addresses: tuple[str, ...] = ()
     job_id: str | None = None
+    advice: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,45 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gradring.clusters import env, mpi, parse, slurm, tf_config, torchrun
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
+from gradring.clusters import (
+    env,
+    jax,
+    kubeflow,
+    kubernetes,
+    mpi,
+    open_mpi,
+    parse,
+    pmi,
+    sagemaker,
+    signs,
+    slurm,
+    tf_config,
+    torchrun,
+)
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 ENVIRONMENTS: tuple[Environment, ...] = (
     env.ENVIRONMENT,
     tf_config.ENVIRONMENT,
     torchrun.ENVIRONMENT,
+    jax.ENVIRONMENT,
     slurm.ENVIRONMENT,
-    mpi.OPEN_MPI,
-    mpi.PMI,
+    open_mpi.ENVIRONMENT,
+    pmi.ENVIRONMENT,
+    mpi.MVAPICH,
+    mpi.JSM,
+    mpi.FLUX,
 )
-"""In the order in which they are asked."""
+"""Those that tell this process's place, in the order in which they are asked."""
+
+NODES: tuple[Environment, ...] = (
+    kubeflow.ENVIRONMENT,
+    sagemaker.ENVIRONMENT,
+    kubernetes.ENVIRONMENT,
+)
+"""Those that tell the place of a host or a pod. It is that of the process, if nothing tells its own:
+then the process is the only one there."""
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
@@ -38,6 +64,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
         for environment in ENVIRONMENTS
         if (place := environment.place(environ)) is not None
     ]
+    found = found or _node(environ)
     if not found:
         return _alone(environ)
     (winner, place), *others = found
@@ -58,8 +85,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
 
 def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy in which no environment claims a place, for the children of a launcher."""
-    claims = {name for environment in ENVIRONMENTS for name in environment.variables}
-    claims.add(parse.JOB_ID)
+    claims = {name for environment in ENVIRONMENTS + NODES for name in environment.variables}
+    claims |= {parse.JOB_ID, *signs.NUMBERS}
     return {name: text for name, text in environ.items() if name not in claims}
 
 
@@ -75,6 +102,8 @@ def _overruled(environ: Mapping[str, str], cluster: Cluster) -> str:
     # An address that is incomplete is not needed, or it would have been refused by now.
     with contextlib.suppress(ConfigError):
         given.append(("MASTER_ADDR and MASTER_PORT", torchrun.rendezvous(environ)))
+    with contextlib.suppress(ConfigError):
+        given.append((jax.COORDINATOR, jax.rendezvous(environ)))
     return "".join(
         f" Rank 0's address in {names}, {address}, does not count."
         for names, address in given
@@ -82,27 +111,18 @@ def _overruled(environ: Mapping[str, str], cluster: Cluster) -> str:
     )
 
 
+def _node(environ: Mapping[str, str]) -> list[tuple[Environment, Place]]:
+    for environment in NODES:
+        place = environment.place(environ)
+        if place is not None:
+            return [(environment, place)]
+    return []
+
+
 def _alone(environ: Mapping[str, str]) -> Cluster:
-    for name in (parse.RENDEZVOUS, "MASTER_ADDR", "MASTER_PORT"):
-        if parse.value(environ, name) is not None:
-            wanted = (
-                "RANK and WORLD_SIZE"
-                if name.startswith("MASTER")
-                else "GRADRING_RANK and GRADRING_WORLD_SIZE"
-            )
-            raise ConfigError(
-                f"{name} is set but nothing tells this process its rank; set {wanted}, or unset "
-                f"{name} to train alone"
-            )
-    hint = ""
-    tasks = parse.value(environ, slurm.SIZE)
-    if tasks not in (None, "1") and parse.value(environ, slurm.STEP) is None:
-        hint = f" {slurm.SIZE}={tasks}, but this is no Slurm step; srun would start {tasks} ranks."
-    return Cluster(
-        0,
-        1,
-        ALONE_RENDEZVOUS,
-        None,
-        "nothing",
-        f"no launcher's variables are set, so this process is a world of one.{hint}",
-    )
+    signs.check(environ)
+    advice = slurm.advice(environ)
+    reason = "no launcher's variables are set, so this process is a world of one."
+    if advice is not None:
+        reason += f" {advice}"
+    return Cluster(0, 1, ALONE_RENDEZVOUS, None, "nothing", reason, advice=advice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradring.clusters import parse
+from gradring.clusters import kubernetes, parse
 from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
 from gradring.errors import ConfigError
 
@@ -16,6 +16,8 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
     ``GRADRING_RENDEZVOUS`` alone is no place: it gives other environments their address.
     """
+    if parse.value(environ, RANK) is None and parse.value(environ, kubernetes.INDEX) is not None:
+        return None  # the index of the pod is its rank, if nothing else is
     return parse.place(environ, RANK, WORLD_SIZE)
 
 

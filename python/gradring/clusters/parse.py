@@ -10,7 +10,9 @@ from typing import Any
 from gradring.clusters.cluster import Place
 from gradring.errors import ConfigError
 
-RENDEZVOUS, JOB_ID = "GRADRING_RENDEZVOUS", "GRADRING_JOB_ID"
+RENDEZVOUS, JOB_ID, PORT = "GRADRING_RENDEZVOUS", "GRADRING_JOB_ID", "GRADRING_PORT"
+DEFAULT_PORT = 29500
+"""Of rank 0, where a launcher tells its host only; that of torch and Kubeflow, too."""
 MAX_PORT = 65535
 MAX_DIGITS = 18
 MAX_WORLD_SIZE = 2048
@@ -124,6 +126,42 @@ def address(text: object, name: str) -> str:
     return f"{host}:{int(port)}"
 
 
+def ports(given: object, name: str) -> tuple[int, int]:
+    """The first and the last of a range such as ``29500-29515``, or of one port.
+
+    Raises:
+        ConfigError: It is no such range, or not within 1 to 65535.
+    """
+    first, dash, last = given.partition("-") if isinstance(given, str) else (given, "", "")
+    try:
+        low, high = (
+            whole_number(text.strip(), name, minimum=1, maximum=MAX_PORT)
+            if isinstance(text, str)
+            else integer(text, name, minimum=1, maximum=MAX_PORT)
+            for text in (first, last if dash else first)
+        )
+    except ConfigError:
+        low, high = 1, 0
+    if low > high:
+        raise ConfigError(
+            f"{name}={shown(given)} is neither a port from 1 to {MAX_PORT} nor a range of them "
+            "such as 29500-29515; correct it"
+        )
+    return low, high
+
+
+def given_ports(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """First and last of ``GRADRING_PORT``; None when it is unset."""
+    text = value(environ, PORT)
+    return None if text is None else ports(text, PORT)
+
+
+def first_port(environ: Mapping[str, str], otherwise: int) -> int:
+    """The port of rank 0, where the launcher tells none: the first of ``GRADRING_PORT``."""
+    given = given_ports(environ)
+    return otherwise if given is None else given[0]
+
+
 def joined_address(host: str, port: int) -> str:
     """``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
@@ -159,19 +197,18 @@ def job_id(text: object) -> str:
     return encoded.decode(errors="replace")
 
 
-def master_rendezvous(environ: Mapping[str, str]) -> str | None:
-    """``MASTER_ADDR:MASTER_PORT``; None when neither is set.
+def master_rendezvous(environ: Mapping[str, str], prefix: str = "") -> str | None:
+    """``MASTER_ADDR:MASTER_PORT``, with a prefix to their names; None when neither is set.
 
     Raises:
         ConfigError: One of the two is missing or malformed.
     """
-    host, port = value(environ, "MASTER_ADDR"), value(environ, "MASTER_PORT")
+    host_name, port_name = f"{prefix}MASTER_ADDR", f"{prefix}MASTER_PORT"
+    host, port = value(environ, host_name), value(environ, port_name)
     if host is None and port is None:
         return None
     if host is None or port is None:
-        missing, present = (
-            ("MASTER_ADDR", "MASTER_PORT") if host is None else ("MASTER_PORT", "MASTER_ADDR")
-        )
+        missing, present = (host_name, port_name) if host is None else (port_name, host_name)
         raise ConfigError(f"{present} is set but {missing} is not; set {missing} as well")
-    number = whole_number(port, "MASTER_PORT", minimum=1)
-    return address(joined_address(host, number), "MASTER_ADDR:MASTER_PORT")
+    number = whole_number(port, port_name, minimum=1)
+    return address(joined_address(host, number), f"{host_name}:{port_name}")

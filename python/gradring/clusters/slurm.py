@@ -21,6 +21,7 @@ STEP, RANK, STEP_SIZE, SIZE = (
     "SLURM_NTASKS",
 )
 NODELISTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+NODE_COUNTS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 JOBS = ("SLURM_JOB_ID", "SLURM_JOBID")
 # Each component of such a job has an id of its own, and all have this.
 HETEROGENEOUS_JOB = "SLURM_HET_JOB_ID"
@@ -64,6 +65,17 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
 
 
 ENVIRONMENT = Environment("Slurm step", (STEP, RANK, STEP_SIZE, SIZE), place, join)
+
+
+def advice(environ: Mapping[str, str]) -> str | None:
+    """What a batch script, or a shell, that trains alone in a larger allocation should know."""
+    if parse.value(environ, STEP) is not None:
+        return None
+    for name in (SIZE, *NODE_COUNTS):
+        number = parse.value(environ, name)
+        if number not in (None, "1"):
+            return f"{name}={number}, but this is no Slurm step; srun would start {number} ranks."
+    return None
 
 
 def expand_nodelist(text: str, name: str = NODELISTS[0]) -> list[str]:
@@ -111,7 +123,8 @@ def _rendezvous(environ: Mapping[str, str]) -> str:
     nodes_name, nodes = _first(environ, NODELISTS)
     job_name, job = _first(environ, JOBS)
     job_id, step_id = parse.whole_number(job, job_name), int(environ[STEP])
-    port = FIRST_PORT + (job_id + STEP_STRIDE * step_id) % PORT_COUNT
+    derived = FIRST_PORT + (job_id + STEP_STRIDE * step_id) % PORT_COUNT
+    port = parse.first_port(environ, derived)
     # Slurm puts task 0 on the first node of the step, unless an arbitrary layout says otherwise.
     return parse.joined_address(expand_nodelist(nodes, nodes_name)[0], port)
 

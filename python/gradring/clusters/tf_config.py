@@ -1,7 +1,7 @@
 """``TF_CONFIG``, as TensorFlow's own multi-worker strategies read it.
 
-The ranks are the chief, then the workers by index. Parameter servers and evaluators never join: a
-process with such a task is refused rather than left to train alone.
+The ranks are the chief, then the workers by index. An evaluator is a world of one, beside the
+group, which does not know of it. A parameter server is refused: there are none yet.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradring.clusters import parse
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 VARIABLE = "TF_CONFIG"
 JOINING = ("chief", "worker")
-BYSTANDERS = ("ps", "evaluator")
+SERVER, EVALUATOR = "ps", "evaluator"
+BYSTANDERS = (SERVER, EVALUATOR)
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class _Task:
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
-    """The place of ``task`` among the chief and the workers of ``cluster``."""
+    """The place of ``task`` among the chief and the workers; that of an evaluator is its own."""
     text = environ.get(VARIABLE)
     if text is None:
         return None
     tasks, own = _read(text)
-    return Place(tasks.index(own), len(tasks))
+    return Place(0, 1) if own.job == EVALUATOR else Place(tasks.index(own), len(tasks))
 
 
 def rendezvous(environ: Mapping[str, str]) -> str | None:
@@ -51,6 +52,8 @@ def rendezvous(environ: Mapping[str, str]) -> str | None:
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster whose rank 0 and whose listening address are those of ``TF_CONFIG``."""
     tasks, own = _read(environ[VARIABLE])
+    if own.job == EVALUATOR:
+        return Cluster(0, 1, ALONE_RENDEZVOUS, None, ENVIRONMENT.source, _beside(own))
     moved = parse.given_rendezvous(environ)
     return Cluster(
         place.rank,
@@ -65,6 +68,13 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
 
 
 ENVIRONMENT = Environment(VARIABLE, (VARIABLE,), place, join)
+
+
+def _beside(evaluator: _Task) -> str:
+    return (
+        f"TF_CONFIG names this process evaluator {evaluator.index}: a world of one, for which the "
+        "chief and the workers do not wait."
+    )
 
 
 def _read(text: str) -> tuple[list[_Task], _Task]:
@@ -147,17 +157,18 @@ def _task(job: str, index: int, entry: object) -> _Task:
 
 def _own(task: dict[str, Any], tasks: list[_Task]) -> _Task:
     job = task.get("type")
-    if job in BYSTANDERS:
-        raise _wrong(
-            "task.type",
-            f"is {job!r}, and a {job} task never joins the ring; start only chief and worker tasks "
-            "with gradring",
+    if job == SERVER:
+        raise ConfigError(
+            "TF_CONFIG: task.type is 'ps', but gradring has no parameter servers yet: every worker "
+            "has all variables; start only chief, worker and evaluator tasks"
         )
-    if job not in JOINING:
-        raise _wrong("task.type", f"is {job!r} but must be 'chief' or 'worker'")
+    if job not in (*JOINING, EVALUATOR):
+        raise _wrong("task.type", f"is {job!r} but must be 'chief', 'worker' or 'evaluator'")
     if "index" not in task:
         raise _wrong("task.index", "is missing")
     index = _index(task["index"], "task.index")
+    if job == EVALUATOR:
+        return _Task(job, index, "")  # nobody calls it, and the cluster need not list it
     for candidate in tasks:
         if (candidate.job, candidate.index) == (job, index):
             return candidate

@@ -52,6 +52,9 @@ pub struct Config {
     /// `host:port` at which this rank listens; by default a free port on the interface that
     /// reaches the rendezvous.
     pub listen: Option<String>,
+    /// First and last of the ports of which this rank takes a free one, where nothing says its
+    /// address: for firewalls.
+    pub ports: Option<(u16, u16)>,
     /// Address at which this rank listens, whatever `rendezvous` and `listen` say; they still say
     /// the port. For hosts with several networks.
     pub interface: Option<IpAddr>,

@@ -31,6 +31,7 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         world_size,
         rendezvous: rendezvous.into(),
         listen: None,
+        ports: None,
         interface: None,
         tls: None,
         announce: None,

@@ -36,7 +36,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, interface, announce, addresses, job, token, tls, timeout, stall_timeout, transport, algorithm, reproducible, wire_dtype, streams, checksum, stall_warning))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, ports, interface, announce, addresses, job, token, tls, timeout, stall_timeout, transport, algorithm, reproducible, wire_dtype, streams, checksum, stall_warning))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -44,6 +44,7 @@ impl Communicator {
         world_size: usize,
         rendezvous: String,
         listen: Option<String>,
+        ports: Option<(u16, u16)>,
         interface: Option<&str>,
         announce: Option<String>,
         addresses: Vec<String>,
@@ -91,6 +92,7 @@ impl Communicator {
                 world_size,
                 rendezvous,
                 listen,
+                ports,
                 interface,
                 announce,
                 addresses,

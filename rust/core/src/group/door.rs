@@ -161,7 +161,10 @@ fn cannot_listen(error: &io::Error, address: &str, rank: usize) -> Error {
         return error.blaming(rank, host_name());
     }
     let remedy = match error.kind() {
-        io::ErrorKind::AddrInUse => "; end the program that holds the port, or choose another port",
+        io::ErrorKind::AddrInUse => {
+            "; end the program that holds the port, or choose another port (for several ranks on one \
+             host, GRADRING_PORT takes a range such as 29500-29515)"
+        }
         io::ErrorKind::AddrNotAvailable => "; choose an address of this host",
         io::ErrorKind::PermissionDenied => "; choose a port above 1023",
         _ => "",

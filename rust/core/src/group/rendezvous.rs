@@ -222,11 +222,10 @@ impl Forming<'_> {
             let own_ip = tcp.local_addr().map_err(|error| socket_fails(&error))?.ip();
             let door = match &mut door {
                 Some(door) => door,
-                none => {
-                    let anywhere = SocketAddr::new(own_ip, 0).to_string();
-                    let listen = this.config.listen.as_ref().unwrap_or(&anywhere);
-                    none.insert(this.open_door(listen)?)
-                }
+                none => none.insert(match &this.config.listen {
+                    Some(listen) => this.open_door(listen)?,
+                    None => this.open_door_at(own_ip)?,
+                }),
             };
             let address = this.announced(door.address, own_ip);
             Ok(Purpose::Join(this_member(address, this.config)))
@@ -301,6 +300,18 @@ impl Forming<'_> {
         let address = self.on_interface(address);
         let resolved = self.addresses_of(&address)?;
         Door::open(&address, resolved, self.admission())
+    }
+
+    /// Listens at the first port that is free of those allowed, on the chosen interface or `ip`.
+    fn open_door_at(&self, ip: IpAddr) -> Result<Door> {
+        let ip = self.config.interface.unwrap_or(ip);
+        let (first, last) = self.config.ports.unwrap_or((0, 0));
+        let addresses = (first..=last).map(|port| SocketAddr::new(ip, port));
+        let mut words = SocketAddr::new(ip, first).to_string();
+        if last > first {
+            words = format!("{words} to {last}");
+        }
+        Door::open(&words, Ok(addresses.collect()), self.admission())
     }
 
     /// `host:port`, with the chosen interface for the host if there is one.

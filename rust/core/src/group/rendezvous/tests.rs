@@ -15,6 +15,7 @@ fn config(rank: usize, rendezvous: &str) -> Config {
         world_size: 2,
         rendezvous: rendezvous.into(),
         listen: None,
+        ports: None,
         interface: None,
         tls: None,
         announce: None,

@@ -1,0 +1,54 @@
+"""The ``PET_*`` variables of Kubeflow Trainer's PyTorch runtime, without ``torchrun``.
+
+They are meant for ``torchrun``, which gives each process a rank. A program that a pod starts by
+itself is the only process of its node, so the nodes are the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradring.clusters import parse
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.errors import ConfigError
+
+RANK, SIZE = "PET_NODE_RANK", "PET_NNODES"
+PREFIX = "PET_"
+
+
+def place(environ: Mapping[str, str]) -> Place | None:
+    """The place of this node among the nodes."""
+    if ":" in (parse.value(environ, SIZE) or ""):
+        raise ConfigError(
+            f"{SIZE}={environ[SIZE]!r} is a range, so this process cannot know how many others "
+            "there are; start it with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT"
+        )
+    return parse.place(environ, RANK, SIZE)
+
+
+def join(environ: Mapping[str, str], place: Place) -> Cluster:
+    """The cluster around ``PET_MASTER_ADDR:PET_MASTER_PORT``, where no ``torchrun`` listens."""
+    address = parse.given_rendezvous(environ) or parse.master_rendezvous(environ, PREFIX)
+    if address is None and place.world_size > 1:
+        raise ConfigError(
+            f"{RANK} and {SIZE} are set but PET_MASTER_ADDR and PET_MASTER_PORT are not; set "
+            f"{parse.RENDEZVOUS} to the host:port at which rank 0 listens"
+        )
+    return Cluster(
+        place.rank,
+        place.world_size,
+        address or ALONE_RENDEZVOUS,
+        None,
+        ENVIRONMENT.source,
+        f"{RANK}={place.rank} and {SIZE}={place.world_size} are set, and no torchrun has given "
+        "this process a rank: it is the only one of its node.",
+    )
+
+
+ENVIRONMENT = Environment(
+    "Kubeflow's PET_* variables",
+    (RANK, SIZE, "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    place,
+    join,
+)

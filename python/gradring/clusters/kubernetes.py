@@ -1,0 +1,68 @@
+"""A pod of a Kubernetes Job with indexed completions.
+
+Kubernetes tells a pod its index, but not how many there are: ``GRADRING_WORLD_SIZE`` says it. With
+a headless service as ``subdomain``, the pods' names are ``JOB-INDEX.SUBDOMAIN``.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from gradring.clusters import parse
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.errors import ConfigError
+
+INDEX, WORLD_SIZE = "JOB_COMPLETION_INDEX", "GRADRING_WORLD_SIZE"
+
+
+def place(environ: Mapping[str, str]) -> Place | None:
+    """The place of this pod among ``GRADRING_WORLD_SIZE``; of one, it is the only rank."""
+    index = parse.value(environ, INDEX)
+    if index is None:
+        return None
+    size = parse.value(environ, WORLD_SIZE)
+    if size is None:
+        raise ConfigError(
+            f"{INDEX}={index} says that this is one pod of an Indexed Job, but not of how many; "
+            f"set {WORLD_SIZE} to the Job's completions, or to 1 if each pod trains alone"
+        )
+    world_size = parse.whole_number(size, WORLD_SIZE, minimum=1, maximum=parse.MAX_WORLD_SIZE)
+    number = parse.whole_number(index, INDEX)
+    if world_size == 1:
+        return Place(0, 1)
+    return parse.checked_place(number, world_size, f"{INDEX}={number}", f"{WORLD_SIZE}={size}")
+
+
+def join(environ: Mapping[str, str], place: Place) -> Cluster:
+    """The cluster around the pod with index 0, at the port 29500 or the first of our own."""
+    address: str | None = ALONE_RENDEZVOUS
+    if place.world_size > 1:
+        address = parse.given_rendezvous(environ) or _rendezvous(environ, place.rank)
+    return Cluster(
+        place.rank,
+        place.world_size,
+        address or ALONE_RENDEZVOUS,
+        None,
+        ENVIRONMENT.source,
+        f"{INDEX}={parse.value(environ, INDEX)} and {WORLD_SIZE}={place.world_size} are set.",
+    )
+
+
+# None of these makes a claim by itself; children of a launcher in the pod may need the index.
+ENVIRONMENT = Environment("Kubernetes Indexed Job", (), place, join)
+
+
+def _rendezvous(environ: Mapping[str, str], index: int) -> str:
+    """The name of pod 0, which differs from this pod's in the number at the end of the host."""
+    own = parse.value(environ, "HOSTNAME") or socket.gethostname()
+    host, dot, domain = socket.getfqdn(own).partition(".")
+    stem = host.removesuffix(f"-{index}")
+    if not dot or stem == host:
+        raise ConfigError(
+            f"rank {index} cannot tell the name of the pod with index 0 from its own, "
+            f"{host + dot + domain!r}; give the pods a headless service (subdomain: in the pod "
+            f"template), or set {parse.RENDEZVOUS} to the host:port at which rank 0 listens"
+        )
+    port = parse.first_port(environ, parse.DEFAULT_PORT)
+    return parse.joined_address(f"{stem}-0.{domain}", port)

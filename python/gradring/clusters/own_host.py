@@ -1,0 +1,80 @@
+"""By which name or address the other hosts reach this one."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+
+from gradring.clusters import parse
+from gradring.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+# For documentation only (RFC 5737, RFC 3849): the way there is the way to anywhere.
+_ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+
+
+def free_address(environ: Mapping[str, str], name: str | None, *, alone: bool) -> str:
+    """``host:port`` for rank 0 to listen at, to be told to the others.
+
+    Args:
+        environ: ``GRADRING_INTERFACE`` chooses the network, ``GRADRING_PORT`` the port.
+        name: The launcher's name for this host, if it has one.
+        alone: Whether all ranks are on this host.
+    """
+    from gradring.launch.ports import free_ports  # which few ranks need
+
+    host = LOOPBACK if alone else reachable_host(environ, name)
+    try:
+        port = parse.first_port(environ, 0) or free_ports(1, host)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"rank 0 cannot listen at {host}, its own name or address ({error}); set "
+            f"GRADRING_INTERFACE, or {parse.RENDEZVOUS} for all ranks"
+        ) from error
+    return parse.joined_address(host, port)
+
+
+def reachable_host(environ: Mapping[str, str], name: str | None) -> str:
+    """The chosen interface's address, else the host's name unless it means the host to itself."""
+    interface = parse.value(environ, "GRADRING_INTERFACE")
+    if interface is not None:
+        from gradring.interfaces import address_of
+
+        return address_of(interface, "GRADRING_INTERFACE")
+    name = name or socket.gethostname()
+    return name if _is_reachable(name) else _address_towards_anywhere() or name
+
+
+def is_own(host: str) -> bool:
+    """Whether a socket of this host can be bound to ``host``."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def _is_reachable(name: str) -> bool:
+    """Whether ``name`` has addresses, and none that is this host's for itself only.
+
+    Debian maps a host's own name to 127.0.1.1.
+    """
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return not any(ipaddress.ip_address(row[4][0]).is_loopback for row in found)
+
+
+def _address_towards_anywhere() -> str | None:
+    for family, address in _ANYWHERE:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, 9))  # a datagram socket sends nothing here
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return None

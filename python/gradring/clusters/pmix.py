@@ -1,0 +1,69 @@
+"""Rank 0's address by PMIx, as Open MPI 5 offers it: put there by rank 0, read by all.
+
+Done by a short-lived process (``pmix_client``), which is the rank to PMIx: it loads Open MPI's
+library, connects, and is gone before the program may want to use MPI itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gradring.clusters import mpi, own_host, parse
+from gradring.clusters.cluster import Place
+from gradring.errors import RendezvousError
+
+JOB, RANK, SERVER, HOST = "PMIX_NAMESPACE", "PMIX_RANK", "PMIX_SERVER_URI41", "PMIX_HOSTNAME"
+CLIENT = Path(__file__).with_name("pmix_client.py")
+
+
+def agreed(environ: Mapping[str, str], source: str, place: Place) -> str:
+    """``host:port`` of rank 0, which has chosen it.
+
+    Raises:
+        ConfigError: This process is no rank of ``environ``, or has no library of PMIx.
+        RendezvousError: The exchange has failed.
+    """
+    if any(os.environ.get(name) != environ.get(name) for name in (JOB, RANK, SERVER)):
+        raise mpi.unknown_rendezvous(source, place, " on another host")
+    try:
+        return _exchanged(place, parse.value(environ, parse.PORT))
+    except FileNotFoundError:
+        why = " (there is no libpmix.so.2 beside Open MPI)"
+        raise mpi.unknown_rendezvous(source, place, why) from None
+
+
+@functools.cache
+def _exchanged(place: Place, port: str | None) -> str:
+    from gradring.config import Settings
+
+    timeout_s = Settings.from_environ(os.environ, token=b"-").timeout
+    own = ""
+    if place.rank == 0:
+        name = parse.value(os.environ, HOST)
+        own = own_host.free_address(os.environ, name, alone=False)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", CLIENT, own],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"not all ranks have come this far in {timeout_s:g} s"
+    else:
+        if done.returncode == 0:
+            return parse.address(done.stdout, "the address from PMIx")
+        if done.returncode == os.EX_UNAVAILABLE:
+            raise FileNotFoundError
+        problem = done.stderr.strip()[-300:]
+    raise RendezvousError(
+        f"{place} cannot ask mpirun for the address of rank 0 (PMIx: {problem}); set "
+        f"{parse.RENDEZVOUS} to host:port for all ranks",
+        rank=place.rank,
+    )

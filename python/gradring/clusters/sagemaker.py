@@ -1,0 +1,53 @@
+"""Amazon SageMaker: one process on each host of a training job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from gradring.clusters import parse
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.errors import ConfigError
+
+HOSTS, OWN = "SM_HOSTS", "SM_CURRENT_HOST"
+
+
+def place(environ: Mapping[str, str]) -> Place | None:
+    """The place of ``SM_CURRENT_HOST`` among ``SM_HOSTS``."""
+    if parse.value(environ, HOSTS) is None:
+        return None
+    hosts = _hosts(environ)
+    own = parse.value(environ, OWN)
+    if own not in hosts:
+        raise ConfigError(f"{OWN}={own!r} is not one of {HOSTS}={hosts}; correct them")
+    return Place(hosts.index(own), len(hosts))
+
+
+def join(environ: Mapping[str, str], place: Place) -> Cluster:
+    """The cluster around the first host, at the port 29500 or the first of our own."""
+    port = parse.first_port(environ, parse.DEFAULT_PORT)
+    derived = parse.joined_address(_hosts(environ)[0], port)
+    alone = place.world_size == 1
+    return Cluster(
+        place.rank,
+        place.world_size,
+        ALONE_RENDEZVOUS if alone else parse.given_rendezvous(environ) or derived,
+        None,
+        ENVIRONMENT.source,
+        f"{OWN} is number {place.rank} of the {place.world_size} in {HOSTS}.",
+    )
+
+
+# As on Kubernetes, these tell the host, so children of a launcher may keep them.
+ENVIRONMENT = Environment("SageMaker", (), place, join)
+
+
+def _hosts(environ: Mapping[str, str]) -> list[str]:
+    text = environ[HOSTS]
+    try:
+        hosts = json.loads(text)
+    except (ValueError, RecursionError):
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
+        raise ConfigError(f"{HOSTS}={parse.shown(text)} is not a JSON list of names; correct it")
+    return sorted(set(hosts))

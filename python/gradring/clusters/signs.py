@@ -1,0 +1,59 @@
+"""Signs that a launcher has started several processes, of launchers that do not tell enough.
+
+A process that sees one and nothing better must not train alone: all the others would, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradring.clusters import parse
+from gradring.errors import ConfigError
+
+OURS = "GRADRING_RANK, GRADRING_WORLD_SIZE and GRADRING_RENDEZVOUS"
+
+ADDRESSES = {
+    parse.RENDEZVOUS: "GRADRING_RANK and GRADRING_WORLD_SIZE",
+    "MASTER_ADDR": "RANK and WORLD_SIZE",
+    "MASTER_PORT": "RANK and WORLD_SIZE",
+    "JAX_COORDINATOR_ADDRESS": "JAX_PROCESS_ID and JAX_NUM_PROCESSES",
+}
+"""Where rank 0 is, without this process's rank; and what is missing."""
+
+NUMBERS = {
+    "LOCAL_WORLD_SIZE": 2,
+    "LOCAL_RANK": 1,
+    "GROUP_RANK": 1,
+    "NODE_RANK": 1,
+    "HOROVOD_SIZE": 2,
+    "SLURM_PROCID": 1,
+    "PMIX_RANK": 1,
+    "MPI_LOCALNRANKS": 2,
+    "MPI_LOCALRANKID": 1,
+    "PALS_RANKID": 1,
+    "ALPS_APP_PE": 1,
+    "TPU_WORKER_ID": 1,
+}
+"""The least number that tells of other processes: a rank, or how many there are."""
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Refuses a process that is one of several but cannot know which.
+
+    Raises:
+        ConfigError: There is a sign; the message says what to set.
+    """
+    for name, wanted in ADDRESSES.items():
+        if parse.value(environ, name) is not None:
+            raise ConfigError(
+                f"{name} is set but nothing tells this process its rank; set {wanted}, or unset "
+                f"{name} to train alone"
+            )
+    for name, least in NUMBERS.items():
+        text = parse.value(environ, name) or ""
+        if text.isascii() and text.isdigit() and least <= int(text[: parse.MAX_DIGITS]):
+            raise ConfigError(
+                f"{name}={parse.shown(text)} says that this is one of several processes, but its "
+                f"rank and the address of rank 0 are not known; start with gradring run, or set "
+                f"{OURS}; GRADRING_RANK=0 and GRADRING_WORLD_SIZE=1 train alone"
+            )
