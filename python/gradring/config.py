@@ -20,6 +20,9 @@ DEFAULT_PROMETHEUS_ADDRESS = "127.0.0.1"
 TLS_VARIABLES = ("GRADRING_TLS_CA", "GRADRING_TLS_CERT", "GRADRING_TLS_KEY")
 DEFAULT_STALL_TIMEOUT_S = 1800.0
 DEFAULT_STALL_WARNING_S = 30.0
+_SECRET_REMEDY = (
+    "give its volume defaultMode: 0400, and the pod an fsGroup if its container is not root's"
+)
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -227,9 +230,12 @@ def _check_private(path: Path, name: str) -> None:
     except OSError:
         return  # whoever reads it says so
     if mode & (stat.S_IROTH | stat.S_IWOTH):
+        # Kubernetes mounts a Secret by this link, and read-only.
+        is_secret = (path.parent / "..data").is_symlink()
+        remedy = _SECRET_REMEDY if is_secret else f"type: chmod 600 {path}"
         raise ConfigError(
             f"{name}={str(path)!r} can be read or written by every user (mode {mode & 0o777:o}); "
-            f"type: chmod 600 {path}"
+            f"{remedy}"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gradring.clusters import detect, without_cluster_variables
+from gradring.clusters import detect, signs, without_cluster_variables
 from gradring.errors import ConfigError
 
 OURS = {
@@ -30,6 +30,20 @@ OPEN_MPI = {
     "PMIX_RANK": "1",
 }
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1"}
+JAX = {
+    "JAX_PROCESS_ID": "1",
+    "JAX_NUM_PROCESSES": "3",
+    "JAX_COORDINATOR_ADDRESS": "train-node-0-0.train:29500",
+}
+PET = {
+    "PET_NODE_RANK": "1",
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "4",
+    "PET_MASTER_ADDR": "train-node-0-0.train",
+    "PET_MASTER_PORT": "29500",
+}
+SAGEMAKER = {"SM_HOSTS": '["algo-2", "algo-1", "algo-10"]', "SM_CURRENT_HOST": "algo-2"}
+POD = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "localhost", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 
 def tf_config(rank: int, world_size: int) -> dict[str, str]:
@@ -82,6 +96,51 @@ GOLDEN = {
     "MPICH or Intel MPI": (
         {**HYDRA, "GRADRING_RENDEZVOUS": "node-a:29500"},
         (1, 2, "node-a:29500", None, "PMI"),
+    ),
+    "JAX": (JAX, (1, 3, "train-node-0-0.train:29500", None, "JAX variables")),
+    "Kubeflow's PET variables without torchrun": (
+        {**PET, **POD},
+        (1, 2, "train-node-0-0.train:29500", None, "Kubeflow's PET_* variables"),
+    ),
+    "torchrun in a pod with PET variables": (
+        {**PET, **POD, **TORCHRUN},
+        (3, 8, "node-a:29400", None, "torch-style variables"),
+    ),
+    "one node of Kubeflow is alone": (
+        {**POD, "PET_NODE_RANK": "0", "PET_NNODES": "1"},
+        (0, 1, "127.0.0.1:0", None, "Kubeflow's PET_* variables"),
+    ),
+    "SageMaker, where each host is a rank": (
+        SAGEMAKER,
+        (2, 3, "algo-1:29500", None, "SageMaker"),
+    ),
+    "mpirun on SageMaker's hosts": (
+        {**SAGEMAKER, **OPEN_MPI, "GRADRING_RENDEZVOUS": "algo-1:1"},
+        (1, 2, "algo-1:1", None, "Open MPI"),
+    ),
+    "an Indexed Job with the address of rank 0": (
+        {**POD, "GRADRING_WORLD_SIZE": "4", "GRADRING_RENDEZVOUS": "train-0.train:1"},
+        (1, 4, "train-0.train:1", None, "Kubernetes Indexed Job"),
+    ),
+    "pods of an Indexed Job that are to train alone": (
+        {**POD, "GRADRING_WORLD_SIZE": "1"},
+        (0, 1, "127.0.0.1:0", None, "Kubernetes Indexed Job"),
+    ),
+    "our variables in a pod of an Indexed Job": (
+        {**OURS, **POD},
+        (2, 4, "10.0.0.5:29500", None, "GRADRING_* variables"),
+    ),
+    "mpirun in a pod of an Indexed Job": (
+        {**OPEN_MPI, "PMIX_NAMESPACE": "1@1", **POD, "GRADRING_PORT": "29500-29501"},
+        (1, 2, "127.0.0.1:29500", None, "Open MPI"),
+    ),
+    "our rendezvous moves that of JAX": (
+        {**JAX, "GRADRING_RENDEZVOUS": "node-a:1"},
+        (1, 3, "node-a:1", None, "JAX variables"),
+    ),
+    "numbers with leading zeros": (
+        {**OURS, "GRADRING_RANK": "02", "GRADRING_RENDEZVOUS": "node-a:029500"},
+        (2, 4, "node-a:29500", None, "GRADRING_* variables"),
     ),
     "a world of one by our variables": (
         {"GRADRING_RANK": "0", "GRADRING_WORLD_SIZE": "1"},
@@ -145,6 +204,9 @@ def test_environments_that_disagree_are_an_error_that_prints_both(
 
 MASTER = "Rank 0's address in MASTER_ADDR and MASTER_PORT, node-a:2940{}, does not count."
 TF_CONFIG = "Rank 0's address in TF_CONFIG, 10.0.0.5:2222, does not count."
+JAX_COORDINATOR = (
+    "Rank 0's address in JAX_COORDINATOR_ADDRESS, train-node-0-0.train:29500, does not count."
+)
 AGENT = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
 MOVED = {"GRADRING_RENDEZVOUS": "node-b:1"}
 
@@ -158,6 +220,8 @@ MOVED = {"GRADRING_RENDEZVOUS": "node-b:1"}
         ({**TORCHRUN, **tf_config(3, 8)}, [MASTER.format(0)]),
         ({**slurm(3, 8), "MASTER_ADDR": "node-a", "MASTER_PORT": "29400"}, [MASTER.format(0)]),
         ({**AGENT, **MOVED}, [MASTER.format(1)]),
+        ({**MOVED, **JAX}, [JAX_COORDINATOR]),
+        ({**JAX, **TORCHRUN, "RANK": "1", "WORLD_SIZE": "3"}, [JAX_COORDINATOR]),
         (AGENT, []),
         ({**OPEN_MPI, "MASTER_ADDR": "node-a", "MASTER_PORT": "29400"}, []),
         ({**OURS, **tf_config(2, 4), "GRADRING_RENDEZVOUS": "10.0.0.5:2222"}, []),
@@ -185,6 +249,27 @@ def test_the_reason_names_the_addresses_that_do_not_count(
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT is not"),
         ({"MASTER_ADDR": "a"}, "set RANK and WORLD_SIZE"),
         (OPEN_MPI, "set GRADRING_RENDEZVOUS"),
+        (HYDRA, "PMI_FD is no socket to mpiexec in this process; set GRADRING_RENDEZVOUS"),
+        ({"JAX_NUM_PROCESSES": "2"}, "JAX_PROCESS_ID is not"),
+        ({**JAX, "JAX_COORDINATOR_ADDRESS": ""}, "JAX_COORDINATOR_ADDRESS is not"),
+        ({**JAX, "JAX_COORDINATOR_ADDRESS": "node-a"}, "JAX_COORDINATOR_ADDRESS='node-a' is not h"),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, "set JAX_PROCESS_ID and JAX_NUM_PROCESSES"),
+        ({"PET_NNODES": "2"}, "PET_NODE_RANK is not"),
+        ({**PET, "PET_MASTER_ADDR": " "}, "PET_MASTER_ADDR is not"),
+        ({**PET, "PET_MASTER_ADDR": "", "PET_MASTER_PORT": ""}, "set GRADRING_RENDEZVOUS"),
+        ({**PET, "PET_NNODES": "1:4"}, "is a range, .* start it with torchrun"),
+        (POD, "set GRADRING_WORLD_SIZE to the Job's completions, or to 1"),
+        ({**POD, "GRADRING_WORLD_SIZE": "1x"}, "GRADRING_WORLD_SIZE='1x' is not"),
+        ({**POD, "GRADRING_RANK": "1"}, "GRADRING_WORLD_SIZE is not"),
+        (
+            {**POD, "GRADRING_WORLD_SIZE": "2"},
+            "rank 1 cannot tell the name of the pod with index 0 from its own, 'localhost'; give",
+        ),
+        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST='algo-3' is not one of"),
+        ({**SAGEMAKER, "SM_HOSTS": "algo-1"}, "SM_HOSTS='algo-1' is not a JSON list"),
+        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, "MVAPICH says rank 0 of 2"),
+        ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"}, "jsrun says rank 0 of 2"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "Flux says rank 0 of 2"),
         ({"PMI_RANK": "1"}, "PMI_SIZE is not"),
         ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "SLURM_PROCID is not"),
     ],
@@ -194,6 +279,49 @@ def test_a_partial_set_is_an_error_that_names_what_is_missing(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         detect(environ)
+
+
+SIGNS = {
+    "LOCAL_WORLD_SIZE": ("2", "1"),
+    "LOCAL_RANK": ("1", "0"),
+    "GROUP_RANK": ("1", "0"),
+    "NODE_RANK": ("3", "0"),
+    "HOROVOD_SIZE": ("4", "1"),
+    "SLURM_PROCID": ("1", "0"),
+    "PMIX_RANK": ("1", "0"),
+    "MPI_LOCALNRANKS": ("2", "1"),
+    "MPI_LOCALRANKID": ("1", "none"),
+    "PALS_RANKID": ("7", ""),
+    "ALPS_APP_PE": ("1", "-1"),
+    "TPU_WORKER_ID": ("1", "0"),
+}
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_process_that_is_one_of_several_never_trains_alone_by_accident(name: str) -> None:
+    several, alone = SIGNS[name]
+    with pytest.raises(ConfigError, match=f"{name}='{several}' says .* start with gradring run"):
+        detect({name: several})
+    assert detect({name: alone}).source == "nothing"
+    ours = {"GRADRING_RANK": "0", "GRADRING_WORLD_SIZE": "1"}
+    assert detect({name: several, **ours}).world_size == 1
+
+
+def test_all_signs_are_tested() -> None:
+    assert SIGNS.keys() == signs.NUMBERS.keys()
+
+
+def test_a_pod_calls_rank_0_by_the_name_of_the_headless_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"train-1": "train-1.train.default.svc.cluster.local", "train-11": "train-11"}
+    monkeypatch.setattr("socket.getfqdn", names.__getitem__)
+    pod = {**POD, "HOSTNAME": "train-1", "GRADRING_WORLD_SIZE": "12"}
+    assert detect(pod).rendezvous == "train-0.train.default.svc.cluster.local:29500"
+    moved = {**pod, "GRADRING_PORT": "7000"}
+    assert detect(moved).rendezvous == "train-0.train.default.svc.cluster.local:7000"
+    with pytest.raises(ConfigError, match="headless service"):
+        detect({**pod, "HOSTNAME": "train-11", "JOB_COMPLETION_INDEX": "11"})
 
 
 @pytest.mark.parametrize(
@@ -221,7 +349,8 @@ def test_a_malformed_variable_is_an_error_that_names_it(
 
 
 def test_the_children_of_a_launcher_inherit_no_place() -> None:
-    everything = {**OURS, **tf_config(1, 2), **TORCHRUN, **slurm(5, 6), **OPEN_MPI, **HYDRA}
+    launchers = {**TORCHRUN, **slurm(5, 6), **OPEN_MPI, **HYDRA, **JAX, **PET}
+    everything = {**OURS, **tf_config(1, 2), **launchers, **dict.fromkeys(SIGNS, "2")}
     left = without_cluster_variables(everything)
     assert detect(left).source == "nothing"
     assert left["SLURM_JOB_ID"] == "4242"

@@ -58,7 +58,7 @@ def test_an_evaluator_is_a_world_of_one(others: dict[str, Any], moved: dict[str,
 
 
 def test_a_parameter_server_is_told_that_there_are_none_yet() -> None:
-    with pytest.raises(ConfigError, match="task.type is 'ps', but gradring has no parameter serve"):
+    with pytest.raises(ConfigError, match=r"task\.type is 'ps', but gradring has no param"):
         found({"worker": ["a:1"], "ps": ["b:1"]}, {"type": "ps", "index": 0})
 
 

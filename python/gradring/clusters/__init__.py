@@ -15,8 +15,8 @@
 ``signs``             launchers that tell too little: nobody trains alone by accident
 ====================  ==============================================================
 
-``detection`` asks them in this order; ``cluster`` holds the types, ``parse`` the shared readers, and
-``own_host`` knows how the others reach this host.
+``detection`` asks them in this order; ``cluster`` holds the types, ``parse`` the shared readers,
+and ``own_host`` knows how the others reach this host.
 """
 
 from gradring.clusters.cluster import Cluster, Environment, Place

@@ -44,8 +44,8 @@ NODES: tuple[Environment, ...] = (
     sagemaker.ENVIRONMENT,
     kubernetes.ENVIRONMENT,
 )
-"""Those that tell the place of a host or a pod. It is that of the process, if nothing tells its own:
-then the process is the only one there."""
+"""Those that tell the place of a host or a pod: that of the process, if nothing tells its own, for
+then it is the only one there."""
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
