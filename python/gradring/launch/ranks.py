@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from gradring.clusters import without_cluster_variables
-from gradring.clusters.parse import JOB_ID
+from gradring.clusters.parse import JOB_ID, at_first_port
 from gradring.launch.ports import LOOPBACK, free_ports
 
 TOKEN_BYTES, JOB_ID_BYTES = 32, 8
@@ -54,6 +54,7 @@ def environments_at(
     Args:
         environ: The variables to start from.
         addresses: ``host:port`` of each rank; with ``tf_config=False`` only the first is needed.
+            ``GRADRING_PORT`` replaces the port of rank 0.
         world_size: Number of ranks.
         tf_config: Whether to set an agreeing ``TF_CONFIG``.
     """
@@ -61,6 +62,7 @@ def environments_at(
     if not base.get("GRADRING_TOKEN") and not base.get("GRADRING_TOKEN_FILE"):
         base["GRADRING_TOKEN"] = new_token()
     job_id = secrets.token_hex(JOB_ID_BYTES)
+    addresses = [at_first_port(environ, addresses[0]), *addresses[1:]]
     return [
         {
             **base,

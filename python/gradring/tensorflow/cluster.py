@@ -14,12 +14,15 @@ from gradring import errors
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat
 
+EVALUATOR = "evaluator"
+
 
 def resolver_of(communicator: Communicator) -> Any:
     """The resolver in TF_CONFIG, or one that lists the communicator's ranks as workers."""
     if os.environ.get("TF_CONFIG"):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        if resolver.cluster_spec().as_dict() and _rank_in(resolver) == communicator.rank:
+        place = communicator.rank, communicator.world_size
+        if resolver.cluster_spec().as_dict() and _place_in(resolver) == place:
             return resolver
     # Nobody connects to these addresses: the communicator has connected already.
     workers = [f"rank-{rank}:0" for rank in range(communicator.world_size)]
@@ -42,9 +45,12 @@ def communicator_of(resolver: Any) -> Communicator:
     """
     if resolver is None or not resolver.cluster_spec().as_dict():
         return gradring.init()
-    addresses, rank = _addresses(resolver), _rank_in(resolver)
+    rank, world_size = _place_in(resolver)
+    if resolver.task_type == EVALUATOR:
+        return gradring.init(rank=rank, world_size=world_size)
+    addresses = _addresses(resolver)
     return gradring.init(
-        rank=rank, world_size=len(addresses), rendezvous=addresses[0], listen=addresses[rank]
+        rank=rank, world_size=world_size, rendezvous=addresses[0], listen=addresses[rank]
     )
 
 
@@ -54,7 +60,7 @@ def check(resolver: Any, communicator: Communicator) -> None:
     Raises:
       gradring.errors.ConfigError: they differ in the rank or in the number of ranks.
     """
-    rank, world_size = _rank_in(resolver), len(_addresses(resolver))
+    rank, world_size = _place_in(resolver)
     if (rank, world_size) != (communicator.rank, communicator.world_size):
         raise errors.ConfigError(
             f"cluster_resolver makes this process rank {rank} of {world_size}, but the "
@@ -87,14 +93,18 @@ def checked_devices(devices: Sequence[str], communicator: Communicator) -> tuple
     return full
 
 
-def _rank_in(resolver: Any) -> int:
+def _place_in(resolver: Any) -> tuple[int, int]:
+    """Rank and number of ranks; those of an evaluator are its own."""
+    if resolver.task_type == EVALUATOR:
+        return 0, 1
     spec = compat.normalize_cluster_spec(resolver.cluster_spec())
     if resolver.task_type not in ("chief", "worker") or resolver.task_id is None:
         raise errors.ConfigError(
             f"cluster_resolver says task_type={resolver.task_type!r}, "
             f"task_id={resolver.task_id!r}; only 'chief' and 'worker' tasks join the group"
         )
-    return int(compat.id_in_cluster(spec, resolver.task_type, resolver.task_id))
+    rank = int(compat.id_in_cluster(spec, resolver.task_type, resolver.task_id))
+    return rank, len(_addresses(resolver))
 
 
 def _addresses(resolver: Any) -> list[str]:
