@@ -42,6 +42,7 @@ SETTINGS = (
     Setting("GRADRING_RENDEZVOUS", "host:port", "where rank 0 listens", argument="rendezvous"),
     Setting("GRADRING_JOB_ID", "text", "tells jobs apart", argument="job_id", same=True),
     Setting("GRADRING_INTERFACE", "name or IP", "network to listen at", argument="interface"),
+    Setting("GRADRING_PORT", "port or range", "where in it to listen", argument="port"),
     # Who may join.
     Setting("GRADRING_TOKEN", "text", "the job's shared secret", argument="token", same=True),
     Setting("GRADRING_TOKEN_FILE", "file", "the same, in a file", argument="token"),

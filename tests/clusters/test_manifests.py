@@ -9,9 +9,10 @@ from typing import Any
 
 import pods
 import pytest
+import yaml
 from pods import Pod
 
-from documents import ROOT, programs
+from documents import ROOT, blocks_of, programs
 from gradring.config import Settings
 from gradring.errors import ConfigError
 
@@ -122,3 +123,5 @@ def test_the_policy_admits_the_port_that_the_ranks_use() -> None:
     (port,) = (int(v["value"]) for v in environ if v["name"] == "GRADRING_PORT")
     assert [p["port"] for p in policy["ingress"][0]["ports"]] == [port]
     assert policy["podSelector"] == policy["ingress"][0]["from"][0]["podSelector"]
+    (shown,) = (b.text for b in blocks_of(ROOT / "docs" / "clusters.md") if b.language == "yaml")
+    assert yaml.safe_load(shown) == {"ingress": policy["ingress"]}

@@ -20,7 +20,10 @@ from gradring.launch.ports import free_ports
 
 DEADLINE_S = 240
 #: Launchers of others, and what needs no check of its arguments.
-FOREIGN = ("mpirun", "openssl", "pip", "srun", "torchrun")
+FOREIGN = (
+    *("docker", "firewall-cmd", "kubectl", "mpiexec", "mpirun"),
+    *("openssl", "pip", "sbatch", "srun", "torchrun"),
+)
 SHELL_WORDS = ("done", "export", "for", "mkdir", "umask")
 #: The port in the documents; a free one takes its place.
 PORT = "29500"
@@ -149,7 +152,7 @@ def missing(block: Block, printed: str, port: str) -> list[str]:
 
 @pytest.mark.parametrize("block", blocks(), ids=str)
 def test_a_block_is_run_or_says_why_not(block: Block) -> None:
-    assert block.language in ("bash", "diff", "python", "text"), "name the language"
+    assert block.language in ("bash", "diff", "python", "text", "yaml"), "name the language"
     if block.language == "text":
         first = block.text.split(maxsplit=1)[0]
         assert first not in COMMANDS, "commands belong into a block of bash"

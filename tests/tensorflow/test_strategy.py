@@ -418,3 +418,36 @@ def test_a_cluster_resolver_describes_the_group() -> None:
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     found = run_ranks(from_resolver, 2, addresses)
     assert found == [(0, 2.0, True), (1, 2.0, True)]
+
+
+def evaluate_beside_the_group() -> Any:
+    import json
+    import os
+
+    import keras
+    import tensorflow as tf
+
+    from gradring.clusters import without_cluster_variables
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    for name in set(os.environ) - set(without_cluster_variables(os.environ)):
+        del os.environ[name]
+    # Nobody listens at these addresses: the workers may not have started, or have ended.
+    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"]}
+    task = {"type": "evaluator", "index": 0}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+    found = []
+    for resolver in (None, tf.distribute.cluster_resolver.TFConfigClusterResolver()):
+        strategy = CustomCollectiveStrategy(resolver)
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+            model.compile(loss="mse")
+        loss = model.evaluate(np.ones((8, 2), "float32"), np.zeros((8, 1)), batch_size=4, verbose=0)
+        replicas = strategy.num_replicas_in_sync
+        found.append((replicas, strategy.cluster_resolver.task_type, float(loss)))
+    return found
+
+
+def test_an_evaluator_works_alone() -> None:
+    (found,) = run_ranks(evaluate_beside_the_group, 1)
+    assert found == [(1, "evaluator", 4.0)] * 2

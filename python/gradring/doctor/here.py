@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import gradring
-from gradring.clusters import detect
+from gradring.clusters import Cluster, detect
 from gradring.config import Settings
 from gradring.launch.hosts import address_towards
 
@@ -36,7 +36,7 @@ def decision(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
         ("world size", str(cluster.world_size)),
         ("rendezvous", cluster.rendezvous if several else "not needed"),
         ("interface", interface_towards(cluster.rendezvous) if several else "not needed"),
-        ("listens at", cluster.listen or "a free port"),
+        ("listens at", _listens_at(cluster, settings)),
         ("job", cluster.job_id or "no name"),
         ("found in", cluster.source),
         ("because", cluster.reason),
@@ -47,6 +47,17 @@ def decision(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
         ("checksum", "on" if settings.checksum else "off"),
         ("timeout", f"{settings.timeout:g} s to form, {settings.stall_timeout:g} s of standstill"),
     ]
+
+
+def _listens_at(cluster: Cluster, settings: Settings) -> str:
+    if cluster.listen is not None:
+        return cluster.listen
+    if cluster.rank == 0 and cluster.world_size > 1:
+        return cluster.rendezvous
+    if settings.ports is None:
+        return "a free port"
+    first, last = settings.ports
+    return f"port {first}" if first == last else f"a free port from {first} to {last}"
 
 
 def versions() -> dict[str, str]:
