@@ -1,7 +1,10 @@
 """Each launcher's variables, as they really are, and the cluster that they describe."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -191,6 +194,16 @@ def test_each_environment_gives_its_cluster(name: str) -> None:
         ({**OURS, **tf_config(1, 4)}, "rank 2 of 4", "rank 1 of 4"),
         ({**OURS, **TORCHRUN}, "rank 2 of 4", "rank 3 of 8"),
         ({**tf_config(1, 2), **slurm(0, 2)}, "rank 1 of 2 according to TF_CONFIG", "Slurm step;"),
+        (
+            {**slurm(1, 2), "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+            "rank 1 of 2 according to Slurm step",
+            "rank 0 of 1 according to Open MPI",
+        ),
+        (
+            {**slurm(1, 2), "MPI_LOCALRANKID": "0", "PMI_RANK": "0", "PMI_SIZE": "1"},
+            "rank 1 of 2 according to Slurm step",
+            "rank 0 of 1 according to PMI",
+        ),
         ({**TORCHRUN, **OPEN_MPI}, "according to torch-style", "rank 1 of 2 according to Open"),
     ],
 )
@@ -346,6 +359,32 @@ def test_a_malformed_variable_is_an_error_that_names_it(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         detect({**OURS, **changed})
+
+
+@pytest.mark.parametrize(
+    ("environ", "outer"),
+    [
+        (slurm(1, 4), "rank 1 of 4 (Slurm step)"),
+        (OPEN_MPI, "rank 1 of 2 (Open MPI)"),
+        (HYDRA, "rank 1 of 2 (PMI)"),
+        ({**PET, **POD}, "rank 1 of 2 (Kubeflow's PET_* variables)"),
+        (POD, None),
+        (tf_config(0, 1), None),
+        ({}, None),
+    ],
+)
+def test_our_launcher_inside_another_makes_a_group_and_says_so(
+    environ: dict[str, str], outer: str | None
+) -> None:
+    """``srun -n 4 gradring run -np 1 ...``: four groups, which may be meant."""
+    kept = without_cluster_variables(os.environ)
+    show = ["-m", "gradring", "run", "-np", "1", "--", sys.executable, "-m", "gradring", "env"]
+    done = subprocess.run(
+        [sys.executable, *show], env={**kept, **environ}, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"^\[0\] found in +GRADRING_\* variables$", done.stdout, re.M)
+    said = f"gradring run: this is {outer}, and each of them starts a group of its own with 1 ranks"
+    assert done.stderr.startswith(said) if outer else not done.stderr
 
 
 def test_the_children_of_a_launcher_inherit_no_place() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from gradring.cli.arguments import check_file, make_directory, seconds
+from gradring.clusters import outer_place
 from gradring.clusters.parse import MAX_WORLD_SIZE
 from gradring.launch.hostfile import read_hosts
 from gradring.launch.hosts import Host, parse_hosts, parse_port
@@ -152,6 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         make_directory("--log-dir", arguments.log_dir)
     if arguments.trace is not None:
         check_file("--trace", arguments.trace)
+    _warn_of_outer_launcher(world_size)
     try:
         return launch(
             command,
@@ -176,6 +179,18 @@ def _ssh(arguments: argparse.Namespace) -> Ssh:
     if identity is not None:
         options += ["-i", str(identity)]
     return Ssh(arguments.python, arguments.ssh_port, tuple(options))
+
+
+def _warn_of_outer_launcher(world_size: int) -> None:
+    """Says that ``srun gradring run`` and the like make many groups; nested groups are possible."""
+    outer = outer_place(os.environ)
+    if outer is not None:
+        source, place = outer
+        print(
+            f"gradring run: this is {place} ({source}), and each of them starts a group of its own "
+            f"with {world_size} ranks; to make them one group, leave out gradring run",
+            file=sys.stderr,
+        )
 
 
 def _misused(problem: str) -> int:

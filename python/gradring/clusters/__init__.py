@@ -20,7 +20,12 @@ and ``own_host`` knows how the others reach this host.
 """
 
 from gradring.clusters.cluster import Cluster, Environment, Place
-from gradring.clusters.detection import ENVIRONMENTS, detect, without_cluster_variables
+from gradring.clusters.detection import (
+    ENVIRONMENTS,
+    detect,
+    outer_place,
+    without_cluster_variables,
+)
 
 __all__ = [
     "ENVIRONMENTS",
@@ -28,5 +33,6 @@ __all__ = [
     "Environment",
     "Place",
     "detect",
+    "outer_place",
     "without_cluster_variables",
 ]

@@ -83,6 +83,16 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
     )
 
 
+def outer_place(environ: Mapping[str, str]) -> tuple[str, Place] | None:
+    """Source and place of a launcher that has started this process as one of several, if any."""
+    for environment in ENVIRONMENTS + NODES:
+        with contextlib.suppress(ConfigError):
+            place = environment.place(environ)
+            if place is not None and place.world_size > 1:
+                return environment.source, place
+    return None
+
+
 def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy in which no environment claims a place, for the children of a launcher."""
     claims = {name for environment in ENVIRONMENTS + NODES for name in environment.variables}

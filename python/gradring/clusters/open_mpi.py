@@ -56,7 +56,7 @@ def _rendezvous(environ: Mapping[str, str], place: Place) -> str:
         raise mpi.unknown_rendezvous(ENVIRONMENT.source, place)
     port = parse.first_port(environ, FIRST_PORT + zlib.crc32(job.encode()) % PORT_COUNT)
     if parse.value(environ, LOCAL_SIZE) == str(place.world_size):
-        return parse.joined_address(own_host.LOOPBACK, port)
+        return parse.joined_address(own_host.local_host(environ), port)
     if parse.value(environ, MPIRUN_URI) is not None:
         return parse.joined_address(_host_of_mpirun(environ, place), port)
     return pmix.agreed(environ, ENVIRONMENT.source, place)

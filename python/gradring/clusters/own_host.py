@@ -21,27 +21,30 @@ def free_address(environ: Mapping[str, str], name: str | None, *, alone: bool) -
         environ: ``GRADRING_INTERFACE`` chooses the network, ``GRADRING_PORT`` the port.
         name: The launcher's name for this host, if it has one.
         alone: Whether all ranks are on this host.
-    """
-    from gradring.launch.ports import free_ports  # which few ranks need
 
-    host = LOOPBACK if alone else reachable_host(environ, name)
-    try:
-        port = parse.first_port(environ, 0) or free_ports(1, host)[0]
-    except OSError as error:
+    Raises:
+        ConfigError: The interface, or the host's name, is not this host's.
+        OSError: There is no free port.
+    """
+    host = local_host(environ) if alone else reachable_host(environ, name)
+    if not is_own(host):
         raise ConfigError(
-            f"rank 0 cannot listen at {host}, its own name or address ({error}); set "
-            f"GRADRING_INTERFACE, or {parse.RENDEZVOUS} for all ranks"
-        ) from error
-    return parse.joined_address(host, port)
+            f"rank 0 cannot listen at {host}, which is no address of its host, "
+            f"{socket.gethostname()}; set GRADRING_INTERFACE, or {parse.RENDEZVOUS} for all ranks"
+        )
+    return parse.joined_address(host, parse.first_port(environ, 0) or _free_port(host))
+
+
+def local_host(environ: Mapping[str, str]) -> str:
+    """Where rank 0 listens for ranks of its own host: the chosen interface, or loopback."""
+    return _chosen(environ) or LOOPBACK
 
 
 def reachable_host(environ: Mapping[str, str], name: str | None) -> str:
     """The chosen interface's address, else the host's name unless it means the host to itself."""
-    interface = parse.value(environ, "GRADRING_INTERFACE")
-    if interface is not None:
-        from gradring.interfaces import address_of
-
-        return address_of(interface, "GRADRING_INTERFACE")
+    chosen = _chosen(environ)
+    if chosen is not None:
+        return chosen
     name = name or socket.gethostname()
     return name if _is_reachable(name) else _address_towards_anywhere() or name
 
@@ -55,6 +58,26 @@ def is_own(host: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _chosen(environ: Mapping[str, str]) -> str | None:
+    interface = parse.value(environ, "GRADRING_INTERFACE")
+    if interface is None:
+        return None
+    from gradring.interfaces import address_of  # which few ranks need
+
+    return address_of(interface, "GRADRING_INTERFACE")
+
+
+def _free_port(host: str) -> int:
+    family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    if family == socket.AF_INET:
+        from gradring.launch.ports import free_ports
+
+        return free_ports(1, str(address[0]))[0]
+    with socket.socket(family, kind) as probe:
+        probe.bind(address)
+        return int(probe.getsockname()[1])
 
 
 def _is_reachable(name: str) -> bool:

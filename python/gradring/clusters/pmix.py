@@ -29,7 +29,7 @@ def agreed(environ: Mapping[str, str], source: str, place: Place) -> str:
         RendezvousError: The exchange has failed.
     """
     if any(os.environ.get(name) != environ.get(name) for name in (JOB, RANK, SERVER)):
-        raise mpi.unknown_rendezvous(source, place, " on another host")
+        raise mpi.unknown_rendezvous(source, place, ", which only a rank itself can ask for")
     try:
         return _exchanged(place, parse.value(environ, parse.PORT))
     except FileNotFoundError:

@@ -29,7 +29,7 @@ HETEROGENEOUS_JOB = "SLURM_HET_JOB_ID"
 # Slurm gives these ids to the batch script, the interactive shell and other steps of one process.
 FIRST_RESERVED_STEP = 0xFFFF_FFF0
 # Set by mpirun (Open MPI) and mpiexec (MPICH, Intel MPI), which place ranks themselves.
-MPI_LAUNCHED = ("OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
+MPI_LAUNCHED = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("MPI_LOCALRANKID", "PMI_SIZE"))
 # Above the ports that Linux hands out for outgoing connections (32768 to 60999).
 FIRST_PORT, PORT_COUNT = 61440, 4096
 # Consecutive jobs have consecutive ids; this keeps their steps apart.
@@ -40,13 +40,21 @@ MAX_HOSTS = 65536
 def place(environ: Mapping[str, str]) -> Place | None:
     """The place of this task in a step of at least two tasks."""
     step = parse.value(environ, STEP)
-    if step is None or any(parse.value(environ, name) for name in MPI_LAUNCHED):
+    if step is None or _is_daemon_of_mpi(environ):
         return None
     if parse.whole_number(step, STEP) >= FIRST_RESERVED_STEP:
         return None
     size_name = STEP_SIZE if parse.value(environ, STEP_SIZE) else SIZE
     found = parse.place(environ, RANK, size_name)
     return None if found is None or found.world_size == 1 else found
+
+
+def _is_daemon_of_mpi(environ: Mapping[str, str]) -> bool:
+    """Whether MPI started this process; one that MPI left alone may have run ``srun`` itself."""
+    return any(
+        parse.value(environ, rank) is not None and parse.value(environ, size) != "1"
+        for rank, size in MPI_LAUNCHED
+    )
 
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
