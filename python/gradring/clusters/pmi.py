@@ -109,6 +109,8 @@ class _Connection:
         try:
             os.write(self._fd, f"{line}\n".encode())
             answer = self._line(command)
+        except RendezvousError:  # an OSError, too
+            raise
         except OSError as error:
             raise self._failed(command, str(error)) from error
         found = dict(word.split("=", 1) for word in answer.split() if "=" in word)
