@@ -69,6 +69,29 @@ def test_the_variable_sets_the_level_of_the_log(
     assert connected and logger.level == level
 
 
+def test_the_port_is_an_argument_or_a_variable(
+    connected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADRING_PORT", "29500")
+    init()
+    assert connected["ports"] == (29500, 29500)
+    init(port="7000-7003")
+    assert connected["ports"] == (7000, 7003)
+    with pytest.raises(ConfigError, match="port=0 is neither"):
+        init(port=0)
+
+
+def test_a_batch_script_that_trains_alone_is_warned(
+    connected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in OURS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    with pytest.warns(UserWarning, match="trains alone: SLURM_NTASKS=4, but .* srun would") as seen:
+        init()
+    assert seen[0].filename == __file__ and connected["world_size"] == 1
+
+
 def test_arguments_beat_every_environment() -> None:
     found = resolve(OURS, rank=0, world_size=3, rendezvous="node-a:1")
     assert found == Cluster(0, 3, "node-a:1", None, "arguments", found.reason)
