@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 DEADLINE_S = 240
-#: Imported before the processes part, because each would take seconds for them.
+#: Imported before the processes part if one needs it: each would take seconds for them.
 EXPENSIVE = ("numpy", "tensorflow", "keras")
 
 
@@ -143,7 +143,9 @@ def _apart(imports: str, chains: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    asked = json.load(sys.stdin)
     for module in EXPENSIVE:
-        __import__(module)
+        if any(module in imports for imports, _ in asked):
+            __import__(module)
     assert not any(name.split(".")[0] == "gradring" for name in sys.modules)
-    json.dump([_apart(*block) for block in json.load(sys.stdin)], sys.stdout)
+    json.dump([_apart(*block) for block in asked], sys.stdout)
