@@ -145,7 +145,7 @@ def _communicator(strategy: Any) -> Communicator | None:
 def _refuse_model(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
     raise ConfigError(
         f"{_this_keras()} computes wrong metrics in `fit` and `evaluate` on several workers, and "
-        "before 3.8 adds up their losses: install keras>=3.10, or train in a loop of your own"
+        "before 3.8 adds up their losses: install keras>=3.10, or use a custom training loop"
     )
 
 
