@@ -98,7 +98,8 @@ impl Pipe {
         if self.interrupted(now) {
             return;
         }
-        while let Some((_, bytes)) = self.flying.pop_front_if(|(at, _)| *at <= now) {
+        let count = self.flying.iter().take_while(|(at, _)| *at <= now).count();
+        for (_, bytes) in self.flying.drain(..count) {
             self.arrived.extend(bytes);
         }
     }
