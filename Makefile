@@ -1,4 +1,4 @@
-# Everything a developer types. Needs Python 3.10+, Rust and make; `make` lists the targets.
+# Everything a developer types. Needs Python 3.10 to 3.13, Rust and make; `make` lists the targets.
 # The environment lives in .venv; set VENV to put it elsewhere, PYTHON to choose an interpreter.
 
 PYTHON ?= python3
@@ -8,8 +8,10 @@ BIN := $(VENV)/bin
 PYTEST_OPTIONS := -q --numprocesses 2 --dist loadfile
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
+RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +102,8 @@ lint: setup docs ## formatting, lints, types, stubs and documents; warnings are 
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github
+	@! command -v actionlint >/dev/null || { echo actionlint; actionlint; }
 	cd $(abspath $(VENV)) && bin/python -m mypy.stubtest gradring._native
 
 format: setup ## formats all code
@@ -122,21 +126,46 @@ bench-peers: setup ## installs what `make bench` can compare with: Gloo (in PyTo
 	$(BIN)/python -m pip install --quiet --timeout 20 --retries 1 --index-url https://download.pytorch.org/whl/cpu torch \
 		|| $(BIN)/python -m pip install --quiet torch
 
-wheel: setup ## builds the wheel into dist/
-	$(BIN)/maturin build --release --out dist
+# The links of the page that PyPI shows are made absolute when all is built.
+FINISH = $(BIN)/python release/index_page.py "$$(ls -t dist/gradring-*$(1) | head -n 1)"
+wheel: $(VENV)/created ## builds the wheel into dist/
+	$(BIN)/maturin build --release --locked --out dist
+	$(call FINISH,.whl)
 
-# zig brings old C libraries to link with; `make wheel` asks for the one of this machine.
-portable-wheel: setup ## builds a wheel for any Linux with glibc 2.28 or newer into dist/
+# zig brings old C libraries to link with, also those of the other processor; `make wheel` asks for the one of
+# this machine. For another TARGET, first: rustup target add TARGET
+TARGET ?= $(shell rustc -vV | sed -n 's/^host: //p')
+portable-wheel: $(VENV)/created ## a wheel for any Linux with glibc 2.28 or newer into dist/; TARGET=aarch64-unknown-linux-gnu
 	$(BIN)/python -m pip install --quiet ziglang
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux_2_28 --out dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --locked --zig --target $(TARGET) --compatibility manylinux_2_28 --out dist
+	$(call FINISH,.whl)
 
-sdist: setup ## builds the source distribution into dist/
+sdist: $(VENV)/created ## builds the source distribution into dist/
 	$(BIN)/maturin sdist --out dist
+	$(call FINISH,.tar.gz)
 
-test-wheel: wheel ## installs the wheel into empty environments, of all Pythons found, and uses it
+licences: prerequisites ## writes the licence texts of the linked crates, after a change of Cargo.lock
+	$(PYTHON) release/licences.py
+
+# The advisories come from GitHub. Without it: make deny CHECKS="bans licenses sources"
+CHECKS ?=
+deny: prerequisites ## the crates' advisories, licences and sources, against deny.toml
+	@cargo deny --version >/dev/null 2>&1 || { echo "cargo-deny is missing. Install it with: cargo install --locked cargo-deny"; exit 1; }
+	cargo deny --locked check $(CHECKS)
+
+# Tests of what depends on the processor. On a machine that is one, `make test-rust` runs them all.
+AARCH64 := aarch64-unknown-linux-gnu
+test-arm: prerequisites ## kernels, buffers and wire formats for aarch64, under qemu (see CONTRIBUTING.md)
+	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do command -v $$tool >/dev/null || { echo "$$tool is missing. Install it with: apt-get install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"; exit 1; }; done
+	@[ -d "$$(rustc --print sysroot)/lib/rustlib/$(AARCH64)" ] || { echo "Rust for aarch64 is missing. Install it with: rustup target add $(AARCH64)"; exit 1; }
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
+		cargo test --quiet --target $(AARCH64) --package gradring-core --lib -- kernel:: buffer:: wire::
+
+test-wheel: wheel setup ## installs the wheel into empty environments, of all Pythons found, and uses it
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(SLOW_TOO) tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
 
-test-matrix: wheel ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
+test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
 
 clean: ## removes what was built
@@ -149,8 +178,9 @@ prerequisites:
 	@command -v cargo >/dev/null || { echo "Rust is missing. Install it with: curl https://sh.rustup.rs -sSf | sh"; exit 1; }
 	@command -v cc >/dev/null || { echo "A C linker is missing. Install it with: apt-get install gcc (or your system's equivalent)"; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "Python is missing. Install it with: apt-get install python3 python3-venv"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10. Install a newer one, and run: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), and TensorFlow has packages for Python 3.10 to 3.13. Install one of these, and run: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv is missing. Install it with: apt-get install python3-venv"; exit 1; }
+	@printf '%s\n' $(RUST_NEEDED) "$$(rustc -V | cut -d ' ' -f 2)" | sort -C -V || { echo "$$(rustc -V) is older than $(RUST_NEEDED). Install a newer one with: rustup update stable"; exit 1; }
 
 $(VENV)/created: pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)

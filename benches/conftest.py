@@ -34,7 +34,7 @@ LOAD_AT_START = machine.load()
 @pytest.fixture(scope="session")
 def bench() -> Iterator[peer_rank.Bench]:
     """This process as rank 0; rank 1 is a process of its own that follows."""
-    pytest.importorskip("tensorflow", reason="pip install 'gradring[bench]'")
+    pytest.importorskip("tensorflow", reason="pip install 'gradring[tensorflow]'")
     Plan(WORLD_SIZE, (4,), peers=("tensorflow",)).check()
     own, other = rank_environments(os.environ, WORLD_SIZE, tf_config=False)
     with RankProcesses() as processes:

@@ -61,7 +61,7 @@ def test_a_python_reduces_arrays_and_refuses_bad_ones(
 @pytest.mark.timeout(1200)  # installs TensorFlow
 def test_a_python_trains_with_tensorflow(python: Path, wheel: Path) -> None:
     with environment_of(python) as clean:
-        clean.pip("install", "--quiet", f"gradring[tensorflow] @ file://{wheel}")
+        clean.pip("install", "--quiet", f"gradring[tensorflow-cpu] @ file://{wheel}")
         clean.directory.joinpath("train.py").write_text(programs()["train.py"])
         output = clean.run("gradring", "run", "-np", "2", "python", "train.py")
     losses = [re.findall(rf"^\[{rank}\] ([\d.]+)$", output, re.M) for rank in (0, 1)]

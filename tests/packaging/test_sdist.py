@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from environments import environment_of
 
+import index_page
 from documents import ROOT
 
 PROGRAM = """\
@@ -22,6 +23,14 @@ with gradring.init() as comm:
 """
 
 
+def extracted(sdist: Path, name: str) -> str:
+    with tarfile.open(sdist) as archive:
+        (path,) = (path for path in archive.getnames() if path.partition("/")[2] == name)
+        file = archive.extractfile(path)
+        assert file is not None
+        return file.read().decode()
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sdist")
@@ -31,6 +40,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
     )
     (path,) = directory.glob("gradring-*.tar.gz")
+    index_page.main(str(path))
     return path
 
 
@@ -38,7 +48,8 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     crates = {f"rust/{crate}/Cargo.toml" for crate in ("core", "tensorflow", "python")}
-    alone = {"PKG-INFO", "README.md", "LICENSE", "Cargo.lock", "Cargo.toml", "pyproject.toml"}
+    alone = {"PKG-INFO", "README.md", "Cargo.lock", "Cargo.toml", "pyproject.toml"}
+    alone |= {"LICENSE", "THIRD-PARTY-LICENSES.txt"}
     assert alone | crates <= names
     others = {name for name in names if not name.startswith(("rust/", "python/gradring/"))}
     assert others == alone
@@ -50,6 +61,12 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
         ".toml",
         ".typed",
     }
+
+
+def test_its_page_on_the_index_has_absolute_links(sdist: Path) -> None:
+    assert "](docs/" not in extracted(sdist, "PKG-INFO")
+    assert extracted(sdist, "README.md") == (ROOT / "README.md").read_text()
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", sdist], check=True)
 
 
 @pytest.mark.slow

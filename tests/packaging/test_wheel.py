@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from email.message import Message
@@ -11,6 +13,10 @@ from pathlib import Path
 
 import pytest
 from environments import PYTHONS, Environment, environment_of
+from packaging.requirements import Requirement
+
+from documents import ROOT
+from index_page import BYTES, FILES
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,13 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {"gradring/_native.abi3.so", "gradring/_native.pyi", "gradring/py.typed"} <= set(names)
     assert {re.split(r"[/-]", name)[0] for name in names} == {"gradring"}
     assert not [name for name in names if "__pycache__" in name]
-    assert [name for name in names if name.endswith("licenses/LICENSE")]
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "THIRD-PARTY-LICENSES.txt"])
+def test_it_holds_the_licences_of_all_that_it_contains(wheel: Path, name: str) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (n for n in archive.namelist() if n.endswith(f".dist-info/licenses/{name}"))
+        assert archive.read(path).decode() == (ROOT / name).read_text()
 
 
 def test_its_tag_asks_for_no_older_c_library_than_it_needs(wheel: Path) -> None:
@@ -55,14 +67,52 @@ def test_it_needs_numpy_alone(plain: Environment, metadata: Message) -> None:
 def test_its_metadata_is_whole(metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert metadata["Summary"] and metadata["Description-Content-Type"]
+    assert metadata["Summary"] and metadata["Description-Content-Type"] and metadata["Author"]
     classifiers = metadata.get_all("Classifier", [])
     for version in PYTHONS:
         assert f"Programming Language :: Python :: {version}" in classifiers
     links = {line.partition(",")[0] for line in metadata.get_all("Project-URL", [])}
-    assert {"Source", "Issues", "Changelog"} <= links
+    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= links
     extras = set(metadata.get_all("Provides-Extra", []))
-    assert {"tensorflow", "ray", "demo", "bench", "docs", "dev"} <= extras
+    assert {"tensorflow", "tensorflow-cpu", "ray", "demo", "bench", "docs", "dev"} <= extras
+
+
+def test_the_index_takes_it(wheel: Path) -> None:
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True)
+
+
+def test_the_links_of_the_page_that_the_index_shows_lead_somewhere(metadata: Message) -> None:
+    page = metadata.get_payload()
+    assert isinstance(page, str)
+    links = re.findall(r"\]\(([^)\s]+)\)", page)
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+    ours = [
+        link.removeprefix(base.format(version=metadata["Version"])).partition("#")[0]
+        for link in links
+        for base in (FILES, BYTES)
+        if link.startswith(base.partition("{")[0])
+    ]
+    assert [path for path in ours if path.endswith(".png")]
+    assert not [path for path in ours if not (ROOT / path).is_file()]
+
+
+@pytest.mark.parametrize(
+    ("extra", "machine", "package"),
+    [
+        ("tensorflow", "x86_64", "tensorflow"),
+        ("tensorflow", "aarch64", "tensorflow"),
+        ("tensorflow-cpu", "x86_64", "tensorflow-cpu"),
+        ("tensorflow-cpu", "aarch64", "tensorflow"),  # PyPI has no other there
+    ],
+)
+def test_an_extra_asks_for_one_tensorflow(
+    metadata: Message, extra: str, machine: str, package: str
+) -> None:
+    required = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+    place = {"extra": extra, "platform_machine": machine}
+    asked = [r for r in required if r.marker is not None and r.marker.evaluate(place)]
+    assert [(r.name, r.specifier) for r in asked] == [(package, asked[0].specifier)]
+    assert "2.16.0" in asked[0].specifier and "2.15.1" not in asked[0].specifier
 
 
 def test_the_import_is_quick_and_leaves_tensorflow_alone(plain: Environment) -> None:
@@ -77,9 +127,12 @@ def test_the_demo_says_what_to_install(plain: Environment) -> None:
 
 
 @pytest.mark.timeout(1200)  # installs TensorFlow
-def test_the_demo_runs_from_the_wheel(wheel: Path) -> None:
+def test_the_demo_runs_from_the_wheel_with_the_tensorflow_that_is_there(wheel: Path) -> None:
     with environment_of() as demo:
+        demo.pip("install", "--quiet", "tensorflow==2.21.0")
         demo.pip("install", "--quiet", f"gradring[demo] @ file://{wheel}")
+        # pip would unpack it over the files of the other.
+        assert "tensorflow-cpu" not in demo.packages() and "tensorflow" in demo.packages()
         output = demo.run("gradring", "demo", "--report", "report")
         assert "bit-identical" in output
         assert list(demo.directory.glob("report/*.png"))
