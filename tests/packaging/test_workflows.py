@@ -1,0 +1,126 @@
+"""The workflows, as far as they can be checked without GitHub: what their steps call exists.
+
+`make lint` checks them against GitHub's schema, and that every action is pinned by its hash.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from documents import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+LOCAL = {path.stem for path in (*ROOT.glob("tests/**/*.py"), *ROOT.glob("release/*.py"))}
+
+
+def of_cargo(key: str) -> str:
+    """A line of Cargo.toml."""
+    found = re.search(rf'^{key} = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def jobs() -> dict[str, Any]:
+    """All jobs by their names, which are different."""
+    found: dict[str, Any] = {}
+    for workflow in WORKFLOWS:
+        for name, job in yaml.safe_load(workflow.read_text())["jobs"].items():
+            found[f"{workflow.stem}/{name}"] = job
+    return found
+
+
+def commands(job: Any) -> Iterator[str]:
+    """What the steps of a job run."""
+    for step in job["steps"]:
+        if "run" in step:
+            yield from re.split(r" && |\n", step["run"].strip())
+
+
+ALL = sorted({command for job in jobs().values() for command in commands(job)})
+
+
+@pytest.mark.parametrize("command", [command for command in ALL if command.startswith("make ")])
+def test_a_target_of_make_exists(command: str) -> None:
+    subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_every_action_is_pinned_by_the_hash_of_a_version_that_is_named() -> None:
+    used = [line for w in WORKFLOWS for line in w.read_text().splitlines() if "uses:" in line]
+    assert used
+    for line in used:
+        assert re.search(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
+    versions = {line.partition("uses: ")[2] for line in used}
+    assert len(versions) == len({version.partition("@")[0] for version in versions})
+
+
+def test_the_oldest_rust_is_tried() -> None:
+    version = of_cargo("rust-version")
+    assert f"rustup toolchain install {version} --profile minimal" in ALL
+    assert any(command.startswith(f"cargo +{version} ") for command in ALL)
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v" + of_cargo("version"), 0), ("v9.9.9", 1)])
+def test_a_tag_that_is_not_the_version_stops_a_release(tag: str, code: int) -> None:
+    (command,) = commands(jobs()["release/version"])
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env=os.environ | {"GITHUB_REF_NAME": tag},
+        stdout=subprocess.DEVNULL,
+    )
+    assert done.returncode == code
+    assert "version" in jobs()["release/publish"]["needs"]
+
+
+def test_the_job_that_uses_the_wheel_installs_what_its_tests_import() -> None:
+    *_, install, test = commands(jobs()["release/test"])
+    installed = {re.split(r"[<>=]", word)[0] for word in shlex.split(install)[4:]}
+    assert " tests/packaging " in test
+    files = [
+        *ROOT.glob("tests/packaging/*.py"),
+        *ROOT.glob("release/*.py"),
+        *ROOT.glob("tests/*.py"),
+    ]
+    files.remove(ROOT / "tests" / "matrix.py")
+    imported = {name for path in files for name in third_party(path)}
+    modules = {"pyyaml": "yaml", "pytest-timeout": "pytest_timeout"}
+    assert imported <= {modules.get(name, name) for name in installed}
+
+
+@pytest.mark.parametrize("processor", ["x86_64", "aarch64"])
+def test_that_job_finds_the_wheel_that_was_built_for_its_processor(
+    processor: str, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("dist").mkdir()
+    for machine in ("x86_64", "aarch64"):
+        name = f"gradring-0.1.0-cp310-abi3-manylinux_2_28_{machine}.whl"
+        tmp_path.joinpath("dist", name).touch()
+    *_, test = commands(jobs()["release/test"])
+    pattern = test.partition("--wheel ")[2]
+    found = subprocess.check_output(
+        ["bash", "-c", f"echo {pattern}"],
+        cwd=tmp_path,
+        env=os.environ | {"PROCESSOR": processor},
+        text=True,
+    )
+    assert found.strip() == f"dist/gradring-0.1.0-cp310-abi3-manylinux_2_28_{processor}.whl"
+
+
+def third_party(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        tops = {name.partition(".")[0] for name in names}
+        yield from tops - sys.stdlib_module_names - LOCAL - {"gradring"}
