@@ -27,6 +27,17 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
     assert "scikit-learn" not in said
 
 
+def test_beside_a_tensorflow_only_the_other_packages_are_to_be_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def found(name: str) -> ModuleSpec | None:
+        return ModuleSpec(name, None) if name == "tensorflow" else None
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    assert cli.main(["demo", "--report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("with: pip install scikit-learn matplotlib\n")
+
+
 def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     pytest.importorskip("sklearn")

@@ -80,9 +80,11 @@ def require_packages() -> None:
     missing = [title for name, title in NEEDED.items() if importlib.util.find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
+        # The extra would install `tensorflow` over a `tensorflow-cpu` that is there.
+        what = "'gradring[demo]'" if NEEDED["tensorflow"] in missing else " ".join(missing)
         raise ConfigError(
             f"{' and '.join(missing)} {verb} missing; install what the demo needs with: "
-            "pip install 'gradring[demo]'"
+            f"pip install {what}"
         )
 
 
