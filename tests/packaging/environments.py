@@ -89,9 +89,9 @@ class Environment:
         return done.stdout
 
     def packages(self) -> set[str]:
-        """Names of the packages that it has."""
+        """Names of the packages that it has, with hyphens: pip prints what their authors wrote."""
         listed = self.pip("list", "--format=freeze").splitlines()
-        return {line.partition("==")[0].partition(" @")[0] for line in listed}
+        return {line.partition("==")[0].partition(" @")[0].replace("_", "-") for line in listed}
 
     def run(self, *command: str, exit_code: int = 0) -> str:
         """Runs a command in the directory; returns what it printed."""

@@ -127,12 +127,27 @@ def test_the_demo_says_what_to_install(plain: Environment) -> None:
 
 
 @pytest.mark.timeout(1200)  # installs TensorFlow
-def test_the_demo_runs_from_the_wheel_with_the_tensorflow_that_is_there(wheel: Path) -> None:
+def test_the_demo_runs_beside_tensorflow_cpu_with_what_it_asks_for(wheel: Path) -> None:
+    with environment_of() as demo:
+        demo.pip("install", "--quiet", f"gradring[tensorflow-cpu] @ file://{wheel}")
+        _, _, command = demo.run("gradring", "demo", exit_code=2).partition("with: pip ")
+        demo.pip(*command.split())
+        assert "tensorflow" not in demo.packages()
+        shows_its_results(demo)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # installs TensorFlow with CUDA: half a gigabyte
+def test_the_demos_extra_leaves_an_installed_tensorflow_alone(wheel: Path) -> None:
     with environment_of() as demo:
         demo.pip("install", "--quiet", "tensorflow==2.21.0")
         demo.pip("install", "--quiet", f"gradring[demo] @ file://{wheel}")
         # pip would unpack it over the files of the other.
-        assert "tensorflow-cpu" not in demo.packages() and "tensorflow" in demo.packages()
-        output = demo.run("gradring", "demo", "--report", "report")
-        assert "bit-identical" in output
-        assert list(demo.directory.glob("report/*.png"))
+        assert "tensorflow-cpu" not in demo.packages()
+        shows_its_results(demo)
+
+
+def shows_its_results(demo: Environment) -> None:
+    output = demo.run("gradring", "demo", "--report", "report")
+    assert "bit-identical" in output
+    assert list(demo.directory.glob("report/*.png"))
