@@ -317,6 +317,12 @@ impl Communicator {
         self.engine.start(request)
     }
 
+    /// Whether the group has failed, so that none of its collectives will succeed any more.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.abort.cause().is_some()
+    }
+
     /// Fails every pending and later work of every rank with this reason.
     pub fn abort(&self, reason: &str) {
         let cause = Error::aborted(format!("aborted the communicator: {}", shortened(reason)));

@@ -274,6 +274,11 @@ impl Communicator {
         self.inner.launched()
     }
 
+    #[getter]
+    fn has_failed(&self) -> bool {
+        self.inner.has_failed()
+    }
+
     fn begin_step(&self, leaves_alike: bool) {
         self.inner.begin_step(leaves_alike);
     }
