@@ -14,6 +14,7 @@ from gradring.clusters import parse
 from gradring.errors import ConfigError
 
 TRANSPORTS = ("auto", "tcp", "shm")
+WIRE_DTYPES = ("bfloat16", "float16")
 STREAMS = tuple(range(1, 17))
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_PROMETHEUS_ADDRESS = "127.0.0.1"
@@ -59,6 +60,9 @@ class Settings:
         timeout: Bound in seconds on forming the group.
         streams: TCP connections with each peer, 1 to 16.
         checksum: Whether all bytes of collectives are protected by checksums.
+        algorithm: Of all-reduces, for all sizes or by size.
+        reproducible: Whether every sum is the left fold in rank order.
+        wire_dtype: To what float32 is rounded for travelling; None: it is not.
         stall_timeout: Seconds of standstill after which a collective fails although all ranks live.
         stall_warning: Seconds of standstill in a collective after which a first warning is logged.
         flight_dir: Where each rank writes its last collectives when the group fails, and on
@@ -88,6 +92,9 @@ class Settings:
     checksum: bool = False
     log_level: int | None = None
     ports: tuple[int, int] | None = None
+    algorithm: str = "auto"
+    reproducible: bool = False
+    wire_dtype: str | None = None
 
     @classmethod
     def from_environ(
@@ -100,6 +107,9 @@ class Settings:
         timeout: float | None = None,
         streams: int | None = None,
         checksum: bool | None = None,
+        algorithm: str | None = None,
+        reproducible: bool | None = None,
+        wire_dtype: str | None = None,
         tls: TlsFiles | None = None,
         interface: str | None = None,
         port: int | str | None = None,
@@ -111,7 +121,8 @@ class Settings:
         Args:
             environ: The variables to read: ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``,
                 ``GRADRING_REQUIRE_AUTH``, ``GRADRING_TRANSPORT``, ``GRADRING_TIMEOUT_S``,
-                ``GRADRING_STREAMS``, ``GRADRING_CHECKSUM``, ``GRADRING_STALL_TIMEOUT_S``,
+                ``GRADRING_STREAMS``, ``GRADRING_CHECKSUM``, ``GRADRING_ALGORITHM``,
+                ``GRADRING_REPRODUCIBLE``, ``GRADRING_WIRE_DTYPE``, ``GRADRING_STALL_TIMEOUT_S``,
                 ``GRADRING_STALL_WARNING_S``, ``GRADRING_FLIGHT_DIR``, ``GRADRING_TRACE``,
                 ``GRADRING_LOG_DIR``, ``GRADRING_PROMETHEUS_PORT``, ``GRADRING_PROMETHEUS_ADDRESS``,
                 ``GRADRING_LOG``, ``GRADRING_TLS_CA``, ``GRADRING_TLS_CERT`` and
@@ -122,6 +133,9 @@ class Settings:
             timeout: In seconds, finite and above zero.
             streams: TCP connections with each peer, 1 to 16.
             checksum: Whether all bytes of collectives are protected by checksums.
+            algorithm: Such as ``direct:1MiB,ring``.
+            reproducible: Whether every sum is the left fold in rank order.
+            wire_dtype: ``bfloat16`` or ``float16``.
             tls: Certificates for TLS.
             interface: Name or IP address of a network interface.
             port: A port, or a range such as ``29500-29515``.
@@ -134,7 +148,7 @@ class Settings:
         return cls(
             token=_token(environ, token),
             require_auth=_flag(environ, "GRADRING_REQUIRE_AUTH", require_auth),
-            transport=_transport(environ, transport),
+            transport=_one_of(environ, "GRADRING_TRANSPORT", transport, TRANSPORTS) or "auto",
             timeout=_seconds(environ, "timeout", "GRADRING_TIMEOUT_S", timeout, DEFAULT_TIMEOUT_S),
             stall_timeout=_seconds(
                 environ,
@@ -152,6 +166,9 @@ class Settings:
             ),
             streams=_streams(environ, streams),
             checksum=_flag(environ, "GRADRING_CHECKSUM", checksum),
+            algorithm=_algorithm(environ, algorithm),
+            reproducible=_flag(environ, "GRADRING_REPRODUCIBLE", reproducible),
+            wire_dtype=_one_of(environ, "GRADRING_WIRE_DTYPE", wire_dtype, WIRE_DTYPES),
             flight_dir=_path(environ, "GRADRING_FLIGHT_DIR"),
             trace=_path(environ, "GRADRING_TRACE"),
             tls=_tls(environ, tls),
@@ -275,9 +292,8 @@ def _ports(environ: Mapping[str, str], given: object) -> tuple[int, int] | None:
 def _flag(environ: Mapping[str, str], variable: str, given: bool | None) -> bool:
     if given is not None:
         if given not in (False, True):
-            argument = variable.removeprefix("GRADRING_").lower()
             raise ConfigError(
-                f"{argument}={parse.shown(given)} is neither True nor False; correct it"
+                f"{_argument(variable)}={parse.shown(given)} is neither True nor False; correct it"
             )
         return bool(given)
     text = environ.get(variable, "").strip()
@@ -288,13 +304,28 @@ def _flag(environ: Mapping[str, str], variable: str, given: bool | None) -> bool
     raise ConfigError(f"{variable}={parse.shown(text)} is neither 1 nor 0; correct it")
 
 
-def _transport(environ: Mapping[str, str], given: str | None) -> str:
-    name = "transport" if given is not None else "GRADRING_TRANSPORT"
-    text = given if given is not None else environ.get(name, "").strip() or "auto"
-    if text not in TRANSPORTS:
-        known = ", ".join(TRANSPORTS)
-        raise ConfigError(f"{name}={parse.shown(text)} is not one of {known}; correct it")
+def _one_of(
+    environ: Mapping[str, str], variable: str, given: str | None, known: tuple[str, ...]
+) -> str | None:
+    name = _argument(variable) if given is not None else variable
+    text = given if given is not None else environ.get(name, "").strip()
+    if given is None and not text:
+        return None
+    if text not in known:
+        words = ", ".join(known)
+        raise ConfigError(f"{name}={parse.shown(text)} is not one of {words}; correct it")
     return text
+
+
+def _algorithm(environ: Mapping[str, str], given: str | None) -> str:
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"algorithm={given!r} is no text; give such as 'direct:1MiB,ring'")
+    return given if given is not None else environ.get("GRADRING_ALGORITHM", "").strip() or "auto"
+
+
+def _argument(variable: str) -> str:
+    """The argument that says what a variable says."""
+    return variable.removeprefix("GRADRING_").lower()
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:

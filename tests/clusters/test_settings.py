@@ -1,5 +1,6 @@
 """Settings: an argument beats a variable, and a value that cannot be used is named."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def test_an_argument_beats_a_variable() -> None:
         "GRADRING_STALL_TIMEOUT_S": "nonsense",
         "GRADRING_STALL_WARNING_S": "nonsense",
         "GRADRING_CHECKSUM": "nonsense",
+        "GRADRING_REPRODUCIBLE": "nonsense",
+        "GRADRING_WIRE_DTYPE": "nonsense",
     }
     settings = Settings.from_environ(
         environ,
@@ -72,8 +75,11 @@ def test_an_argument_beats_a_variable() -> None:
         stall_timeout=60,
         stall_warning=3,
         checksum=True,
+        reproducible=False,
+        wire_dtype="float16",
     )
-    assert settings == Settings(b"other", False, "shm", 7.0, 4, 60.0, 3.0, checksum=True)
+    expected = Settings(b"other", False, "shm", 7.0, 4, 60.0, 3.0, checksum=True)
+    assert settings == replace(expected, wire_dtype="float16")
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
@@ -99,6 +105,11 @@ SHORTENED = "9" * 79 + r"\.\.\."
         ({"GRADRING_TIMEOUT_S": "0"}, "GRADRING_TIMEOUT_S='0'"),
         ({"GRADRING_STALL_TIMEOUT_S": "-1"}, "GRADRING_STALL_TIMEOUT_S='-1'"),
         ({"GRADRING_TIMEOUT_S": "inf"}, "GRADRING_TIMEOUT_S='inf'"),
+        (
+            {"GRADRING_WIRE_DTYPE": "int8"},
+            "GRADRING_WIRE_DTYPE='int8' is not one of bfloat16, float16; correct it",
+        ),
+        ({"GRADRING_REPRODUCIBLE": "maybe"}, "GRADRING_REPRODUCIBLE='maybe' is neither 1 nor 0"),
         (
             {"GRADRING_STREAMS": "many"},
             "GRADRING_STREAMS='many' is not a whole number from 1 to 16",
