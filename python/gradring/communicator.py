@@ -29,6 +29,7 @@ from gradring.errors import AbortedError, ConfigError
 from gradring.steps import Step
 
 if TYPE_CHECKING:
+    from gradring.membership import Membership
     from gradring.metrics import MetricsServer
     from gradring.monitor import Monitor
 
@@ -140,12 +141,6 @@ class Communicator:
         require_auth: bool | None = None,
         job_id: str | None = None,
     ) -> None:
-        _check_choice("reproducible", reproducible, (False, True))
-        _check_choice("wire_dtype", wire_dtype, (None, "bfloat16", "float16"))
-        if not isinstance(algorithm, str):
-            raise ConfigError(
-                f"algorithm={algorithm!r} is no text; give such as 'direct:1MiB,ring'"
-            )
         settings = Settings.from_environ(
             {},
             token=token,
@@ -153,6 +148,9 @@ class Communicator:
             timeout=timeout,
             streams=streams,
             checksum=checksum,
+            algorithm=algorithm,
+            reproducible=reproducible,
+            wire_dtype=wire_dtype,
             stall_timeout=stall_timeout,
             stall_warning=stall_warning,
         )
@@ -176,9 +174,9 @@ class Communicator:
             timeout=settings.timeout,
             stall_timeout=settings.stall_timeout,
             transport=settings.transport,
-            algorithm=algorithm,
-            reproducible=bool(reproducible),
-            wire_dtype=wire_dtype,
+            algorithm=settings.algorithm,
+            reproducible=settings.reproducible,
+            wire_dtype=settings.wire_dtype,
             streams=settings.streams,
             checksum=settings.checksum,
             stall_warning=settings.stall_warning,
@@ -189,6 +187,10 @@ class Communicator:
         self.local_size: int = self._native.local_size
         self.hosts: list[str] = self._native.hosts
         self.host: str = self.hosts[rank]
+        #: How `init` joined the group; None without it.
+        self._membership: Membership | None = None
+        #: Those to whom `init` gave it, each of whom closes it.
+        self._users = 1
         self._place = forks.Place(rendezvous, rank) if world_size > 1 else None
         self._trace_path: Path | None = None
         self._trace_part: Path | None = None
@@ -456,9 +458,14 @@ class Communicator:
     def close(self) -> None:
         """Leaves the group in good order; a collective under way fails. May be called twice.
 
+        If `init` has returned it several times, only the last of as many calls leaves the group.
+
         May be called from any thread, and from a signal handler that runs while a collective waits:
         that collective then raises `AbortedError`.
         """
+        if self._users > 1:
+            self._users -= 1
+            return
         part, self._trace_part = self._trace_part, None
         trace = self._native.take_trace() if part is not None else None
         try:
@@ -579,12 +586,6 @@ def _row_size(array: NDArray[Any]) -> int:
     return int(np.prod(array.shape[1:], dtype=np.int64))
 
 
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        known = ", ".join(map(repr, choices))
-        raise ConfigError(f"{name}={value!r} is not supported by this version; choose {known}")
-
-
 def _write_part(path: Path, trace: bytes) -> None:
     """A timeline that cannot be written must not hide how the program itself ended."""
     try:
@@ -619,5 +620,6 @@ def _close_all() -> None:
     """
     _native.refuse_others(AbortedError("this process ends; end or join its threads before"))
     for communicator in list(_open):
+        communicator._users = 1
         communicator.close()
     _native.await_others()

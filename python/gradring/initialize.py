@@ -6,12 +6,14 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gradring.clusters import Cluster, detect, parse
 from gradring.clusters.cluster import ALONE_RENDEZVOUS
 from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
+from gradring.membership import Membership, existing
 
 
 def init(
@@ -28,8 +30,8 @@ def init(
     port: int | str | None = None,
     transport: str | None = None,
     timeout: float | None = None,
-    algorithm: str = "auto",
-    reproducible: bool = False,
+    algorithm: str | None = None,
+    reproducible: bool | None = None,
     wire_dtype: str | None = None,
     streams: int | None = None,
     checksum: bool | None = None,
@@ -44,6 +46,11 @@ def init(
     SageMaker, a Kubernetes Indexed Job; a lone process is a world of one. ``gradring env`` prints
     the same decision. An argument beats a variable. ``GRADRING_LOG`` sets the level of the
     logger ``gradring``.
+
+    A process that is in this group already, by an earlier ``init()`` or a strategy, gets that
+    communicator; it stays open until each ``init()`` that returned it has closed it, and, if a
+    strategy formed it, to the end of the process. A group that has failed is closed, and a new one
+    formed. For a second group of the same ranks, give another ``rendezvous``.
 
     Args:
         rank: This process's index; goes with ``world_size``.
@@ -66,10 +73,12 @@ def init(
             ``GRADRING_INTERFACE``, or the one that the rendezvous or ``listen`` names.
         transport: ``auto``, ``tcp`` or ``shm``; default ``GRADRING_TRANSPORT``, or ``auto``.
         timeout: Seconds for forming the group; default ``GRADRING_TIMEOUT_S``, or 300.
-        algorithm: The all-reduce algorithm; ``auto`` chooses by size.
-        reproducible: Sum in rank order, whatever the algorithm and the number of streams.
-        wire_dtype: Type to which floats are rounded on the wire, such as ``bfloat16``, in
-            reductions of 64 KiB and more.
+        algorithm: The all-reduce algorithm; ``auto`` chooses by size; default
+            ``GRADRING_ALGORITHM``, or ``auto``.
+        reproducible: Sum in rank order, whatever the algorithm and the number of streams; default
+            ``GRADRING_REPRODUCIBLE``, or no.
+        wire_dtype: Type to which float32 is rounded on the wire, ``bfloat16`` or ``float16``, in
+            reductions of 64 KiB and more; default ``GRADRING_WIRE_DTYPE``, or no rounding.
         streams: TCP connections with each peer, 1 to 16, for networks in which one
             cannot fill the link; default ``GRADRING_STREAMS``, or 1.
         checksum: Turn bytes that a link corrupted into a `ProtocolError` on every rank, instead of
@@ -88,27 +97,41 @@ def init(
         The connected communicator; close it, or use it in a ``with`` statement.
 
     Raises:
-        ConfigError: The cluster or a setting cannot be used.
+        ConfigError: The cluster or a setting cannot be used; or this process is in the group
+            already, with other settings.
         RendezvousError: The other ranks were not there in time.
         AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
     cluster = resolve(
         os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, port=port
     )
-    settings = Settings.from_environ(
-        os.environ,
-        token=token,
-        require_auth=require_auth,
-        tls=tls,
-        interface=interface,
-        port=port,
-        transport=transport,
-        timeout=timeout,
-        streams=streams,
-        checksum=checksum,
-        stall_timeout=stall_timeout,
-        stall_warning=stall_warning,
-    )
+    asked = {
+        "token": token,
+        "require_auth": require_auth,
+        "tls": tls,
+        "interface": interface,
+        "port": port,
+        "transport": transport,
+        "timeout": timeout,
+        "algorithm": algorithm,
+        "reproducible": reproducible,
+        "wire_dtype": wire_dtype,
+        "streams": streams,
+        "checksum": checksum,
+        "stall_timeout": stall_timeout,
+        "stall_warning": stall_warning,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    settings = Settings.from_environ(os.environ, **given)  # type: ignore[arg-type]
+    if job_id is not None:
+        cluster = replace(cluster, job_id=job_id)
+    membership = Membership(cluster, settings)
+    present = existing(cluster)
+    if present is not None:
+        assert present._membership is not None
+        present._membership.check(settings, given)
+        present._users += 1
+        return present
     _warn_without_token(cluster, settings)
     if cluster.advice is not None:
         warnings.warn(f"this process trains alone: {cluster.advice}", stacklevel=2)
@@ -124,20 +147,21 @@ def init(
         ports=settings.ports,
         announce=parse.address(announce, "announce") if announce is not None else None,
         addresses=cluster.addresses,
-        job_id=job_id if job_id is not None else cluster.job_id,
+        job_id=cluster.job_id,
         token=settings.token,
         tls=settings.tls,
         transport=settings.transport,
         timeout=settings.timeout,
         stall_timeout=settings.stall_timeout,
-        algorithm=algorithm,
-        reproducible=reproducible,
-        wire_dtype=wire_dtype,
+        algorithm=settings.algorithm,
+        reproducible=settings.reproducible,
+        wire_dtype=settings.wire_dtype,
         streams=settings.streams,
         checksum=settings.checksum,
         stall_warning=settings.stall_warning,
         require_auth=settings.require_auth,
     )
+    communicator._membership = membership
     try:
         _observe(communicator, settings)
     except BaseException:  # Ctrl-C, too: nobody else can close it

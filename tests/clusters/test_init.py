@@ -1,6 +1,7 @@
 """What ``init()`` decides before it connects."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,12 @@ OURS = {
 def connected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments with which init() made its communicator."""
     arguments: dict[str, Any] = {}
-    monkeypatch.setattr(initialize, "Communicator", lambda **given: arguments.update(given))
+
+    def connect(**given: Any) -> SimpleNamespace:
+        arguments.update(given)
+        return SimpleNamespace()
+
+    monkeypatch.setattr(initialize, "Communicator", connect)
     for name, text in OURS.items():
         monkeypatch.setenv(name, text)
     return arguments
@@ -56,6 +62,19 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
         "require_auth": False,
         "job_id": None,
     }
+
+
+def test_the_variables_of_sums_reach_the_communicator(
+    connected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADRING_ALGORITHM", "direct:1MiB,ring")
+    monkeypatch.setenv("GRADRING_REPRODUCIBLE", "1")
+    monkeypatch.setenv("GRADRING_WIRE_DTYPE", "bfloat16")
+    init()
+    names = ("algorithm", "reproducible", "wire_dtype")
+    assert [connected[name] for name in names] == ["direct:1MiB,ring", True, "bfloat16"]
+    init(algorithm="ring", reproducible=False, wire_dtype="float16")
+    assert [connected[name] for name in names] == ["ring", False, "float16"]
 
 
 @pytest.mark.parametrize(("text", "level"), [("ERROR", 40), ("warn", 30), ("15", 15), ("", 7)])

@@ -19,7 +19,7 @@ TABLE = ROOT / "python" / "gradring" / "settings.py"
 #: Of this build and of tests, not of users.
 OF_TESTS = {"GRADRING_RAY_PYTHON"}
 #: What `init()` takes as an argument only.
-ARGUMENTS_ONLY = {"listen", "announce", "algorithm", "reproducible", "wire_dtype"}
+ARGUMENTS_ONLY = {"listen", "announce"}
 
 IN_TABLE = {setting.variable for setting in SETTINGS}
 

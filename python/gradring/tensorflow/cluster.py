@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import gradring
 from gradring import errors
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, open_communicators
 from gradring.tensorflow import compat
 
 EVALUATOR = "evaluator"
@@ -34,8 +34,22 @@ def resolver_of(communicator: Communicator) -> Any:
     )
 
 
+#: The groups of strategies, as long as they are open.
+_kept: set[Communicator] = set()
+
+
+def keep(communicator: Communicator) -> None:
+    """Keeps a communicator until it is closed, though its strategy may be gone before.
+
+    Ranks collect garbage at different times. One that had lost the group, and makes another
+    strategy, would wait for ranks that still have it.
+    """
+    _kept.intersection_update(open_communicators())
+    _kept.add(communicator)
+
+
 def communicator_of(resolver: Any) -> Communicator:
-    """Joins the group that the user's resolver describes.
+    """Joins the group that the user's resolver describes, unless this process is in it.
 
     Rank 0 is the chief, or else the first worker; its address in the resolver is the rendezvous.
     Without a resolver, or with an empty one, the environment describes the group.
@@ -43,15 +57,24 @@ def communicator_of(resolver: Any) -> Communicator:
     Raises:
       gradring.errors.ConfigError: the resolver names no task for this process.
     """
+    before = open_communicators()
+    communicator = gradring.init(**_arguments(resolver))
+    if communicator in before:
+        # A strategy is a guest of those who joined, and does not close the group.
+        communicator.close()
+    return communicator
+
+
+def _arguments(resolver: Any) -> dict[str, Any]:
+    """What `gradring.init` is told."""
     if resolver is None or not resolver.cluster_spec().as_dict():
-        return gradring.init()
+        return {}
     rank, world_size = _place_in(resolver)
+    place = {"rank": rank, "world_size": world_size}
     if resolver.task_type == EVALUATOR:
-        return gradring.init(rank=rank, world_size=world_size)
+        return place
     addresses = _addresses(resolver)
-    return gradring.init(
-        rank=rank, world_size=world_size, rendezvous=addresses[0], listen=addresses[rank]
-    )
+    return {**place, "rendezvous": addresses[0], "listen": addresses[rank]}
 
 
 def check(resolver: Any, communicator: Communicator) -> None:

@@ -1,0 +1,98 @@
+"""The groups that this process is in: who asks for one of them again gets it, and no second one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gradring.clusters import Cluster
+from gradring.communicator import open_communicators
+from gradring.config import TLS_VARIABLES, Settings
+from gradring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradring.communicator import Communicator
+
+#: The settings that a group keeps until its end, and the variables that say them.
+_VARIABLES = {
+    "token": ("GRADRING_TOKEN", "GRADRING_TOKEN_FILE"),
+    "tls": TLS_VARIABLES,
+    "interface": ("GRADRING_INTERFACE",),
+    "transport": ("GRADRING_TRANSPORT",),
+    "algorithm": ("GRADRING_ALGORITHM",),
+    "reproducible": ("GRADRING_REPRODUCIBLE",),
+    "wire_dtype": ("GRADRING_WIRE_DTYPE",),
+    "streams": ("GRADRING_STREAMS",),
+    "checksum": ("GRADRING_CHECKSUM",),
+    "stall_timeout": ("GRADRING_STALL_TIMEOUT_S",),
+    "stall_warning": ("GRADRING_STALL_WARNING_S",),
+}
+
+
+def _texts() -> dict[str, list[str | None]]:
+    return {
+        name: [os.environ.get(variable) for variable in variables]
+        for name, variables in _VARIABLES.items()
+    }
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How this process came into a group.
+
+    Attributes:
+        cluster: The group and the place in it.
+        settings: With which it formed.
+        texts: What the variables said then.
+    """
+
+    cluster: Cluster
+    settings: Settings
+    texts: Mapping[str, list[str | None]] = field(default_factory=_texts)
+
+    def is_of(self, cluster: Cluster) -> bool:
+        """Whether it is this place in this group."""
+        mine = self.cluster
+        same_job = cluster.job_id in (None, mine.job_id) or mine.job_id is None
+        return same_job and (mine.rank, mine.world_size, mine.rendezvous) == (
+            cluster.rank,
+            cluster.world_size,
+            cluster.rendezvous,
+        )
+
+    def check(self, asked: Settings, given: Collection[str]) -> None:
+        """Refuses settings that the group does not have.
+
+        Args:
+            asked: All settings, also those that nobody asked for.
+            given: Names of the arguments among them; a variable counts if it has changed.
+
+        Raises:
+            ConfigError: One differs; names it.
+        """
+        now = _texts()
+        for name in _VARIABLES:
+            had, wanted = getattr(self.settings, name), getattr(asked, name)
+            if had != wanted and (name in given or now[name] != self.texts[name]):
+                values = "another token" if name == "token" else f"{name}={wanted!r}, not {had!r}"
+                raise ConfigError(
+                    f"rank {self.cluster.rank} of {self.cluster.world_size} is in the group at "
+                    f"{self.cluster.rendezvous} already, and is asked to join it with {values}; "
+                    "give all the same settings, close() the communicator before, or form another "
+                    "group at another rendezvous",
+                    rank=self.cluster.rank,
+                )
+
+
+def existing(cluster: Cluster) -> Communicator | None:
+    """The open communicator of this place; one that has failed is closed and does not count."""
+    for communicator in open_communicators():
+        membership = communicator._membership
+        if membership is not None and membership.is_of(cluster):
+            if not communicator._native.has_failed:
+                return communicator
+            communicator._users = 1
+            communicator.close()
+    return None
