@@ -12,6 +12,7 @@ from types import ModuleType
 from gradring import errors
 from gradring._native import build_info
 from gradring.communicator import Communicator, Work
+from gradring.config import TlsFiles
 from gradring.errors import GradringError
 from gradring.initialize import init
 from gradring.monitor import Monitor
@@ -22,6 +23,7 @@ __all__ = [
     "Communicator",
     "GradringError",
     "Monitor",
+    "TlsFiles",
     "Work",
     "__version__",
     "build_info",

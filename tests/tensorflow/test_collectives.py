@@ -32,7 +32,7 @@ def worker() -> Any:
     import tensorflow as tf
 
     with join() as comm:
-        results = {"rank": comm.rank}
+        results: dict[Any, Any] = {"rank": comm.rank, "names": public_names()}
         results |= reductions(tf, comm)
         results |= structures(tf, comm)
         results |= gathers(tf, comm)
@@ -96,9 +96,15 @@ def structures(tf: Any, comm: Any) -> Any:
 
 def no_tensors(tf: Any, comm: Any) -> Any:
     """What each collective says of what cannot be sent, alone or beside what can."""
-    from gradring.tensorflow import GradientReducer, all_reduce, broadcast_variables
-    from gradring.tensorflow.ops import all_gather, broadcast
+    from gradring.tensorflow import (
+        GradientReducer,
+        all_gather,
+        all_reduce,
+        broadcast,
+        broadcast_variables,
+    )
 
+    before = comm.stats()["count"]
     calls: dict[str, Any] = {
         "all_reduce": lambda value: all_reduce([tf.ones([2]), value], "sum", "all_reduce", comm),
         "broadcast": lambda value: broadcast(value, 0, "broadcast", comm),
@@ -125,11 +131,12 @@ def no_tensors(tf: Any, comm: Any) -> Any:
     with pytest.raises(TypeError) as raised:
         broadcast_variables([tf.Variable(1.0), tf.ones([2])], communicator=comm)
     said["broadcast_variables", "Tensor"] = str(raised.value)
+    assert comm.stats()["count"] == before, "something was sent before it was refused"
     return said
 
 
 def gathers(tf: Any, comm: Any) -> Any:
-    from gradring.tensorflow.ops import all_gather, all_reduce
+    from gradring.tensorflow import all_gather, all_reduce, broadcast
 
     rows = tf.fill([comm.rank + 1, 2], float(comm.rank))
     slices = tf.IndexedSlices(
@@ -142,10 +149,24 @@ def gathers(tf: Any, comm: Any) -> Any:
         "gather in a graph": tf.function(lambda t: all_gather(t, "rows", comm))(rows[1:])
         .numpy()
         .tolist(),
+        "root's": broadcast(tf.constant([comm.rank, 7], tf.uint16), root=1, communicator=comm)
+        .numpy()
+        .tolist(),
+        "root's in a graph": bool(
+            tf.function(lambda t: broadcast(t, 1))(tf.constant(comm.rank > 0))
+        ),
         "sparse": tf.convert_to_tensor(sparse).numpy().tolist(),
         "sparse rows": int(sparse.indices.shape[0]),
         "dense": float(dense),
     }
+
+
+def public_names() -> Any:
+    """What a user sees who has written `import gradring`."""
+    import gradring
+
+    kind = gradring.tensorflow.callbacks.LiveLine.__name__
+    return sorted(dir(gradring.tensorflow)), sorted(gradring.tensorflow.__all__), kind
 
 
 def control_flow(tf: Any, comm: Any) -> Any:
@@ -274,6 +295,12 @@ def ranks() -> Any:
     return run_ranks(worker, 2)
 
 
+def test_modules_of_the_package_are_no_public_names(ranks: Ranks) -> None:
+    shown, public, kind = ranks[0]["names"]
+    assert shown == public and {"all_gather", "broadcast", "callbacks"} < set(public)
+    assert kind == "LiveLine"
+
+
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("op", OPS)
 def test_every_dtype_and_count_is_reduced_exactly(ranks: Ranks, op: str, mode: str) -> None:
@@ -317,6 +344,7 @@ def test_rows_are_gathered_in_rank_order(ranks: Ranks) -> None:
     for result in ranks:
         assert result["gather"] == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
         assert result["gather in a graph"] == [[1.0, 1.0]]
+        assert result["root's"] == [1, 7] and result["root's in a graph"]
 
 
 def test_sparse_gradients_equal_the_dense_reduction(ranks: Ranks) -> None:

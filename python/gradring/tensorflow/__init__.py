@@ -5,8 +5,11 @@ name                                  what it does
 ====================================  ==========================================================
 `CustomCollectiveStrategy`            `tf.distribute.MultiWorkerMirroredStrategy` over gradring
 `GradientReducer`                     reduces a list of gradients, without any strategy
+`all_gather`                          joins every rank's tensor along the first dimension
 `all_reduce`                          reduces a tensor or a nest of tensors
+`broadcast`                           gives every rank the root's tensor
 `broadcast_variables`                 gives every rank the root's variables
+`callbacks`                           for Keras' `fit`: `callbacks.LiveLine`
 `failure_of`                          finds gradring's exception behind another one
 `measure_overlap`                     how much communication was hidden behind computation
 `save`                                saves a model or a checkpoint once, called on every rank
@@ -23,9 +26,12 @@ also the one that TensorFlow makes of it: a `tf.errors.AbortedError`, or a
 that were raised because of it.
 """
 
+import importlib
+from typing import Any
+
 from gradring.tensorflow.failures import failure_of
 from gradring.tensorflow.gradient_reducer import GradientReducer
-from gradring.tensorflow.ops import all_reduce, broadcast_variables
+from gradring.tensorflow.ops import all_gather, all_reduce, broadcast, broadcast_variables
 from gradring.tensorflow.overlap import Overlap, measure_overlap
 from gradring.tensorflow.save import save
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
@@ -34,9 +40,24 @@ __all__ = [
     "CustomCollectiveStrategy",
     "GradientReducer",
     "Overlap",
+    "all_gather",
     "all_reduce",
+    "broadcast",
     "broadcast_variables",
+    "callbacks",
     "failure_of",
     "measure_overlap",
     "save",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `callbacks` when it is first used, because it imports Keras, which takes a while."""
+    if name == "callbacks":
+        return importlib.import_module("gradring.tensorflow.callbacks")
+    raise AttributeError(f"module 'gradring.tensorflow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names; everything else in this package is its own business."""
+    return list(__all__)

@@ -11,18 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-import gradring
 from gradring.communicator import Communicator, check_root, open_communicators
 from gradring.errors import ConfigError
-from gradring.tensorflow import bucketing
+from gradring.tensorflow import bucketing, cluster
 from gradring.tensorflow.dtypes import as_native_bits, as_tensor
 from gradring.tensorflow.naming import Label, Names, name_of, without_counters
 from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.rows import gather_rows, row_counts
 from gradring.tensorflow.start_wait import start, wait
-
-#: Keeps a communicator alive that nobody else knows of.
-_made_here: Communicator | None = None
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -75,12 +71,11 @@ def all_reduce(
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def broadcast(
-    value: Any,
-    root: int = 0,
-    name: str | Label | None = None,
-    communicator: Communicator | None = None,
+    value: Any, root: int = 0, name: str | None = None, communicator: Communicator | None = None
 ) -> Any:
     """Gives every rank the root's tensor.
+
+    No gradient flows through it.
 
     Args:
       value: a tensor; the same shape and dtype on every rank. Any dtype of fixed width.
@@ -92,11 +87,18 @@ def broadcast(
       A tensor like `value`.
 
     Raises:
-      TypeError: `value` is no tensor, or its dtype has no fixed width, such as string.
+      TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
+        sent then.
       ValueError: `root` is not a rank.
       tf.errors.AbortedError: as for `all_reduce`.
     """
-    label = name if isinstance(name, Label) else Label.of(name or "broadcast")
+    return broadcast_labelled(value, root, Label.of(name or "broadcast"), communicator)
+
+
+def broadcast_labelled(
+    value: Any, root: int, label: Label, communicator: Communicator | None
+) -> Any:
+    """As `broadcast`, where what is shown and what is compared differ."""
     comm = communicator or current_communicator()
     check_root(root, comm.world_size)
     value = as_tensor(value, label.shown)
@@ -129,7 +131,7 @@ def broadcast_variables(
     for index, variable in enumerate(variables):
         value = tf.convert_to_tensor(variable)
         label = Label(f"{index}/{name_of(variable)}", f"{index}/{compared[index]}")
-        variable.assign(broadcast(value, root, label, communicator))
+        variable.assign(broadcast_labelled(value, root, label, communicator))
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -145,9 +147,13 @@ def all_gather(
       communicator: as for `all_reduce`.
 
     Returns:
-      A tensor of shape `[sum of the first dimensions, ...]`.
+      A tensor of shape `[sum of the first dimensions, ...]`. Gradients flow through it.
 
-    Raises what `all_reduce` raises, and ValueError for a scalar.
+    Raises:
+      TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
+        sent then.
+      ValueError: `value` is a scalar.
+      tf.errors.AbortedError: as for `all_reduce`.
     """
     label = Label.of(name or "all_gather")
     comm = communicator or current_communicator()
@@ -156,6 +162,7 @@ def all_gather(
         raise ValueError(
             f"{label.shown}: a scalar has no dimension to gather along; reshape it to [1]"
         )
+    as_native_bits(value, label.shown)  # refuses what cannot be sent, before the counts travel
     (counts,) = row_counts([value], comm, label)
     (gathered,) = gather_rows([value], counts, comm, [label])
     return gathered
@@ -177,8 +184,7 @@ def current_communicator() -> Communicator:
             f"{len(candidates)} communicators are open in this process of rank "
             f"{candidates[0].rank} on {candidates[0].host}; pass one as communicator="
         )
-    global _made_here
     if not candidates:
-        _made_here = gradring.init()
-        return _made_here
+        candidates = [cluster.communicator_of(None)]
+        cluster.keep(candidates[0])
     return candidates[0]

@@ -20,7 +20,7 @@ from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.gradient_check import action_of
 from gradring.tensorflow.naming import initial_value_of
-from gradring.tensorflow.ops import broadcast
+from gradring.tensorflow.ops import broadcast_labelled
 from gradring.tensorflow.sparse import summed
 from gradring.tensorflow.start_wait import eager_step
 
@@ -92,6 +92,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             communicator = cluster.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:
             cluster.check(cluster_resolver, communicator)
+        cluster.keep(communicator)
         self.communicator = communicator
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
@@ -296,7 +297,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                 if self._num_workers == 1 or compat_keras.saves():
                     return value
                 label = initial_value_of(kwargs.get("name"))
-                return broadcast(value, 0, label, self._communicator)
+                return broadcast_labelled(value, 0, label, self._communicator)
 
         return initial_value
 
