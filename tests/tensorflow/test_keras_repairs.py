@@ -91,7 +91,7 @@ def train_all() -> Any:
             if comm.world_size == 1:
                 for name in EMBEDDINGS:
                     record(f"one worker, {name}", one_worker, comm, CASES[name])
-            for train in (overflow, on_batches, plain_normalisation, uneven, messages):
+            for train in (overflow, on_batches, added_loss, plain_normalisation, uneven, messages):
                 record(train.__name__, train, comm)
         if comm.world_size > 1:
             results["empty batch"] = empty_batch(comm)
@@ -145,6 +145,29 @@ def on_batches(comm: Any) -> Any:
         mine = slice(start, start + share)
         logs.append(model.train_on_batch(x[mine], y[mine], return_dict=True)["loss"])
     return {**state_of(model, model.optimizer), "logs": {"loss": [float(v) for v in logs]}}
+
+
+def added_loss(comm: Any) -> Any:
+    """A layer that adds a loss, as one of Keras' loss objects computes it."""
+    import keras
+
+    class Endpoint(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss_of = keras.losses.MeanSquaredError()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            outputs = self.dense(x)
+            self.add_loss(self.loss_of(x[:, :1], outputs))
+            self.add_loss(keras.ops.mean(outputs**2))
+            return outputs
+
+    with strategy_of(comm).scope():
+        model = keras.Sequential([keras.layers.Input((8,)), Endpoint()])
+        model.compile(keras.optimizers.SGD(0.1))
+    logs = model.fit(samples()[0], batch_size=BATCH, shuffle=False, verbose=0).history
+    return {**state_of(model, model.optimizer), "logs": logs}
 
 
 def plain_normalisation(comm: Any) -> Any:
@@ -231,7 +254,7 @@ def test_clipping_before_accumulation_is_refused(trained: Any) -> None:
 
 
 @needs_fit
-@pytest.mark.parametrize("case", [*CASES, "on_batches"])
+@pytest.mark.parametrize("case", [*CASES, "on_batches", "added_loss"])
 def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike([worker[case] for worker in workers], alone[case], TOLERANCE)

@@ -8,11 +8,16 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
 def join(**settings: Any) -> Any:
-    """`gradring.init`, and TensorFlow with one thread of each kind: several ranks share a core."""
-    import tensorflow as tf
-
+    """`gradring.init` in a process that shares its core."""
     import gradring
+
+    take_one_thread()
+    return gradring.init(**settings)
+
+
+def take_one_thread() -> None:
+    """Gives TensorFlow one thread of each kind: several ranks share a core."""
+    import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    return gradring.init(**settings)

@@ -15,14 +15,13 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
-from gradring.tensorflow import compat, gradient_norm
+from gradring.tensorflow import compat, fit_agreement, gradient_norm
+from gradring.tensorflow.adoption import adopt, scope_of, strategy_of
 from gradring.tensorflow.naming import current_variables, gradients_of
-from gradring.tensorflow.ops import broadcast_variables
 
 #: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
 _STATISTICS = (
@@ -67,17 +66,31 @@ def repair() -> None:
     for kind in ("train", "test", "predict"):
         make = functools.partial(_make_step, f"{kind}_function")
         _replace(keras.Model, f"make_{kind}_function", make, _is_ours)
+    # Keras looks whether a model's own `compile` is this one.
+    trainers = sys.modules["keras.src.trainers.trainer"]
+    _replace(trainers.Trainer, "compile", _compile, _is_ours, traced=False)
+    _replace(optimizers.Optimizer, "build", _build, _always)
+    _replace(keras.Model, "fit", fit_agreement.fit, _is_ours, traced=False)
     for loop in ("fit", "evaluate", "predict"):
         _replace(keras.Model, loop, _leaving, _is_ours, traced=False)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     _replace(trainer, "reduce_per_replica", _reduce_logs, _always)
+    if hasattr(keras.Model, "_aggregate_additional_loss"):
+        losses = sys.modules["keras.src.losses.loss"]
+        _replace(losses, "scale_loss_for_distribution", _scale_loss, _in_our_replica)
+        add = "_aggregate_additional_loss"
+        _replace(keras.Model, add, _additional_loss, _in_our_replica)
     saving = sys.modules["keras.src.saving.saving_lib"]
     _replace(saving, "_save_state", _save_state, _in_our_scope)
-    backup = callbacks.BackupAndRestore
-    _replace(callbacks.ModelCheckpoint, "_save_model", _on_chief, _trains_under_ours)
-    _replace(backup, "on_train_begin", _restore, _trains_under_ours)
-    _replace(backup, "_save_model", _on_chief, _trains_under_ours)
-    _replace(backup, "on_train_end", _on_chief, _trains_under_ours)
+    backup, in_fit = callbacks.BackupAndRestore, fit_agreement.is_in_fit
+    _replace(callbacks.ModelCheckpoint, "_save_model", fit_agreement.checkpoint, _trains_under_ours)
+    _replace(backup, "on_train_begin", fit_agreement.restore, _trains_under_ours)
+    _replace(backup, "_save_model", fit_agreement.on_chief, _trains_under_ours)
+    _replace(backup, "on_train_end", fit_agreement.on_chief, _trains_under_ours)
+    _replace(callbacks.CallbackList, "on_train_begin", fit_agreement.begin, in_fit)
+    _replace(callbacks.CallbackList, "on_train_batch_end", fit_agreement.end_batch, in_fit)
+    _replace(callbacks.CallbackList, "on_epoch_end", fit_agreement.end_epoch, in_fit)
+    _replace(callbacks.CallbackList, "on_train_end", fit_agreement.end, in_fit)
     # What Keras 3.10 added to make the metrics of replicas independent.
     if not hasattr(keras.Variable, "_map_synchronization"):
         for makes in ("make_train_function", "make_test_function"):
@@ -256,6 +269,23 @@ def _reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reducti
     return original(logs, strategy, reduction)
 
 
+# Losses
+
+
+def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
+    """Remembers on a loss that it has been divided by the number of replicas."""
+    scaled = original(value)
+    scaled._gradring_is_scaled = True
+    return scaled
+
+
+def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
+    """Divides what a loss of Keras gave to `add_loss` once; Keras does so twice."""
+    if getattr(loss, "_gradring_is_scaled", False):
+        loss = loss * model.distribute_strategy.num_replicas_in_sync
+    return original(model, loss)
+
+
 # Steps
 
 
@@ -279,10 +309,12 @@ class _StepFunction:
 def _make_step(
     name: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    adopt(model.metrics_variables, model.distribute_strategy)
     original(model, *args, **kwargs)
     function = getattr(model, name)
     communicator = _communicator(model.distribute_strategy)
-    if communicator is not None and not isinstance(function, _StepFunction):
+    assert communicator is not None
+    if not isinstance(function, _StepFunction):
         setattr(model, name, _StepFunction(function, communicator))
     return getattr(model, name)
 
@@ -302,6 +334,21 @@ def _leaving(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 
 
 # Building and saving
+
+
+def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+    """Makes optimizer and metrics where the model was made, wherever it is compiled."""
+    with scope_of(model.distribute_strategy):
+        original(model, *args, **kwargs)
+
+
+def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None:
+    """Takes an optimizer that was made outside of any scope into that of the variables."""
+    strategy = strategy_of(variables)
+    if _communicator(strategy) is not None and optimizer._distribution_strategy is not strategy:
+        optimizer._distribution_strategy = strategy
+        adopt(optimizer.variables, strategy)
+    original(optimizer, variables)
 
 
 def _symbolic_build(
@@ -331,42 +378,3 @@ def _save_state(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None
         original(*args, **kwargs)
     finally:
         _saves.reset(token)
-
-
-# Callbacks: workers have the same state, so the chief alone saves it, as under `tf_keras`
-
-
-def _on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Touches files on the chief only; nobody goes on until it is done.
-
-    Several workers that write one file, or remove one directory, get in each other's way.
-    """
-    communicator = _communicator(callback.model.distribute_strategy)
-    assert communicator is not None
-    if communicator.rank == 0:
-        original(callback, *args, **kwargs)
-    communicator.barrier()
-
-
-def _restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
-    """The chief loads its backup, and the others receive what it has loaded."""
-    model, optimizer = callback.model, callback.model.optimizer
-    communicator = _communicator(model.distribute_strategy)
-    assert communicator is not None
-
-    def from_chief(value: int) -> int:
-        array = np.array([value], np.int64)
-        communicator.broadcast(array, name="BackupAndRestore")
-        return int(array[0])
-
-    # The second is there since Keras 3.7.
-    paths = (callback._weights_path, getattr(callback, "_prev_weights_path", ""))
-    if not from_chief(any(tf.io.gfile.exists(path) for path in paths)):
-        return
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    if communicator.rank == 0:
-        original(callback, logs)
-    variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-    broadcast_variables(variables, 0, communicator)
-    model._initial_epoch = from_chief(model._initial_epoch or 0)

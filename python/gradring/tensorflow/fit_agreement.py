@@ -1,0 +1,163 @@
+"""What all ranks do together in Keras' `fit`, whatever callbacks each of them has.
+
+A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must need nobody. So no
+callback has collectives of its own; the ranks meet where each of them comes by in any case: at the
+beginning and the end of `fit`, and at the end of an epoch. The functions that stand in for methods
+of Keras get the original first, as in `compat_keras.py`, which says where they are used.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.communicator import Communicator
+from gradring.errors import MismatchError
+from gradring.tensorflow.ops import broadcast_variables
+
+CHIEF = 0
+
+
+@dataclass
+class _Fit:
+    """A `fit` that is running on all ranks."""
+
+    model: Any
+    chief_saves: bool = True
+    """Whether the chief has a `ModelCheckpoint`, so that the others need not use theirs."""
+
+
+_fit: ContextVar[_Fit] = ContextVar("fit")
+
+
+def is_in_fit(callbacks: Any) -> bool:
+    """Whether these callbacks, or this one, belong to a `fit` that all ranks have called."""
+    fit = _fit.get(None)
+    return fit is not None and callbacks.model is fit.model
+
+
+def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras' `fit`, in which the callbacks agree."""
+    token = _fit.set(_Fit(model))
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        _fit.reset(token)
+
+
+def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
+    """`CallbackList.on_train_begin`: what the chief restores, the others receive."""
+    keras: Any = sys.modules["keras"]
+
+    def those(kind: type) -> list[Any]:
+        return [callback for callback in callbacks.callbacks if isinstance(callback, kind)]
+
+    fit = _fit.get()
+    saves = bool(those(keras.callbacks.ModelCheckpoint))
+    fit.chief_saves = bool(_from_chief(fit.model, saves, "ModelCheckpoint"))
+    backups = those(keras.callbacks.BackupAndRestore)
+    _restored(fit.model, backups, lambda: original(callbacks, logs))
+
+
+def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: Any = None) -> None:
+    """`CallbackList.on_train_batch_end`: all ranks leave the epoch here, or get an error."""
+    original(callbacks, batch, logs)
+    model = _fit.get().model
+    if model.stop_training:
+        # Who goes on meets this with its next step, and the error names the cause.
+        name = f"fit: a callback has set stop_training after batch {batch}"
+        _communicator(model).all_reduce(np.zeros(1), name=name)
+
+
+def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
+    """`CallbackList.on_epoch_end`: all ranks stop if one does, and go on with one learning rate."""
+    original(callbacks, epoch, logs)
+    model = _fit.get().model
+    communicator = _communicator(model)
+    rate = _learning_rate(model)
+    found = np.array([model.stop_training, rate, -rate], np.float64)
+    stop, most, least = communicator.all_reduce(found, "max", name=f"fit: end of epoch {epoch}")
+    if most != -least:
+        raise MismatchError(
+            f"fit on rank {communicator.rank} of {communicator.host}: after epoch {epoch} the "
+            f"learning rate is {rate:g} here, and from {-least:g} to {most:g} on all ranks; give "
+            "callbacks that change the training, such as LearningRateScheduler, to every rank",
+            rank=communicator.rank,
+            host=communicator.host,
+        )
+    model.stop_training = bool(stop)
+
+
+def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
+    """`CallbackList.on_train_end`: what the chief has saved is there when `fit` returns."""
+    original(callbacks, logs)
+    _communicator(_fit.get().model).barrier()
+
+
+def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Saves on the chief or, where it has no such callback, on those that have one.
+
+    So programs may give it to all ranks, to the chief alone, or to one rank of each host.
+    """
+    if is_in_fit(callback) and not _fit.get().chief_saves:
+        original(callback, *args, **kwargs)
+    else:
+        on_chief(original, callback, *args, **kwargs)
+
+
+def on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Touches files on the chief only, as several workers would get in each other's way."""
+    if _communicator(callback.model).rank == CHIEF:
+        original(callback, *args, **kwargs)
+
+
+def restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
+    """`BackupAndRestore.on_train_begin`: in `fit`, `begin` is around it; elsewhere all call it."""
+    if is_in_fit(callback):
+        on_chief(original, callback, logs)
+    else:
+        _restored(callback.model, [callback], lambda: on_chief(original, callback, logs))
+
+
+def _restored(model: Any, backups: Sequence[Any], restore: Callable[[], None]) -> None:
+    """Calls `restore`, and sends to all what the chief has loaded in it, if it has a backup."""
+    optimizer = model.optimizer
+    is_there = _from_chief(model, any(map(_has_backup, backups)), "BackupAndRestore")
+    if is_there and optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    restore()
+    if is_there:
+        variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
+        broadcast_variables(variables, CHIEF, _communicator(model))
+        model._initial_epoch = _from_chief(model, model._initial_epoch or 0, "BackupAndRestore")
+
+
+def _from_chief(model: Any, value: int, name: str) -> int:
+    array = np.array([value], np.int64)
+    _communicator(model).broadcast(array, CHIEF, name=f"fit: {name}")
+    return int(array[0])
+
+
+def _has_backup(callback: Any) -> bool:
+    # The second is there since Keras 3.7.
+    paths = (callback._weights_path, getattr(callback, "_prev_weights_path", ""))
+    return any(tf.io.gfile.exists(path) for path in paths)
+
+
+def _learning_rate(model: Any) -> float:
+    """That of the optimizer, or 0 where it has none that a callback could set."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    rate: Any = getattr(optimizer, "_learning_rate", None)
+    return float(rate.numpy()) if hasattr(rate, "numpy") else 0.0
+
+
+def _communicator(model: Any) -> Communicator:
+    communicator = model.distribute_strategy.communicator
+    assert isinstance(communicator, Communicator)
+    return communicator
