@@ -71,6 +71,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "`ModelCheckpoint`, `BackupAndRestore`": ("chiefs_backup",),
     "`fit`, `evaluate`, `predict`, callbacks": (
         "test_keras_fit",
+        "test_guides",
         "[run_eagerly]",
         "[steps_per_execution]",
         "[on_batches]",
