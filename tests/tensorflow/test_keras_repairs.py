@@ -91,7 +91,7 @@ def train_all() -> Any:
             if comm.world_size == 1:
                 for name in EMBEDDINGS:
                     record(f"one worker, {name}", one_worker, comm, CASES[name])
-            for train in (overflow, on_batches, added_loss, plain_normalisation, uneven, messages):
+            for train in TRAININGS:
                 record(train.__name__, train, comm)
         if comm.world_size > 1:
             results["empty batch"] = empty_batch(comm)
@@ -170,6 +170,40 @@ def added_loss(comm: Any) -> Any:
     return {**state_of(model, model.optimizer), "logs": logs}
 
 
+def without_call(comm: Any) -> Any:
+    """A model that only its own `train_step` can compute, and layers that its first step builds."""
+    import keras
+    import tensorflow as tf
+
+    strategy = strategy_of(comm)
+
+    class Autoencoder(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = keras.layers.Dense(4, activation="tanh")
+            self.decoder = keras.layers.Dense(8)
+            self.loss_of_epoch = keras.metrics.Mean("loss")
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.loss_of_epoch]
+
+        def train_step(self, x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.decoder(self.encoder(x)) - x) ** 2)
+                scaled = loss / strategy.num_replicas_in_sync
+            gradients = tape.gradient(scaled, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            self.loss_of_epoch.update_state(loss)
+            return {"loss": self.loss_of_epoch.result()}
+
+    with strategy.scope():
+        model = Autoencoder()
+        model.compile(keras.optimizers.Adam(0.01))
+    history = model.fit(samples()[0], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return {**state_of(model, model.optimizer), "logs": history.history}
+
+
 def plain_normalisation(comm: Any) -> Any:
     """One step and then three more of a layer that is not synchronised."""
     import tensorflow as tf
@@ -231,6 +265,9 @@ def empty_batch(comm: Any) -> Any:
     return np.asarray(layer.moving_mean).tolist(), np.asarray(layer.moving_variance).tolist()
 
 
+TRAININGS = (overflow, on_batches, added_loss, without_call, plain_normalisation, uneven, messages)
+
+
 @pytest.fixture(scope="module")
 def trained() -> Any:
     workers = run_ranks(train_all, 2, timeout=240)
@@ -254,7 +291,7 @@ def test_clipping_before_accumulation_is_refused(trained: Any) -> None:
 
 
 @needs_fit
-@pytest.mark.parametrize("case", [*CASES, "on_batches", "added_loss"])
+@pytest.mark.parametrize("case", [*CASES, "on_batches", "added_loss", "without_call"])
 def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike([worker[case] for worker in workers], alone[case], TOLERANCE)

@@ -357,7 +357,12 @@ def _symbolic_build(
     """Builds from this replica's part of the first batch, where Keras takes the mean over all.
 
     Only shapes and dtypes matter, and there is no mean of parts of different sizes, nor of strings.
+
+    A model without `call`, such as a GAN, cannot be traced: only its own `train_step` knows which
+    layers it calls. Without a strategy, Keras builds every model in its first step.
     """
+    if type(model).call is sys.modules["keras"].Model.call:
+        return
     if iterator is not None:
         # In older versions the iterator itself cannot be iterated.
         epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
