@@ -44,6 +44,7 @@ def bench() -> Iterator[peer_rank.Bench]:
             world_size=WORLD_SIZE,
             rendezvous=own["GRADRING_RENDEZVOUS"],
             token=own["GRADRING_TOKEN"],
+            job_id=own["GRADRING_JOB_ID"],
             transport=peer_rank.TRANSPORT,
         ) as comm:
             opened = peer_rank.open_bench(comm)
