@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -39,14 +40,9 @@ def bench() -> Iterator[peer_rank.Bench]:
     own, other = rank_environments(os.environ, WORLD_SIZE, tf_config=False)
     with RankProcesses() as processes:
         peer = processes.start([sys.executable, peer_rank.__file__], other)
-        with gradring.init(
-            rank=0,
-            world_size=WORLD_SIZE,
-            rendezvous=own["GRADRING_RENDEZVOUS"],
-            token=own["GRADRING_TOKEN"],
-            job_id=own["GRADRING_JOB_ID"],
-            transport=peer_rank.TRANSPORT,
-        ) as comm:
+        with patch.dict(os.environ, own):
+            comm = gradring.init(transport=peer_rank.TRANSPORT)
+        with comm:
             opened = peer_rank.open_bench(comm)
             yield opened
             opened.announce(peer_rank.Command.STOP)

@@ -29,8 +29,6 @@ PLAIN = {
 }
 #: For those who work on gradring, who measure in fast hours.
 LOG = ROOT / "docs" / "engineering-log.md"
-#: Being rewritten; each goes from here with its next change.
-LATER = {"clusters.md", "compatibility.md"}
 
 
 def paragraphs(text: str) -> Iterator[list[str]]:
@@ -67,15 +65,11 @@ def unplain(text: str) -> Iterator[str]:
             yield f"{match[0]!r}: {better}"
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in LATER], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_a_page_is_easy_to_read(page: Path) -> None:
     text = page.read_text()
     found = [*problems(text), *(unplain(text) if page != LOG else ())]
     assert not found, "\n".join(found)
-
-
-def test_pages_that_wait_exist() -> None:
-    assert {page.name for page in PAGES} > LATER
 
 
 def test_what_is_hard_to_read_is_found() -> None:
