@@ -48,6 +48,27 @@ class Cluster:
     job_id: str | None = None
     advice: str | None = None
 
+    @classmethod
+    def of(
+        cls,
+        place: Place,
+        rendezvous: str | None,
+        source: str,
+        reason: str,
+        *,
+        job_id: str | None = None,
+    ) -> Cluster:
+        """The group in which a process has this place; only a world of one needs no rendezvous."""
+        return cls(
+            place.rank,
+            place.world_size,
+            rendezvous or ALONE_RENDEZVOUS,
+            None,
+            source,
+            reason,
+            job_id=job_id,
+        )
+
 
 @dataclass(frozen=True)
 class Environment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradring.clusters import kubernetes, parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 RANK, WORLD_SIZE = "GRADRING_RANK", "GRADRING_WORLD_SIZE"
@@ -29,11 +29,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
             f"{RANK} and {WORLD_SIZE} are set but {parse.RENDEZVOUS} is not; "
             f"set it to the host:port at which rank 0 listens"
         )
-    return Cluster(
-        place.rank,
-        place.world_size,
-        rendezvous or ALONE_RENDEZVOUS,
-        None,
+    return Cluster.of(
+        place,
+        rendezvous,
         ENVIRONMENT.source,
         f"{RANK}={place.rank} and {WORLD_SIZE}={place.world_size} are set.",
     )

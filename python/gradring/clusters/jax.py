@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradring.clusters import parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 RANK, SIZE, COORDINATOR = "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS"
@@ -30,11 +30,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
             f"{RANK} and {SIZE} are set but {COORDINATOR} is not; "
             "set it to the host:port at which rank 0 listens"
         )
-    return Cluster(
-        place.rank,
-        place.world_size,
-        address or ALONE_RENDEZVOUS,
-        None,
+    return Cluster.of(
+        place,
+        address,
         ENVIRONMENT.source,
         f"{RANK}={place.rank} and {SIZE}={place.world_size} are set.",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradring.clusters import parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 RANK, SIZE = "PET_NODE_RANK", "PET_NNODES"
@@ -35,11 +35,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
             f"{RANK} and {SIZE} are set but PET_MASTER_ADDR and PET_MASTER_PORT are not; set "
             f"{parse.RENDEZVOUS} to the host:port at which rank 0 listens"
         )
-    return Cluster(
-        place.rank,
-        place.world_size,
-        address or ALONE_RENDEZVOUS,
-        None,
+    return Cluster.of(
+        place,
+        address,
         ENVIRONMENT.source,
         f"{RANK}={place.rank} and {SIZE}={place.world_size} are set, and no torchrun has given "
         "this process a rank: it is the only one of its node.",

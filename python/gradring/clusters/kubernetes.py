@@ -39,11 +39,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     address: str | None = ALONE_RENDEZVOUS
     if place.world_size > 1:
         address = parse.given_rendezvous(environ) or _rendezvous(environ, place.rank)
-    return Cluster(
-        place.rank,
-        place.world_size,
-        address or ALONE_RENDEZVOUS,
-        None,
+    return Cluster.of(
+        place,
+        address,
         ENVIRONMENT.source,
         f"{INDEX}={parse.value(environ, INDEX)} and {WORLD_SIZE}={place.world_size} are set.",
     )

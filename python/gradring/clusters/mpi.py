@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradring.clusters import parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 
@@ -22,11 +22,9 @@ def environment(source: str, rank_name: str, size_name: str, job_name: str | Non
         rendezvous = given(environ)
         if rendezvous is None and place.world_size > 1:
             raise unknown_rendezvous(source, place)
-        return Cluster(
-            place.rank,
-            place.world_size,
-            rendezvous or ALONE_RENDEZVOUS,
-            None,
+        return Cluster.of(
+            place,
+            rendezvous,
             source,
             f"{rank_name}={place.rank} and {size_name}={place.world_size} are set.",
             job_id=parse.value(environ, job_name) if job_name else None,

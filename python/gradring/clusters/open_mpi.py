@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 
 from gradring.clusters import mpi, own_host, parse, pmix
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 RANK, SIZE, LOCAL_SIZE = (
@@ -36,11 +36,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     address = mpi.given(environ)
     if address is None and place.world_size > 1:
         address = _rendezvous(environ, place)
-    return Cluster(
-        place.rank,
-        place.world_size,
-        address or ALONE_RENDEZVOUS,
-        None,
+    return Cluster.of(
+        place,
+        address,
         ENVIRONMENT.source,
         f"{RANK}={place.rank} and {SIZE}={place.world_size} are set.",
         job_id=parse.value(environ, pmix.JOB),

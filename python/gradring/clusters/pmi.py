@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gradring.clusters import mpi, own_host, parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import RendezvousError
 
 RANK, SIZE, FD, LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "PMI_FD", "MPI_LOCALNRANKS"
@@ -51,11 +51,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     address, job_id = mpi.given(environ), None
     if address is None and place.world_size > 1:
         address, job_id = _agreed(environ, place)
-    return Cluster(
-        place.rank,
-        place.world_size,
-        address or ALONE_RENDEZVOUS,
-        None,
+    return Cluster.of(
+        place,
+        address,
         ENVIRONMENT.source,
         f"{RANK}={place.rank} and {SIZE}={place.world_size} are set.",
         job_id=job_id,

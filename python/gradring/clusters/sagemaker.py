@@ -28,11 +28,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     port = parse.first_port(environ, parse.DEFAULT_PORT)
     derived = parse.joined_address(_hosts(environ)[0], port)
     alone = place.world_size == 1
-    return Cluster(
-        place.rank,
-        place.world_size,
+    return Cluster.of(
+        place,
         ALONE_RENDEZVOUS if alone else parse.given_rendezvous(environ) or derived,
-        None,
         ENVIRONMENT.source,
         f"{OWN} is number {place.rank} of the {place.world_size} in {HOSTS}.",
     )

@@ -60,11 +60,9 @@ def _is_daemon_of_mpi(environ: Mapping[str, str]) -> bool:
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around the step's first node and a port that all tasks derive alike."""
     _, job = _first(environ, JOBS)
-    return Cluster(
-        place.rank,
-        place.world_size,
+    return Cluster.of(
+        place,
         parse.given_rendezvous(environ) or _rendezvous(environ),
-        None,
         ENVIRONMENT.source,
         f"this is task {place.rank} of {place.world_size} of step {environ[STEP]} "
         f"of Slurm job {job}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradring.clusters import parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 AGENT_STORE, RUN_ID = "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"
@@ -35,11 +35,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
             "RANK and WORLD_SIZE are set but MASTER_ADDR and MASTER_PORT are not; "
             "set them to the host and the port at which rank 0 listens"
         )
-    return Cluster(
-        place.rank,
-        place.world_size,
-        address or ALONE_RENDEZVOUS,
-        None,
+    return Cluster.of(
+        place,
+        address,
         ENVIRONMENT.source,
         f"RANK={place.rank} and WORLD_SIZE={place.world_size} are set.",
         job_id=parse.value(environ, RUN_ID),
