@@ -21,7 +21,7 @@ def refused(**settings: Any) -> str:
 
 def join_again(elsewhere: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    first = gradring.init(transport="tcp", wire_dtype="bfloat16", token="secret")
+    first = gradring.init(transport="tcp", wire_dtype="bfloat16")
     with gradring.init() as second:
         found["same"] = second is first
     second = gradring.init(streams=1, wire_dtype="bfloat16", reproducible=False, timeout=7.0)
