@@ -204,6 +204,43 @@ def without_call(comm: Any) -> Any:
     return {**state_of(model, model.optimizer), "logs": history.history}
 
 
+def own_logs(comm: Any) -> Any:
+    """A metric whose result is its variable, and a step that logs a Python number."""
+    import keras
+
+    class Rows(keras.metrics.Metric):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = self.add_weight(name="count", initializer="zeros")
+
+        def update_state(self, truth: Any, _: Any, sample_weight: Any = None) -> None:
+            self.count.assign_add(keras.ops.cast(keras.ops.shape(truth)[0], "float32"))
+
+        def result(self) -> Any:
+            return self.count
+
+    class Noted(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return {**super().train_step(data), "note": 0.5}
+
+    of_batches = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda _, logs: of_batches.append(logs)
+    )
+    with strategy_of(comm).scope():
+        layers = [keras.layers.Input((8,)), keras.layers.Dense(1)]
+        counts, notes = keras.Sequential(layers), Noted(layers)
+        counts.compile(keras.optimizers.SGD(0.1), "mse", metrics=[Rows()])
+        notes.compile(keras.optimizers.SGD(0.1), "mse")
+    x, y = samples(count=4 * BATCH)
+    logs = {}
+    for model in (counts, notes):
+        history = model.fit(x, y, BATCH, shuffle=False, verbose=0, callbacks=[note]).history
+        logs.update(history)
+    logs["batches"] = [log.get("rows", log.get("note")) for log in of_batches]
+    return {**state_of(counts, counts.optimizer), "logs": logs}
+
+
 def plain_normalisation(comm: Any) -> Any:
     """One step and then three more of a layer that is not synchronised."""
     import tensorflow as tf
@@ -265,7 +302,16 @@ def empty_batch(comm: Any) -> Any:
     return np.asarray(layer.moving_mean).tolist(), np.asarray(layer.moving_variance).tolist()
 
 
-TRAININGS = (overflow, on_batches, added_loss, without_call, plain_normalisation, uneven, messages)
+TRAININGS = (
+    overflow,
+    on_batches,
+    added_loss,
+    without_call,
+    own_logs,
+    plain_normalisation,
+    uneven,
+    messages,
+)
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +337,7 @@ def test_clipping_before_accumulation_is_refused(trained: Any) -> None:
 
 
 @needs_fit
-@pytest.mark.parametrize("case", [*CASES, "on_batches", "added_loss", "without_call"])
+@pytest.mark.parametrize("case", [*CASES, "on_batches", "added_loss", "without_call", "own_logs"])
 def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike([worker[case] for worker in workers], alone[case], TOLERANCE)

@@ -263,10 +263,24 @@ def _normalise(
 
 
 def _reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reduction: str) -> Any:
-    """Averages the loss and all metrics of a step in one message; Keras sends one for each."""
+    """Averages the loss and all metrics of a step in one message; Keras sends one for each.
+
+    A program's own metric may return its variable, and its own step a Python number.
+    """
     if _communicator(strategy) is not None and reduction == "auto":
-        return strategy.reduce("MEAN", logs, axis=0)
+        # Tensors of different devices would not travel together.
+        with tf.device(strategy.extended.worker_devices[0]):
+            values = tf.nest.map_structure(_log, logs)
+        return strategy.reduce("MEAN", values, axis=0)
     return original(logs, strategy, reduction)
+
+
+def _log(value: Any) -> Any:
+    """What can be reduced; `run` returns several local replicas' values as they are."""
+    is_variable = isinstance(value, tf.Variable)
+    if isinstance(value, compat.DistributedValues) and not is_variable:
+        return value
+    return tf.convert_to_tensor(value)
 
 
 # Losses
