@@ -271,6 +271,23 @@ def uneven(comm: Any) -> Any:
     return found
 
 
+def few_rows(comm: Any) -> Any:
+    """One row and three, of layers that cannot compute no row."""
+    import keras
+
+    with strategy_of(comm).scope():
+        layers = [keras.layers.Input((4, 2)), keras.layers.LSTM(3), keras.layers.Reshape((-1, 1))]
+        graph, eager = keras.Sequential(layers), keras.Sequential(layers)
+    graph.compile(run_eagerly=False)
+    eager.compile(run_eagerly=True)
+    rows = samples()[0].reshape(-1, 4, 2)
+    return [
+        model.predict(rows[:count], batch_size=2, verbose=0)
+        for model in (graph, eager)
+        for count in (1, 3)
+    ]
+
+
 def messages(comm: Any) -> float:
     """Collectives of a step of `fit` with a loss and a metric."""
     import tensorflow as tf
@@ -310,6 +327,7 @@ TRAININGS = (
     own_logs,
     plain_normalisation,
     uneven,
+    few_rows,
     messages,
 )
 
@@ -402,3 +420,11 @@ def test_data_that_does_not_divide_by_the_workers_is_used_once(trained: Any, cou
         for mine, theirs in zip(first["weights"], result["weights"], strict=True):
             assert mine.tobytes() == theirs.tobytes()
             assert np.isfinite(mine).all()
+
+
+@needs_fit
+def test_fewer_rows_than_workers_are_predicted(trained: Any) -> None:
+    workers, alone = trained
+    for worker in workers:
+        for mine, expected in zip(worker["few_rows"], alone["few_rows"], strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-6)

@@ -66,6 +66,7 @@ def repair() -> None:
     for kind in ("train", "test", "predict"):
         make = functools.partial(_make_step, f"{kind}_function")
         _replace(keras.Model, f"make_{kind}_function", make, _is_ours)
+    _replace(keras.Model, "predict_step", _predict_step, _in_our_replica)
     # Keras looks whether a model's own `compile` is this one.
     trainers = sys.modules["keras.src.trainers.trainer"]
     _replace(trainers.Trainer, "compile", _compile, _is_ours, traced=False)
@@ -331,6 +332,28 @@ def _make_step(
     if not isinstance(function, _StepFunction):
         setattr(model, name, _StepFunction(function, communicator))
     return getattr(model, name)
+
+
+def _predict_step(original: Callable[..., Any], model: Any, data: Any) -> Any:
+    """Predicts a row of zeros, and drops the result, where this replica has no row.
+
+    That is so if there are fewer rows than replicas. Many layers cannot compute no row.
+    """
+    leaves = tf.nest.flatten(data)
+    are_rows = all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves)
+    if not are_rows or all(leaf.shape[0] for leaf in leaves):
+        return original(model, data)
+    is_empty = tf.equal(tf.shape(leaves[0])[0], 0)
+    filled = tf.nest.map_structure(lambda leaf: _with_row_if(is_empty, leaf), data)
+    outputs = original(model, filled)
+    return tf.nest.map_structure(
+        lambda rows: rows[: tf.where(is_empty, 0, tf.shape(rows)[0])], outputs
+    )
+
+
+def _with_row_if(is_empty: Any, rows: Any) -> Any:
+    shape = tf.concat([[tf.cast(is_empty, tf.int32)], tf.shape(rows)[1:]], axis=0)
+    return tf.concat([rows, tf.zeros(shape, rows.dtype)], axis=0)
 
 
 def _leaving(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
