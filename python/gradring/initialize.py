@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import warnings
@@ -14,6 +15,9 @@ from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
 from gradring.membership import Membership, existing
+from gradring.settings import SETTINGS
+
+_PREFIX = "GRADRING_"
 
 
 def init(
@@ -102,6 +106,7 @@ def init(
         RendezvousError: The other ranks were not there in time.
         AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
+    _warn_of_misspelt_variables()
     cluster = resolve(
         os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, port=port
     )
@@ -227,6 +232,17 @@ def resolve(
         "rank and world_size are arguments of init().",
         job_id=parse.given_job_id(environ),
     )
+
+
+def _warn_of_misspelt_variables() -> None:
+    """Warns of variables that nobody reads, but whose names are almost those of settings."""
+    known = {setting.variable.removeprefix(_PREFIX) for setting in SETTINGS}
+    set_ = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
+    for name in sorted(set_ - known):
+        meant = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if meant:
+            text = f"{_PREFIX}{name} is set, but is no setting; did you mean {_PREFIX}{meant[0]}?"
+            warnings.warn(text, stacklevel=3)
 
 
 def _warn_without_token(cluster: Cluster, settings: Settings) -> None:

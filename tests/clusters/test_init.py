@@ -111,6 +111,18 @@ def test_a_batch_script_that_trains_alone_is_warned(
     assert seen[0].filename == __file__ and connected["world_size"] == 1
 
 
+def test_a_misspelt_variable_is_named_with_what_was_meant(
+    connected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADRING_REQIRE_AUTH", "1")
+    monkeypatch.setenv("GRADRING_OF_ANOTHER_PROGRAM", "1")
+    with pytest.warns(
+        UserWarning, match="GRADRING_REQIRE_AUTH .* mean GRADRING_REQUIRE_AUTH"
+    ) as seen:
+        init()
+    assert [warning.filename for warning in seen] == [__file__] and connected
+
+
 def test_arguments_beat_every_environment() -> None:
     found = resolve(OURS, rank=0, world_size=3, rendezvous="node-a:1")
     assert found == Cluster(0, 3, "node-a:1", None, "arguments", found.reason)

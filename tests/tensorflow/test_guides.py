@@ -6,6 +6,7 @@ alone.
 
 import gc
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def sections(rank: int) -> Any:
         models.append(model)
         strategies.append(strategy)
     results = [fitted(model) for model in models]
+    with pytest.MonkeyPatch.context() as patch:
+        said: list[str] = []
+        logger = logging.getLogger("gradring")
+        patch.setattr(logger, "warning", lambda text, *values: said.append(text % values))
+        outsider = make_model()
+        outsider.compile("sgd", "mse")
+        outsider.fit(*data(), verbose=0)
+        models[0].fit(*data(), verbose=0)
     with gradring.init() as same:
         shared = same is first and all(s.communicator is first for s in strategies)
     again = fitted(models[0])
@@ -97,6 +106,7 @@ def sections(rank: int) -> Any:
     return {
         "results": [*results, again],
         "shared": shared,
+        "said": said,
         "gathered": gathered,
         "refused": str(refused.value),
         "after close": (closed, total),
@@ -271,6 +281,12 @@ def test_a_strategy_in_each_section_shares_the_group(ranks: Any) -> None:
         assert found["shared"]
         assert found["gathered"] == [[0], [1]]
         assert "wire_dtype='bfloat16', not None" in found["refused"]
+
+
+def test_a_model_that_is_made_outside_and_trained_alone_is_named(ranks: Any) -> None:
+    for rank, found in enumerate(ranks):
+        (said,) = found["sections"]["said"]
+        assert f"rank {rank} of 2 trains the model 'sequential" in said and "alone" in said
 
 
 def test_a_closed_or_failed_group_is_followed_by_a_new_one(ranks: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,9 @@ def resolver_of(communicator: Communicator) -> Any:
         rpc_layer="grpc",
     )
 
+
+#: Those that the program has made and still has.
+strategies: weakref.WeakSet[Any] = weakref.WeakSet()
 
 #: The groups of strategies, as long as they are open.
 _kept: set[Communicator] = set()

@@ -10,6 +10,7 @@ What older versions of Keras do wrongly beyond repair is refused; docs/compatibi
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -17,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, open_communicators
 from gradring.errors import ConfigError
-from gradring.tensorflow import compat, fit_agreement, gradient_norm
+from gradring.tensorflow import cluster, compat, fit_agreement, gradient_norm
 from gradring.tensorflow.adoption import adopt, scope_of, strategy_of
 from gradring.tensorflow.naming import current_variables, gradients_of
 
@@ -33,6 +34,8 @@ _STATISTICS = (
 )
 
 _SUM = tf.distribute.ReduceOp.SUM
+
+_logger = logging.getLogger("gradring")
 
 _repaired = False
 
@@ -74,6 +77,7 @@ def repair() -> None:
     _replace(keras.Model, "fit", fit_agreement.fit, _is_ours, traced=False)
     for loop in ("fit", "evaluate", "predict"):
         _replace(keras.Model, loop, _leaving, _is_ours, traced=False)
+    _replace(keras.Model, "fit", _warn_of_training_alone, _is_nobodys, traced=False)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     _replace(trainer, "reduce_per_replica", _reduce_logs, _always)
     if hasattr(keras.Model, "_aggregate_additional_loss"):
@@ -137,6 +141,17 @@ def _in_our_scope(_: Any) -> bool:
 
 def _is_ours(model: Any) -> bool:
     return _communicator(model.distribute_strategy) is not None
+
+
+def _is_nobodys(model: Any) -> bool:
+    """Whether each rank trains this model for itself, though it has a group."""
+    alone = model.distribute_strategy.num_replicas_in_sync == 1
+    return alone and any(_is_of_several(strategy) for strategy in cluster.strategies)
+
+
+def _is_of_several(strategy: Any) -> bool:
+    communicator: Communicator = strategy.communicator
+    return communicator.world_size > 1 and communicator in open_communicators()
 
 
 def _trains_under_ours(callback: Any) -> bool:
@@ -354,6 +369,21 @@ def _predict_step(original: Callable[..., Any], model: Any, data: Any) -> Any:
 def _with_row_if(is_empty: Any, rows: Any) -> Any:
     shape = tf.concat([[tf.cast(is_empty, tf.int32)], tf.shape(rows)[1:]], axis=0)
     return tf.concat([rows, tf.zeros(shape, rows.dtype)], axis=0)
+
+
+def _warn_of_training_alone(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The most likely mistake of a newcomer; but some models are meant for one rank."""
+    group = next(filter(_is_of_several, cluster.strategies)).communicator
+    _logger.warning(
+        "rank %d of %d trains the model %r alone, because it was made outside of the strategy's "
+        "scope; make it inside of `with strategy.scope():` to train it with all ranks",
+        group.rank,
+        group.world_size,
+        model.name,
+    )
+    return original(model, *args, **kwargs)
 
 
 def _leaving(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -93,6 +93,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         elif cluster_resolver is not None:
             cluster.check(cluster_resolver, communicator)
         cluster.keep(communicator)
+        cluster.strategies.add(self)
         self.communicator = communicator
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
