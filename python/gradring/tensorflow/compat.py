@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import dataset_ops, multi_device_iterator_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -51,6 +51,10 @@ EagerTensor = ops.EagerTensor
 DATASET_OPS = (gen_dataset_ops, gen_experimental_dataset_ops)
 #: Takes batches out of this process's part of a distributed dataset, in graphs too.
 WorkerIterator = input_lib._SingleWorkerDatasetIteratorBase
+#: Where it takes them from.
+MultiDeviceIterator = multi_device_iterator_ops.OwnedMultiDeviceIterator
+#: Base of datasets that have the elements of another.
+UnchangedDataset = dataset_ops.UnaryUnchangedStructureDataset
 
 #: Says how an op of a loop body becomes one op for all iterations, as `tf.vectorized_map` asks.
 RegisterPFor = pfor.RegisterPFor

@@ -15,6 +15,7 @@ from gradring.tensorflow import (
     compat_keras,
     data_order,
     input_time,
+    iterators,
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
@@ -26,6 +27,7 @@ from gradring.tensorflow.start_wait import eager_step
 
 # Datasets that are made before the strategy are distributed by it, too.
 data_order.remember()
+iterators.let_leave()
 
 
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
