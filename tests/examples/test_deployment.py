@@ -43,6 +43,8 @@ def test_the_batch_script_starts_its_ranks_with_srun_and_a_secret(tmp_path: Path
             **without_cluster_variables(os.environ),
             **job,
             "SLURM_SUBMIT_DIR": str(tmp_path),
+            # A rank prints whole lines only where its output is buffered.
+            "PYTHONUNBUFFERED": "",
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         },
         capture_output=True,
