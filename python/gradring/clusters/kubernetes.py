@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping
 
 from gradring.clusters import parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 INDEX, WORLD_SIZE = "JOB_COMPLETION_INDEX", "GRADRING_WORLD_SIZE"
@@ -36,7 +36,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around the pod with index 0, at the port 29500 or the first of our own."""
-    address: str | None = ALONE_RENDEZVOUS
+    address = None
     if place.world_size > 1:
         address = parse.given_rendezvous(environ) or _rendezvous(environ, place.rank)
     return Cluster.of(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from gradring.clusters import parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment, Place
 from gradring.errors import ConfigError
 
 HOSTS, OWN = "SM_HOSTS", "SM_CURRENT_HOST"
@@ -30,7 +30,7 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     alone = place.world_size == 1
     return Cluster.of(
         place,
-        ALONE_RENDEZVOUS if alone else parse.given_rendezvous(environ) or derived,
+        None if alone else parse.given_rendezvous(environ) or derived,
         ENVIRONMENT.source,
         f"{OWN} is number {place.rank} of the {place.world_size} in {HOSTS}.",
     )
