@@ -15,7 +15,7 @@ from gradring.communicator import Communicator, Work
 from gradring.config import TlsFiles
 from gradring.errors import GradringError
 from gradring.initialize import init
-from gradring.monitor import Monitor
+from gradring.observe.monitor import Monitor
 
 __version__: str = build_info()["version"]
 

@@ -30,8 +30,8 @@ from gradring.steps import Step
 
 if TYPE_CHECKING:
     from gradring.membership import Membership
-    from gradring.metrics import MetricsServer
-    from gradring.monitor import Monitor
+    from gradring.observe.metrics import MetricsServer
+    from gradring.observe.monitor import Monitor
 
 T = TypeVar("T")
 _log = logging.getLogger("gradring")
@@ -426,7 +426,7 @@ class Communicator:
             OSError: Rank 0 cannot write the file.
             GradringError: The group failed; see `gradring.errors`.
         """
-        from gradring.trace import records, timeline
+        from gradring.observe import records, timeline
 
         path, self._trace_path = self._trace_path, None
         part = self._native.take_trace()
@@ -440,7 +440,7 @@ class Communicator:
 
     def _serve_metrics(self, port: int, address: str | None = None) -> None:
         """Serves metrics at ``port`` plus the local rank until `close`, if that is free."""
-        from gradring import metrics  # most programs do not need a web server
+        from gradring.observe import metrics  # most programs do not need a web server
 
         if self._metrics is None:
             self._metrics = metrics.serve(self, port, address or self._metrics_address)

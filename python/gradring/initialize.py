@@ -185,7 +185,7 @@ def _observe(communicator: Communicator, settings: Settings) -> None:
     if settings.prometheus_port is not None:
         communicator._serve_metrics(settings.prometheus_port)
     if settings.trace is not None:
-        from gradring.trace.places import part_of
+        from gradring.observe.places import part_of
 
         communicator._trace_until_close(part_of(settings.trace, communicator.rank))
 

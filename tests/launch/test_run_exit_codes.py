@@ -8,7 +8,7 @@ from launching import gradring, script
 
 from gradring.launch.report import blamed_rank, first_cause
 from gradring.launch.tracing import merge
-from gradring.trace.places import part_of
+from gradring.observe.places import part_of
 
 SLEEP = "time.sleep(300)\n"
 

@@ -17,9 +17,9 @@ import pytest
 
 import gradring
 from gradring import cli
+from gradring.observe.explanation import explain
+from gradring.observe.records import Collective, Record, read
 from gradring.testing import run_ranks
-from gradring.trace.explanation import explain
-from gradring.trace.records import Collective, Record, read
 from waiting import meet, wait_until
 
 # What ranks on a busy machine need at most to find each other, once they have started.

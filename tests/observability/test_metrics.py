@@ -21,9 +21,9 @@ import pytest
 from prometheus_client import parser
 
 import gradring
-from gradring import metrics
 from gradring.launch.hosts import parse_hosts
 from gradring.launch.ports import free_ports
+from gradring.observe import metrics
 from gradring.testing import run_ranks
 from waiting import wait_until
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring import errors, monitor, step_report
-from gradring.step_report import Totals
+from gradring import errors
+from gradring.observe import monitor, step_report
+from gradring.observe.step_report import Totals
 from gradring.testing import run_ranks
 
 LINE = re.compile(

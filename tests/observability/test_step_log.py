@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import gradring
-from gradring import steplog
 from gradring.cli import main
-from gradring.steplog import StepLog
+from gradring.observe import step_log
+from gradring.observe.step_log import StepLog
 
 PROGRAM = """
 import io, os, sys, time, gradring, numpy as np
@@ -54,7 +54,7 @@ def test_a_log_begins_anew_when_it_is_full(tmp_path: Path) -> None:
         sizes = [file.stat().st_size for file in path.parent.iterdir()]
         assert sum(sizes) <= 2 * 100 + len('{"number": 49}\n')
     log.close()
-    lines = [*steplog.older(path).read_text().splitlines(), *path.read_text().splitlines()]
+    lines = [*step_log.older(path).read_text().splitlines(), *path.read_text().splitlines()]
     numbers = [json.loads(line)["number"] for line in lines]
     assert numbers == list(range(numbers[0], 50))
 

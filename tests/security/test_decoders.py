@@ -14,7 +14,7 @@ import pytest
 from gradring.clusters import detect, parse
 from gradring.clusters.slurm import expand_nodelist
 from gradring.errors import ConfigError
-from gradring.step_report import Totals
+from gradring.observe.step_report import Totals
 
 EXECUTIONS = 4000
 

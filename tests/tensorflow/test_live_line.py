@@ -14,7 +14,7 @@ from keras_models import BATCH, STEPS, compiled, dataset, needs_fit, strategy_of
 from tf_worker import join
 
 import gradring.errors
-import gradring.monitor
+import gradring.observe.monitor
 from gradring.testing import run_ranks
 
 EPOCHS = 4
@@ -45,7 +45,7 @@ def fit(slow: int, directory: str) -> Any:
             norms.append(sum((gradient**2).sum() for gradient in gradients) ** 0.5)
             losses.append(logs["loss"])
 
-    gradring.monitor.FAREWELL_S = FAREWELL_S
+    gradring.observe.monitor.FAREWELL_S = FAREWELL_S
     output = io.StringIO()
     with join() as comm:
         model = compiled(strategy_of(comm), "mlp", "SGD")

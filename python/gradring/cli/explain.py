@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation."""
-    from gradring.trace import explanation, places, records, timeline
+    from gradring.observe import explanation, places, records, timeline
 
     attempts = places.attempts(arguments.directory)
     for directory in attempts:

@@ -64,8 +64,8 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
     Raises:
         ConfigError: A package is missing.
     """
-    from gradring.trace import explanation, places
-    from gradring.trace.records import read
+    from gradring.observe import explanation, places
+    from gradring.observe.records import read
 
     require_packages()
     _say(

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from gradring import steplog
 from gradring.launch import tracing
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.hosts import THIS_HOST, Host, place_ranks
@@ -38,7 +37,7 @@ from gradring.launch.signals import signals_as_bytes
 from gradring.launch.ssh import Ssh
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
-from gradring.trace import places
+from gradring.observe import places, step_log
 
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
@@ -110,7 +109,7 @@ def launch(
         tracing.forget_parts(trace)
         environ = {**environ, "GRADRING_TRACE": str(trace.absolute())}
     if log_dir is not None:
-        steplog.forget(log_dir)
+        step_log.forget(log_dir)
         environ = {
             **environ,
             "GRADRING_LOG_DIR": str(log_dir.absolute()),

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from gradring.errors import ConfigError
-from gradring.trace.places import parts_of, written
+from gradring.observe.places import parts_of, written
 
 
 def forget_parts(trace: Path) -> None:
@@ -16,7 +16,7 @@ def forget_parts(trace: Path) -> None:
 
 def merge(trace: Path) -> str:
     """Writes the timeline of all ranks that left a part; returns a sentence that says so."""
-    from gradring.trace import records, timeline
+    from gradring.observe import records, timeline
 
     parts = parts_of(trace)
     try:

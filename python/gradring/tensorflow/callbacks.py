@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.monitor import Monitor
+from gradring.observe.monitor import Monitor
 from gradring.tensorflow import gradient_norm as norms
 from gradring.tensorflow import input_time
 

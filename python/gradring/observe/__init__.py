@@ -1,7 +1,11 @@
-"""What ranks recorded about their collectives, and what it means.
+"""What a rank shows of itself and its training, and what it records for later.
 
 ====================  ===================================================================
-``records``           the file that each rank writes
+``monitor``           where the time of steps goes, while they run
+``step_report``       what a monitor counts, and how it says so
+``step_log``          the same as a file of JSON lines
+``metrics``           counters for Prometheus
+``records``           the file that each rank writes about its last collectives
 ``places``            where it is
 ``timeline``          the records of all ranks as one timeline, in Chrome's trace format
 ``explanation``       the records of all ranks as sentences: who did not come, who waits for it

@@ -16,10 +16,11 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TextIO
 
-from gradring import step_report, steplog, steps
+from gradring import steps
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
-from gradring.step_report import Totals
+from gradring.observe import step_log, step_report
+from gradring.observe.step_report import Totals
 
 #: Between two notes to the other ranks; they are sent about once a second.
 NOTE_S = 1.0
@@ -106,11 +107,11 @@ class Monitor:
         self._every_s = every_s
         self._stream = stream or sys.stdout
         self._on_line = on_line
-        self._log: steplog.StepLog | None = None
+        self._log: step_log.StepLog | None = None
         if communicator.rank == 0 and log is not None:
-            self._log = steplog.StepLog(log)
+            self._log = step_log.StepLog(log)
         elif communicator.rank == 0 and communicator._log_dir is not None:
-            self._log = steplog.in_directory(communicator._log_dir)
+            self._log = step_log.in_directory(communicator._log_dir)
         watch = getattr(of, "_input_clock", None)
         self._input_clock: Callable[[], float] = watch() if watch is not None else lambda: 0.0
         self._input_s = 0.0

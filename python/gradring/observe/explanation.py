@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 
-from gradring.trace.records import Collective, Record
+from gradring.observe.records import Collective, Record
 
 
 def explain(records: Sequence[Record]) -> list[str]:

@@ -19,7 +19,7 @@ from gradring.clusters.parse import joined_address
 
 if TYPE_CHECKING:
     from gradring.communicator import Communicator
-    from gradring.step_report import Totals
+    from gradring.observe.step_report import Totals
 
 LOOPBACK = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

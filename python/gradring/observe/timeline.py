@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradring.trace.records import Collective, Record
+from gradring.observe.records import Collective, Record
 
 #: Shorter waits get no arrow: they are the time on the way.
 ARROW_NS = 50_000
