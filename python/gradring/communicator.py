@@ -29,7 +29,6 @@ from gradring.errors import AbortedError, ConfigError
 from gradring.steps import Step
 
 if TYPE_CHECKING:
-    from gradring.membership import Membership
     from gradring.observe.metrics import MetricsServer
     from gradring.observe.monitor import Monitor
 
@@ -187,8 +186,6 @@ class Communicator:
         self.local_size: int = self._native.local_size
         self.hosts: list[str] = self._native.hosts
         self.host: str = self.hosts[rank]
-        #: How `init` joined the group; None without it.
-        self._membership: Membership | None = None
         #: Those to whom `init` gave it, each of whom closes it.
         self._users = 1
         self._place = forks.Place(rendezvous, rank) if world_size > 1 else None

@@ -14,7 +14,7 @@ from gradring.clusters.cluster import ALONE_RENDEZVOUS
 from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
-from gradring.membership import Membership, existing
+from gradring.membership import Membership, existing, remember
 from gradring.settings import SETTINGS
 
 _PREFIX = "GRADRING_"
@@ -133,10 +133,10 @@ def init(
     membership = Membership(cluster, settings)
     present = existing(cluster)
     if present is not None:
-        assert present._membership is not None
-        present._membership.check(settings, given)
-        present._users += 1
-        return present
+        joined, communicator = present
+        joined.check(settings, given)
+        communicator._users += 1
+        return communicator
     _warn_without_token(cluster, settings)
     if cluster.advice is not None:
         warnings.warn(f"this process trains alone: {cluster.advice}", stacklevel=2)
@@ -166,7 +166,7 @@ def init(
         stall_warning=settings.stall_warning,
         require_auth=settings.require_auth,
     )
-    communicator._membership = membership
+    remember(communicator, membership)
     try:
         _observe(communicator, settings)
     except BaseException:  # Ctrl-C, too: nobody else can close it

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gradring.clusters import Cluster
-from gradring.communicator import open_communicators
+from gradring.communicator import Communicator, open_communicators
 from gradring.config import TLS_VARIABLES, Settings
 from gradring.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gradring.communicator import Communicator
 
 #: The settings that a group keeps until its end, and the variables that say them.
 _VARIABLES = {
@@ -86,13 +83,39 @@ class Membership:
                 )
 
 
-def existing(cluster: Cluster) -> Communicator | None:
+#: The groups that `init` has joined, and how.
+_joined: weakref.WeakKeyDictionary[Communicator, Membership] = weakref.WeakKeyDictionary()
+#: The groups of strategies and ops, as long as they are open.
+_kept: set[Communicator] = set()
+
+
+def remember(communicator: Communicator, membership: Membership) -> None:
+    """Notes how this process came into a group."""
+    _joined[communicator] = membership
+
+
+def existing(cluster: Cluster) -> tuple[Membership, Communicator] | None:
     """The open communicator of this place; one that has failed is closed and does not count."""
     for communicator in open_communicators():
-        membership = communicator._membership
+        membership = _joined.get(communicator)
         if membership is not None and membership.is_of(cluster):
             if not communicator._native.has_failed:
-                return communicator
+                return membership, communicator
             communicator._users = 1
             communicator.close()
     return None
+
+
+def keep(communicator: Communicator) -> None:
+    """Keeps a communicator until it is closed, though its strategy may be gone before.
+
+    Ranks collect garbage at different times. One that had lost the group, and makes another
+    strategy, would wait for ranks that still have it.
+    """
+    _kept.intersection_update(open_communicators())
+    _kept.add(communicator)
+
+
+def kept() -> list[Communicator]:
+    """The communicators that `keep` was told of and that are still open."""
+    return [communicator for communicator in open_communicators() if communicator in _kept]

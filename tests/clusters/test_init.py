@@ -1,7 +1,6 @@
 """What ``init()`` decides before it connects."""
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,11 +23,11 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments with which init() made its communicator."""
     arguments: dict[str, Any] = {}
 
-    def connect(**given: Any) -> SimpleNamespace:
-        arguments.update(given)
-        return SimpleNamespace()
+    class Connected:
+        def __init__(self, **given: Any) -> None:
+            arguments.update(given)
 
-    monkeypatch.setattr(initialize, "Communicator", connect)
+    monkeypatch.setattr(initialize, "Communicator", Connected)
     for name, text in OURS.items():
         monkeypatch.setenv(name, text)
     return arguments

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,23 +32,6 @@ def resolver_of(communicator: Communicator) -> Any:
         task_id=communicator.rank,
         rpc_layer="grpc",
     )
-
-
-#: Those that the program has made and still has.
-strategies: weakref.WeakSet[Any] = weakref.WeakSet()
-
-#: The groups of strategies, as long as they are open.
-_kept: set[Communicator] = set()
-
-
-def keep(communicator: Communicator) -> None:
-    """Keeps a communicator until it is closed, though its strategy may be gone before.
-
-    Ranks collect garbage at different times. One that had lost the group, and makes another
-    strategy, would wait for ranks that still have it.
-    """
-    _kept.intersection_update(open_communicators())
-    _kept.add(communicator)
 
 
 def communicator_of(resolver: Any) -> Communicator:

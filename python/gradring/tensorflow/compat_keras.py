@@ -18,9 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator, open_communicators
+from gradring import membership
+from gradring.communicator import Communicator
 from gradring.errors import ConfigError
-from gradring.tensorflow import cluster, compat, fit_agreement, gradient_norm
+from gradring.tensorflow import compat, fit_agreement, gradient_norm
 from gradring.tensorflow.adoption import adopt, scope_of, strategy_of
 from gradring.tensorflow.naming import current_variables, gradients_of
 
@@ -146,12 +147,7 @@ def _is_ours(model: Any) -> bool:
 def _is_nobodys(model: Any) -> bool:
     """Whether each rank trains this model for itself, though it has a group."""
     alone = model.distribute_strategy.num_replicas_in_sync == 1
-    return alone and any(_is_of_several(strategy) for strategy in cluster.strategies)
-
-
-def _is_of_several(strategy: Any) -> bool:
-    communicator: Communicator = strategy.communicator
-    return communicator.world_size > 1 and communicator in open_communicators()
+    return alone and any(group.world_size > 1 for group in membership.kept())
 
 
 def _trains_under_ours(callback: Any) -> bool:
@@ -375,7 +371,7 @@ def _warn_of_training_alone(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """The most likely mistake of a newcomer; but some models are meant for one rank."""
-    group = next(filter(_is_of_several, cluster.strategies)).communicator
+    group = next(group for group in membership.kept() if group.world_size > 1)
     _logger.warning(
         "rank %d of %d trains the model %r alone, because it was made outside of the strategy's "
         "scope; make it inside of `with strategy.scope():` to train it with all ranks",

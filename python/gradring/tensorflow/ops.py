@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring import membership
 from gradring.communicator import Communicator, check_root, open_communicators
 from gradring.errors import ConfigError
 from gradring.tensorflow import bucketing, cluster
@@ -186,5 +187,5 @@ def current_communicator() -> Communicator:
         )
     if not candidates:
         candidates = [cluster.communicator_of(None)]
-        cluster.keep(candidates[0])
+        membership.keep(candidates[0])
     return candidates[0]

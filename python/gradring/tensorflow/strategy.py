@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring import membership
 from gradring.communicator import Communicator
 from gradring.tensorflow import (
     bucketing,
@@ -94,8 +95,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             communicator = cluster.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:
             cluster.check(cluster_resolver, communicator)
-        cluster.keep(communicator)
-        cluster.strategies.add(self)
+        membership.keep(communicator)
         self.communicator = communicator
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
