@@ -390,10 +390,10 @@ class Communicator:
         return stats
 
     def _waits(self, which: int) -> dict[int, dict[int, float]]:
-        """Who waited for whom, by the last pulses: 0 for all of it, 1 for the recent part."""
+        """Who waited for whom, by the last gossip: 0 for all of it, 1 for the recent part."""
         return {
-            pulse["rank"]: {rank: times[which] for rank, times in pulse["lateness_s"].items()}
-            for pulse in self._native.pulses()
+            gossip["rank"]: {rank: times[which] for rank, times in gossip["lateness_s"].items()}
+            for gossip in self._native.gossip()
         }
 
     def trace_start(self, path: str | os.PathLike[str], *, limit: int = TRACE_LIMIT) -> None:

@@ -104,7 +104,7 @@ def own_address() -> str:
 
 
 def addresses_of(targets: list[tuple[str, int]], proxies: Proxies) -> list[Addresses]:
-    """Rank 0 meets the others at its own door; they come through its proxy."""
+    """Rank 0 meets the others at its own port; they come through its proxy."""
     own = [f"{host}:{port}" for host, port in targets]
     return [
         Addresses(proxies.addresses[0] if rank else own[0], own[rank], proxies.addresses[rank])

@@ -70,7 +70,7 @@ class Proxies:
     """The proxies of all ranks; a context manager that ends them."""
 
     def __init__(self, targets: list[tuple[str, int]]) -> None:
-        """Listens for everybody whose door is at ``targets``, by rank."""
+        """Listens for every rank that listens at ``targets``, by rank."""
         self._targets = targets
         self._trap: Trap | None = None
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class Proxies:
             connection.pump(flow, caller, callee, greeting)
 
     def _reach(self, rank: int) -> socket.socket | None:
-        """A connection to a rank's door, which may open a little later than its proxy's."""
+        """A connection to a rank, which may begin to listen a little later than its proxy."""
         deadline = time.monotonic() + GREETING_LIMIT_S
         while time.monotonic() < deadline and not self._ended.is_set():
             with contextlib.suppress(OSError):

@@ -85,7 +85,7 @@ def test_without_a_token_everybody_is_told() -> None:
 
 
 def frames(received: bytes) -> list[bytes]:
-    """The messages in what a door said, each behind its length."""
+    """The messages in what a listener said, each behind its length."""
     messages = []
     while received:
         (length,) = struct.unpack_from("<I", received)
@@ -94,7 +94,7 @@ def frames(received: bytes) -> list[bytes]:
     return messages
 
 
-def test_a_stranger_gets_no_facts_out_of_a_door() -> None:
+def test_a_stranger_gets_no_facts_out_of_a_listener() -> None:
     with job({}, {}) as address:
         host, port = address.split(":")
         answers = []

@@ -1,4 +1,4 @@
-"""Strangers at the doors of a job: it forms and runs as if they were not there."""
+"""Strangers at the listeners of a job: it forms and runs as if they were not there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gradring.testing import run_ranks
 from waiting import wait_until
 
 LOCAL = "127.0.0.1"
-CALLERS_MAX = 16  # INQUIRERS_MAX in rust/core/src/group/door.rs
+CALLERS_MAX = 16  # INQUIRERS_MAX in rust/core/src/forming/listener.rs
 TLS_GREETING = bytes.fromhex("1603010200010001fc0303")
 
 Stranger = Callable[[socket.socket], None]
@@ -142,7 +142,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def settled(cls) -> Usage:
-        """The same, once callers and doors have gone."""
+        """The same, once callers and listeners have gone."""
         readings: list[Usage] = []
         deadline = time.monotonic() + 20
         while len(readings) < 4 or len(set(readings[-4:])) > 1:
@@ -166,7 +166,7 @@ def within(used: Usage, bound: Usage) -> bool:
 
 
 def form_late(gate: Path, steps: int) -> float:
-    """Rank 0's door is open before the others come, once ``gate`` exists; then the job runs."""
+    """Rank 0 listens before the others come, once ``gate`` exists; then the job runs."""
     if os.environ["GRADRING_RANK"] != "0":
         wait_until(gate.exists, "the others may come")
     with gradring.init(timeout=60) as comm:

@@ -11,7 +11,7 @@ STANDS_STILL_S = 0.5
 
 
 def state(address: str | None = None) -> dict[str, Any]:
-    """Of the rank with this door; default: rank 0."""
+    """Of the rank that listens at this address; default: rank 0."""
     token = os.environ["GRADRING_TOKEN"].encode()
     return _native.inquire(address or os.environ["GRADRING_RENDEZVOUS"], token, None, ANSWER_S)
 

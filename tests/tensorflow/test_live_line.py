@@ -82,7 +82,7 @@ def test_fit_shows_lines_and_a_table(tmp_path: Path) -> None:
     for line, row in zip(lines, rows, strict=False):
         named = re.search(r"slowest: rank (\d)", line)
         assert (named and int(named[1])) == (row["slowest"] and row["slowest"]["rank"])
-    # The other rank's numbers come with its first pulse.
+    # The other rank's numbers come with its first gossip.
     assert "1" in rows[-1]["ranks"]
     scalars = {tag: dict(values) for tag, values in scalars_in(tmp_path).items()}
     expected = {"loss", "accuracy", "gradient_norm", "steps_per_s", "samples_per_s"}

@@ -152,26 +152,26 @@ def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -
     if not first["formed"]:
         return JobState(world_size, {}, {}, tuple(first["missing"]))
     states, silent = {first["rank"]: _state(first)}, {}
-    others = {r: door for r, (door, _) in enumerate(first["members"]) if r != first["rank"]}
+    others = {r: address for r, (address, _) in enumerate(first["members"]) if r != first["rank"]}
 
-    def ask(door: str) -> dict[str, Any] | GradringError:
+    def ask(address: str) -> dict[str, Any] | GradringError:
         try:
-            return _native.inquire(door, token or b"", files, LIMIT_S)
+            return _native.inquire(address, token or b"", files, LIMIT_S)
         except GradringError as error:
             return error
 
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
-        for (rank, door), answer in zip(
+        for (rank, address), answer in zip(
             others.items(), threads.map(ask, others.values()), strict=True
         ):
             if isinstance(answer, AuthenticationError):
                 raise answer
             if isinstance(answer, GradringError):
-                silent[rank] = f"{first['members'][rank][1]}, {door}: {answer}"
+                silent[rank] = f"{first['members'][rank][1]}, {address}: {answer}"
             elif answer["formed"] and (answer["group"], answer["rank"]) == (first["group"], rank):
                 states[rank] = _state(answer)
             else:
-                silent[rank] = f"a process of another group, or another rank, answers at {door}"
+                silent[rank] = f"a process of another group, or another rank, answers at {address}"
     return JobState(world_size, dict(sorted(states.items())), silent)
 
 

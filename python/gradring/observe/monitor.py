@@ -299,7 +299,7 @@ class Monitor:
             self._on_line(facts)
 
     def _all_totals(self) -> dict[int, Totals]:
-        notes = {pulse["rank"]: pulse["note"] for pulse in self._communicator._native.pulses()}
+        notes = {gossip["rank"]: gossip["note"] for gossip in self._communicator._native.gossip()}
         totals = {rank: Totals.from_note(note) for rank, note in notes.items()}
         totals[self._communicator.rank] = self._total
         return {rank: total for rank, total in sorted(totals.items()) if total is not None}

@@ -12,25 +12,25 @@ use crate::abort::AbortSwitch;
 use crate::calibration;
 use crate::collective::Request;
 use crate::dtype::DType;
-use crate::engine::{Engine, Parts, Patience, Supervisor as _};
+use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
 use crate::error::{Error, Result, shortened};
-use crate::group::door::Door;
-use crate::group::host_name;
-use crate::group::liveness::Liveness;
-use crate::group::rendezvous;
-use crate::group::roster::{Roster, this_member};
+use crate::failure::Monitor;
+use crate::forming::listener::Listener;
+use crate::forming::rendezvous;
+use crate::forming::roster::{Roster, this_member};
+use crate::host::host_name;
 use crate::link::checked::Checked;
 use crate::link::connection::GoOn;
 use crate::link::forks::PerProcess;
 use crate::link::links::Links;
 use crate::link::tls::TlsFiles;
 use crate::link::{STREAMS_MAX, Transport};
+use crate::observe::flight_recorder::{self, FlightRecorder};
+use crate::observe::journal::Journal;
+use crate::observe::stats::Stats;
+use crate::observe::{clock, record, signals};
 use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
-use crate::trace::flight_recorder::{self, FlightRecorder};
-use crate::trace::journal::Journal;
-use crate::trace::stats::Stats;
-use crate::trace::{clock, record, signals};
-use crate::wire::pulse::Pulse;
+use crate::wire::gossip::Gossip;
 use crate::work::{Interrupt, Work};
 
 /// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
@@ -115,9 +115,9 @@ pub struct Communicator {
     memory_not_shared: BTreeMap<usize, String>,
     tcp_congestion: BTreeMap<String, BTreeSet<String>>,
     engine: Engine,
-    liveness: Arc<Liveness>,
+    monitor: Arc<Monitor>,
     /// Open while this is, for those who ask how the rank is.
-    door: Mutex<Option<Door>>,
+    listener: Mutex<Option<Listener>>,
     journal: Arc<Journal>,
     abort: Arc<AbortSwitch>,
     /// When the trace under way began, if there is one.
@@ -144,15 +144,20 @@ impl Communicator {
                 .unwrap_or_else(|| Error::rendezvous(format!("a socket fails: {error}")))
                 .blaming(config.rank, host_name())
         };
-        let (roster, mut links, neighbours, door) = if config.world_size == 1 {
+        let (roster, mut links, neighbours, listener) = if config.world_size == 1 {
             let roster = Roster::new(vec![this_member(String::new(), config)]);
             let links = Links::new(1, BTreeMap::new());
             (roster, links.map_err(cannot)?, Vec::new(), None)
         } else {
             let formed = rendezvous::form(config, interrupt)?;
             let links = Links::new(config.world_size, formed.data);
-            let door = Some((formed.door, formed.watched));
-            (formed.roster, links.map_err(cannot)?, formed.control, door)
+            let listener = Some((formed.listener, formed.own_state));
+            (
+                formed.roster,
+                links.map_err(cannot)?,
+                formed.control,
+                listener,
+            )
         };
         let abort = Arc::new(AbortSwitch::default());
         let recorder = Arc::new(FlightRecorder::default());
@@ -160,14 +165,14 @@ impl Communicator {
             .map(|rank| roster.host(rank).to_owned())
             .collect();
         let journal = Arc::new(Journal::new(config.rank, hosts, Arc::clone(&recorder)));
-        let liveness = Liveness::start(
+        let monitor = Monitor::start(
             Arc::clone(&journal),
             neighbours,
             Arc::clone(&abort),
             config.on_warning,
         )
         .map_err(cannot)?;
-        let liveness = Arc::new(liveness);
+        let monitor = Arc::new(monitor);
         let deadline = (started + config.timeout).max(Instant::now() + config.conversation_limit());
         let mut interrupted = false;
         let mut go_on = || {
@@ -180,7 +185,7 @@ impl Communicator {
                 true => rendezvous::interrupted(config.rank),
                 false => error,
             };
-            liveness.first_cause(error).after(started.elapsed())
+            monitor.first_cause(error).after(started.elapsed())
         })?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let transport_name = links.name();
@@ -199,17 +204,19 @@ impl Communicator {
                 ..Policy::new(roster.topology())
             },
             transport,
-            supervisor: Arc::clone(&liveness) as _,
+            supervisor: Arc::clone(&monitor) as _,
             abort: Arc::clone(&abort),
             recorder: Arc::clone(&recorder),
             stall_timeout: config.stall_timeout,
             stall_warning: config.stall_warning,
-            patience: Patience::of(roster.local_size(config.rank) <= cores),
+            spin_policy: SpinPolicy::of(roster.local_size(config.rank) <= cores),
         })
-        .map_err(|error| liveness.first_cause(error))?;
-        let door = door.map(|(door, watched)| {
-            watched.has_formed(&roster, Arc::clone(&recorder), Arc::clone(&abort));
-            door
+        .map_err(|error| monitor.first_cause(error))?;
+        let listener = listener.map(|(listener, own_state)| {
+            let members = roster.members().iter();
+            let members = members.map(|member| (member.address.clone(), member.host.clone()));
+            own_state.has_formed(members.collect(), Arc::clone(&recorder), Arc::clone(&abort));
+            listener
         });
         if config.world_size > 1 && engine.policy().is_mesh() {
             calibration::measure(&engine, interrupt)?;
@@ -224,8 +231,8 @@ impl Communicator {
             memory_not_shared,
             tcp_congestion,
             engine,
-            liveness,
-            door: Mutex::new(door),
+            monitor,
+            listener: Mutex::new(listener),
             journal,
             abort,
             traced_since_ns: Mutex::default(),
@@ -327,7 +334,7 @@ impl Communicator {
     pub fn abort(&self, reason: &str) {
         let cause = Error::aborted(format!("aborted the communicator: {}", shortened(reason)));
         let host = self.roster.host(self.rank);
-        self.liveness.abort(cause.blaming(self.rank, host));
+        self.monitor.abort(cause.blaming(self.rank, host));
     }
 
     /// Fails every pending and later work of every rank, because this one has no memory for so
@@ -378,27 +385,27 @@ impl Communicator {
         self.engine.stats()
     }
 
-    /// How every rank is doing, by its last pulse, and how long ago that was heard.
+    /// How every rank is doing, by its last gossip, and how long ago that was heard.
     #[must_use]
-    pub fn pulses(&self) -> Vec<(Pulse, Duration)> {
-        let pulses = self.journal.board.pulses().into_iter();
-        pulses.map(|(pulse, at)| (pulse, at.elapsed())).collect()
+    pub fn gossip(&self) -> Vec<(Gossip, Duration)> {
+        let gossip = self.journal.board.gossip().into_iter();
+        gossip.map(|(gossip, at)| (gossip, at.elapsed())).collect()
     }
 
     /// Tells every rank what the program says about itself: at once with `now`, or else with the
-    /// next pulse, within about a second.
+    /// next gossip, within about a second.
     pub fn note(&self, note: Vec<u8>, now: bool) {
         self.journal.board.note(note);
         if now {
-            self.liveness.pulse();
+            self.monitor.gossip();
         }
     }
 
     /// Shows people a warning in the logs of this rank and of rank 0; never waits.
-    pub fn remark(&self, text: &str) {
+    pub fn log_line(&self, text: &str) {
         let host = self.roster.host(self.rank);
         let text = format!("rank {} on {host}: {text}", self.rank);
-        self.liveness.remark(shortened(&text));
+        self.monitor.log_line(shortened(&text));
     }
 
     /// Writes the flight record to `directory` when the group fails, and on SIGUSR2.
@@ -436,10 +443,10 @@ impl Communicator {
     /// Leaves the group in good order. A collective under way fails as aborted.
     pub fn close(&self) {
         OPEN.lock().remove(&self.id);
-        // What the watch has to tell goes first: the end of a link alone says less.
-        self.liveness.close();
+        // What the monitor has to tell goes first: the end of a link alone says less.
+        self.monitor.close();
         self.engine.close();
-        self.door
+        self.listener
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();

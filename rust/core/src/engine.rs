@@ -19,22 +19,22 @@ use crate::error::{Error, Result};
 use crate::executor::{Execution, Progress, Scratch};
 use crate::link::Transport;
 use crate::link::forks::{self, Process};
+use crate::observe::flight_recorder::{FlightRecorder, State};
+use crate::observe::stats::{Measured, Stats};
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
-use crate::trace::flight_recorder::{FlightRecorder, State};
-use crate::trace::stats::{Measured, Stats};
 use crate::wire::handshake::GENERATION;
 use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
 
-mod patience;
 mod queue;
-pub(crate) mod standstill;
+mod spin_policy;
+pub(crate) mod stall_detector;
 mod steps;
 mod suspicion;
 
-pub use patience::Patience;
 use queue::{Launched, Prepared, Queue};
-use standstill::{Limits, Standstill};
+pub use spin_policy::SpinPolicy;
+use stall_detector::{Limits, StallDetector};
 pub use suspicion::{Stall, Supervisor, Suspicion};
 
 /// How often a spinning caller looks at its links before it looks at the clock.
@@ -48,7 +48,7 @@ pub struct Parts {
     pub policy: Policy,
     /// The links.
     pub transport: Box<dyn Transport>,
-    /// Judge of suspicions.
+    /// Finds the causes behind suspicions.
     pub supervisor: Arc<dyn Supervisor>,
     /// The group's abort switch on this rank.
     pub abort: Arc<AbortSwitch>,
@@ -56,10 +56,10 @@ pub struct Parts {
     pub recorder: Arc<FlightRecorder>,
     /// How long a collective may stand still.
     pub stall_timeout: Duration,
-    /// After how long a standstill is worth a first warning.
+    /// After how long a stall is worth a first warning.
     pub stall_warning: Duration,
     /// How a blocked caller waits.
-    pub patience: Patience,
+    pub spin_policy: SpinPolicy,
 }
 
 /// What it takes to drive a collective: whoever does has it for that time.
@@ -80,7 +80,7 @@ struct Shared {
     rank: usize,
     topology: Arc<Topology>,
     limits: Limits,
-    patience: Patience,
+    spin_policy: SpinPolicy,
     supervisor: Arc<dyn Supervisor>,
     abort: Arc<AbortSwitch>,
     recorder: Arc<FlightRecorder>,
@@ -109,7 +109,7 @@ impl Engine {
                 timeout: parts.stall_timeout,
                 stall_warning: parts.stall_warning,
             },
-            patience: parts.patience,
+            spin_policy: parts.spin_policy,
             supervisor: parts.supervisor,
             abort: parts.abort,
             recorder: parts.recorder,
@@ -161,9 +161,15 @@ impl Engine {
         };
         queue.driving = true;
         drop(queue);
-        let patience = Some(shared.patience);
-        let result =
-            shared.drive_guarded(&mut driver, launched, buffer, started, patience, interrupt);
+        let spin_policy = Some(shared.spin_policy);
+        let result = shared.drive_guarded(
+            &mut driver,
+            launched,
+            buffer,
+            started,
+            spin_policy,
+            interrupt,
+        );
         shared.stop_driving(driver);
         result
     }
@@ -447,7 +453,7 @@ impl Shared {
 
     /// Drives a collective; a panic fails the group's works, never the process.
     ///
-    /// `patience` is for a caller who blocks; the progress thread has none and sleeps, because
+    /// `spin_policy` is for a caller who blocks; the progress thread has none and sleeps, because
     /// the caller's computation wants the core.
     fn drive_guarded(
         &self,
@@ -455,13 +461,13 @@ impl Shared {
         launched: Launched,
         buffer: Buffer,
         started: Instant,
-        patience: Option<Patience>,
+        spin_policy: Option<SpinPolicy>,
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
         let (call, sequence) = (Arc::clone(&launched.prepared.call), launched.sequence);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let patience = patience.unwrap_or_default();
-            self.drive(driver, &launched, buffer, started, patience, interrupt)
+            let spin_policy = spin_policy.unwrap_or_default();
+            self.drive(driver, &launched, buffer, started, spin_policy, interrupt)
         }))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
@@ -471,7 +477,7 @@ impl Shared {
         match result {
             Ok(Some(measured)) => {
                 self.recorder
-                    .ended(sequence, &call, &measured, patience.is_some());
+                    .ended(sequence, &call, &measured, spin_policy.is_some());
                 Ok(())
             }
             Ok(None) => {
@@ -493,7 +499,7 @@ impl Shared {
         launched: &Launched,
         mut buffer: Buffer,
         started: Instant,
-        patience: Patience,
+        spin_policy: SpinPolicy,
         interrupt: Interrupt<'_>,
     ) -> Result<Option<Measured>> {
         let world_size = self.topology.world_size();
@@ -526,7 +532,7 @@ impl Shared {
         )
         .map_err(|error| self.fail(error))?;
         let sequence = launched.sequence;
-        let mut standstill = Standstill::new(call, sequence, self.limits, &self.recorder, started);
+        let mut stall = StallDetector::new(call, sequence, self.limits, &self.recorder, started);
         // None if everything came at once.
         let mut entered_at = None;
         let mut asked_at = started;
@@ -550,7 +556,7 @@ impl Shared {
                 }
                 Ok(Progress::Blocked) => {
                     looks += 1;
-                    if !patience.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                    if !spin_policy.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
                         std::hint::spin_loop();
                         continue;
                     }
@@ -558,23 +564,23 @@ impl Shared {
                 Err(fault) => {
                     return Err(self
                         .supervisor
-                        .investigate(standstill.suspicion(fault, &execution)));
+                        .investigate(stall.suspicion(fault, &execution)));
                 }
             }
             let now = Instant::now();
             if std::mem::take(&mut moved) {
-                standstill.moved(now);
+                stall.moved(now);
             }
-            let idle = standstill.idle(now);
-            if idle < patience.yielding {
-                if idle < patience.spinning {
+            let idle = stall.idle(now);
+            if idle < spin_policy.yielding {
+                if idle < spin_policy.spinning {
                     std::hint::spin_loop();
                 } else {
                     thread::yield_now();
                 }
                 continue;
             }
-            let limit = standstill
+            let limit = stall
                 .look(&execution, now, |stall| self.supervisor.warn(stall))
                 .map_err(|suspicion| self.supervisor.investigate(suspicion))?;
             transport.wait(execution.interests(), limit);
@@ -589,7 +595,7 @@ impl Shared {
                 }
             }
         }
-        standstill.end();
+        stall.end();
         let (bytes_sent, last_to_enter) = (execution.bytes_sent, execution.last_to_enter);
         let ended = Instant::now();
         if let Some(narrow) = narrow {
@@ -618,7 +624,7 @@ impl Shared {
     }
 
     fn blame_self(&self, error: Error) -> Error {
-        error.blaming(self.rank, crate::group::host_name())
+        error.blaming(self.rank, crate::host::host_name())
     }
 }
 

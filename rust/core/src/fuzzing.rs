@@ -10,14 +10,14 @@ use serde::de::DeserializeOwned;
 use crate::collective::{Call, Collective};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
-use crate::group::meeting::{Answer, Report};
+use crate::forming::meeting::{Answer, Status};
 use crate::schedule::Algorithm;
 use crate::wire::contract::{self, Contract, HEADER_BYTES, Header};
-use crate::wire::control::{self, Entered, Testimony, Waits};
+use crate::wire::control::{self, Entered, Report, Waits};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
+use crate::wire::gossip::{ClockOffset, Gossip, Late, Tick};
 use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose};
 use crate::wire::pairing as wire_pairing;
-use crate::wire::pulse::{ClockOffset, Late, Pulse, Tick};
 use crate::wire::segment::{SEGMENT_BYTES_MAX, Segment};
 use crate::wire::state::{self, Phase, State};
 
@@ -141,8 +141,8 @@ pub fn handshake_caller(bytes: &[u8]) {
 
 /// Nobody who does not know the token gets through as a caller.
 pub fn handshake_callee(bytes: &[u8]) {
-    let judge = |_: &Hello| panic!("a stranger was let in");
-    let answered = handshake::answer(&mut Script::new(bytes), 0, TOKEN, judge);
+    let check = |_: &Hello| panic!("a stranger was let in");
+    let answered = handshake::answer(&mut Script::new(bytes), 0, TOKEN, check);
     assert!(answered.is_err());
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
 }
@@ -150,7 +150,7 @@ pub fn handshake_callee(bytes: &[u8]) {
 /// A roster that can be read can be sent on; so can what those who get it report.
 pub fn roster(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| {
-        handshake::read_message::<Report>(&mut bytes)
+        handshake::read_message::<Status>(&mut bytes)
     });
     decode_alone(bytes, |mut bytes| {
         handshake::read_message::<Answer>(&mut bytes)
@@ -257,9 +257,9 @@ fn segment_samples() -> Vec<Vec<u8>> {
 }
 
 fn control_samples() -> Vec<Vec<u8>> {
-    use control::Message::{Abort, Goodbye, Heartbeat, Inquest, Pulse as Beat, Testimony as Said};
-    let testimony = |entered| {
-        Said(Testimony {
+    use control::Message::{Abort, Goodbye, Gossip as Beat, Heartbeat, Query, Report as Said};
+    let report = |entered| {
+        Said(Report {
             rank: 3,
             sequence: 7,
             entered,
@@ -288,7 +288,7 @@ fn control_samples() -> Vec<Vec<u8>> {
         total_ns: 7,
         recent_ns: 7,
     };
-    let pulse = Pulse {
+    let gossip = Gossip {
         rank: 3,
         number: 7,
         collectives: 7,
@@ -298,11 +298,11 @@ fn control_samples() -> Vec<Vec<u8>> {
     let messages = [
         vec![
             Heartbeat(tick),
-            Beat(pulse),
-            Inquest { sequence: 7 },
-            testimony(None),
+            Beat(gossip),
+            Query { sequence: 7 },
+            report(None),
         ],
-        vec![testimony(Some(entered)), Goodbye],
+        vec![report(Some(entered)), Goodbye],
         errors().into_iter().map(Abort).collect(),
     ];
     let stream = |messages: &Vec<_>| messages.iter().flat_map(control::encode).collect();
@@ -336,12 +336,12 @@ fn roster_samples() -> Vec<Vec<u8>> {
     };
     let answers = [formed, Answer::Complete];
     let failures = errors().into_iter().map(Answer::Failed);
-    let reports = errors().into_iter().map(Report::Failed);
-    let reports = reports.chain([Report::Ready]);
+    let said = errors().into_iter().map(Status::Failed);
+    let said = said.chain([Status::Ready]);
     let answers = answers.into_iter().chain(failures);
     answers
         .map(|answer| script(&[answer]))
-        .chain(reports.map(|report| script(&[report])))
+        .chain(said.map(|status| script(&[status])))
         .collect()
 }
 

@@ -3,8 +3,9 @@
 //!
 //! From the top down: a [`communicator::Communicator`] is a connected group; its
 //! [`engine::Engine`] runs collectives in launch order; the executor performs one `schedule` (a
-//! collective as data) over [`link`]s, reducing with the [`kernel`]s. `group` forms the group and
-//! watches over it; `wire` says what travels.
+//! collective as data) over [`link`]s, reducing with the [`kernel`]s. `forming` forms the group,
+//! `failure` notices failures and finds their causes, [`observe`] keeps what happened; `wire` says
+//! what travels.
 
 pub mod abort;
 pub mod buffer;
@@ -15,17 +16,19 @@ pub mod dtype;
 pub mod engine;
 pub mod error;
 mod executor;
+mod failure;
+mod forming;
 #[doc(hidden)]
 pub mod fuzzing;
-mod group;
+mod host;
 pub mod kernel;
 pub mod link;
+pub mod observe;
 pub mod schedule;
 #[cfg(test)]
 mod simulation;
-pub mod trace;
 pub mod wire;
 pub mod work;
 
-pub use group::inquiry::inquire;
-pub use group::roster::Roster;
+pub use forming::inquiry::inquire;
+pub use forming::roster::Roster;

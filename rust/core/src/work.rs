@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, shortened};
 use crate::link::forks::{self, Process};
-use crate::trace::flight_recorder::FlightRecorder;
+use crate::observe::flight_recorder::FlightRecorder;
 
 /// The program behind a call that waits. A closure is one whose place is not known.
 pub trait Caller {

@@ -10,7 +10,7 @@ use gradring_core::abort::AbortSwitch;
 use gradring_core::buffer::{Buffer, Slice};
 use gradring_core::collective::{Collective, Request};
 use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::engine::{Engine, Parts, Patience, Stall, Supervisor, Suspicion};
+use gradring_core::engine::{Engine, Parts, SpinPolicy, Stall, Supervisor, Suspicion};
 use gradring_core::error::{Error, ErrorKind};
 use gradring_core::link::checked::Checked;
 use gradring_core::link::memory::MemoryTransport;
@@ -21,7 +21,7 @@ use gradring_core::schedule::{self, Algorithm};
 use gradring_core::work::WaitOutcome;
 
 /// Turns every suspicion into an error and ends all ranks of one test with it.
-struct Judge {
+struct Recording {
     switches: Vec<Arc<AbortSwitch>>,
     /// What ends the group, whatever else is suspected later.
     first: OnceLock<Error>,
@@ -29,7 +29,7 @@ struct Judge {
     warnings: Mutex<Vec<(Vec<usize>, bool, u64)>>,
 }
 
-impl Supervisor for Judge {
+impl Supervisor for Recording {
     fn investigate(&self, suspicion: Suspicion) -> Error {
         let error = match suspicion {
             Suspicion::LinkBroken { peer, reason } => Error::peer_lost(reason).blaming(peer, "h"),
@@ -101,7 +101,7 @@ fn group_over<T: Send + 'static>(
     body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let switches: Vec<Arc<AbortSwitch>> = links.iter().map(|_| Arc::default()).collect();
-    let judge = Arc::new(Judge {
+    let supervisor = Arc::new(Recording {
         switches: switches.clone(),
         first: OnceLock::new(),
         warnings: Mutex::default(),
@@ -118,12 +118,12 @@ fn group_over<T: Send + 'static>(
                     ..Policy::new(topology.clone())
                 },
                 transport,
-                supervisor: Arc::clone(&judge) as _,
+                supervisor: Arc::clone(&supervisor) as _,
                 abort: Arc::clone(&switches[rank]),
                 recorder: Arc::default(),
                 stall_timeout: timeout,
                 stall_warning: timeout,
-                patience: Patience::default(),
+                spin_policy: SpinPolicy::default(),
             });
             let engine = engine.unwrap();
             let body = Arc::clone(&body);
@@ -561,14 +561,14 @@ impl Transport for Defective {
     }
 }
 
-/// Rank 0 of two, with its judge.
+/// Rank 0 of two, with its supervisor.
 fn alone(
     transport: impl Transport + 'static,
     stall_timeout: Duration,
     stall_warning: Duration,
-) -> (Engine, Arc<Judge>) {
+) -> (Engine, Arc<Recording>) {
     let switch: Arc<AbortSwitch> = Arc::default();
-    let judge = Arc::new(Judge {
+    let supervisor = Arc::new(Recording {
         switches: vec![Arc::clone(&switch)],
         first: OnceLock::new(),
         warnings: Mutex::default(),
@@ -577,14 +577,14 @@ fn alone(
         rank: 0,
         policy: Policy::new(Topology::one_host(2)),
         transport: Box::new(transport),
-        supervisor: Arc::clone(&judge) as _,
+        supervisor: Arc::clone(&supervisor) as _,
         abort: switch,
         recorder: Arc::default(),
         stall_timeout,
         stall_warning,
-        patience: Patience::default(),
+        spin_policy: SpinPolicy::default(),
     });
-    (engine.unwrap(), judge)
+    (engine.unwrap(), supervisor)
 }
 
 #[test]
@@ -615,7 +615,7 @@ fn a_standstill_is_warned_of_at_doubled_intervals_before_it_fails() {
     let mut mesh = memory::mesh(2, 1000).into_iter();
     let (transport, _absent) = (mesh.next().unwrap(), mesh.next());
     let warning_after = Duration::from_millis(40);
-    let (engine, judge) = alone(transport, Duration::from_secs(2), warning_after);
+    let (engine, supervisor) = alone(transport, Duration::from_secs(2), warning_after);
     let mut values = vec![1.0; 6];
     let result = engine.run(request(&mut values, SUM), &mut || false);
     assert!(matches!(
@@ -623,7 +623,7 @@ fn a_standstill_is_warned_of_at_doubled_intervals_before_it_fails() {
         ErrorKind::CollectiveTimeout { .. }
     ));
     // After 40, 80, ... 1280 ms; whoever looks late warns once for all that is due.
-    let warnings = judge.warnings.lock().unwrap();
+    let warnings = supervisor.warnings.lock().unwrap();
     assert!((2..=6).contains(&warnings.len()), "{warnings:?}");
     assert!(
         warnings
@@ -770,7 +770,7 @@ fn turned(
         }
     });
     let topology = Topology::one_host(world_size);
-    // Nobody leaves while others still need its links: this judge has no patience with that.
+    // Nobody leaves while others still need its links: this supervisor grants no grace.
     let ended = Barrier::new(world_size);
     let body = move |rank, engine: &Engine| {
         let mut values = contribution(rank, 5);

@@ -243,12 +243,12 @@ fn an_abort_reaches_all_ranks_with_its_reason() {
 /// Ranks of which `one` and `other` are reached at each other's address.
 fn swapped(world_size: usize, one: usize, other: usize) -> Vec<Config> {
     let rendezvous = free_address();
-    let doors: Vec<_> = (0..world_size).map(|_| free_address()).collect();
+    let listeners: Vec<_> = (0..world_size).map(|_| free_address()).collect();
     let config = |rank: usize| Config {
-        listen: (rank > 0).then(|| doors[rank].clone()),
+        listen: (rank > 0).then(|| listeners[rank].clone()),
         announce: match rank {
-            _ if rank == one => Some(doors[other].clone()),
-            _ if rank == other => Some(doors[one].clone()),
+            _ if rank == one => Some(listeners[other].clone()),
+            _ if rank == other => Some(listeners[one].clone()),
             _ => None,
         },
         ..config(rank, world_size, &rendezvous)
@@ -683,7 +683,7 @@ fn a_second_group_forms_at_the_address_of_the_first_while_that_works_on() {
 }
 
 #[test]
-fn a_remark_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
+fn a_line_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
     static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let address = free_address();
     let configs = (0..4).map(|rank| Config {
@@ -693,8 +693,8 @@ fn a_remark_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
     members(configs.collect(), |rank, communicator| {
         let communicator = communicator.expect("the group forms");
         if rank == 2 {
-            communicator.remark("first");
-            communicator.remark("second");
+            communicator.log_line("first");
+            communicator.log_line("second");
         }
         // Twice here and twice on rank 0, whichever way round the ring was faster.
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -718,7 +718,7 @@ fn groups_follow_each_other_at_one_address() {
         let first = first.unwrap();
         all_reduce(&first, &mut [1.0; 4]).unwrap();
         if rank == 0 {
-            // The other one is at the door again before this rank has closed it.
+            // The other one calls again before this rank has closed it.
             thread::sleep(Duration::from_millis(300));
         }
         first.close();

@@ -10,9 +10,9 @@ use gradring_core::communicator::{self, Config, TransportChoice};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::Error;
 use gradring_core::link::tls::TlsFiles;
+use gradring_core::observe::board::NOTE_BYTES_MAX;
 use gradring_core::schedule::choice::Rules;
-use gradring_core::trace::board::NOTE_BYTES_MAX;
-use gradring_core::wire::pulse::Pulse;
+use gradring_core::wire::gossip::Gossip;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -227,24 +227,24 @@ impl Communicator {
         enter(py, || stats::to_python(py, &self.inner))
     }
 
-    fn pulses<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let to_python = |(pulse, age): (Pulse, Duration)| {
+    fn gossip<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let to_python = |(gossip, age): (Gossip, Duration)| {
             let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
-            let late: BTreeMap<usize, (f64, f64)> = pulse
+            let late: BTreeMap<usize, (f64, f64)> = gossip
                 .late
                 .iter()
                 .map(|late| (late.rank, (seconds(late.total_ns), seconds(late.recent_ns))))
                 .collect();
             let dict = PyDict::new(py);
-            dict.set_item("rank", pulse.rank)?;
+            dict.set_item("rank", gossip.rank)?;
             dict.set_item("age_s", age.as_secs_f64())?;
-            dict.set_item("collectives", pulse.collectives)?;
+            dict.set_item("collectives", gossip.collectives)?;
             dict.set_item("lateness_s", late)?;
-            dict.set_item("note", PyBytes::new(py, &pulse.note))?;
+            dict.set_item("note", PyBytes::new(py, &gossip.note))?;
             Ok(dict)
         };
         enter(py, || {
-            self.inner.pulses().into_iter().map(to_python).collect()
+            self.inner.gossip().into_iter().map(to_python).collect()
         })
     }
 

@@ -14,7 +14,7 @@ use crate::communicator::LONGEST_S;
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
-/// Asks the rank whose door is at `host:port`; `timeout` in seconds.
+/// Asks the rank that listens at `host:port`; `timeout` in seconds.
 #[pyfunction]
 #[pyo3(name = "inquire")]
 pub(crate) fn ask<'py>(

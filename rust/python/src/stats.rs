@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use gradring_core::communicator::Communicator;
+use gradring_core::observe::stats::{Lateness, Stats, Totals};
 use gradring_core::schedule::Algorithm;
-use gradring_core::trace::stats::{Lateness, Stats, Totals};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -91,7 +91,7 @@ impl Check {
                 let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
                 let said = said.entry(communicator.id()).or_default();
                 if let Some(more) = said.now(Instant::now()) {
-                    communicator.remark(&format!("{text}{more}"));
+                    communicator.log_line(&format!("{text}{more}"));
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use gradring_core::trace::exposure::Exposure;
+use gradring_core::observe::exposure::Exposure;
 
 /// Sums since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,11 +1,11 @@
-//! What an engine notices, and who judges it.
+//! What an engine notices, and who finds the cause.
 
 use std::time::Duration;
 
 use crate::collective::Call;
 use crate::error::Error;
 
-/// Something an engine noticed and cannot judge alone.
+/// Something an engine noticed and cannot explain alone.
 #[derive(Debug)]
 pub enum Suspicion {
     /// The pipe to or from a peer broke.
@@ -51,7 +51,7 @@ pub enum Suspicion {
     },
 }
 
-/// Judges suspicions for the whole group, and spreads aborts.
+/// Investigates suspicions for the whole group, and spreads aborts.
 pub trait Supervisor: Send + Sync {
     /// Finds the cause and raises the abort switch with it, on all ranks, in bounded time.
     fn investigate(&self, suspicion: Suspicion) -> Error;

@@ -7,9 +7,9 @@ use super::faults::Fault;
 use super::process::Outcome;
 use super::time::{Moment, NEVER, SECOND, nanoseconds};
 use crate::error::Error;
-use crate::group::liveness::judge::{INQUEST_LIMIT, PEER_TIMEOUT};
+use crate::failure::detector::{DIAGNOSIS_LIMIT, PEER_TIMEOUT};
 
-/// Longest that news, a turn of the watch and a wake-up take together, with room to spare.
+/// Longest that news, a turn of the monitor and a wake-up take together, with room to spare.
 const SLACK: Moment = 2 * SECOND;
 
 impl Run {
@@ -17,7 +17,7 @@ impl Run {
     ///
     /// # Errors
     /// What should never have happened.
-    pub(super) fn judge(&self) -> Result<String, String> {
+    pub(super) fn verify(&self) -> Result<String, String> {
         if let Some(moment) = self.unfinished {
             return Err(format!("nobody ended it in {} s", moment / SECOND));
         }
@@ -74,7 +74,7 @@ impl Run {
                 "rank {rank} got an error that nothing explains: {error}"
             ));
         }
-        let noticed = nanoseconds(limits.timeout.max(PEER_TIMEOUT) + INQUEST_LIMIT);
+        let noticed = nanoseconds(limits.timeout.max(PEER_TIMEOUT) + DIAGNOSIS_LIMIT);
         let latest = self.faults().map(|(fault, struck)| {
             let lasts = Some(fault.lasts()).filter(|&lasts| lasts < NEVER);
             struck + lasts.unwrap_or(0)

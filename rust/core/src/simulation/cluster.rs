@@ -16,8 +16,8 @@ use super::random::Random;
 use super::scenario::Scenario;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use super::trace::Trace;
-use crate::group::liveness::judge::PEER_TIMEOUT;
-use crate::group::liveness::watch::Watch;
+use crate::failure::detector::PEER_TIMEOUT;
+use crate::failure::thread::MonitorThread;
 use crate::link::{Direction, Interest};
 
 /// Bound on the events of a run.
@@ -55,7 +55,7 @@ struct Rank {
     /// `None` once the program has ended.
     engine: Option<Pin<Box<dyn Future<Output = ()>>>>,
     /// `None` once it has left.
-    watch: Option<Watch<ControlEnd>>,
+    monitor: Option<MonitorThread<ControlEnd>>,
     /// Since when it only sends its last messages.
     leaving: Option<Moment>,
     /// Numbers the alarms of both threads, so that old ones are known.
@@ -69,7 +69,7 @@ struct Rank {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Thread {
     Engine,
-    Watch,
+    Monitor,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl World {
                     ControlEnd::new(network.clone(), predecessor, true),
                 ),
             ];
-            let (journal, desk) = (Arc::clone(&process.journal), Arc::clone(&process.desk));
+            let (journal, requests) = (Arc::clone(&process.journal), Arc::clone(&process.requests));
             let program = Rc::clone(&process);
             Rank {
                 engine: Some(Box::pin(program.run(
@@ -141,9 +141,9 @@ impl World {
                     links,
                     random.fork(),
                 ))),
-                watch: Some(Watch::new(
+                monitor: Some(MonitorThread::new(
                     journal,
-                    desk,
+                    requests,
                     neighbours,
                     clock.instant(),
                     |_| (),
@@ -186,7 +186,7 @@ impl World {
     fn run(mut self) -> Run {
         for rank in 0..self.ranks.len() {
             self.wake(rank, Thread::Engine);
-            self.wake(rank, Thread::Watch);
+            self.wake(rank, Thread::Monitor);
         }
         let limit = self.limit();
         let mut unfinished = None;
@@ -256,7 +256,7 @@ impl World {
                 self.ranks[rank].process.say(|| "is resumed".into());
                 self.ranks[rank].stopped = false;
                 self.wake(rank, Thread::Engine);
-                self.wake(rank, Thread::Watch);
+                self.wake(rank, Thread::Monitor);
             }
         }
     }
@@ -267,7 +267,7 @@ impl World {
         }
         match thread {
             Thread::Engine => self.go_on_with_engine(rank),
-            Thread::Watch => self.go_on_with_watch(rank),
+            Thread::Monitor => self.go_on_with_monitor(rank),
         }
     }
 
@@ -285,24 +285,24 @@ impl World {
         self.set_alarm(index, Thread::Engine, alarm);
     }
 
-    fn go_on_with_watch(&mut self, index: usize) {
+    fn go_on_with_monitor(&mut self, index: usize) {
         let (now, clock) = (self.clock.now(), self.clock.clone());
         let rank = &mut self.ranks[index];
-        let Some(watch) = &mut rank.watch else {
+        let Some(monitor) = &mut rank.monitor else {
             return;
         };
-        let alarm = if rank.leaving.is_none() && watch.turn(|| clock.instant()) {
-            clock.moment(watch.next_turn(clock.instant()))
+        let alarm = if rank.leaving.is_none() && monitor.turn(|| clock.instant()) {
+            clock.moment(monitor.next_turn(clock.instant()))
         } else {
             let since = *rank.leaving.get_or_insert(now);
-            if !watch.flush() || now >= since + FLUSH_LIMIT {
-                rank.watch = None;
+            if !monitor.flush() || now >= since + FLUSH_LIMIT {
+                rank.monitor = None;
                 rank.left = Some(now);
                 return;
             }
             now + MILLISECOND
         };
-        self.set_alarm(index, Thread::Watch, alarm);
+        self.set_alarm(index, Thread::Monitor, alarm);
     }
 
     fn set_alarm(&mut self, rank: usize, thread: Thread, moment: Moment) {
@@ -321,7 +321,7 @@ impl World {
             Event::Room(_) => (from, to, Direction::Send),
         };
         match id {
-            PipeId::Control { .. } => self.wake(rank, Thread::Watch),
+            PipeId::Control { .. } => self.wake(rank, Thread::Monitor),
             PipeId::Data { .. } => {
                 let interest = Interest { peer, direction };
                 let process = &self.ranks[rank].process;
@@ -341,17 +341,17 @@ impl World {
         for index in 0..self.ranks.len() {
             let process = &self.ranks[index].process;
             let called = |flag: &AtomicBool| flag.swap(false, Ordering::Relaxed);
-            let (engine, watch) = (
+            let (engine, monitor) = (
                 called(&process.engine_called),
-                called(&process.watch_called),
+                called(&process.monitor_called),
             );
             if engine {
                 process.say(|| format!("is told: {:?}", process.aborted()));
                 self.ranks[index].aborted = Some(self.clock.now());
                 self.wake(index, Thread::Engine);
             }
-            if watch {
-                self.wake(index, Thread::Watch);
+            if monitor {
+                self.wake(index, Thread::Monitor);
             }
         }
         let (scenario, ranks) = (&self.scenario, &self.ranks);
@@ -389,7 +389,7 @@ impl World {
                 drop(network);
                 rank.killed = true;
                 rank.engine = None;
-                rank.watch = None;
+                rank.monitor = None;
             }
             Fault::Stopped { lasts, .. } => {
                 drop(network);
@@ -412,6 +412,6 @@ impl World {
 impl Rank {
     /// Whether nothing will happen here any more.
     fn is_over(&self) -> bool {
-        self.killed || (self.engine.is_none() && self.watch.is_none())
+        self.killed || (self.engine.is_none() && self.monitor.is_none())
     }
 }

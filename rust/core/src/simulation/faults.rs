@@ -7,7 +7,7 @@ use super::network::{End, Network, PipeId};
 use super::random::Random;
 use super::scenario::Difference;
 use super::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
-use crate::group::liveness::judge::{LINK_GRACE, PEER_TIMEOUT};
+use crate::failure::detector::{LINK_GRACE, PEER_TIMEOUT};
 use crate::wire::contract::HEADER_BYTES;
 
 /// When a fault strikes: some time after a rank has begun to compute for a collective.

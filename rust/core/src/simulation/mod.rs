@@ -1,4 +1,4 @@
-//! Whole groups on a virtual clock: the executor, the standstill and the watch of every rank, over
+//! Whole groups on a virtual clock: the executor, the stall and the monitor of every rank, over
 //! links that chance and faults are hard on.
 //!
 //! One seed is one run: a group, its collectives, and what goes wrong (`scenario.rs`, `faults.rs`).
@@ -41,7 +41,7 @@ fn outcome(seed: u64) -> Result<(&'static str, String), String> {
         (Some(name), None) => name,
         (Some(_), Some(_)) => "two of these",
     };
-    Ok((name, run.judge()?))
+    Ok((name, run.verify()?))
 }
 
 fn number(variable: &str) -> Option<u64> {
@@ -57,7 +57,7 @@ fn replay(seed: u64) {
     for line in &run.trace {
         println!("{line}");
     }
-    match run.judge() {
+    match run.verify() {
         Ok(outcome) => println!("seed {seed}: {outcome}, {} events", run.events),
         Err(problem) => panic!("seed {seed}: {problem}"),
     }

@@ -1,4 +1,4 @@
-//! One rank: its program and its engine as one thread, its watch as another.
+//! One rank: its program and its engine as one thread, its monitor as another.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -16,15 +16,15 @@ use super::values::Values;
 use crate::abort::AbortSwitch;
 use crate::collective::Call;
 use crate::engine::Suspicion;
-use crate::engine::standstill::Standstill;
+use crate::engine::stall_detector::StallDetector;
 use crate::error::Error;
 use crate::executor::{Execution, Progress, Scratch};
-use crate::group::liveness::JUDGEMENT_LIMIT;
-use crate::group::liveness::desk::{Desk, Requested};
+use crate::failure::INVESTIGATION_LIMIT;
+use crate::failure::requests::{Request, Requests};
 use crate::link::Interest;
+use crate::observe::flight_recorder::{FlightRecorder, State};
+use crate::observe::journal::Journal;
 use crate::schedule::Algorithm;
-use crate::trace::flight_recorder::{FlightRecorder, State};
-use crate::trace::journal::Journal;
 use crate::wire::contract::Contract;
 use crate::wire::handshake::GENERATION;
 
@@ -55,11 +55,11 @@ struct Program {
 pub(super) struct Process {
     pub(super) rank: usize,
     pub(super) clock: Clock,
-    pub(super) desk: Arc<Desk>,
+    pub(super) requests: Arc<Requests>,
     pub(super) journal: Arc<Journal>,
     pub(super) trace: Rc<Trace>,
-    /// Set when the watch has something to do.
-    pub(super) watch_called: Arc<AtomicBool>,
+    /// Set when the monitor has something to do.
+    pub(super) monitor_called: Arc<AtomicBool>,
     /// Set when the group's switch has been raised on this rank.
     pub(super) engine_called: Arc<AtomicBool>,
     /// When the engine's thread sleeps no longer, whatever happens.
@@ -77,17 +77,17 @@ pub(super) struct Process {
 
 impl Process {
     pub(super) fn new(rank: usize, hosts: Vec<String>, clock: Clock, trace: Rc<Trace>) -> Self {
-        let (watch_called, engine_called) = (Arc::<AtomicBool>::default(), Arc::default());
+        let (monitor_called, engine_called) = (Arc::<AtomicBool>::default(), Arc::default());
         let abort = Arc::new(AbortSwitch::default());
         abort.wake_with(call(&engine_called));
         let recorder = Arc::new(FlightRecorder::default());
         Self {
             rank,
             clock,
-            desk: Arc::new(Desk::new(abort, call(&watch_called))),
+            requests: Arc::new(Requests::new(abort, call(&monitor_called))),
             journal: Arc::new(Journal::new(rank, hosts, recorder)),
             trace,
-            watch_called,
+            monitor_called,
             engine_called,
             alarm: Cell::new(0),
             interests: RefCell::default(),
@@ -99,14 +99,14 @@ impl Process {
     }
 
     pub(super) fn aborted(&self) -> Option<Error> {
-        self.desk.abort.cause()
+        self.requests.abort.cause()
     }
 
     /// This rank's program calls `abort`.
     pub(super) fn abort(&self) {
         let cause = Error::aborted("aborted the communicator: it wants to");
         let host = self.journal.hosts[self.rank].clone();
-        self.desk.abort(cause.blaming(self.rank, host));
+        self.requests.abort(cause.blaming(self.rank, host));
     }
 
     pub(super) fn say(&self, what: impl FnOnce() -> String) {
@@ -131,12 +131,12 @@ impl Process {
         }
     }
 
-    /// What `Liveness::investigate` does, in virtual time.
+    /// What `Monitor::investigate` does, in virtual time.
     async fn investigate(&self, suspicion: Suspicion) -> Error {
         self.say(|| format!("suspects {suspicion:?}"));
-        let until = self.clock.now() + nanoseconds(JUDGEMENT_LIMIT);
+        let until = self.clock.now() + nanoseconds(INVESTIGATION_LIMIT);
         self.suspects.set(true);
-        self.desk.request(Requested::Investigate(suspicion));
+        self.requests.request(Request::Investigate(suspicion));
         while self.clock.now() < until {
             if let Some(cause) = self.aborted() {
                 return cause;
@@ -144,7 +144,7 @@ impl Process {
             self.doze(until).await;
         }
         let cause = Error::protocol("the group could not find the cause");
-        self.desk.abort(cause.clone());
+        self.requests.abort(cause.clone());
         cause
     }
 
@@ -175,7 +175,7 @@ impl Process {
             .await;
         self.say(|| "closes".into());
         drop(links);
-        self.desk.request(Requested::Close);
+        self.requests.request(Request::Close);
     }
 
     async fn collectives(&self, program: &mut Program) -> Outcome {
@@ -266,8 +266,8 @@ impl Process {
             scratch,
         )
         .expect("a simulation has memory");
-        let standstill = Standstill::new(call, sequence, scenario.limits, recorder, started);
-        let driven = self.drive(execution, standstill, links).await;
+        let stall = StallDetector::new(call, sequence, scenario.limits, recorder, started);
+        let driven = self.drive(execution, stall, links).await;
         let state = if driven.is_ok() {
             State::Done
         } else {
@@ -288,7 +288,7 @@ impl Process {
     async fn drive(
         &self,
         mut execution: Execution<'_>,
-        mut standstill: Standstill<'_>,
+        mut stall: StallDetector<'_>,
         links: &mut SimulatedLinks,
     ) -> Result<(), Outcome> {
         let (mut moved, mut in_vain) = (false, false);
@@ -318,20 +318,20 @@ impl Process {
                 }
                 Ok(Progress::Blocked) => {}
                 Err(fault) => {
-                    let suspicion = standstill.suspicion(fault, &execution);
+                    let suspicion = stall.suspicion(fault, &execution);
                     return Err(Outcome::Failed(self.investigate(suspicion).await));
                 }
             }
             let now = self.clock.instant();
             if std::mem::take(&mut moved) {
-                standstill.moved(now);
+                stall.moved(now);
             }
-            let looked = standstill.look(&execution, now, |stall| {
+            let looked = stall.look(&execution, now, |stall| {
                 let interests = execution.interests();
                 self.say(|| format!("warns that it waits for {:?}: {interests:?}", stall.awaited));
             });
-            let patience = match looked {
-                Ok(patience) => patience,
+            let limit = match looked {
+                Ok(limit) => limit,
                 Err(suspicion) => return Err(Outcome::Failed(self.investigate(suspicion).await)),
             };
             let interests = execution.interests();
@@ -344,11 +344,11 @@ impl Process {
             }
             rounds = 0;
             self.interests.borrow_mut().extend_from_slice(interests);
-            self.doze(self.clock.now() + nanoseconds(patience)).await;
+            self.doze(self.clock.now() + nanoseconds(limit)).await;
             let mut interests = execution.interests().iter();
             in_vain = !interests.any(|&interest| links.is_ready(interest));
         }
-        standstill.end();
+        stall.end();
         Ok(())
     }
 }

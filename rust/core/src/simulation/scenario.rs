@@ -9,7 +9,7 @@ use super::time::{MICROSECOND, MILLISECOND, Moment, SECOND};
 use super::values;
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
-use crate::engine::standstill::Limits;
+use crate::engine::stall_detector::Limits;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::{Policy, Rules};
 use crate::schedule::topology::Topology;

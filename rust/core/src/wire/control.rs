@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::wire::pulse::{Pulse, Tick};
+use crate::wire::gossip::{Gossip, Tick};
 
 /// Bound on one message. The longest holds the description of a bucket.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -19,31 +19,31 @@ pub(crate) enum Message {
     /// The sender is alive.
     Heartbeat(Tick),
     /// Flooded: how a rank is doing.
-    Pulse(Pulse),
+    Gossip(Gossip),
     /// Flooded: a line for the log of rank 0.
-    Remark(Remark),
+    LogLine(LogLine),
     /// The sender leaves in good order.
     Goodbye,
     /// Flooded: what is everybody doing at this position?
-    Inquest { sequence: u64 },
-    /// Flooded: a rank's answer to an inquest.
-    Testimony(Testimony),
+    Query { sequence: u64 },
+    /// Flooded: a rank's answer to a query.
+    Report(Report),
     /// Flooded: the group has failed, and why.
     Abort(Error),
 }
 
 /// What a rank has to say to people who read the log of rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Remark {
+pub(crate) struct LogLine {
     pub rank: usize,
-    /// Grows with every remark of the rank.
+    /// Grows with every line of the rank.
     pub number: u64,
     pub text: String,
 }
 
-/// What one rank says it did at the position of an inquest.
+/// What one rank says it did at the position of a query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Testimony {
+pub(crate) struct Report {
     pub rank: usize,
     pub sequence: u64,
     /// The collective it entered there; `None` if it has not entered it.
@@ -122,7 +122,7 @@ mod tests {
                 lag_ns: Some(-3),
                 to_first: None,
             }),
-            Message::Inquest { sequence: 7 },
+            Message::Query { sequence: 7 },
             Message::Abort(Error::aborted("why").blaming(3, "h")),
         ];
         let stream: Vec<u8> = messages.iter().flat_map(encode).collect();

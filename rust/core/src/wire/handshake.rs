@@ -201,12 +201,12 @@ pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8])
     }
 }
 
-/// The side of the callee, which is `rank`; `judge` looks at an authenticated `Hello`.
+/// The side of the callee, which is `rank`; `check` looks at an authenticated `Hello`.
 pub(crate) fn answer(
     stream: &mut (impl Read + Write),
     rank: usize,
     token: &[u8],
-    judge: impl FnOnce(&Hello) -> Result<()>,
+    check: impl FnOnce(&Hello) -> Result<()>,
 ) -> Result<Hello> {
     let Message::Hello(hello) = hear(stream)? else {
         return Err(unexpected("a greeting"));
@@ -220,13 +220,13 @@ pub(crate) fn answer(
     let transcript = continued(&encode(&hello)?, rank, &nonce);
     let proof = prove(token, b"callee", &transcript);
     write_message(stream, &Message::Welcome { rank, nonce, proof })?;
-    let verdict = match hear(stream)? {
-        Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => judge(&hello),
+    let checked = match hear(stream)? {
+        Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => check(&hello),
         // What a stranger gives as the reason is not worth repeating.
         Message::Refused(_) => return Err(not_believed()),
         _ => Err(wrong_token()),
     };
-    match verdict {
+    match checked {
         Ok(()) => {
             write_message(stream, &Message::Accepted)?;
             Ok(hello)

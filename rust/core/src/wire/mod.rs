@@ -3,8 +3,8 @@
 pub mod contract;
 pub(crate) mod control;
 pub(crate) mod frame;
+pub mod gossip;
 pub(crate) mod handshake;
 pub(crate) mod pairing;
-pub mod pulse;
 pub(crate) mod segment;
 pub mod state;

@@ -35,7 +35,7 @@ pub enum Phase {
     Formed {
         /// What tells the group from others.
         group: GroupId,
-        /// Door and host of each rank.
+        /// Listener's address and host of each rank.
         members: Vec<(String, String)>,
         /// The collective this rank is in.
         entered: Option<Collective>,

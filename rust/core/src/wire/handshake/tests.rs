@@ -182,8 +182,8 @@ fn a_reflected_proof_is_refused_on_both_sides() {
         hear(&mut stream).unwrap()
     });
     let mut stream = listener.accept().unwrap().0;
-    let judge = |_: &Hello| panic!("a mirror was let in");
-    let error = answer(&mut stream, 0, b"secret", judge).unwrap_err();
+    let check = |_: &Hello| panic!("a mirror was let in");
+    let error = answer(&mut stream, 0, b"secret", check).unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
     assert!(matches!(mirror.join().unwrap(), Message::Refused(_)));

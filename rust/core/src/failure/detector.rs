@@ -1,0 +1,447 @@
+//! What the monitor decides: a function of messages, suspicions and time, with no socket, thread or
+//! clock in sight, so that it can be simulated.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::abort::AbortSwitch;
+use crate::engine::Suspicion;
+use crate::error::{Error, shortened};
+use crate::failure::diagnosis::Diagnosis;
+use crate::observe::clock;
+use crate::observe::journal::Journal;
+use crate::observe::neighbour_clock::NeighbourClock;
+use crate::wire::control::{Entered, LogLine, Message, Report, Waits};
+use crate::wire::gossip::Tick;
+
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// The first heartbeats follow each other faster, so that clocks can be compared soon.
+const FIRST_HEARTBEATS: u32 = 8;
+const FIRST_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
+/// Messages about how ranks are doing that a rank passes on or sends in a second, at most: in larger
+/// groups they are rarer.
+const GOSSIP_PER_SECOND: u32 = 64;
+/// A neighbour that is silent for so long is lost.
+pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A broken data connection alone blames its peer only after this time: if the peer itself left
+/// because of another rank, its abort arrives first.
+pub(crate) const LINK_GRACE: Duration = Duration::from_millis(500);
+/// A rank that has not entered the collective in question waits so long before it says so.
+const REPORT_GRACE: Duration = Duration::from_millis(500);
+/// A diagnosis ends after this time, whether or not all ranks have reported.
+pub(crate) const DIAGNOSIS_LIMIT: Duration = Duration::from_secs(2);
+/// How often the monitor looks whether a collective in question has been entered.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Finds out what goes wrong in the group, on behalf of one rank.
+///
+/// Raises the rank's abort switch. What neighbours are to be told is left in a queue.
+pub(crate) struct Detector {
+    journal: Arc<Journal>,
+    abort: Arc<AbortSwitch>,
+    neighbours: Vec<Neighbour>,
+    to_tell: Vec<(Audience, Message)>,
+    diagnosis: Option<Diagnosis>,
+    /// Whether this rank is to name the cause, because its engine waits for it.
+    own_diagnosis: bool,
+    diagnosis_until: Instant,
+    /// Until when to wait for this rank's own engine to enter the collective in question.
+    report_due: Option<Instant>,
+    /// Peers whose data connection broke, the reason, and from when on they count as lost.
+    broken: Vec<(usize, String, Instant)>,
+    /// Neighbours that said goodbye.
+    left: BTreeSet<usize>,
+    beat_at: Instant,
+    beats: u32,
+    gossip_at: Instant,
+    /// Shows people the lines for the log; on rank 0.
+    on_log_line: fn(String),
+    /// By rank, the number of its last line for the log.
+    log_lines: BTreeMap<usize, u64>,
+}
+
+/// Who is told something. Neighbours are numbered in the order in which the detector got them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Audience {
+    Neighbour(usize),
+    AllBut(Option<usize>),
+}
+
+struct Neighbour {
+    rank: usize,
+    /// Whether its connection has ended.
+    ended: bool,
+    heard_at: Instant,
+    clock: NeighbourClock,
+}
+
+impl Detector {
+    /// Over a rank whose neighbours on the ring are of these ranks.
+    pub(crate) fn new(
+        journal: Arc<Journal>,
+        abort: Arc<AbortSwitch>,
+        neighbours: &[usize],
+        now: Instant,
+        on_log_line: fn(String),
+    ) -> Self {
+        let neighbour = |&rank| Neighbour {
+            rank,
+            ended: false,
+            heard_at: now,
+            clock: NeighbourClock::default(),
+        };
+        Self {
+            journal,
+            abort,
+            neighbours: neighbours.iter().map(neighbour).collect(),
+            to_tell: Vec::new(),
+            diagnosis: None,
+            own_diagnosis: false,
+            diagnosis_until: now,
+            report_due: None,
+            broken: Vec::new(),
+            left: BTreeSet::new(),
+            beat_at: now,
+            beats: 0,
+            gossip_at: now,
+            on_log_line,
+            log_lines: BTreeMap::new(),
+        }
+    }
+
+    /// What neighbours are to be told, in order.
+    pub(crate) fn take_messages(&mut self) -> impl Iterator<Item = (Audience, Message)> {
+        self.to_tell.drain(..)
+    }
+
+    /// When to call `keep_time` again, at the latest.
+    pub(crate) fn next_look(&self, now: Instant) -> Instant {
+        let urgent =
+            self.diagnosis.is_some() || !self.broken.is_empty() || self.report_due.is_some();
+        if urgent && self.abort.cause().is_none() {
+            now + LOOK_INTERVAL
+        } else {
+            self.next_beat()
+        }
+    }
+
+    /// Everybody is to know that the group has failed.
+    pub(crate) fn spread(&mut self, cause: Error) {
+        self.flood(Message::abort(cause), None);
+    }
+
+    /// Everybody is to know how this rank is doing.
+    pub(crate) fn gossip(&mut self, now: Instant) {
+        self.gossip_at = now;
+        let stats = self.journal.recorder.stats();
+        let board = &self.journal.board;
+        let gossip = board.next_gossip(self.journal.rank, &stats, now);
+        self.flood(Message::Gossip(gossip), None);
+    }
+
+    /// People are to read something, at rank 0.
+    pub(crate) fn log_line(&mut self, text: String) {
+        let rank = self.journal.rank;
+        let number = self.log_lines.entry(rank).or_default();
+        *number += 1;
+        let log_line = LogLine {
+            rank,
+            number: *number,
+            text,
+        };
+        self.flood(Message::LogLine(log_line), None);
+    }
+
+    /// This rank leaves in good order.
+    pub(crate) fn leave(&mut self) {
+        self.flood(Message::Goodbye, None);
+    }
+
+    /// This rank's engine has noticed something.
+    pub(crate) fn investigate(&mut self, suspicion: Suspicion, now: Instant) {
+        match suspicion {
+            Suspicion::LinkBroken { peer, reason } => {
+                // Of two ranks that lose each other, one speaks first, and the other hears it.
+                let grace = if self.journal.rank < peer {
+                    LINK_GRACE
+                } else {
+                    LINK_GRACE + LINK_GRACE / 2
+                };
+                self.broken.push((peer, reason, now + grace));
+            }
+            Suspicion::Garbled { peer, problem } => {
+                self.fail(Error::protocol(problem).blaming(peer, self.host(peer)));
+            }
+            Suspicion::Corrupted {
+                peer,
+                reason,
+                call,
+                sequence,
+            } => {
+                let (theirs, rank) = (self.host(peer), self.journal.rank);
+                let problem = format!(
+                    "the connection from rank {peer} on {theirs} to rank {rank} on {} {reason}",
+                    self.host(rank)
+                );
+                let cause = Error::corrupted(problem).blaming(peer, theirs);
+                self.fail(cause.during(shortened(&call), sequence));
+            }
+            Suspicion::HeadersDiffer { peer, sequence } => {
+                if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
+                    diagnosis.about_header(peer);
+                }
+            }
+            Suspicion::Stalled {
+                awaited,
+                sequence,
+                idle,
+            } => {
+                if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
+                    diagnosis.about_stall(awaited, idle);
+                }
+            }
+        }
+    }
+
+    /// Something has come from a neighbour, so it lives.
+    pub(crate) fn sign_of_life(&mut self, from: usize, now: Instant) {
+        self.neighbours[from].heard_at = now;
+    }
+
+    /// A neighbour has told something.
+    pub(crate) fn hear(&mut self, message: Message, from: usize, now: Instant) {
+        match message {
+            Message::Heartbeat(tick) => self.compare_clocks(tick, from),
+            Message::Gossip(gossip) => {
+                let Journal { rank, hosts, .. } = &*self.journal;
+                if gossip.rank < hosts.len()
+                    && gossip.rank != *rank
+                    && self.journal.board.hear(gossip.clone(), now)
+                {
+                    self.flood(Message::Gossip(gossip), Some(from));
+                }
+            }
+            Message::LogLine(log_line) => {
+                if self.is_news(&log_line) {
+                    if self.journal.rank == 0 {
+                        (self.on_log_line)(shortened(&log_line.text));
+                    }
+                    self.flood(Message::LogLine(log_line), Some(from));
+                }
+            }
+            Message::Goodbye => {
+                self.left.insert(self.neighbours[from].rank);
+            }
+            Message::Query { sequence } => self.open_diagnosis(sequence, Some(from), now),
+            Message::Report(report) => {
+                self.open_diagnosis(report.sequence, Some(from), now);
+                let diagnosis = self.diagnosis.as_mut();
+                if diagnosis.is_some_and(|diagnosis| diagnosis.hear(report.clone())) {
+                    self.flood(Message::Report(report), Some(from));
+                }
+            }
+            Message::Abort(cause) => {
+                if self.abort.raise(cause.clone()) {
+                    self.flood(Message::Abort(cause), Some(from));
+                }
+            }
+        }
+    }
+
+    /// A neighbour has sent what cannot be understood.
+    pub(crate) fn garbled(&mut self, from: usize, error: Error) {
+        let rank = self.neighbours[from].rank;
+        self.fail(error.blaming(rank, self.host(rank)));
+    }
+
+    /// The connection to a neighbour has ended; `reason` follows "its control connection".
+    pub(crate) fn ended(&mut self, neighbour: usize, reason: &str) {
+        let Neighbour { rank, ended, .. } = &mut self.neighbours[neighbour];
+        *ended = true;
+        let rank = *rank;
+        if !self.left.contains(&rank) {
+            self.fail(self.lost(rank, &format!("its control connection {reason}")));
+        }
+    }
+
+    /// Whatever is due because time has passed.
+    pub(crate) fn keep_time(&mut self, now: Instant) {
+        if now >= self.next_beat() {
+            self.beat_at = now;
+            self.beats = self.beats.saturating_add(1);
+            self.beat(now);
+        }
+        let world_size = self.journal.hosts.len();
+        let crowd = u32::try_from(world_size).unwrap_or(u32::MAX) / GOSSIP_PER_SECOND;
+        if now >= self.gossip_at + HEARTBEAT_INTERVAL * crowd.max(1) {
+            self.gossip(now);
+        }
+        if self.abort.cause().is_none()
+            && let Some(cause) = self.lost_by(now).or_else(|| self.diagnosed(now))
+        {
+            self.fail(cause);
+        }
+    }
+
+    fn next_beat(&self) -> Instant {
+        let first = self.beats < FIRST_HEARTBEATS;
+        self.beat_at
+            + if first {
+                FIRST_HEARTBEAT_INTERVAL
+            } else {
+                HEARTBEAT_INTERVAL
+            }
+    }
+
+    /// Tells each neighbour that this rank is alive, and what its clock says.
+    fn beat(&mut self, now: Instant) {
+        let to_first = self.journal.clock();
+        for (index, neighbour) in self.neighbours.iter().enumerate() {
+            let tick = Tick {
+                sent_ns: clock::unix_ns(now),
+                lag_ns: neighbour.clock.lag_ns(),
+                to_first,
+            };
+            let heartbeat = Message::Heartbeat(tick);
+            self.to_tell.push((Audience::Neighbour(index), heartbeat));
+        }
+    }
+
+    fn compare_clocks(&mut self, tick: Tick, from: usize) {
+        let neighbour = &mut self.neighbours[from];
+        let heard_ns = clock::unix_ns(neighbour.heard_at);
+        neighbour.clock.hear(tick, heard_ns);
+        let Journal { rank, hosts, .. } = &*self.journal;
+        // Clocks are compared along the ring, so a rank asks its predecessor.
+        let predecessor = (rank + hosts.len() - 1) % hosts.len();
+        if *rank != 0
+            && neighbour.rank == predecessor
+            && let Some(offset) = neighbour.clock.to_first()
+        {
+            self.journal.set_clock(offset);
+        }
+    }
+
+    /// Whether a line for the log is a new one of another rank.
+    fn is_news(&mut self, log_line: &LogLine) -> bool {
+        if log_line.rank == self.journal.rank || log_line.rank >= self.journal.hosts.len() {
+            return false;
+        }
+        let known = self.log_lines.entry(log_line.rank).or_default();
+        let news = log_line.number > *known;
+        *known = log_line.number.max(*known);
+        news
+    }
+
+    /// Raises the switch here and tells everybody.
+    fn fail(&mut self, cause: Error) {
+        if self.abort.raise(cause.clone()) {
+            self.spread(cause);
+        }
+    }
+
+    /// Tells all neighbours but the one it came from.
+    fn flood(&mut self, message: Message, except: Option<usize>) {
+        self.to_tell.push((Audience::AllBut(except), message));
+    }
+
+    /// Asks on behalf of this rank's engine; nothing if an earlier position is in question.
+    fn open_own_diagnosis(&mut self, sequence: u64, now: Instant) -> Option<&mut Diagnosis> {
+        self.open_diagnosis(sequence, None, now);
+        self.own_diagnosis = true;
+        let diagnosis = self.diagnosis.as_mut();
+        diagnosis.filter(|diagnosis| diagnosis.sequence == sequence)
+    }
+
+    /// One diagnosis is enough for a group. If ranks that stand at different positions ask at the
+    /// same time, the question about the earliest is the one that everybody answers.
+    fn open_diagnosis(&mut self, sequence: u64, from: Option<usize>, now: Instant) {
+        let open = self.diagnosis.as_ref();
+        if open.is_some_and(|diagnosis| diagnosis.sequence <= sequence) {
+            return;
+        }
+        self.diagnosis = Some(Diagnosis::new(sequence, self.journal.hosts.len()));
+        self.diagnosis_until = now + DIAGNOSIS_LIMIT;
+        self.report_due = Some(now + REPORT_GRACE);
+        self.flood(Message::Query { sequence }, from);
+    }
+
+    fn host(&self, rank: usize) -> &str {
+        &self.journal.hosts[rank]
+    }
+
+    fn lost(&self, rank: usize, problem: &str) -> Error {
+        Error::peer_lost(problem).blaming(rank, self.host(rank))
+    }
+
+    /// The loss of a peer that is certain by now.
+    fn lost_by(&self, now: Instant) -> Option<Error> {
+        let silent = self.neighbours.iter().find(|neighbour| {
+            !neighbour.ended
+                && !self.left.contains(&neighbour.rank)
+                && now >= neighbour.heard_at + PEER_TIMEOUT
+        });
+        if let Some(neighbour) = silent {
+            let seconds = PEER_TIMEOUT.as_secs();
+            let problem = format!(
+                "no sign of life for {seconds} s; it is stopped, or the network to it is cut"
+            );
+            return Some(self.lost(neighbour.rank, &problem));
+        }
+        let mut broken = self.broken.iter();
+        let (peer, reason, _) =
+            broken.find(|(peer, _, due)| now >= *due || self.left.contains(peer))?;
+        let problem = if self.left.contains(peer) {
+            "has closed its communicator while others still use it".into()
+        } else {
+            format!("the connection to it {reason}")
+        };
+        Some(self.lost(*peer, &problem))
+    }
+
+    /// What the diagnosis has found, if it is over and this rank is to say so.
+    fn diagnosed(&mut self, now: Instant) -> Option<Error> {
+        self.report(now);
+        let diagnosis = self.diagnosis.as_ref().filter(|_| self.own_diagnosis)?;
+        (diagnosis.complete() || now >= self.diagnosis_until)
+            .then(|| diagnosis.cause(&self.journal.hosts))
+    }
+
+    /// Says what this rank did at the position in question, as soon as there is something to say.
+    fn report(&mut self, now: Instant) {
+        let (Some(diagnosis), Some(due)) = (&mut self.diagnosis, self.report_due) else {
+            return;
+        };
+        let recorder = &self.journal.recorder;
+        let entry = recorder.find(diagnosis.sequence);
+        if entry.is_none() && now < due {
+            return;
+        }
+        // Who is past this position waits for those who are not.
+        let (running, _) = recorder.now();
+        let in_time = running.is_some_and(|running| running.sequence <= diagnosis.sequence);
+        let report = Report {
+            rank: self.journal.rank,
+            sequence: diagnosis.sequence,
+            entered: entry.map(|entry| Entered {
+                header: entry.header().to_vec(),
+                call: shortened(&entry.call.to_string()),
+                step: entry.step,
+                left: recorder
+                    .last_left_step()
+                    .map(|(step, by)| (step, shortened(&by))),
+            }),
+            waits: recorder.waiting().filter(|_| in_time).map(|waiting| Waits {
+                awaited: waiting.awaited,
+                idle: now.saturating_duration_since(waiting.since),
+            }),
+        };
+        diagnosis.hear(report.clone());
+        self.report_due = None;
+        self.flood(Message::Report(report), None);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+use super::*;
+use crate::observe::flight_recorder::FlightRecorder;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The detector of one of four ranks.
+fn detector(rank: usize, now: Instant) -> Detector {
+    let hosts = vec![String::from("h"); 4];
+    let journal = Journal::new(rank, hosts, Arc::<FlightRecorder>::default());
+    let neighbours = [(rank + 1) % 4, (rank + 3) % 4];
+    Detector::new(Arc::new(journal), Arc::default(), &neighbours, now, |_| ())
+}
+
+fn blamed(detector: &Detector) -> Option<usize> {
+    detector.abort.cause()?.blamed.map(|blamed| blamed.rank)
+}
+
+fn questions(detector: &mut Detector) -> Vec<u64> {
+    let told = detector.take_messages();
+    told.filter_map(|(_, message)| match message {
+        Message::Query { sequence } => Some(sequence),
+        _ => None,
+    })
+    .collect()
+}
+
+#[test]
+fn a_neighbour_is_lost_when_it_was_silent_for_too_long_and_not_before() {
+    let start = Instant::now();
+    let mut detector = detector(1, start);
+    detector.sign_of_life(0, start + SECOND);
+    detector.keep_time(start + PEER_TIMEOUT - SECOND);
+    assert_eq!(blamed(&detector), None);
+    detector.keep_time(start + PEER_TIMEOUT);
+    assert_eq!(
+        blamed(&detector),
+        Some(0),
+        "the predecessor has said nothing"
+    );
+}
+
+#[test]
+fn of_several_questions_the_one_about_the_earliest_position_is_answered() {
+    let now = Instant::now();
+    let mut detector = detector(0, now);
+    for sequence in [5, 4, 7] {
+        detector.hear(Message::Query { sequence }, 0, now);
+    }
+    assert_eq!(questions(&mut detector), [5, 4]);
+    detector.keep_time(now + SECOND);
+    let told: Vec<_> = detector
+        .take_messages()
+        .map(|(_, message)| message)
+        .collect();
+    assert!(
+        told.iter()
+            .any(|message| matches!(message, Message::Report(Report { sequence: 4, .. })))
+    );
+}
+
+#[test]
+fn what_was_suspected_elsewhere_does_not_mix_with_an_earlier_question() {
+    let now = Instant::now();
+    let mut detector = detector(0, now);
+    detector.hear(Message::Query { sequence: 3 }, 0, now);
+    let suspicion = Suspicion::HeadersDiffer {
+        peer: 2,
+        sequence: 4,
+    };
+    detector.investigate(suspicion, now);
+    for rank in 1..4 {
+        let report = Report {
+            rank,
+            sequence: 3,
+            entered: None,
+            waits: None,
+        };
+        detector.hear(Message::Report(report), 0, now);
+    }
+    detector.keep_time(now + SECOND);
+    let cause = detector.abort.cause().expect("all have spoken");
+    assert_eq!(cause.kind.exception(), "CollectiveTimeoutError");
+}
+
+#[test]
+fn of_two_ranks_that_lose_each_other_one_speaks_first() {
+    let now = Instant::now();
+    let (mut first, mut second) = (detector(1, now), detector(2, now));
+    for (detector, peer) in [(&mut first, 2), (&mut second, 1)] {
+        let reason = "was reset".into();
+        detector.investigate(Suspicion::LinkBroken { peer, reason }, now);
+        detector.keep_time(now + LINK_GRACE);
+    }
+    assert_eq!((blamed(&first), blamed(&second)), (Some(2), None));
+    second.keep_time(now + SECOND);
+    assert_eq!(blamed(&second), Some(1));
+}

@@ -1,0 +1,189 @@
+//! The failure monitor: one sleeping thread per communicator that notices what goes wrong in the group.
+//!
+//! It owns a control connection to each neighbour on the ring. Over these go a heartbeat per
+//! second, questions and reports (see `diagnosis`), and aborts, which every rank passes on, so
+//! they reach all ranks around either side of a lost one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::abort::AbortSwitch;
+use crate::engine::{Stall, Supervisor, Suspicion, message_of};
+use crate::error::{Error, shortened};
+use crate::link::connection::Connection;
+use crate::link::forks;
+use crate::link::poll::WakeUp;
+use crate::observe::journal::Journal;
+
+pub(crate) mod detector;
+pub(crate) mod diagnosis;
+mod neighbour;
+pub(crate) mod requests;
+pub(crate) mod thread;
+
+use detector::LINK_GRACE;
+use requests::{Request, Requests};
+use thread::MonitorThread;
+
+/// Bound on `investigate`.
+pub(crate) const INVESTIGATION_LIMIT: Duration = Duration::from_secs(5);
+
+/// The failure monitor of one communicator.
+pub(crate) struct Monitor {
+    requests: Arc<Requests>,
+    rank: usize,
+    hosts: Vec<String>,
+    on_warning: fn(String),
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Monitor {
+    /// Starts, over `neighbours`, given as (rank, control connection).
+    pub(crate) fn start(
+        journal: Arc<Journal>,
+        neighbours: Vec<(usize, Connection)>,
+        abort: Arc<AbortSwitch>,
+        on_warning: fn(String),
+    ) -> std::io::Result<Self> {
+        let wake_up = Arc::new(WakeUp::new()?);
+        let requests = Arc::new(Requests::new(Arc::clone(&abort), {
+            let wake_up = Arc::clone(&wake_up);
+            Box::new(move || wake_up.wake())
+        }));
+        let neighbours = neighbours
+            .into_iter()
+            .map(|(rank, mut stream)| {
+                stream.be_nonblocking()?;
+                stream.tcp().set_nodelay(true)?;
+                forks::note(stream.tcp());
+                Ok((rank, stream))
+            })
+            .collect::<std::io::Result<_>>()?;
+        let to_take = Arc::clone(&requests);
+        let (now, journal_of_thread) = (Instant::now(), Arc::clone(&journal));
+        let thread = MonitorThread::new(journal_of_thread, to_take, neighbours, now, on_warning);
+        let thread = std::thread::Builder::new()
+            .name("gradring-monitor".into())
+            .spawn(move || guarded(&abort, || thread.run(&wake_up)))?;
+        Ok(Self {
+            requests,
+            rank: journal.rank,
+            hosts: journal.hosts.clone(),
+            on_warning,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Ends the group for all on account of `error`, unless what made this rank fail turns out to
+    /// be another's failure; returns the cause.
+    pub(crate) fn first_cause(&self, error: Error) -> Error {
+        let earlier = self.requests.abort.wait(LINK_GRACE);
+        earlier.unwrap_or_else(|| {
+            self.abort(error.clone());
+            self.requests.abort.cause().unwrap_or(error)
+        })
+    }
+
+    /// Tells everybody how this rank is doing, now.
+    pub(crate) fn gossip(&self) {
+        self.requests.request(Request::Gossip);
+    }
+
+    /// Shows people a warning, here and on rank 0.
+    pub(crate) fn log_line(&self, text: String) {
+        (self.on_warning)(text.clone());
+        if self.rank != 0 {
+            self.requests.request(Request::LogLine(text));
+        }
+    }
+
+    /// Says goodbye and ends the monitor.
+    pub(crate) fn close(&self) {
+        self.requests.request(Request::Close);
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // A thread that panicked has nothing left to say.
+            let _ = thread.join();
+        }
+        self.requests.shut();
+    }
+}
+
+impl Supervisor for Monitor {
+    fn investigate(&self, suspicion: Suspicion) -> Error {
+        let fallback = format!("the group could not find the cause of: {suspicion:?}");
+        self.requests.request(Request::Investigate(suspicion));
+        self.requests
+            .abort
+            .wait(INVESTIGATION_LIMIT)
+            .unwrap_or_else(|| {
+                let cause = Error::protocol(fallback);
+                self.abort(cause.clone());
+                cause
+            })
+    }
+
+    fn abort(&self, cause: Error) {
+        self.requests.abort(cause);
+    }
+
+    fn warn(&self, stall: &Stall<'_>) {
+        let late: Vec<String> = stall
+            .awaited
+            .iter()
+            .map(|&rank| format!("rank {rank} on {}", self.hosts[rank]))
+            .collect();
+        let problem = if stall.entered {
+            "entered, but sending nothing (waiting for another rank, perhaps)"
+        } else {
+            "not entered"
+        };
+        let call = shortened(&stall.call.to_string());
+        (self.on_warning)(format!(
+            "rank {} has waited {:.1} s in {call} (collective #{}) for {}: {problem}; look at what \
+             it is doing; after {:.0} s this fails",
+            self.rank,
+            stall.idle.as_secs_f64(),
+            stall.sequence,
+            late.join(", "),
+            stall.timeout.as_secs_f64(),
+        ));
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Runs the monitor; if it panics, this rank's works fail, and the others see its connections end.
+fn guarded(abort: &AbortSwitch, run: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+        let what = message_of(&*panic);
+        let problem = format!("the failure monitor failed: {what}; please report this");
+        abort.raise(Error::protocol(problem));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_monitor_fails_the_works() {
+        let abort = AbortSwitch::default();
+        guarded(&abort, || panic!("a defect of the monitor"));
+        let cause = abort.cause().unwrap();
+        assert!(
+            cause.to_string().contains("a defect of the monitor"),
+            "{cause}"
+        );
+    }
+}

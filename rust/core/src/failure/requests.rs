@@ -1,0 +1,68 @@
+//! Where other threads leave requests for the monitor.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::abort::{AbortSwitch, Waker};
+use crate::engine::Suspicion;
+use crate::error::Error;
+
+/// The requests that the monitor has not seen yet, and the switch that it raises.
+pub(crate) struct Requests {
+    requests: Mutex<Vec<Request>>,
+    /// Ends the monitor's sleep; None when the monitor has ended.
+    wake: Mutex<Option<Waker>>,
+    pub(crate) abort: Arc<AbortSwitch>,
+}
+
+/// What other threads want of the monitor.
+pub(crate) enum Request {
+    /// To find the cause of what the engine has noticed.
+    Investigate(Suspicion),
+    /// To tell everybody that the group has failed.
+    Spread(Error),
+    /// To tell everybody how this rank is doing.
+    Gossip,
+    /// To add a line to the log of rank 0.
+    LogLine(String),
+    /// To say goodbye.
+    Close,
+}
+
+impl Requests {
+    /// No requests yet; `wake` ends the monitor's sleep.
+    pub(crate) fn new(abort: Arc<AbortSwitch>, wake: Waker) -> Self {
+        Self {
+            requests: Mutex::default(),
+            wake: Mutex::new(Some(wake)),
+            abort,
+        }
+    }
+
+    /// Leaves a request, unless there is nobody to take it.
+    pub(crate) fn request(&self, request: Request) {
+        if let Some(wake) = &*lock(&self.wake) {
+            lock(&self.requests).push(request);
+            wake();
+        }
+    }
+
+    pub(crate) fn take(&self) -> Vec<Request> {
+        std::mem::take(&mut *lock(&self.requests))
+    }
+
+    /// The monitor has ended: lets go of what would wake it.
+    pub(crate) fn shut(&self) {
+        drop(lock(&self.wake).take());
+    }
+
+    /// Ends the group for all, unless it has ended before.
+    pub(crate) fn abort(&self, cause: Error) {
+        if self.abort.raise(cause.clone()) {
+            self.request(Request::Spread(cause));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,171 @@
+//! The monitor's thread: carries messages between the detector and the control connections, and keeps
+//! its time.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::detector::{Audience, Detector};
+use super::neighbour::Neighbour;
+use super::requests::{Request, Requests};
+use crate::link::connection::Connection;
+use crate::link::poll::{self, Interested, WakeUp};
+use crate::observe::journal::Journal;
+use crate::observe::signals;
+use crate::wire::control;
+
+/// Bound on sending the last messages.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// State of the monitor's thread, over control connections of any kind.
+pub(crate) struct MonitorThread<S> {
+    detector: Detector,
+    neighbours: Vec<Neighbour<S>>,
+    requests: Arc<Requests>,
+    journal: Arc<Journal>,
+    /// Whether the record was written because the group has failed.
+    written: bool,
+    /// How often the process had been asked for its record when this monitor last looked.
+    asked: u64,
+}
+
+impl<S: Read + Write> MonitorThread<S> {
+    /// Over `neighbours`, given as (rank, control connection that does not block).
+    pub(crate) fn new(
+        journal: Arc<Journal>,
+        requests: Arc<Requests>,
+        neighbours: Vec<(usize, S)>,
+        now: Instant,
+        on_log_line: fn(String),
+    ) -> Self {
+        let ranks: Vec<usize> = neighbours.iter().map(|(rank, _)| *rank).collect();
+        let abort = Arc::clone(&requests.abort);
+        let streams = neighbours.into_iter().map(|(_, stream)| stream);
+        Self {
+            detector: Detector::new(Arc::clone(&journal), abort, &ranks, now, on_log_line),
+            neighbours: streams.map(Neighbour::new).collect(),
+            requests,
+            journal,
+            written: false,
+            asked: signals::asked(),
+        }
+    }
+
+    /// Does everything that can be done now; `false` once this rank is to leave.
+    pub(crate) fn turn(&mut self, clock: impl Fn() -> Instant) -> bool {
+        for request in self.requests.take() {
+            match request {
+                Request::Investigate(suspicion) => self.detector.investigate(suspicion, clock()),
+                Request::Spread(cause) => self.detector.spread(cause),
+                Request::Gossip => self.detector.gossip(clock()),
+                Request::LogLine(text) => self.detector.log_line(text),
+                Request::Close => {
+                    self.detector.leave();
+                    self.hand_out();
+                    self.write_record();
+                    return false;
+                }
+            }
+        }
+        for index in 0..self.neighbours.len() {
+            self.listen(index, &clock);
+        }
+        self.detector.keep_time(clock());
+        self.hand_out();
+        self.write_record();
+        self.flush();
+        true
+    }
+
+    /// When the next turn is due, if nothing happens before.
+    pub(crate) fn next_turn(&self, now: Instant) -> Instant {
+        self.detector.next_look(now)
+    }
+
+    /// Sends what the connections take; whether there is more.
+    pub(crate) fn flush(&mut self) -> bool {
+        self.neighbours.iter_mut().for_each(Neighbour::flush);
+        self.neighbours.iter().any(Neighbour::has_more_to_send)
+    }
+
+    fn listen(&mut self, index: usize, clock: &impl Fn() -> Instant) {
+        let (detector, neighbour) = (&mut self.detector, &mut self.neighbours[index]);
+        let end = neighbour.receive(|| detector.sign_of_life(index, clock()));
+        loop {
+            match neighbour.next_message() {
+                Ok(Some(message)) => detector.hear(message, index, clock()),
+                Ok(None) => break,
+                Err(error) => detector.garbled(index, error),
+            }
+        }
+        if let Some(reason) = end {
+            detector.ended(index, &reason);
+        }
+    }
+
+    /// Leaves what the detector has to say with the neighbours it is for.
+    fn hand_out(&mut self) {
+        for (audience, message) in self.detector.take_messages() {
+            let bytes = control::encode(&message);
+            for (index, neighbour) in self.neighbours.iter_mut().enumerate() {
+                let meant = match audience {
+                    Audience::Neighbour(only) => index == only,
+                    Audience::AllBut(except) => Some(index) != except,
+                };
+                if meant {
+                    neighbour.tell(&bytes);
+                }
+            }
+        }
+    }
+
+    /// Writes the flight record when the group has failed, once, and whenever somebody asks.
+    fn write_record(&mut self) {
+        let asked = signals::asked();
+        let cause = || self.requests.abort.cause();
+        if std::mem::replace(&mut self.asked, asked) != asked {
+            self.journal.write(cause().as_ref(), "SIGUSR2");
+        }
+        if !self.written
+            && let Some(cause) = cause()
+        {
+            self.written = true;
+            self.journal.write(Some(&cause), "error");
+        }
+    }
+}
+
+impl MonitorThread<Connection> {
+    /// Monitors the group until this rank leaves.
+    pub(super) fn run(mut self, wake_up: &WakeUp) {
+        loop {
+            wake_up.reset();
+            if !self.turn(Instant::now) {
+                return self.send_last(wake_up);
+            }
+            self.sleep(wake_up);
+        }
+    }
+
+    fn send_last(&mut self, wake_up: &WakeUp) {
+        let until = Instant::now() + FLUSH_LIMIT;
+        while self.flush() && Instant::now() < until {
+            self.sleep(wake_up);
+        }
+    }
+
+    fn sleep(&self, wake_up: &WakeUp) {
+        let now = Instant::now();
+        let limit = self.next_turn(now).saturating_duration_since(now);
+        let sockets = self.neighbours.iter().flat_map(|neighbour| {
+            let fd = neighbour.stream().map(|stream| stream.as_fd().as_raw_fd());
+            let writes = neighbour.has_more_to_send();
+            fd.into_iter().flat_map(move |fd| {
+                let write = writes.then(|| Interested::writable(fd));
+                std::iter::once(Interested::readable(fd)).chain(write)
+            })
+        });
+        poll::wait(sockets, wake_up, limit);
+    }
+}

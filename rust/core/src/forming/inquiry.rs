@@ -1,0 +1,37 @@
+//! Asking a rank of a running job how it is, from outside of the job.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::forming::rendezvous::calls::{LOOK_UP_GOES_ON, connect, in_time, resolve};
+use crate::link::tls::{self, Tls, TlsFiles};
+use crate::wire::handshake::{self, Hello, Purpose};
+use crate::wire::state::State;
+
+/// Asks the rank that listens at `host:port`, inside TLS if its job uses it.
+///
+/// # Errors
+/// `Rendezvous` when nobody answers within `limit`; `Authentication` when the token is not that of
+/// the job, or either side's certificate is not accepted; `Protocol` when whoever answers is no rank of this version.
+pub fn inquire(
+    address: &str,
+    token: &[u8],
+    tls: Option<&TlsFiles>,
+    limit: Duration,
+) -> Result<State> {
+    let tls = tls.map(Tls::load).transpose()?;
+    let deadline = Instant::now() + limit;
+    let unreachable = |error: std::io::Error| {
+        Error::rendezvous(format!("nobody can be reached at {address}: {error}"))
+    };
+    let name = address.to_owned();
+    let look_up = move || resolve(&name);
+    let addresses = in_time(deadline, LOOK_UP_GOES_ON, &mut || Ok(()), look_up)?;
+    let tcp = addresses
+        .and_then(|addresses| connect(&addresses, deadline))
+        .map_err(unreachable)?;
+    let mut stream = tls::call(tcp, tls.as_ref(), address, deadline, &mut || true)?;
+    // Whoever asks has no place in the group.
+    handshake::call(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
+    handshake::read_message(&mut stream)
+}

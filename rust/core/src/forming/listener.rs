@@ -1,0 +1,438 @@
+//! The listening port of a rank: lets members in while the group forms, tells those who know the
+//! token how the rank is, and turns strangers away.
+//!
+//! Everybody is greeted in a thread of their own and has a few seconds in all. There are places for
+//! so many; when all are taken, those who have stayed longer than a member needs must go. So
+//! neither slow nor many strangers keep members out for long, and they cost a bounded number of
+//! threads and file descriptors. A job that runs has few places, and takes its time between two
+//! callers, so a flood costs it next to nothing.
+//!
+//! A process may form one group after the other at the same address, also before it has closed the
+//! one before: the listener of a formed group gives way to a new one, and asks callers who want to join
+//! to come again.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::forming::pairs::callees;
+use crate::forming::turned_away::{Caller, TurnedAway};
+use crate::host::host_name;
+use crate::link::connection::Connection;
+use crate::link::forks::PerProcess;
+use crate::link::poll::{self, Interested, WakeUp};
+use crate::link::tcp;
+use crate::link::tls::{self, Tls};
+use crate::observe::own_state::OwnState;
+use crate::wire::handshake::{self, GENERATION, Hello, Purpose};
+
+mod pending;
+
+use pending::{Pending, Place};
+
+/// A caller of a formed group that does not finish its handshake in this time is dropped.
+const INQUIRY_LIMIT: Duration = Duration::from_secs(5);
+/// Callers in their handshake at the same time, while the group forms. Each takes two file
+/// descriptors, of which a process often has 1024.
+const CALLERS_MAX: usize = 128;
+/// The same for a group that has formed, where only people ask.
+const INQUIRERS_MAX: usize = 16;
+/// Pause of a formed group between two callers: strangers' handshakes, with TLS up to a millisecond
+/// of computing each, take little of what the job could use.
+const INQUIRY_PAUSE: Duration = Duration::from_millis(20);
+/// How long a caller is left in peace when others wait: a handshake takes milliseconds.
+const PEACE: Duration = Duration::from_millis(250);
+/// How long the system may refuse to let anybody in: less than callers wait for an answer.
+const TROUBLE_LIMIT: Duration = Duration::from_secs(2);
+/// How often to look for a free place.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// A caller's thread needs little stack, even to check certificates.
+const CALLER_STACK_BYTES: usize = 512 << 10;
+
+/// A caller that is a member, and what it said.
+type Member = (Hello, Connection);
+
+/// The open listening port. Closes when dropped.
+pub(crate) struct Listener {
+    pub(crate) address: SocketAddr,
+    /// Members that proved to be such.
+    pub(crate) callers: Receiver<Member>,
+    /// All others, while the group forms.
+    pub(crate) turned_away: Arc<TurnedAway>,
+    shared: Arc<Shared>,
+}
+
+/// What the thread of a listener and its owner share.
+struct Shared {
+    address: SocketAddr,
+    own_state: Arc<OwnState>,
+    closing: AtomicBool,
+    wake_up: WakeUp,
+    /// Since when it cannot let anybody in, and why.
+    trouble: Mutex<Option<(Instant, Error)>>,
+    thread: Mutex<Option<JoinHandle<TcpListener>>>,
+}
+
+/// The listeners of this process.
+static LISTENERS: PerProcess<Vec<Weak<Shared>>> = PerProcess::new();
+
+/// The answer of a listener whose group has formed to a process that would join.
+const BUSY: &str = "its group has formed already and has not ended";
+
+/// Whether one who called a listener should call again: the connection ended, as happens when a listener
+/// closes or strangers flood it, or an earlier group is still there.
+pub(crate) fn is_worth_another_call(error: &Error) -> bool {
+    handshake::is_broken(error)
+        || matches!(&error.kind, ErrorKind::Rendezvous { problem } if problem == BUSY)
+}
+
+/// Whom to let in.
+#[derive(Clone)]
+pub(crate) struct Admission {
+    pub rank: usize,
+    pub world_size: usize,
+    /// Of each pipe.
+    pub streams: usize,
+    pub token: Vec<u8>,
+    pub tls: Option<Tls>,
+    /// The job of this rank.
+    pub job: String,
+    /// A caller that does not finish its handshake in this time is dropped, while the group forms.
+    pub handshake_limit: Duration,
+    pub own_state: Arc<OwnState>,
+}
+
+impl Listener {
+    /// Listens at `host:port`, with what was found for its name.
+    pub(crate) fn open(
+        address: &str,
+        resolved: io::Result<Vec<SocketAddr>>,
+        admission: Admission,
+    ) -> Result<Self> {
+        let cannot = |error| cannot_listen(&error, address, admission.rank);
+        let addresses = resolved.map_err(cannot)?;
+        let socket = match taken_over(&addresses) {
+            Some(socket) => socket,
+            None => tcp::listen(&addresses).map_err(cannot)?,
+        };
+        socket.set_nonblocking(true).map_err(cannot)?;
+        let address = socket.local_addr().map_err(cannot)?;
+        let shared = Arc::new(Shared {
+            address,
+            own_state: Arc::clone(&admission.own_state),
+            closing: AtomicBool::new(false),
+            wake_up: WakeUp::new().map_err(cannot)?,
+            trouble: Mutex::default(),
+            thread: Mutex::default(),
+        });
+        let (sender, callers) = channel();
+        let turned_away: Arc<TurnedAway> = Arc::default();
+        let thread = std::thread::Builder::new()
+            .name("gradring-listener".into())
+            .spawn({
+                let (shared, turned_away) = (Arc::clone(&shared), Arc::clone(&turned_away));
+                move || {
+                    serve(&socket, &admission, &sender, &turned_away, &shared);
+                    socket
+                }
+            })
+            .map_err(|error| Error::no_thread(&error))?;
+        *lock(&shared.thread) = Some(thread);
+        LISTENERS.lock().push(Arc::downgrade(&shared));
+        Ok(Self {
+            address,
+            callers,
+            turned_away,
+            shared,
+        })
+    }
+}
+
+/// What is wrong with this rank's own address, and what to do.
+fn cannot_listen(error: &io::Error, address: &str, rank: usize) -> Error {
+    if let Some(error) = Error::out_of_resources(error, &format!("cannot listen on {address}")) {
+        return error.blaming(rank, host_name());
+    }
+    let remedy = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; end the program that holds the port, or choose another port (for several ranks on one \
+             host, GRADRING_PORT takes a range such as 29500-29515)"
+        }
+        io::ErrorKind::AddrNotAvailable => "; choose an address of this host",
+        io::ErrorKind::PermissionDenied => "; choose a port above 1023",
+        _ => "",
+    };
+    Error::rendezvous(format!("cannot listen on {address}: {error}{remedy}"))
+        .blaming(rank, host_name())
+}
+
+impl Listener {
+    /// Whether callers can be let in.
+    ///
+    /// # Errors
+    /// `Exhausted` if the system has refused it for much longer than strangers are left in peace
+    /// then, so that it is not they who take what there is.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &*lock(&self.shared.trouble) {
+            Some((since, error)) if since.elapsed() >= TROUBLE_LIMIT => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        drop(self.shared.close());
+        let this = Arc::as_ptr(&self.shared);
+        LISTENERS
+            .lock()
+            .retain(|listener| !std::ptr::eq(listener.as_ptr(), this));
+    }
+}
+
+impl Shared {
+    /// Notes that nobody can be let in, or that somebody could.
+    fn note_trouble(&self, trouble: Option<Error>) {
+        let mut noted = lock(&self.trouble);
+        let since = noted
+            .as_ref()
+            .map_or_else(Instant::now, |(since, _)| *since);
+        *noted = trouble.map(|error| (since, error));
+    }
+
+    /// Lets nobody in any more; the port is free when what is returned is dropped.
+    fn close(&self) -> Option<TcpListener> {
+        self.closing.store(true, Ordering::Release);
+        self.own_state.gives_up();
+        self.wake_up.wake();
+        // A listener that panicked is closed as well.
+        lock(&self.thread).take()?.join().ok()
+    }
+}
+
+/// The listener of an earlier group of this process at one of these addresses, with those who have
+/// called there meanwhile.
+fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
+    let listeners: Vec<Arc<Shared>> = LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
+    listeners
+        .into_iter()
+        .find(|listener| addresses.contains(&listener.address) && listener.own_state.is_formed())?
+        .close()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn serve(
+    socket: &TcpListener,
+    admission: &Admission,
+    sender: &Sender<Member>,
+    turned_away: &Arc<TurnedAway>,
+    shared: &Shared,
+) {
+    let admitted: Arc<Mutex<BTreeSet<(usize, usize)>>> = Arc::default();
+    let pending = Arc::new(Pending::default());
+    let pause = |limit| poll::wait(std::iter::empty(), &shared.wake_up, limit);
+    loop {
+        // Whatever woke it, it sleeps again, unless it is to close.
+        shared.wake_up.reset();
+        if shared.closing.load(Ordering::Acquire) {
+            break;
+        }
+        let formed = admission.own_state.is_formed();
+        if !pending.has_place(if formed { INQUIRERS_MAX } else { CALLERS_MAX }) {
+            pending.end_older_than(PEACE);
+            pause(LOOK_INTERVAL);
+            continue;
+        }
+        let (tcp, from) = match socket.accept() {
+            Ok(caller) => caller,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let listening = std::iter::once(Interested::readable(socket.as_raw_fd()));
+                poll::wait(listening, &shared.wake_up, Duration::from_secs(1));
+                continue;
+            }
+            Err(error) => {
+                // The caller has gone again, or file descriptors are scarce.
+                shared.note_trouble(cannot_let_in(&error));
+                pending.end_older_than(PEACE);
+                pause(LOOK_INTERVAL);
+                continue;
+            }
+        };
+        let place = match pending.add(&tcp) {
+            Ok(place) => place,
+            Err(error) => {
+                shared.note_trouble(cannot_let_in(&error));
+                continue;
+            }
+        };
+        let greeting = {
+            let (admission, sender) = (admission.clone(), sender.clone());
+            let (admitted, turned_away) = (Arc::clone(&admitted), Arc::clone(turned_away));
+            move || {
+                let mut caller = Caller::new(from.ip());
+                let greeted = greet(tcp, &mut caller, place, &admission, &admitted);
+                // Only a forming group wants to know, and nobody listens once it has failed.
+                if admission.own_state.is_formed() {
+                    return;
+                }
+                match greeted {
+                    Ok(None) => {}
+                    Ok(Some(member)) => drop(sender.send(member)),
+                    Err(error) => turned_away.note(&caller, &error),
+                }
+            }
+        };
+        // Without a thread the caller is sent away, and may call again.
+        let greeted = std::thread::Builder::new()
+            .stack_size(CALLER_STACK_BYTES)
+            .spawn(greeting);
+        shared.note_trouble(greeted.err().map(|error| Error::no_thread(&error)));
+        if formed {
+            pause(INQUIRY_PAUSE);
+        }
+    }
+    pending.end_older_than(Duration::ZERO);
+}
+
+fn cannot_let_in(error: &io::Error) -> Option<Error> {
+    Error::out_of_resources(error, "cannot let the others in")
+}
+
+/// Notes in `caller` what is known of it.
+fn greet(
+    tcp: TcpStream,
+    caller: &mut Caller,
+    place: Place,
+    admission: &Admission,
+    admitted: &Mutex<BTreeSet<(usize, usize)>>,
+) -> Result<Option<Member>> {
+    tcp.set_nodelay(true)
+        .map_err(|error| handshake::broken(&error))?;
+    let limit = match admission.own_state.is_formed() {
+        true => INQUIRY_LIMIT,
+        false => admission.handshake_limit,
+    };
+    let deadline = Instant::now() + limit;
+    let mut stream = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
+    caller.is_connected = true;
+    let (mut entrance, mut place) = (None, Some(place));
+    let answered = handshake::answer(&mut stream, admission.rank, &admission.token, |hello| {
+        if hello.purpose == Purpose::Inquiry {
+            return Ok(());
+        }
+        caller.proved_rank = Some(hello.rank);
+        admission.check_hello(hello, deadline)?;
+        if !lock(admitted).insert((hello.rank, hello.purpose.number())) {
+            return Err(Error::rendezvous(match hello.purpose {
+                Purpose::Data { stream } => format!(
+                    "stream {stream} of rank {} has been connected already",
+                    hello.rank
+                ),
+                _ => format!("another process has joined as rank {} already", hello.rank),
+            }));
+        }
+        entrance = Some((hello.rank, hello.purpose.number()));
+        // From here on it is a member, whom nobody sends away.
+        place = None;
+        Ok(())
+    });
+    if let (Err(_), Some(entrance)) = (&answered, entrance) {
+        // It does not know that it was let in, and may call again.
+        lock(admitted).remove(&entrance);
+    }
+    let hello = answered?;
+    if hello.purpose == Purpose::Inquiry {
+        // Whoever asked may have gone.
+        let _ = handshake::write_message(&mut stream, &admission.own_state.state());
+        drop(place);
+        return Ok(None);
+    }
+    Ok(Some((hello, stream)))
+}
+
+impl Admission {
+    /// Whether an authenticated caller that is no inquirer has business here.
+    fn check_hello(&self, hello: &Hello, deadline: Instant) -> Result<()> {
+        let Self {
+            rank,
+            world_size,
+            streams,
+            ..
+        } = *self;
+        if self.own_state.is_formed() {
+            return Err(Error::rendezvous(BUSY));
+        }
+        if hello.world_size != world_size {
+            return Err(Error::rendezvous(format!(
+                "rank {} was started with world size {}, rank {rank} with {world_size}",
+                hello.rank, hello.world_size
+            )));
+        }
+        handshake::check_callee(hello.rank, hello.callee, rank)?;
+        if hello.rank >= world_size || hello.rank == rank {
+            return Err(Error::rendezvous(format!(
+                "a process called rank {rank} as rank {} of {world_size}",
+                hello.rank
+            )));
+        }
+        let welcome = match &hello.purpose {
+            Purpose::Join(member) => {
+                self.check_job(hello.rank, &member.job)?;
+                rank == 0
+            }
+            Purpose::Data { stream } => {
+                *stream < streams && callees(hello.rank, world_size).contains(&rank)
+            }
+            Purpose::Control => (hello.rank + 1) % world_size == rank,
+            Purpose::Inquiry => true,
+        };
+        if !welcome {
+            return Err(Error::protocol(format!(
+                "rank {} has no such business with rank {rank}",
+                hello.rank
+            )));
+        }
+        if matches!(hello.purpose, Purpose::Join(_)) {
+            return Ok(());
+        }
+        // Its roster may have overtaken that of this rank.
+        let limit = deadline.saturating_duration_since(Instant::now());
+        match self.own_state.group(limit) {
+            Some(group) if group == hello.group && hello.generation == GENERATION => Ok(()),
+            Some(_) => Err(Error::rendezvous(format!(
+                "rank {} belongs to another group than rank {rank}, of another job or an earlier \
+                 start",
+                hello.rank
+            ))),
+            None => Err(Error::rendezvous(format!(
+                "rank {rank} has not heard of a group yet"
+            ))),
+        }
+    }
+
+    fn check_job(&self, rank: usize, job: &str) -> Result<()> {
+        if self.job == job {
+            return Ok(());
+        }
+        let shown = |job: &str| match job {
+            "" => "no job that it knows of".to_owned(),
+            job => format!("job {job}"),
+        };
+        Err(Error::rendezvous(format!(
+            "rank {rank} was started by {}, rank {} by {}; two jobs may be using one address",
+            shown(job),
+            self.rank,
+            shown(&self.job)
+        )))
+    }
+}

@@ -1,0 +1,74 @@
+//! Connections whose handshake is not over, which can be ended from outside.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The connections in their handshake.
+#[derive(Default)]
+pub(super) struct Pending {
+    /// In the order of their arrival.
+    connections: Mutex<Vec<PendingConnection>>,
+}
+
+struct PendingConnection {
+    number: u64,
+    since: Instant,
+    /// To end the conversation from outside.
+    tcp: TcpStream,
+}
+
+/// A connection's place among the pending ones, given back when dropped.
+pub(super) struct Place {
+    pending: Arc<Pending>,
+    number: u64,
+}
+
+impl Pending {
+    fn connections(&self) -> MutexGuard<'_, Vec<PendingConnection>> {
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_place(&self, places: usize) -> bool {
+        self.connections().len() < places
+    }
+
+    pub(super) fn add(self: &Arc<Self>, tcp: &TcpStream) -> std::io::Result<Place> {
+        let tcp = tcp.try_clone()?;
+        let mut connections = self.connections();
+        let number = connections
+            .last()
+            .map_or(0, |connection| connection.number + 1);
+        connections.push(PendingConnection {
+            number,
+            since: Instant::now(),
+            tcp,
+        });
+        Ok(Place {
+            pending: Arc::clone(self),
+            number,
+        })
+    }
+
+    /// Ends the connections that began longer ago than `limit`; their threads notice.
+    pub(super) fn end_older_than(&self, limit: Duration) {
+        for connection in self
+            .connections()
+            .iter()
+            .filter(|connection| connection.since.elapsed() >= limit)
+        {
+            // One who has gone already needs not be sent away.
+            let _ = connection.tcp.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.pending
+            .connections()
+            .retain(|connection| connection.number != self.number);
+    }
+}

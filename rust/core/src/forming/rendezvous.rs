@@ -1,0 +1,421 @@
+//! How N processes become a group, within a deadline.
+//!
+//! Rank 0 listens at the rendezvous address. Every other rank opens its own listener, joins at rank
+//! 0 with the address of that listener, and gets the roster when all have joined. Then every rank
+//! connects for data to its share of the others (see `pairs`), once for each stream, and for control
+//! to its successor on the ring, and waits for those of which it is the share. The connections to
+//! rank 0 last until all are connected (see `meeting`).
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use crate::communicator::Config;
+use crate::engine::message_of;
+use crate::error::{Error, ErrorKind, Result};
+use crate::forming::listener::{Admission, Listener};
+use crate::forming::meeting::{Answer, Guest, Host, Meeting};
+use crate::forming::pairs::{by_rank, callees, callers, each_stream};
+use crate::forming::roster::{Roster, this_member};
+use crate::host::host_name;
+use crate::link::connection::Connection;
+use crate::link::tls::{self, Tls};
+use crate::observe::own_state::OwnState;
+use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
+use crate::work::{INTERRUPT_INTERVAL, Interrupt};
+
+pub(crate) mod calls;
+mod missing;
+
+use calls::{Resolve, resolve};
+
+/// How much longer than the timeout rank 0 waits for the others' word on who is late.
+const READY_GRACE: Duration = Duration::from_secs(1);
+
+/// A formed group, as seen by one rank of several.
+pub(crate) struct Formed {
+    pub roster: Roster,
+    /// By rank: connections for payload, one per stream.
+    pub data: BTreeMap<usize, Vec<Connection>>,
+    /// Connections to the neighbours on the ring, with their ranks.
+    pub control: Vec<(usize, Connection)>,
+    /// Stays open for those who ask how the rank is.
+    pub listener: Listener,
+    pub own_state: Arc<OwnState>,
+}
+
+/// Forms the group; for world sizes above one. A panic makes it fail, never the process.
+pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> {
+    if config.world_size > WORLD_SIZE_MAX {
+        let problem = format!(
+            "world_size={} is too large: a group has at most {WORLD_SIZE_MAX} ranks",
+            config.world_size
+        );
+        return Err(Error::config(problem));
+    }
+    let started = Instant::now();
+    let mut forming = Forming {
+        config,
+        tls: config.tls.as_ref().map(Tls::load).transpose()?,
+        deadline: started + config.timeout,
+        resolve,
+        interrupt,
+        meeting: Meeting::Outside,
+        group: GroupId::NONE,
+        given_up: None,
+        own_state: Arc::new(OwnState::new(config.rank, config.world_size)),
+    };
+    catch_unwind(AssertUnwindSafe(|| forming.run()))
+        .unwrap_or_else(|panic| {
+            let what = message_of(&*panic);
+            let problem = format!("forming the group failed: {what}; please report this");
+            Err(Error::protocol(problem).blaming(config.rank, host_name()))
+        })
+        .map_err(|error| match error.kind {
+            // Whoever noticed it is the one without.
+            ErrorKind::Exhausted { .. } if error.blamed.is_none() => {
+                error.blaming(config.rank, host_name())
+            }
+            _ => error,
+        })
+        .map_err(|error| forming.meeting.fail(error).after(started.elapsed()))
+}
+
+struct Forming<'a> {
+    config: &'a Config,
+    tls: Option<Tls>,
+    deadline: Instant,
+    resolve: Resolve,
+    interrupt: Interrupt<'a>,
+    meeting: Meeting,
+    /// Once all have joined.
+    group: GroupId,
+    /// The first reason to give up.
+    given_up: Option<Error>,
+    own_state: Arc<OwnState>,
+}
+
+impl Forming<'_> {
+    fn run(&mut self) -> Result<Formed> {
+        let (listener, roster) = if self.config.rank == 0 {
+            self.gather()?
+        } else {
+            self.join()?
+        };
+        self.check_plans(&roster)?;
+        let (rank, world_size) = (self.config.rank, self.config.world_size);
+        let (successor, predecessor) = (
+            (rank + 1) % world_size,
+            (rank + world_size - 1) % world_size,
+        );
+        let streams = self.config.streams;
+        let mut data = BTreeMap::new();
+        for (peer, stream) in each_stream(callees(rank, world_size), streams) {
+            let connection = self.call(&roster, peer, &Purpose::Data { stream })?;
+            data.insert((peer, stream), connection);
+        }
+        let control_to_successor = self.call(&roster, successor, &Purpose::Control)?;
+        let expected: Vec<_> = each_stream(callers(rank, world_size), streams).collect();
+        let mut control_from_predecessor = None;
+        loop {
+            let missing = expected.iter().find(|stream| !data.contains_key(*stream));
+            let (late, what) = match (missing, control_from_predecessor.take()) {
+                (None, Some(control_from_predecessor)) => {
+                    self.await_others()?;
+                    return Ok(Formed {
+                        roster,
+                        data: by_rank(data),
+                        control: vec![
+                            (successor, control_to_successor),
+                            (predecessor, control_from_predecessor),
+                        ],
+                        listener,
+                        own_state: Arc::clone(&self.own_state),
+                    });
+                }
+                (missing, control) => {
+                    control_from_predecessor = control;
+                    match missing {
+                        Some((peer, stream)) => (*peer, format!("stream {stream} of {streams}")),
+                        None => (predecessor, "control".into()),
+                    }
+                }
+            };
+            let Some((hello, stream)) = self.next_caller(&listener)? else {
+                let member = &roster.members()[late];
+                let problem = format!(
+                    "joined from {} but did not connect to rank {rank} in time ({what} is missing){}",
+                    member.address, listener.turned_away
+                );
+                return Err(Error::rendezvous(problem).blaming(late, &member.host));
+            };
+            match hello.purpose {
+                Purpose::Data { stream: index } => {
+                    data.insert((hello.rank, index), stream);
+                }
+                Purpose::Control => control_from_predecessor = Some(stream),
+                Purpose::Join(_) | Purpose::Inquiry => {}
+            }
+        }
+    }
+
+    /// All ranks see the same roster, and come to the same conclusion.
+    fn check_plans(&self, roster: &Roster) -> Result<()> {
+        let plan = &roster.members()[0].plan;
+        let mut others = (1..).zip(&roster.members()[1..]);
+        if let Some((rank, member)) = others.find(|(_, member)| member.plan != *plan) {
+            let problem = format!("was started with {}, rank 0 with {plan}", member.plan);
+            return Err(Error::config(problem).blaming(rank, &member.host));
+        }
+        let members = || (0..).zip(roster.members());
+        let needs = members().find(|(_, member)| member.needs_memory);
+        let refuses = members().find(|(_, member)| !member.shares_memory);
+        if let (Some((needs, _)), Some((rank, member))) = (needs, refuses) {
+            let problem = format!(
+                "was started with transport=\"tcp\", rank {needs} with transport=\"shm\", which \
+                 all ranks must share"
+            );
+            return Err(Error::config(problem).blaming(rank, &member.host));
+        }
+        Ok(())
+    }
+
+    /// Rank 0: waits for everybody and sends the roster.
+    fn gather(&mut self) -> Result<(Listener, Roster)> {
+        let Config {
+            world_size,
+            rendezvous,
+            ..
+        } = self.config;
+        let listener = self.open_door(rendezvous)?;
+        self.meeting = Meeting::Host(BTreeMap::new());
+        while self.joined().len() < world_size - 1 {
+            let Some((hello, stream)) = self.next_caller(&listener)? else {
+                return Err(self.missing(&listener)?);
+            };
+            // Nobody connects to a neighbour before it has the roster.
+            if let (Purpose::Join(member), Meeting::Host(guests)) =
+                (hello.purpose, &mut self.meeting)
+            {
+                self.own_state.has_joined(hello.rank);
+                let conversation_limit = self.config.conversation_limit();
+                guests.insert(hello.rank, Guest::new(member, stream, conversation_limit));
+            }
+        }
+        // The others know where they met it.
+        let announced = self.config.announce.clone().unwrap_or_default();
+        let mut members = vec![this_member(announced, self.config)];
+        members.extend(self.joined().values().map(|guest| guest.member.clone()));
+        self.group = GroupId::draw()?;
+        self.own_state.has_agreed(self.group);
+        self.meeting.announce(self.group, members.clone());
+        Ok((listener, self.roster(members)))
+    }
+
+    /// Everybody else: opens a listener, announces it to rank 0, and waits for the roster.
+    fn join(&mut self) -> Result<(Listener, Roster)> {
+        let rendezvous = &self.config.rendezvous;
+        let mut listener = None;
+        let mut stream = self.meet(0, rendezvous, rendezvous, |this, tcp| {
+            let own_ip = tcp.local_addr().map_err(|error| socket_fails(&error))?.ip();
+            let listener = match &mut listener {
+                Some(listener) => listener,
+                none => none.insert(match &this.config.listen {
+                    Some(listen) => this.open_door(listen)?,
+                    None => this.open_door_at(own_ip)?,
+                }),
+            };
+            let address = this.announced(listener.address, own_ip);
+            Ok(Purpose::Join(this_member(address, this.config)))
+        })?;
+        let listener = listener.expect("nobody joins without a listener");
+        // Rank 0 gives up at about the same time, and knows better who is missing.
+        let conversation_limit = self.config.conversation_limit();
+        let limit = self.deadline + conversation_limit;
+        stream
+            .be_patient(limit)
+            .map_err(|error| socket_fails(&error))?;
+        let answer = handshake::read_message(&mut stream.attentive(&mut || self.check().is_ok()));
+        let (group, members) = match answer {
+            Ok(Answer::Formed { group, members }) => (group, members),
+            Ok(Answer::Failed(error)) => return Err(error),
+            Ok(Answer::Complete) | Err(_) => {
+                self.check()?;
+                let problem = if Instant::now() >= limit {
+                    "it accepted this rank but sent no roster in time"
+                } else {
+                    "it ended before the group was complete"
+                };
+                return Err(Error::rendezvous(problem).blaming(0, rendezvous));
+            }
+        };
+        if members.len() != self.config.world_size {
+            return Err(Error::protocol("rank 0 sent a roster of another size"));
+        }
+        self.group = group;
+        self.own_state.has_agreed(group);
+        self.meeting = Meeting::Guest(Host::new(
+            stream,
+            members[0].host.clone(),
+            conversation_limit,
+        ));
+        Ok((listener, self.roster(members)))
+    }
+
+    fn roster(&self, mut members: Vec<Member>) -> Roster {
+        let address = &mut members[0].address;
+        if address.is_empty() {
+            address.clone_from(&self.config.rendezvous);
+        }
+        Roster::new(members)
+    }
+
+    /// Waits until all ranks are connected with all.
+    fn await_others(&mut self) -> Result<()> {
+        let conversation_limit = match self.meeting {
+            Meeting::Host(_) => READY_GRACE,
+            _ => self.config.conversation_limit(),
+        };
+        self.meeting.be_ready();
+        loop {
+            self.check()?;
+            if self.meeting.is_complete() {
+                return Ok(());
+            }
+            if Instant::now() >= self.deadline + conversation_limit {
+                return Err(self.meeting.late());
+            }
+            self.meeting.wait(INTERRUPT_INTERVAL);
+        }
+    }
+
+    fn joined(&self) -> &BTreeMap<usize, Guest> {
+        static NOBODY: BTreeMap<usize, Guest> = BTreeMap::new();
+        match &self.meeting {
+            Meeting::Host(guests) => guests,
+            _ => &NOBODY,
+        }
+    }
+
+    /// Listens at `host:port`, on the chosen interface if there is one.
+    fn open_door(&mut self, address: &str) -> Result<Listener> {
+        let address = self.on_interface(address);
+        let resolved = self.addresses_of(&address)?;
+        Listener::open(&address, resolved, self.admission())
+    }
+
+    /// Listens at the first port that is free of those allowed, on the chosen interface or `ip`.
+    fn open_door_at(&self, ip: IpAddr) -> Result<Listener> {
+        let ip = self.config.interface.unwrap_or(ip);
+        let (first, last) = self.config.ports.unwrap_or((0, 0));
+        let addresses = (first..=last).map(|port| SocketAddr::new(ip, port));
+        let mut words = SocketAddr::new(ip, first).to_string();
+        if last > first {
+            words = format!("{words} to {last}");
+        }
+        Listener::open(&words, Ok(addresses.collect()), self.admission())
+    }
+
+    /// `host:port`, with the chosen interface for the host if there is one.
+    fn on_interface(&self, address: &str) -> String {
+        let port = address
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse().ok());
+        match (self.config.interface, port) {
+            (Some(interface), Some(port)) => SocketAddr::new(interface, port).to_string(),
+            _ => address.into(),
+        }
+    }
+
+    /// The address that others should use for a listener: the one that the user gave for it, if one
+    /// was given. Certificates are for names: with TLS the name at which it listens will do, too.
+    fn announced(&self, listener: SocketAddr, own_ip: IpAddr) -> String {
+        let Config {
+            listen,
+            announce,
+            interface,
+            tls,
+            ..
+        } = self.config;
+        if let Some(announce) = announce {
+            return announce.clone();
+        }
+        let name = listen.as_ref().and_then(|listen| listen.rsplit_once(':'));
+        match name {
+            Some((name, _))
+                if tls.is_some()
+                    && interface.is_none()
+                    && tls::host_of(name).parse::<IpAddr>().is_err() =>
+            {
+                format!("{name}:{}", listener.port())
+            }
+            _ if listener.ip().is_unspecified() => {
+                SocketAddr::new(own_ip, listener.port()).to_string()
+            }
+            _ => listener.to_string(),
+        }
+    }
+
+    fn admission(&self) -> Admission {
+        Admission {
+            rank: self.config.rank,
+            world_size: self.config.world_size,
+            streams: self.config.streams,
+            token: self.config.token.clone(),
+            tls: self.tls.clone(),
+            job: self.config.job.clone(),
+            handshake_limit: self.config.conversation_limit(),
+            own_state: Arc::clone(&self.own_state),
+        }
+    }
+
+    /// The next member that calls, or `None` when the time is over.
+    fn next_caller(&mut self, listener: &Listener) -> Result<Option<(Hello, Connection)>> {
+        loop {
+            match listener.callers.recv_timeout(INTERRUPT_INTERVAL) {
+                Ok(member) => return Ok(Some(member)),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    self.check()?;
+                }
+            }
+            listener.check()?;
+            if Instant::now() >= self.deadline {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Looks whether there is any reason to give up.
+    fn check(&mut self) -> Result<()> {
+        if self.given_up.is_none() {
+            self.given_up = self
+                .go_on_or_abort()
+                .and_then(|()| self.meeting.look())
+                .err();
+        }
+        self.given_up.clone().map_or(Ok(()), Err)
+    }
+
+    fn go_on_or_abort(&mut self) -> Result<()> {
+        if !self.interrupt.interrupts() {
+            return Ok(());
+        }
+        Err(interrupted(self.config.rank))
+    }
+}
+
+/// What ends the start when somebody wants this rank to stop.
+pub(crate) fn interrupted(rank: usize) -> Error {
+    Error::aborted("was interrupted while the group was forming").blaming(rank, host_name())
+}
+
+fn socket_fails(error: &std::io::Error) -> Error {
+    Error::out_of_resources(error, "cannot make a connection")
+        .unwrap_or_else(|| Error::rendezvous(format!("a socket fails: {error}")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+//! Who did not join, and what is found at their addresses.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::Forming;
+use super::calls::{LOOK_UP_GOES_ON, Resolve, connect};
+use crate::communicator::Config;
+use crate::error::{Error, Result};
+use crate::forming::listener::Listener;
+use crate::work::INTERRUPT_INTERVAL;
+
+/// Bound on a look at the address of a rank that did not join.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// Ranks that did not join and are named; each of them takes a thread to look at its address.
+const NAMED_MAX: usize = 32;
+
+impl Forming<'_> {
+    /// The error for the ranks that did not join.
+    pub(super) fn missing(&mut self, listener: &Listener) -> Result<Error> {
+        let Config {
+            world_size,
+            rendezvous,
+            addresses,
+            timeout,
+            ..
+        } = self.config;
+        let missing: Vec<usize> = (1..*world_size)
+            .filter(|rank| !self.joined().contains_key(rank))
+            .collect();
+        let named = &missing[..missing.len().min(NAMED_MAX)];
+        let looks = self.look_at(named)?;
+        let name = |rank: &usize| match (addresses.get(*rank), looks.get(rank)) {
+            (Some(address), Some(look)) => format!("{rank} at {address} ({look})"),
+            _ => rank.to_string(),
+        };
+        let mut names = named.iter().map(name).collect::<Vec<_>>().join(", ");
+        if missing.len() > named.len() {
+            names += &format!(" and {} more", missing.len() - named.len());
+        }
+        let problem = format!(
+            "rank {names} of {world_size} did not join rank 0 at {rendezvous} within {:.0} s{}",
+            timeout.as_secs_f64(),
+            listener.turned_away,
+        );
+        let host = addresses.get(missing[0]);
+        let host = host.map_or("an unknown host", String::as_str);
+        Ok(Error::rendezvous(problem).blaming(missing[0], host))
+    }
+
+    /// What is found where these ranks should listen, for those with an address. Every look has a
+    /// thread, which may stay for longer than anybody waits for it.
+    fn look_at(&mut self, ranks: &[usize]) -> Result<BTreeMap<usize, String>> {
+        let until = Instant::now() + LOOK_LIMIT;
+        let (sender, news) = channel();
+        let mut found = BTreeMap::new();
+        for &rank in ranks {
+            let Some(address) = self.config.addresses.get(rank).cloned() else {
+                continue;
+            };
+            found.insert(rank, LOOK_UP_GOES_ON.to_owned());
+            let (resolve, sender) = (self.resolve, sender.clone());
+            // Nobody may wait for the news any more.
+            let tell = move |look: &str| drop(sender.send((rank, look.to_owned())));
+            let look = move || look_at(&address, resolve, until, tell);
+            if let Err(error) = std::thread::Builder::new().spawn(look) {
+                found.insert(rank, format!("no thread to look at it: {error}"));
+            }
+        }
+        drop(sender);
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            match news.recv_timeout(INTERRUPT_INTERVAL.min(left)) {
+                Ok((rank, look)) => drop(found.insert(rank, look)),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => self.go_on_or_abort()?,
+            }
+        }
+        // What came in time counts, however late it is read.
+        found.extend(news.try_iter());
+        Ok(found)
+    }
+}
+
+/// Tells what is known of an address, each time that it is more.
+fn look_at(address: &str, resolve: Resolve, until: Instant, tell: impl Fn(&str)) {
+    let addresses = match resolve(address) {
+        Ok(addresses) => addresses,
+        Err(error) => return tell(&error.to_string()),
+    };
+    tell("no answer in time");
+    match connect(&addresses, until) {
+        Ok(_) => tell("something listens there, but it did not join"),
+        Err(error) => tell(&error.to_string()),
+    }
+}

@@ -1,0 +1,176 @@
+use std::net::TcpListener;
+use std::thread;
+
+use super::*;
+use crate::communicator::TransportChoice;
+use crate::error::ErrorKind;
+use crate::schedule::choice::Rules;
+
+const STREAMS: usize = 2;
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+fn config(rank: usize, rendezvous: &str) -> Config {
+    Config {
+        rank,
+        world_size: 2,
+        rendezvous: rendezvous.into(),
+        listen: None,
+        ports: None,
+        interface: None,
+        tls: None,
+        announce: None,
+        addresses: Vec::new(),
+        job: String::new(),
+        token: b"secret".into(),
+        transport: TransportChoice::Tcp,
+        algorithm: Rules::default(),
+        reproducible: false,
+        wire_dtype: None,
+        streams: STREAMS,
+        checksum: false,
+        timeout: TIMEOUT,
+        stall_timeout: TIMEOUT,
+        stall_warning: TIMEOUT,
+        on_warning: drop,
+    }
+}
+
+/// Lets rank 1 join rank 0 as it should, and then open connections for these streams alone;
+/// returns what rank 0 made of it and how rank 1's last connection was answered.
+fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let rank_0 = thread::spawn({
+        let config = config(0, &address);
+        move || form(&config, &mut || false)
+    });
+    let config = config(1, &address);
+    let mut forming = Forming {
+        config: &config,
+        deadline: Instant::now() + TIMEOUT,
+        tls: None,
+        resolve,
+        interrupt: &mut || false,
+        meeting: Meeting::Outside,
+        group: GroupId::NONE,
+        given_up: None,
+        own_state: Arc::new(OwnState::new(1, 2)),
+    };
+    let (_door, roster) = forming.join().unwrap();
+    let mut connections: Vec<_> = streams
+        .iter()
+        .map(|&stream| forming.call(&roster, 0, &Purpose::Data { stream }))
+        .collect();
+    (rank_0.join().unwrap(), connections.pop().unwrap())
+}
+
+#[test]
+fn a_missing_stream_is_named_within_the_deadline() {
+    let started = Instant::now();
+    let (formed, connected) = connect_streams(&[1]);
+    assert!(connected.is_ok());
+    let error = formed.err().expect("stream 0 is missing");
+    assert!(
+        matches!(error.kind, ErrorKind::Rendezvous { .. }),
+        "{error}"
+    );
+    assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(1));
+    assert!(
+        error.to_string().contains("stream 0 of 2 is missing"),
+        "{error}"
+    );
+    assert!(started.elapsed() < TIMEOUT + config(0, "").conversation_limit());
+}
+
+#[test]
+fn a_stream_that_exists_already_is_turned_away_on_both_sides() {
+    let (formed, connected) = connect_streams(&[0, 0]);
+    let answered = connected.err().unwrap();
+    let problem = "stream 0 of rank 1 has been connected already";
+    assert!(
+        matches!(answered.kind, ErrorKind::Rendezvous { .. }),
+        "{answered}"
+    );
+    assert!(answered.to_string().contains(problem), "{answered}");
+    let error = formed.err().expect("stream 1 is missing");
+    assert!(error.to_string().contains(problem), "{error}");
+}
+
+#[test]
+fn a_stream_beyond_the_agreed_number_is_turned_away() {
+    for stream in [STREAMS, usize::MAX] {
+        let (_, connected) = connect_streams(&[stream]);
+        let error = connected.err().unwrap();
+        assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
+    }
+}
+
+/// As a resolver that does not answer, for every name but those of this host.
+fn resolve_slowly(address: &str) -> std::io::Result<Vec<SocketAddr>> {
+    if address.starts_with("slow.invalid") {
+        thread::sleep(Duration::from_secs(30));
+    }
+    resolve(address)
+}
+
+/// What becomes of a rank whose resolver is slow.
+fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
+    let mut forming = Forming {
+        config,
+        deadline: Instant::now() + config.timeout,
+        tls: None,
+        resolve: resolve_slowly,
+        interrupt,
+        meeting: Meeting::Outside,
+        group: GroupId::NONE,
+        given_up: None,
+        own_state: Arc::new(OwnState::new(config.rank, 2)),
+    };
+    forming.run().err().expect("nobody else comes")
+}
+
+/// Ranks for which a slow name is another rank's, the rendezvous, and where to listen.
+fn slow_ranks() -> [Config; 3] {
+    let timeout = Duration::from_millis(200);
+    [
+        Config {
+            addresses: vec!["127.0.0.1:1".into(), "slow.invalid:4000".into()],
+            timeout,
+            ..config(0, "127.0.0.1:0")
+        },
+        Config {
+            timeout,
+            ..config(1, "slow.invalid:4000")
+        },
+        Config {
+            timeout,
+            ..config(0, "slow.invalid:4000")
+        },
+    ]
+}
+
+#[test]
+fn a_name_that_is_looked_up_for_too_long_is_named() {
+    for config in slow_ranks() {
+        let error = form_slowly(&config, &mut || false);
+        let rendezvous = matches!(error.kind, ErrorKind::Rendezvous { .. });
+        assert!(rendezvous, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("slow.invalid:4000"), "{text}");
+        assert!(text.contains(calls::LOOK_UP_GOES_ON), "{text}");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_look_up_of_a_name() {
+    for config in slow_ranks() {
+        let started = Instant::now();
+        // Rank 0 looks at the addresses of others for a second once its time is over.
+        let is_late = || started.elapsed() > config.timeout + Duration::from_millis(500);
+        let mut interrupt = || config.addresses.is_empty() || is_late();
+        let error = form_slowly(&config, &mut interrupt);
+        let aborted = matches!(error.kind, ErrorKind::Aborted { .. });
+        assert!(aborted, "{error}");
+    }
+}

@@ -1,0 +1,97 @@
+//! The agreed list of members, and what follows from it.
+
+use crate::communicator::{Config, TransportChoice};
+use crate::host::{host_id, host_name};
+use crate::schedule::topology::Topology;
+use crate::wire::handshake::Member;
+
+/// Who is in the group, by rank.
+#[derive(Debug, Clone)]
+pub struct Roster {
+    members: Vec<Member>,
+}
+
+impl Roster {
+    pub(crate) const fn new(members: Vec<Member>) -> Self {
+        Self { members }
+    }
+
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Name of the host that a rank runs on.
+    #[must_use]
+    pub fn host(&self, rank: usize) -> &str {
+        &self.members[rank].host
+    }
+
+    /// Which ranks share a host.
+    #[must_use]
+    pub(crate) fn topology(&self) -> Topology {
+        Topology::by_host(self.members.iter().map(|member| &member.host_id))
+    }
+
+    /// Whether two ranks say that they run on the same host.
+    #[must_use]
+    pub fn same_host(&self, one: usize, other: usize) -> bool {
+        self.members[one].host_id == self.members[other].host_id
+    }
+
+    /// Index of a rank among those on its host.
+    #[must_use]
+    pub fn local_rank(&self, rank: usize) -> usize {
+        self.neighbours_of(rank, rank).count()
+    }
+
+    /// Number of ranks on the host of `rank`.
+    #[must_use]
+    pub fn local_size(&self, rank: usize) -> usize {
+        self.neighbours_of(rank, self.members.len()).count()
+    }
+
+    /// The ranks below `end` that share the host of `rank`.
+    fn neighbours_of(&self, rank: usize, end: usize) -> impl Iterator<Item = &Member> {
+        let host_id = &self.members[rank].host_id;
+        self.members[..end]
+            .iter()
+            .filter(move |member| member.host_id == *host_id)
+    }
+}
+
+/// This process as a member that listens at `address`.
+pub(crate) fn this_member(address: String, config: &Config) -> Member {
+    Member {
+        address,
+        host: host_name(),
+        host_id: host_id(),
+        job: config.job.clone(),
+        plan: config.plan(),
+        shares_memory: config.transport != TransportChoice::Tcp,
+        needs_memory: config.transport == TransportChoice::SharedMemory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_ranks_count_the_ranks_of_one_host() {
+        let members = ["a", "b", "a", "b", "b"].map(|host| Member {
+            address: String::new(),
+            host: host.into(),
+            host_id: host.into(),
+            job: String::new(),
+            plan: String::new(),
+            shares_memory: false,
+            needs_memory: false,
+        });
+        let roster = Roster::new(members.into());
+        let local: Vec<_> = (0..5)
+            .map(|rank| (roster.local_rank(rank), roster.local_size(rank)))
+            .collect();
+        assert_eq!(local, [(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]);
+        assert_eq!(roster.topology().hosts(), [vec![0, 2], vec![1, 3, 4]]);
+    }
+}

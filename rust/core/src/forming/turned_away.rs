@@ -1,0 +1,180 @@
+//! Who was turned away while the group formed, for error messages.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::Error;
+use crate::wire::handshake;
+
+/// Different reasons of members that are kept.
+const MEMBERS_REASONS_MAX: usize = 8;
+/// Different reasons that are kept for one sort of strangers.
+const STRANGERS_REASONS_MAX: usize = 2;
+
+/// Somebody who has called.
+pub(crate) struct Caller {
+    address: IpAddr,
+    /// Whether it has come through TLS, where there is any.
+    pub(crate) is_connected: bool,
+    /// The rank it says it is, once it has proved to know the token.
+    pub(crate) proved_rank: Option<usize>,
+}
+
+/// Sorts of callers. Strangers fill the places of their own sort only.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
+enum Sort {
+    Member,
+    OtherVersion,
+    /// By what went wrong, and whether it was after TLS.
+    Stranger(&'static str, bool),
+}
+
+/// Those who were turned away for one reason.
+struct Visits {
+    /// The first.
+    caller: String,
+    reason: String,
+    count: usize,
+    /// Whether all were called the same and had the very same reason.
+    alike: bool,
+}
+
+/// What those who were turned away would like the user to know. As text it is empty, or the end of
+/// a sentence.
+#[derive(Default)]
+pub(crate) struct TurnedAway {
+    /// By the reason; that of a stranger is without its numbers, which a stranger may choose.
+    visits: Mutex<BTreeMap<(Sort, String), Visits>>,
+}
+
+impl Caller {
+    pub(crate) const fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            is_connected: false,
+            proved_rank: None,
+        }
+    }
+
+    fn sort(&self, error: &Error) -> Sort {
+        if self.proved_rank.is_some() {
+            Sort::Member
+        } else if handshake::is_other_version(error) {
+            Sort::OtherVersion
+        } else {
+            Sort::Stranger(error.kind.exception(), self.is_connected)
+        }
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(rank) = self.proved_rank {
+            write!(f, "rank {rank} at ")?;
+        }
+        write!(f, "{}", self.address)
+    }
+}
+
+impl TurnedAway {
+    pub(crate) fn note(&self, caller: &Caller, error: &Error) {
+        let (caller_name, reason) = (caller.to_string(), error.to_string());
+        let sort = caller.sort(error);
+        let (kind, reasons_max) = match sort {
+            Sort::Member => (format!("{caller_name}: {reason}"), MEMBERS_REASONS_MAX),
+            _ => (
+                reason.replace(|c: char| c.is_ascii_digit(), ""),
+                STRANGERS_REASONS_MAX,
+            ),
+        };
+        let mut visits = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(visits) = visits.get_mut(&(sort, kind.clone())) {
+            visits.alike &= visits.caller == caller_name && visits.reason == reason;
+            visits.count += 1;
+            return;
+        }
+        let of_this_sort = visits.keys().filter(|(other, _)| *other == sort);
+        if of_this_sort.count() < reasons_max {
+            let first = Visits {
+                caller: caller_name,
+                reason,
+                count: 1,
+                alike: true,
+            };
+            visits.insert((sort, kind), first);
+        }
+    }
+}
+
+impl fmt::Display for TurnedAway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let visits = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, visits) in visits.values().enumerate() {
+            f.write_str(if index == 0 { "; turned away: " } else { "; " })?;
+            write!(f, "{}: {}", visits.caller, visits.reason)?;
+            match visits {
+                Visits { count: 1, .. } => {}
+                Visits { alike: true, .. } => write!(f, " ({} times)", visits.count)?,
+                _ => write!(f, " (and the like, {} times)", visits.count)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn caller(number: u32, proved_rank: Option<usize>) -> Caller {
+        Caller {
+            proved_rank,
+            ..Caller::new(Ipv4Addr::from(0x0a00_0000 + number).into())
+        }
+    }
+
+    #[test]
+    fn the_note_is_bounded_and_counts() {
+        let turned_away = TurnedAway::default();
+        assert_eq!(turned_away.to_string(), "");
+        for visit in 0..1000 {
+            let error = Error::rendezvous(format!("reason {}", visit % 100));
+            turned_away.note(&caller(0, Some(3)), &error);
+        }
+        let note = turned_away.to_string();
+        let first = "; turned away: rank 3 at 10.0.0.0: reason 0";
+        assert!(note.starts_with(first), "{note}");
+        assert_eq!(note.matches("(10 times)").count(), MEMBERS_REASONS_MAX);
+    }
+
+    #[test]
+    fn strangers_do_not_crowd_out_what_others_were_turned_away_for() {
+        let turned_away = TurnedAway::default();
+        for number in 0..1000 {
+            let length = format!("a message of {number} bytes was announced");
+            let alert = format!("alert {}", "x".repeat(number as usize));
+            for error in [
+                Error::protocol(length),
+                Error::authentication(alert),
+                handshake::other_version(number, handshake::PROTOCOL_VERSION),
+            ] {
+                turned_away.note(&caller(number, None), &error);
+            }
+        }
+        let mut honest = caller(7, None);
+        honest.is_connected = true;
+        turned_away.note(&honest, &Error::authentication("no token"));
+        turned_away.note(&caller(8, Some(2)), &Error::rendezvous("world size 3"));
+        let note = turned_away.to_string();
+        assert!(note.starts_with("; turned away: rank 2 at 10.0.0.8: world size 3"));
+        assert!(note.contains("10.0.0.7: no token"), "{note}");
+        for (text, count) in [("speaks", 1), ("announced", 1), ("alert", 2)] {
+            assert_eq!(note.matches(text).count(), count, "{note}");
+        }
+        assert!(note.contains("(and the like, 1000 times)"), "{note}");
+    }
+}

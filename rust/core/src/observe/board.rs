@@ -1,0 +1,120 @@
+//! What ranks tell each other about how they are doing, in their own time.
+//!
+//! Each rank's *gossip* goes around the ring about once a second over the control connections, so
+//! that every rank knows who keeps whom waiting, without a collective and also while one hangs.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::observe::stats::Stats;
+use crate::wire::gossip::{Gossip, Late};
+
+/// Bound on what a program may add to its gossip.
+pub const NOTE_BYTES_MAX: usize = 1024;
+/// A gossip names this many of the peers that were waited for, those waited for longest.
+const LATE_MAX: usize = 8;
+
+/// The last gossip of every rank.
+#[derive(Default)]
+pub struct Board {
+    posted: Mutex<Posted>,
+}
+
+#[derive(Default)]
+struct Posted {
+    note: Vec<u8>,
+    number: u64,
+    heard: BTreeMap<usize, (Gossip, Instant)>,
+}
+
+impl Board {
+    /// Adds `note` to this rank's gossip from now on.
+    pub fn note(&self, note: Vec<u8>) {
+        self.lock().note = note;
+    }
+
+    /// This rank's next gossip.
+    #[must_use]
+    pub fn next_gossip(&self, rank: usize, stats: &Stats, now: Instant) -> Gossip {
+        let mut posted = self.lock();
+        posted.number += 1;
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let mut late: Vec<Late> = stats
+            .lateness
+            .iter()
+            .map(|(&rank, lateness)| Late {
+                rank,
+                total_ns: ns(lateness.total),
+                recent_ns: ns(lateness.recent(now)),
+            })
+            .collect();
+        late.sort_by_key(|late| std::cmp::Reverse((late.recent_ns, late.total_ns)));
+        late.truncate(LATE_MAX);
+        let gossip = Gossip {
+            rank,
+            number: posted.number,
+            collectives: stats.collectives.values().map(|totals| totals.count).sum(),
+            late,
+            note: posted.note.clone(),
+        };
+        posted.heard.insert(rank, (gossip.clone(), now));
+        gossip
+    }
+
+    /// Takes a rank's gossip, heard `now`; `false` if it is known already, or says too much.
+    pub fn hear(&self, gossip: Gossip, now: Instant) -> bool {
+        let mut posted = self.lock();
+        let known = posted.heard.get(&gossip.rank);
+        if known.is_some_and(|(known, _)| known.number >= gossip.number)
+            || gossip.note.len() > NOTE_BYTES_MAX
+            || gossip.late.len() > LATE_MAX
+        {
+            return false;
+        }
+        posted.heard.insert(gossip.rank, (gossip, now));
+        true
+    }
+
+    /// The last gossip of every rank that has been heard, and when that was.
+    #[must_use]
+    pub fn gossip(&self) -> Vec<(Gossip, Instant)> {
+        self.lock().heard.values().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Posted> {
+        self.posted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gossip_counts_once_however_it_arrives() {
+        let (here, there) = (Board::default(), Board::default());
+        there.note(b"step 5".to_vec());
+        let first = there.next_gossip(1, &Stats::default(), Instant::now());
+        let second = there.next_gossip(1, &Stats::default(), Instant::now());
+        assert!(here.hear(second.clone(), Instant::now()));
+        assert!(!here.hear(second.clone(), Instant::now()));
+        assert!(!here.hear(first, Instant::now()));
+        let heard: Vec<_> = here
+            .gossip()
+            .into_iter()
+            .map(|(gossip, _)| gossip)
+            .collect();
+        assert_eq!(heard, [second]);
+    }
+
+    #[test]
+    fn a_note_that_is_too_long_is_not_taken() {
+        let (here, there) = (Board::default(), Board::default());
+        there.note(vec![0; NOTE_BYTES_MAX + 1]);
+        assert!(!here.hear(
+            there.next_gossip(1, &Stats::default(), Instant::now()),
+            Instant::now()
+        ));
+    }
+}

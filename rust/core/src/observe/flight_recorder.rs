@@ -1,0 +1,404 @@
+//! The last collectives that this rank entered, and the counters over all of them.
+//!
+//! Both change at the end of a collective, so they share one lock: recording costs a collective no
+//! lock that counting would not have cost already.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::collective::Call;
+use crate::observe::exposure::Exposure;
+use crate::observe::stats::{Measured, Stats};
+use crate::schedule::Algorithm;
+use crate::wire::contract::{Contract, Header};
+use crate::wire::handshake::GENERATION;
+use crate::work::Caller;
+
+/// How many collectives are remembered by default: a few seconds of training.
+pub const CAPACITY: usize = 4096;
+
+/// The last collectives that this rank entered.
+#[derive(Debug, Default)]
+pub struct FlightRecorder {
+    memory: Mutex<Memory>,
+    waiting: Mutex<Option<Waiting>>,
+    left_step: Mutex<Option<(u64, String)>>,
+}
+
+/// A collective under way that does not move.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// The ranks without which nothing moves.
+    pub awaited: Vec<usize>,
+    /// When something moved last.
+    pub since: Instant,
+}
+
+#[derive(Debug)]
+struct Memory {
+    entries: VecDeque<Entry>,
+    capacity: usize,
+    forgotten: u64,
+    stats: Stats,
+    exposure: Exposure,
+}
+
+/// One collective that this rank entered.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Ordinal of the collective.
+    pub sequence: u64,
+    /// The step of the program that it belongs to; 0 for none.
+    pub step: u64,
+    /// What was called.
+    pub call: Arc<Call>,
+    /// How it is performed.
+    pub algorithm: Algorithm,
+    /// How far it has come.
+    pub state: State,
+    /// The peer that entered last of those this rank listens to.
+    pub last: Option<u32>,
+    /// When it was called.
+    pub launched: Instant,
+    /// When its turn came on this rank.
+    pub started: Option<Instant>,
+    /// When all peers that this rank listens to had entered.
+    pub entered: Option<Instant>,
+    /// When it ended, well or badly.
+    pub ended: Option<Instant>,
+    /// The last wait for it by the program, if it was not over at once.
+    pub awaited: Option<(Instant, Instant)>,
+    /// Where the program waits for it, if that took a while.
+    pub place: Option<Arc<str>>,
+}
+
+/// How far a collective has come on this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It waits for its turn.
+    Queued,
+    /// It is under way.
+    Running,
+    /// It ended well.
+    Done,
+    /// It ended with an error.
+    Failed,
+}
+
+impl State {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            entries: VecDeque::new(),
+            capacity: CAPACITY,
+            forgotten: 0,
+            stats: Stats::default(),
+            exposure: Exposure::new(),
+        }
+    }
+}
+
+impl Entry {
+    /// The contract header that was sent.
+    #[must_use]
+    pub fn header(&self) -> Header {
+        Contract::of(&self.call, self.algorithm).header(GENERATION, self.sequence, self.step)
+    }
+}
+
+impl FlightRecorder {
+    /// A collective has got its place in the order and its step, and with `at_once` also its turn; the oldest
+    /// are forgotten if there are too many.
+    pub fn launched(
+        &self,
+        (sequence, step): (u64, u64),
+        call: Arc<Call>,
+        algorithm: Algorithm,
+        at: Instant,
+        at_once: bool,
+    ) {
+        let mut memory = self.lock();
+        while memory.entries.len() >= memory.capacity {
+            memory.entries.pop_front();
+            memory.forgotten += 1;
+        }
+        memory.entries.push_back(Entry {
+            sequence,
+            step,
+            call,
+            algorithm,
+            state: if at_once {
+                State::Running
+            } else {
+                State::Queued
+            },
+            last: None,
+            launched: at,
+            started: at_once.then_some(at),
+            entered: None,
+            ended: None,
+            awaited: None,
+            place: None,
+        });
+    }
+
+    /// Notes where the program waits for a collective; asks only once, and without the lock, since
+    /// the answer may take its time.
+    pub fn locate(&self, sequence: u64, caller: &mut dyn Caller) {
+        if self
+            .find(sequence)
+            .is_none_or(|entry| entry.place.is_some())
+        {
+            return;
+        }
+        let Some(place) = caller.place() else {
+            return;
+        };
+        if let Some(entry) = self.lock().entry(sequence) {
+            entry.place = Some(place.into());
+        }
+    }
+
+    /// Remembers that this rank waits, or that it does not.
+    pub fn note_waiting(&self, waiting: Option<Waiting>) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+    }
+
+    /// For whom this rank waits, if it has done so for a while.
+    #[must_use]
+    pub fn waiting(&self) -> Option<Waiting> {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.clone()
+    }
+
+    /// Remembers which step the program left early last, and by what.
+    pub fn left_step(&self, step: u64, by: String) {
+        *self
+            .left_step
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some((step, by));
+    }
+
+    /// The step that the program left early last, and by what.
+    #[must_use]
+    pub fn last_left_step(&self) -> Option<(u64, String)> {
+        let left = self.left_step.lock();
+        left.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The collective under way, if there is one, and the one that ended last.
+    #[must_use]
+    pub fn now(&self) -> (Option<Entry>, Option<Entry>) {
+        let memory = self.lock();
+        let last = |wanted: fn(&Entry) -> bool| memory.entries.iter().rfind(|e| wanted(e)).cloned();
+        (
+            last(|entry| entry.state == State::Running),
+            last(|entry| entry.ended.is_some()),
+        )
+    }
+
+    /// The turn of a collective that was queued has come.
+    pub fn started(&self, sequence: u64, at: Instant) {
+        if let Some(entry) = self.lock().entry(sequence) {
+            entry.state = State::Running;
+            entry.started = Some(at);
+        }
+    }
+
+    /// A collective has ended; `blocking` if the program stood still for all of it.
+    pub fn ended(&self, sequence: u64, call: &Call, measured: &Measured, blocking: bool) {
+        let mut memory = self.lock();
+        memory.stats.add(call, measured);
+        if blocking {
+            memory.exposure.add(measured.started, measured.ended);
+        }
+        if let Some(entry) = memory.entry(sequence) {
+            entry.state = State::Done;
+            entry.started = Some(measured.started);
+            if let Some((at, last)) = measured.everyone_entered {
+                entry.entered = Some(at);
+                entry.last = u32::try_from(last).ok();
+            }
+            entry.ended = Some(measured.ended);
+        }
+    }
+
+    /// A collective has ended without anything to count: badly, or in a world of one.
+    pub fn over(&self, sequence: u64, state: State, started: Instant) {
+        if let Some(entry) = self.lock().entry(sequence) {
+            entry.state = state;
+            entry.started = Some(started);
+            entry.ended = Some(Instant::now());
+        }
+    }
+
+    /// The program begins to wait for an asynchronous collective.
+    pub fn wait_begins(&self, at: Instant) {
+        self.lock().exposure.enter(at);
+    }
+
+    /// The program goes on.
+    pub fn wait_ends(&self, sequence: u64, from: Instant, to: Instant) {
+        let mut memory = self.lock();
+        memory.exposure.leave(to);
+        if let Some(entry) = memory.entry(sequence) {
+            entry.awaited = Some((from, to));
+        }
+    }
+
+    /// The counters so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let memory = self.lock();
+        Stats {
+            exposed: memory.exposure.total(),
+            ..memory.stats.clone()
+        }
+    }
+
+    /// Remembers so many collectives from now on.
+    pub fn keep(&self, capacity: usize) {
+        let mut memory = self.lock();
+        memory.capacity = capacity.max(1);
+        while memory.entries.len() > memory.capacity {
+            memory.entries.pop_front();
+            memory.forgotten += 1;
+        }
+        memory.entries.shrink_to_fit();
+    }
+
+    /// What is remembered, oldest first, and how many more there were.
+    #[must_use]
+    pub fn entries(&self) -> (Vec<Entry>, u64) {
+        let memory = self.lock();
+        (memory.entries.iter().cloned().collect(), memory.forgotten)
+    }
+
+    /// Forgets everything, and counts from zero.
+    pub fn forget(&self) {
+        let mut memory = self.lock();
+        let capacity = memory.capacity;
+        *memory = Memory {
+            capacity,
+            ..Memory::default()
+        };
+    }
+
+    /// The collective of this ordinal, if it was entered and is still remembered.
+    #[must_use]
+    pub fn find(&self, sequence: u64) -> Option<Entry> {
+        self.lock().entry(sequence).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory {
+    /// Entries have consecutive ordinals.
+    fn entry(&mut self, sequence: u64) -> Option<&mut Entry> {
+        let first = self.entries.front()?.sequence;
+        let index = usize::try_from(sequence.checked_sub(first)?).ok()?;
+        self.entries.get_mut(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Collective, Name};
+    use crate::dtype::{DType, ReduceOp};
+
+    fn call() -> Arc<Call> {
+        Arc::new(Call {
+            collective: Collective::AllReduce { op: ReduceOp::Sum },
+            dtype: DType::F32,
+            count: 1,
+            name: Name::default(),
+            shapes: String::new(),
+        })
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_and_the_others_are_found_by_their_ordinal() {
+        let recorder = FlightRecorder::default();
+        recorder.keep(3);
+        let now = Instant::now();
+        for sequence in 1..=5 {
+            recorder.launched((sequence, 0), call(), Algorithm::Ring, now, false);
+        }
+        recorder.over(4, State::Failed, now);
+        let (entries, forgotten) = recorder.entries();
+        let kept: Vec<_> = entries.iter().map(|e| (e.sequence, e.state)).collect();
+        assert_eq!(
+            kept,
+            [(3, State::Queued), (4, State::Failed), (5, State::Queued)]
+        );
+        assert_eq!(forgotten, 2);
+        assert!(recorder.find(2).is_none());
+        assert_eq!(recorder.find(5).map(|entry| entry.sequence), Some(5));
+        assert!(recorder.find(6).is_none());
+    }
+
+    struct Program(Option<&'static str>);
+
+    impl Caller for Program {
+        fn interrupts(&mut self) -> bool {
+            false
+        }
+
+        fn place(&mut self) -> Option<String> {
+            Some(self.0.take().expect("nobody asks twice").into())
+        }
+    }
+
+    #[test]
+    fn the_place_of_a_wait_is_asked_for_once_and_kept() {
+        let recorder = FlightRecorder::default();
+        recorder.launched((1, 0), call(), Algorithm::Ring, Instant::now(), false);
+        let mut program = Program(Some("train.py:31"));
+        for sequence in [2, 1, 1] {
+            recorder.locate(1, &mut || false);
+            recorder.locate(sequence, &mut program);
+        }
+        let place = recorder.find(1).and_then(|entry| entry.place);
+        assert_eq!(place.as_deref(), Some("train.py:31"));
+    }
+
+    #[test]
+    fn a_wait_is_counted_for_the_peer_that_entered_last() {
+        let recorder = FlightRecorder::default();
+        let started = Instant::now();
+        let ms = |ms| started + std::time::Duration::from_millis(ms);
+        let call = call();
+        recorder.launched((1, 0), Arc::clone(&call), Algorithm::OneShot, started, true);
+        let measured = Measured {
+            algorithm: "one_shot",
+            bytes_sent: 4,
+            started,
+            everyone_entered: Some((ms(6), 2)),
+            ended: ms(7),
+        };
+        recorder.ended(1, &call, &measured, true);
+        let stats = recorder.stats();
+        assert_eq!(stats.lateness[&2].total, ms(6) - started);
+        assert_eq!(stats.exposed, ms(7) - started);
+        let entry = recorder.find(1).unwrap();
+        assert_eq!((entry.state, entry.last), (State::Done, Some(2)));
+        assert_eq!(entry.entered, Some(ms(6)));
+    }
+}

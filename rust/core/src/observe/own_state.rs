@@ -1,0 +1,161 @@
+//! What a rank knows of itself, ready for those who ask at its listener.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::abort::AbortSwitch;
+use crate::error::shortened;
+use crate::host::host_name;
+use crate::observe::flight_recorder::{Entry, FlightRecorder};
+use crate::wire::handshake::GroupId;
+use crate::wire::state::{Collective, Phase, State};
+
+/// One rank from outside. It is asked by threads of the listener, never by the engine, so it answers
+/// also while Python is stuck.
+pub(crate) struct OwnState {
+    rank: usize,
+    world_size: usize,
+    joined: Mutex<BTreeSet<usize>>,
+    agreed: Mutex<Agreed>,
+    agreement: Condvar,
+    formed: OnceLock<Formed>,
+}
+
+/// What is known of the group's identity.
+#[derive(Clone, Copy)]
+enum Agreed {
+    NotYet,
+    On(GroupId),
+    /// The listener has closed before.
+    Never,
+}
+
+struct Formed {
+    group: GroupId,
+    members: Vec<(String, String)>,
+    recorder: Arc<FlightRecorder>,
+    abort: Arc<AbortSwitch>,
+}
+
+impl OwnState {
+    pub(crate) fn new(rank: usize, world_size: usize) -> Self {
+        Self {
+            rank,
+            world_size,
+            joined: Mutex::default(),
+            agreed: Mutex::new(Agreed::NotYet),
+            agreement: Condvar::new(),
+            formed: OnceLock::new(),
+        }
+    }
+
+    /// A rank has joined; told to rank 0 only.
+    pub(crate) fn has_joined(&self, rank: usize) {
+        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        joined.insert(rank);
+    }
+
+    /// All have joined, as this group.
+    pub(crate) fn has_agreed(&self, group: GroupId) {
+        self.settle(Agreed::On(group));
+    }
+
+    /// Nobody needs to wait for the group's identity any more.
+    pub(crate) fn gives_up(&self) {
+        self.settle(Agreed::Never);
+    }
+
+    /// The identity of the group, once it is known. Members that have it call those whom it has not
+    /// reached.
+    pub(crate) fn group(&self, limit: Duration) -> Option<GroupId> {
+        let waiting = self
+            .agreement
+            .wait_timeout_while(self.agreed(), limit, |agreed| {
+                matches!(agreed, Agreed::NotYet)
+            });
+        match *waiting.unwrap_or_else(PoisonError::into_inner).0 {
+            Agreed::On(group) => Some(group),
+            Agreed::NotYet | Agreed::Never => None,
+        }
+    }
+
+    fn settle(&self, outcome: Agreed) {
+        let mut agreed = self.agreed();
+        if matches!(*agreed, Agreed::NotYet) {
+            *agreed = outcome;
+        }
+        drop(agreed);
+        self.agreement.notify_all();
+    }
+
+    fn agreed(&self) -> MutexGuard<'_, Agreed> {
+        self.agreed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The group has formed: from now on the engine is what matters.
+    pub(crate) fn has_formed(
+        &self,
+        members: Vec<(String, String)>,
+        recorder: Arc<FlightRecorder>,
+        abort: Arc<AbortSwitch>,
+    ) {
+        // A group forms once.
+        let _ = self.formed.set(Formed {
+            group: self.group(Duration::ZERO).unwrap_or(GroupId::NONE),
+            members,
+            recorder,
+            abort,
+        });
+    }
+
+    pub(crate) fn is_formed(&self) -> bool {
+        self.formed.get().is_some()
+    }
+
+    pub(crate) fn state(&self) -> State {
+        State {
+            rank: self.rank,
+            world_size: self.world_size,
+            host: host_name(),
+            process_id: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            phase: self
+                .formed
+                .get()
+                .map_or_else(|| self.forming(), Formed::phase),
+        }
+    }
+
+    fn forming(&self) -> Phase {
+        let joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.rank == 0;
+        let missing = (1..self.world_size).filter(|rank| known && !joined.contains(rank));
+        Phase::Forming {
+            missing: missing.collect(),
+        }
+    }
+}
+
+impl Formed {
+    fn phase(&self) -> Phase {
+        let (entered, ended) = self.recorder.now();
+        let waiting = entered.as_ref().and_then(|_| self.recorder.waiting());
+        let collective = |entry: &Entry, since: Option<Instant>| Collective {
+            sequence: entry.sequence,
+            call: match entry.step {
+                0 => shortened(&entry.call.to_string()),
+                step => format!("{} in step {step}", shortened(&entry.call.to_string())),
+            },
+            age: since.unwrap_or(entry.launched).elapsed(),
+        };
+        Phase::Formed {
+            group: self.group,
+            members: self.members.clone(),
+            awaited: waiting.map(|waiting| waiting.awaited).unwrap_or_default(),
+            entered: entered.map(|entry| collective(&entry, entry.started)),
+            ended: ended.map(|entry| collective(&entry, entry.ended)),
+            failed: self.abort.cause().map(|cause| cause.to_string()),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What one rank knows about its last collectives, as a file: read by `gradring explain`, and
+//! the raw material of a timeline.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::observe::clock;
+use crate::observe::flight_recorder::Entry;
+use crate::observe::journal::Journal;
+use crate::wire::gossip::ClockOffset;
+
+/// Grows with every incompatible change of the file.
+const FORMAT: u32 = 1;
+/// A description is cut after so many characters; a bucket can have hundreds of names.
+const CALL_CHARS_MAX: usize = 300;
+
+#[derive(Serialize)]
+struct File<'a> {
+    format: u32,
+    rank: usize,
+    world_size: usize,
+    host: &'a str,
+    pid: u32,
+    reason: &'a str,
+    written_ns: u64,
+    clock: Option<ClockOffset>,
+    failure: Option<Failure>,
+    /// Collectives older than those listed.
+    forgotten: u64,
+    collectives: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Failure {
+    message: String,
+    rank: Option<usize>,
+    sequence: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    sequence: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    step: u64,
+    kind: &'static str,
+    call: String,
+    bytes: usize,
+    algorithm: &'static str,
+    state: &'static str,
+    last: Option<u32>,
+    launched_ns: u64,
+    started_ns: Option<u64>,
+    entered_ns: Option<u64>,
+    ended_ns: Option<u64>,
+    awaited_ns: Option<(u64, u64)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    place: Option<String>,
+}
+
+impl From<&Entry> for Line {
+    fn from(entry: &Entry) -> Self {
+        Self {
+            sequence: entry.sequence,
+            step: entry.step,
+            kind: entry.call.collective.name(),
+            call: entry
+                .call
+                .to_string()
+                .chars()
+                .take(CALL_CHARS_MAX)
+                .collect(),
+            bytes: entry.call.bytes(),
+            algorithm: entry.algorithm.name(),
+            state: entry.state.name(),
+            last: entry.last,
+            launched_ns: clock::unix_ns(entry.launched),
+            started_ns: entry.started.map(clock::unix_ns),
+            entered_ns: entry.entered.map(clock::unix_ns),
+            ended_ns: entry.ended.map(clock::unix_ns),
+            awaited_ns: entry
+                .awaited
+                .map(|(from, to)| (clock::unix_ns(from), clock::unix_ns(to))),
+            place: entry.place.as_deref().map(String::from),
+        }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_zero(step: &u64) -> bool {
+    *step == 0
+}
+
+/// What `journal` remembers since `since_ns`, as JSON.
+#[must_use]
+pub fn to_json(journal: &Journal, failure: Option<&Error>, reason: &str, since_ns: u64) -> Vec<u8> {
+    let (entries, forgotten) = journal.recorder.entries();
+    let file = File {
+        format: FORMAT,
+        rank: journal.rank,
+        world_size: journal.hosts.len(),
+        host: &journal.hosts[journal.rank],
+        pid: std::process::id(),
+        reason,
+        written_ns: clock::now_ns(),
+        clock: journal.clock(),
+        failure: failure.map(|error| Failure {
+            message: error.to_string(),
+            rank: error.blamed.as_ref().map(|blamed| blamed.rank),
+            sequence: error.sequence,
+        }),
+        forgotten,
+        collectives: entries
+            .iter()
+            .filter(|entry| clock::unix_ns(entry.launched) >= since_ns)
+            .map(Line::from)
+            .collect(),
+    };
+    serde_json::to_vec(&file).expect("numbers and strings can be written as JSON")
+}
+
+/// Name of a rank's file in the directory of records.
+#[must_use]
+pub fn path_in(directory: &Path, rank: usize) -> PathBuf {
+    directory.join(format!("rank-{rank}.json"))
+}
+
+/// Writes `json` to the rank's file in `directory`, which is made if it is missing; whoever reads
+/// the file finds the old contents or the new ones, never half of them.
+///
+/// # Errors
+/// The directory or the file cannot be written.
+pub fn write(directory: &Path, rank: usize, json: &[u8]) -> std::io::Result<PathBuf> {
+    std::fs::create_dir_all(directory)?;
+    let path = path_in(directory, rank);
+    let unfinished = path.with_extension("json.part");
+    std::fs::File::create(&unfinished)?.write_all(json)?;
+    std::fs::rename(&unfinished, &path)?;
+    Ok(path)
+}
