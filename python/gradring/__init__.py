@@ -15,6 +15,7 @@ from gradring.communicator import Communicator, Work
 from gradring.config import TlsFiles
 from gradring.errors import GradringError
 from gradring.initialize import init
+from gradring.observe import timeline
 from gradring.observe.monitor import Monitor
 
 __version__: str = build_info()["version"]
@@ -30,6 +31,8 @@ __all__ = [
     "errors",
     "init",
 ]
+
+Communicator._write_timeline = timeline.write_for_all
 
 _LAZY = ("tensorflow", "testing")
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 from gradring import _native, forks, lateness
 from gradring.clusters import parse
 from gradring.config import (
-    DEFAULT_PROMETHEUS_ADDRESS,
     DEFAULT_STALL_TIMEOUT_S,
     DEFAULT_STALL_WARNING_S,
     Settings,
@@ -27,10 +28,6 @@ from gradring.config import (
 )
 from gradring.errors import AbortedError, ConfigError
 from gradring.steps import Step
-
-if TYPE_CHECKING:
-    from gradring.observe.metrics import MetricsServer
-    from gradring.observe.monitor import Monitor
 
 T = TypeVar("T")
 _log = logging.getLogger("gradring")
@@ -115,6 +112,9 @@ class Communicator:
         AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
 
+    #: Writes one timeline from the parts of all ranks, as `trace_stop` does; `gradring` sets it.
+    _write_timeline: ClassVar[Callable[[Communicator, Path, bytes], Path | None]]
+
     def __init__(
         self,
         rank: int,
@@ -190,14 +190,9 @@ class Communicator:
         self._users = 1
         self._place = forks.Place(rendezvous, rank) if world_size > 1 else None
         self._trace_path: Path | None = None
-        self._trace_part: Path | None = None
-        #: Where a `Monitor` writes unasked.
-        self._log_dir: Path | None = None
-        #: The `Monitor` that counts steps, as long as there is one.
-        self._monitor: Callable[[], Monitor | None] | None = None
-        self._metrics: MetricsServer | None = None
-        #: Where they are served, unless a `Monitor` says otherwise.
-        self._metrics_address = DEFAULT_PROMETHEUS_ADDRESS
+        #: What observes the group: `close` enters these before it leaves the group, and exits them
+        #: afterwards.
+        self._around_close: list[AbstractContextManager[None]] = []
         #: The `Step` that the program is in.
         self._step: Step | None = None
         _open.add(self)
@@ -423,30 +418,11 @@ class Communicator:
             OSError: Rank 0 cannot write the file.
             GradringError: The group failed; see `gradring.errors`.
         """
-        from gradring.observe import records, timeline
-
         path, self._trace_path = self._trace_path, None
         part = self._native.take_trace()
         if path is None or part is None:
             return None
-        parts = records.gather(self, part)
-        if self.rank != 0:
-            return None
-        timeline.write(path, [records.parse(part) for part in parts])
-        return path
-
-    def _serve_metrics(self, port: int, address: str | None = None) -> None:
-        """Serves metrics at ``port`` plus the local rank until `close`, if that is free."""
-        from gradring.observe import metrics  # most programs do not need a web server
-
-        if self._metrics is None:
-            self._metrics = metrics.serve(self, port, address or self._metrics_address)
-
-    def _trace_until_close(self, part: Path) -> None:
-        """Records a timeline from now on; `close` writes this rank's part of it."""
-        part.unlink(missing_ok=True)
-        self._trace_part = part
-        self._native.start_trace(TRACE_LIMIT)
+        return self._write_timeline(path, part)
 
     def abort(self, reason: str) -> None:
         """Fails every pending and later work of every rank with `AbortedError` and ``reason``."""
@@ -463,20 +439,17 @@ class Communicator:
         if self._users > 1:
             self._users -= 1
             return
-        part, self._trace_part = self._trace_part, None
-        trace = self._native.take_trace() if part is not None else None
-        try:
-            self._native.close()
-        finally:
-            # Only now: a fork must not take for closed what another thread still closes.
-            _open.discard(self)
-            if self._place is not None:
-                self._place.leave()
-            metrics, self._metrics = self._metrics, None
-            if metrics is not None:
-                metrics.close()
-        if part is not None and trace is not None:
-            _write_part(part, trace)
+        around, self._around_close = self._around_close, []
+        with contextlib.ExitStack() as stack:
+            for observer in around:
+                stack.enter_context(observer)
+            try:
+                self._native.close()
+            finally:
+                # Only now: a fork must not take for closed what another thread still closes.
+                _open.discard(self)
+                if self._place is not None:
+                    self._place.leave()
 
     def __enter__(self) -> Communicator:
         return self
@@ -583,23 +556,15 @@ def _row_size(array: NDArray[Any]) -> int:
     return int(np.prod(array.shape[1:], dtype=np.int64))
 
 
-def _write_part(path: Path, trace: bytes) -> None:
-    """A timeline that cannot be written must not hide how the program itself ended."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(trace)
-    except OSError as error:
-        _log.warning("GRADRING_TRACE: %s cannot be written (%s)", path, error.strerror)
-
-
 def _leave_to_parent() -> None:
     """Makes a forked child forget the groups: their threads and peers are its parent's."""
     inherited = list(_open)
     _open.clear()
     _native.leave_to_parent([communicator._native for communicator in inherited])
     for communicator in inherited:
-        communicator._metrics = communicator._trace_part = communicator._monitor = None
-        communicator._native = cast(_native.Communicator, forks.OfParent(communicator))
+        communicator._around_close.clear()
+        of_parent = forks.OfParent(communicator.rank, communicator.host)
+        communicator._native = cast(_native.Communicator, of_parent)
 
 
 os.register_at_fork(

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradring.errors import ConfigError, GradringError
-
-if TYPE_CHECKING:
-    from gradring.communicator import Communicator
-
 
 #: The places that this process has in groups, and those that it saw its ancestors have when it was
 #: forked.
@@ -68,9 +64,9 @@ def _lives(process: int) -> bool:
 class OfParent:
     """Takes the place of the native communicator; to leave the group is nothing to be done."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, rank: int, host: str) -> None:
         """Remembers whose the communicator is."""
-        self._rank, self._host = communicator.rank, communicator.host
+        self._rank, self._host = rank, host
 
     def abort(self, reason: str) -> None:
         """Does nothing: the group goes on with the parent."""

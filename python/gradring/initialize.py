@@ -15,6 +15,7 @@ from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
 from gradring.membership import Membership, existing, remember
+from gradring.observe.observer import observe
 from gradring.settings import SETTINGS
 
 _PREFIX = "GRADRING_"
@@ -168,26 +169,11 @@ def init(
     )
     remember(communicator, membership)
     try:
-        _observe(communicator, settings)
+        observe(communicator, settings)
     except BaseException:  # Ctrl-C, too: nobody else can close it
         communicator.close()
         raise
     return communicator
-
-
-def _observe(communicator: Communicator, settings: Settings) -> None:
-    """Begins to record what the settings ask for."""
-    if settings.flight_dir is not None:
-        communicator._native.write_records_to(settings.flight_dir)
-    if settings.log_dir is not None:
-        communicator._log_dir = settings.log_dir
-    communicator._metrics_address = settings.prometheus_address
-    if settings.prometheus_port is not None:
-        communicator._serve_metrics(settings.prometheus_port)
-    if settings.trace is not None:
-        from gradring.observe.places import part_of
-
-        communicator._trace_until_close(part_of(settings.trace, communicator.rank))
 
 
 def resolve(

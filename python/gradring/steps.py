@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from gradring.communicator import Communicator
+from gradring import _native
 
 #: Names of exceptions that say that there are no more data.
 _END_OF_DATA = frozenset({"StopIteration", "StopAsyncIteration", "OutOfRangeError"})
@@ -15,10 +14,22 @@ _END_OF_DATA = frozenset({"StopIteration", "StopAsyncIteration", "OutOfRangeErro
 _LINES_MAX = 3
 
 
+class Group(Protocol):
+    """What a step needs of a `Communicator`."""
+
+    world_size: int
+    _native: _native.Communicator
+    #: The step that the program is in.
+    _step: Step | None
+
+    def abort(self, reason: str) -> None:
+        """As `Communicator.abort`."""
+
+
 class Step:
     """What `Communicator.step` returns; inside another one it does nothing."""
 
-    def __init__(self, communicator: Communicator, abort_on_exception: bool) -> None:
+    def __init__(self, communicator: Group, abort_on_exception: bool) -> None:
         self._communicator = communicator
         self._abort_on_exception = abort_on_exception
 
@@ -45,7 +56,7 @@ class Step:
             abort(communicator, f"its step {number}", launched, left)
 
 
-def abort(communicator: Communicator, what: str, launched: int, left: str) -> None:
+def abort(communicator: Group, what: str, launched: int, left: str) -> None:
     """Ends the group because an exception, `left`, has left `what` after some collectives."""
     if communicator.world_size == 1:
         return

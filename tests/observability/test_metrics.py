@@ -24,6 +24,7 @@ import gradring
 from gradring.launch.hosts import parse_hosts
 from gradring.launch.ports import free_ports
 from gradring.observe import metrics
+from gradring.observe.observer import observer_of
 from gradring.testing import run_ranks
 from waiting import wait_until
 
@@ -189,7 +190,7 @@ def alone() -> list[str]:
     with socket.create_server(("127.0.0.1", 0)) as taken, gradring.init() as comm:
         port = taken.getsockname()[1]
         gradring.Monitor(comm, prometheus_port=port, stream=io.StringIO())
-        assert comm._metrics is None
+        assert observer_of(comm).metrics is None
         comm.barrier()
         return metrics.render(comm).splitlines()
 
@@ -250,7 +251,7 @@ def test_clients_that_say_nothing_cannot_exhaust_a_rank(monkeypatch: pytest.Monk
 def test_an_address_of_another_host_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     with gradring.init() as comm:
         gradring.Monitor(comm, prometheus_port=9400, prometheus_address="2001:db8::1").finish()
-        assert comm._metrics is None
+        assert observer_of(comm).metrics is None
     assert "serves no metrics: [2001:db8::1]:9400: " in caplog.text
 
 

@@ -5,6 +5,7 @@
 ``step_report``       what a monitor counts, and how it says so
 ``step_log``          the same as a file of JSON lines
 ``metrics``           counters for Prometheus
+``observer``          what of it the settings ask for, from when a group is joined to its end
 ``records``           the file that each rank writes about its last collectives
 ``places``            where it is
 ``timeline``          the records of all ranks as one timeline, in Chrome's trace format

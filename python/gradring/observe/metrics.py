@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradring
 from gradring.clusters.parse import joined_address
+from gradring.communicator import Communicator
+from gradring.observe.step_report import Totals
 
-if TYPE_CHECKING:
-    from gradring.communicator import Communicator
-    from gradring.observe.step_report import Totals
-
-LOOPBACK = "127.0.0.1"
+#: What a `gradring.Monitor` has counted, and the loss; None without one.
+Counted = tuple[Totals, float | None] | None
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: How long a client may take to say what it wants.
 REQUEST_S = 5.0
@@ -34,7 +33,9 @@ _log = logging.getLogger("gradring")
 class MetricsServer:
     """Answers ``GET /metrics`` about one communicator, on a daemon thread."""
 
-    def __init__(self, communicator: Communicator, port: int, address: str = LOOPBACK) -> None:
+    def __init__(
+        self, communicator: Communicator, port: int, address: str, counted: Callable[[], Counted]
+    ) -> None:
         """Listens at a port, 0 for a free one, of an IP address; ``::`` is IPv4 as well.
 
         Raises:
@@ -48,7 +49,7 @@ class MetricsServer:
                 if self.path.partition("?")[0] != "/metrics":
                     self.send_error(404, "ask for /metrics")
                     return
-                body = render(communicator).encode()
+                body = render(communicator, counted()).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))
@@ -116,11 +117,13 @@ class _ServerOfIPv6(_Server):
         super().server_bind()
 
 
-def serve(communicator: Communicator, port: int, address: str) -> MetricsServer | None:
+def serve(
+    communicator: Communicator, port: int, address: str, counted: Callable[[], Counted]
+) -> MetricsServer | None:
     """Serves at ``port`` plus the local rank; None, and a warning, if that cannot be had."""
     own = port + communicator.local_rank
     try:
-        return MetricsServer(communicator, own, address)
+        return MetricsServer(communicator, own, address, counted)
     except (OSError, OverflowError) as error:
         _log.warning(
             "rank %d on %s serves no metrics: %s: %s",
@@ -132,8 +135,13 @@ def serve(communicator: Communicator, port: int, address: str) -> MetricsServer 
         return None
 
 
-def render(communicator: Communicator) -> str:
-    """All metrics of this rank in Prometheus' text format."""
+def render(communicator: Communicator, counted: Counted = None) -> str:
+    """All metrics of this rank in Prometheus' text format.
+
+    Args:
+        communicator: Whose.
+        counted: What a `gradring.Monitor` has counted, and its loss, if there is one.
+    """
     own = {"rank": str(communicator.rank)}
     stats = communicator._native.stats()
     lines: list[str] = []
@@ -180,9 +188,8 @@ def render(communicator: Communicator) -> str:
         "Time waited at the start of collectives because this peer entered last.",
         (({"peer": str(peer)}, value) for peer, value in stats["lateness_s"].items()),
     )
-    monitor = communicator._monitor() if communicator._monitor is not None else None
-    if monitor is not None:
-        _steps(family, monitor.totals, monitor.loss)
+    if counted is not None:
+        _steps(family, *counted)
     return "\n".join(lines) + "\n"
 
 

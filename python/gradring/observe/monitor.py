@@ -20,6 +20,7 @@ from gradring import steps
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
 from gradring.observe import step_log, step_report
+from gradring.observe.observer import observer_of, serve_metrics
 from gradring.observe.step_report import Totals
 
 #: Between two notes to the other ranks; they are sent about once a second.
@@ -101,6 +102,7 @@ class Monitor:
             from gradring.interfaces import address_of  # most programs need none
 
             prometheus_address = address_of(prometheus_address, "prometheus_address")
+        observer = observer_of(communicator)
         self._communicator = communicator
         self._samples_per_step = samples_per_step
         self._every_steps = every_steps
@@ -110,8 +112,8 @@ class Monitor:
         self._log: step_log.StepLog | None = None
         if communicator.rank == 0 and log is not None:
             self._log = step_log.StepLog(log)
-        elif communicator.rank == 0 and communicator._log_dir is not None:
-            self._log = step_log.in_directory(communicator._log_dir)
+        elif communicator.rank == 0 and observer.log_dir is not None:
+            self._log = step_log.in_directory(observer.log_dir)
         watch = getattr(of, "_input_clock", None)
         self._input_clock: Callable[[], float] = watch() if watch is not None else lambda: 0.0
         self._input_s = 0.0
@@ -127,9 +129,10 @@ class Monitor:
         self._launched: int | None = communicator._native.launched
         self._line_at = self._note_at = float("inf")
         self._finished = False
-        communicator._monitor = weakref.ref(self)
+        me = weakref.ref(self)
+        observer.counted = lambda: None if (m := me()) is None else (m.totals, m.loss)
         if prometheus_port is not None:
-            communicator._serve_metrics(prometheus_port, prometheus_address)
+            serve_metrics(communicator, prometheus_port, prometheus_address)
 
     @property
     def totals(self) -> Totals:

@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from gradring.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gradring.communicator import Communicator
 
 FORMAT = 1
 _FILE = re.compile(r"rank-(\d+)\.json")
@@ -128,18 +121,6 @@ def read(directory: Path) -> list[Record]:
     if len({record.world_size for record in found}) > 1:
         raise ConfigError(f"{directory} holds records of several jobs; remove the older files")
     return sorted(found, key=lambda record: record.rank)
-
-
-def gather(communicator: Communicator, part: bytes) -> Sequence[bytes]:
-    """The parts of all ranks, in the order of ranks; every rank calls it."""
-    packed = np.frombuffer(zlib.compress(part), np.uint8)
-    lengths = communicator.all_gather(np.array([packed.size]), name="trace/lengths")
-    joined = communicator.all_gather(packed, name="trace").tobytes()
-    ends = np.cumsum(lengths)
-    return [
-        zlib.decompress(joined[end - length : end])
-        for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
-    ]
 
 
 def _collective(row: dict[str, Any], shift_ns: int) -> Collective:

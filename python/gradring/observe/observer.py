@@ -1,0 +1,105 @@
+"""What observes one communicator from when it is joined to its end: metrics and a timeline."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradring import _native
+from gradring.communicator import TRACE_LIMIT, Communicator
+from gradring.config import DEFAULT_PROMETHEUS_ADDRESS, Settings
+from gradring.observe.places import part_of
+from gradring.observe.step_report import Totals
+
+if TYPE_CHECKING:
+    from gradring.observe.metrics import MetricsServer
+
+_log = logging.getLogger("gradring")
+
+
+@dataclass
+class Observer:
+    """What is known of one communicator's observation.
+
+    Attributes:
+        log_dir: Where a `Monitor` writes unasked.
+        metrics_address: Where metrics are served, unless a `Monitor` says otherwise.
+        metrics: What serves them, as long as it does.
+        counted: What a `Monitor` has counted, and the loss, as long as there is one.
+    """
+
+    log_dir: Path | None = None
+    metrics_address: str = DEFAULT_PROMETHEUS_ADDRESS
+    metrics: MetricsServer | None = None
+    counted: Callable[[], tuple[Totals, float | None] | None] = lambda: None
+
+
+_observers: weakref.WeakKeyDictionary[Communicator, Observer] = weakref.WeakKeyDictionary()
+
+
+def observer_of(communicator: Communicator) -> Observer:
+    """The one observer of a communicator."""
+    return _observers.setdefault(communicator, Observer())
+
+
+def observe(communicator: Communicator, settings: Settings) -> None:
+    """Begins to record and to serve what the settings ask for."""
+    observer = observer_of(communicator)
+    observer.log_dir = settings.log_dir
+    observer.metrics_address = settings.prometheus_address
+    if settings.flight_dir is not None:
+        communicator._native.write_records_to(settings.flight_dir)
+    if settings.prometheus_port is not None:
+        serve_metrics(communicator, settings.prometheus_port)
+    if settings.trace is not None:
+        part = part_of(settings.trace, communicator.rank)
+        part.unlink(missing_ok=True)
+        communicator._native.start_trace(TRACE_LIMIT)
+        communicator._around_close.append(_tracing(communicator._native, part))
+
+
+def serve_metrics(communicator: Communicator, port: int, address: str | None = None) -> None:
+    """Serves metrics until the communicator is closed, if the port is free.
+
+    Args:
+        communicator: Whose; one that serves already goes on as it does.
+        port: The port of the host's first rank; the local rank is added.
+        address: The IP address to listen at; None: the one of the settings.
+    """
+    from gradring.observe import metrics  # most programs do not need a web server
+
+    observer = observer_of(communicator)
+    if observer.metrics is None:
+        address = address or observer.metrics_address
+        observer.metrics = metrics.serve(communicator, port, address, lambda: observer.counted())
+        if observer.metrics is not None:
+            communicator._around_close.append(_serving(observer, observer.metrics))
+
+
+@contextlib.contextmanager
+def _serving(observer: Observer, server: MetricsServer) -> Iterator[None]:
+    """Serves metrics to the end."""
+    try:
+        yield
+    finally:
+        observer.metrics = None
+        server.close()
+
+
+@contextlib.contextmanager
+def _tracing(native: _native.Communicator, part: Path) -> Iterator[None]:
+    """Writes this rank's part of the timeline when the group has been left in good order."""
+    trace = native.take_trace()
+    yield
+    if trace is None:
+        return
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(trace)
+    except OSError as error:  # must not hide how the program itself ended
+        _log.warning("GRADRING_TRACE: %s cannot be written (%s)", part, error.strerror)
