@@ -15,7 +15,8 @@ import pytest
 
 import gradring
 from benches import peer_rank
-from gradring.bench import machine, table
+from gradring import machine
+from gradring.bench import table
 from gradring.bench.measurement import Measurement
 from gradring.bench.plan import Plan
 from gradring.bench.record import Record

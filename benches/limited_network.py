@@ -31,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from gradring.bench import machine, values
+from gradring import machine
+from gradring.bench import values
 from gradring.bench.plan import format_size, parse_sizes
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks, simulated_hosts

@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from gradring import _native
-from gradring.bench import machine
+from gradring import _native, machine
 from gradring.bench.measurement import P99_ITERATIONS
+from gradring.bench.record import versions
 from gradring.testing import run_ranks
 
 WORKERS = 2
@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"no model {', '.join(unknown)}; known: {', '.join(MODELS)}")
     if _native.build_info()["debug"] and not options.allow_debug:
         raise SystemExit("this is a debug build; build with --release to measure")
-    print(f"# {machine.machine()}, load {machine.load()}, {machine.versions(['tensorflow'])}")
+    print(f"# {machine.machine()}, load {machine.load()}, {versions(['tensorflow'])}")
     print(f"# {WORKERS} workers of one thread, {options.batch} samples each; ms of a step:")
     print("# p50 / p90 / p99 of all steps (p99 of 100 or more), and the rate")
     print(f"{'model':>8} {'parameters':>11} {'alone':>21}", end="")

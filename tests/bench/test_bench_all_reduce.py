@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.bench import all_reduce, machine, plan, rank, systems, table, values
+from gradring import machine
+from gradring.bench import all_reduce, plan, rank, systems, table, values
 from gradring.bench.congestion import congested
 from gradring.bench.measurement import Measurement
 from gradring.bench.plan import Plan, format_size, parse_sizes

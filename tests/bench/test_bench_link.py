@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.bench import machine, raw_link
+from gradring import machine
+from gradring.bench import raw_link
 from gradring.bench.systems.link import Exchange, open_ring
 from gradring.cli import main
 from gradring.testing import run_ranks

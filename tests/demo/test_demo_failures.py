@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gradring import cli
-from gradring.demo import story, variants
-from gradring.demo.progress import Progress
-from gradring.demo.variants import TrainingError, Variant
+from gradring.demo import story, trainings
+from gradring.demo.trainings import LiveLine, TrainingError, Variant
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(
@@ -42,9 +41,9 @@ def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path
     pytest.importorskip("tensorflow")
     pytest.importorskip("sklearn")
     log = tmp_path / "log"
-    progress = Progress("nonsense", 1, io.StringIO(), unicode=False)
+    live = LiveLine("nonsense", io.StringIO())
     with pytest.raises(TrainingError, match="invalid choice: 'nonsense'") as caught:
-        variants.train(Variant("nonsense", "nonsense", 1), tmp_path, log, 2, progress)
+        trainings.train(Variant("nonsense", "nonsense", 1), tmp_path, log, 2, live)
     assert str(log) in str(caught.value)
     assert "invalid choice" in log.read_text()
 
@@ -52,10 +51,10 @@ def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path
 def test_a_training_that_never_ends_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(variants, "DEADLINE_S", 0.5)
-    progress = Progress("gradring", 2, io.StringIO(), unicode=False)
+    monkeypatch.setattr(trainings, "DEADLINE_S", 0.5)
+    live = LiveLine("gradring", io.StringIO())
     with pytest.raises(TrainingError, match=r"no end within 0\.5 s"):
-        variants.train(variants.GRADRING, tmp_path, tmp_path / "log", 2, progress)
+        trainings.train(trainings.GRADRING, tmp_path, tmp_path / "log", 2, live)
 
 
 def test_only_the_comparison_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 import numpy as np
 from made_up import rank_result, results
 
-from gradring.demo.results import Results, percentiles_ms, split_of
+from gradring.demo.results import Results, percentiles_ms
 from gradring.demo.verdict import checks, exit_code
+from gradring.observe.step_report import Totals
 
 ALTERED = (np.full((2, 3), 1.0 + 2.0**-20, np.float32), np.zeros(4, np.float32))
 FAR_AWAY = (np.full((2, 3), 1.0001, np.float32), np.zeros(4, np.float32))
@@ -51,21 +52,19 @@ def test_a_missing_comparison_is_no_failure() -> None:
     assert failures(results(mirrored=())) == []
 
 
-def test_the_parts_of_a_step_add_up_over_its_middle_half() -> None:
-    step = {"duration_s": 0.010, "blocked_s": 0.004, "waiting_s": 0.006, "moving_s": 0.002}
-    disturbed = {"duration_s": 9.0, "blocked_s": 9.0, "waiting_s": 9.0, "moving_s": 0.0}
-    split = split_of([step, step, step, disturbed])
-    np.testing.assert_allclose(split.compute_ms, 6.0)
-    np.testing.assert_allclose(split.communication_ms, 1.0)
-    np.testing.assert_allclose(split.waiting_ms, 3.0)
-    np.testing.assert_allclose(split.step_ms, 10.0)
+def test_the_parts_of_a_step_add_up_and_input_belongs_to_computing() -> None:
+    rank = rank_result(
+        totals=Totals(steps=10, elapsed_s=0.1, comm_s=0.01, wait_s=0.03, input_s=0.02)
+    )
+    np.testing.assert_allclose(rank.parts_ms, (6.0, 1.0, 3.0))
+    np.testing.assert_allclose(rank.step_ms, 10.0)
 
 
 def test_a_step_without_collectives_is_all_compute() -> None:
-    step = {"duration_s": 0.010, "blocked_s": 0.0, "waiting_s": 0.0, "moving_s": 0.0}
-    assert split_of([step] * 4).waiting_ms == 0.0
+    rank = rank_result(totals=Totals(steps=4, elapsed_s=0.04))
+    np.testing.assert_allclose(rank.parts_ms, (10.0, 0.0, 0.0))
 
 
 def test_percentiles_are_of_all_steps_also_of_the_disturbed_ones() -> None:
-    steps = [{"duration_s": milliseconds / 1000} for milliseconds in range(101)]
-    np.testing.assert_allclose(percentiles_ms(steps), (50.0, 90.0, 99.0))
+    steps_s = [milliseconds / 1000 for milliseconds in range(101)]
+    np.testing.assert_allclose(percentiles_ms(steps_s), (50.0, 90.0, 99.0))

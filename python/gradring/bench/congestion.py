@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from gradring.bench import machine
+from gradring import machine
 from gradring.errors import ConfigError
 from gradring.testing import simulated_hosts
 from gradring.testing.network import Host

@@ -6,8 +6,8 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 
-from gradring import build_info
-from gradring.bench import machine, systems, values
+from gradring import build_info, machine
+from gradring.bench import systems, values
 from gradring.communicator import Communicator
 from gradring.config import TLS_VARIABLES, Settings
 from gradring.errors import ConfigError

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import gradring
-from gradring.bench import machine
+from gradring import machine
 from gradring.bench.congestion import AS_THE_SYSTEM, congested
 from gradring.bench.plan import format_size
 from gradring.bench.systems.link import Exchange, open_ring

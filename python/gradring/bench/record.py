@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gradring.bench import machine
+import numpy as np
+
+from gradring import build_info, machine
+from gradring.bench import systems
 from gradring.bench.congestion import in_words
 from gradring.bench.measurement import Measurement, to_json
 
@@ -49,7 +53,7 @@ class Record:
             machine=machine.machine(),
             load_at_start=machine.load(),
             tcp_congestion_control=in_words(congestion),
-            versions=machine.versions(peers),
+            versions=versions(peers),
         )
 
     def write(self, path: Path) -> None:
@@ -63,3 +67,16 @@ class Record:
         lines = [f"{json.dumps(name)}: {json.dumps(fact)}," for name, fact in facts.items()]
         lines.append(f'"measurements": {to_json(self.measurements).rstrip()}')
         path.write_text("\n".join(["{", *lines, "}"]) + "\n")
+
+
+def versions(peers: Iterable[str] = ()) -> str:
+    """Ours, Python's and numpy's, and those of ``peers``, which must be installed."""
+    build = build_info()
+    kind = ", debug build" if build["debug"] else ""
+    known = [
+        f"gradring {build['version']} ({build['instruction_set']}{kind})",
+        f"Python {platform.python_version()}",
+        f"numpy {np.__version__}",
+        *(systems.load_peer(peer).version() for peer in peers),
+    ]
+    return ", ".join(known)

@@ -8,16 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from gradring.demo.results import RankResult, Results
-from gradring.demo.tables import parts_of
-from gradring.demo.variants import GRADRING, MIRRORED, SINGLE
+from gradring.demo.trainings import GRADRING, MIRRORED, SINGLE
 from gradring.demo.verdict import REQUIRED_ACCURACY
 
 NAME = "comparison.png"
 INK, PAPER = "#1a1b1d", "#fefdfc"
 """Of text and lines, and between bars; colours that nothing else has."""
 SIZE_INCHES, DOTS_PER_INCH = (11, 7.6), 130
-COMPUTE, COMMUNICATION, WAITING = "#3b6ea5", "#e08a3c", "#c6c0b3"
-MIXED = "#eab17f"
+PARTS = {
+    "compute": "#3b6ea5",
+    "communication": "#e08a3c",
+    "waiting for the other rank": "#c6c0b3",
+    "added by the strategy": "#eab17f",
+}
+STYLE = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    # Otherwise a picture's text differs from run to run.
+    "svg.hashsalt": "gradring",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
 CURVES = (
     # Drawn on top of each other, so each must leave room for the next.
     {"color": "#b8b3a8", "linewidth": 5.0, "linestyle": "-"},
@@ -53,108 +67,66 @@ def _save(results: Results, target: Any, **options: Any) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style = {
-        "font.size": 10,
-        **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), INK),
-        **dict.fromkeys(("xtick.color", "ytick.color"), INK),
-        "hatch.color": PAPER,
-        # Otherwise a picture's text differs from run to run.
-        "svg.hashsalt": "gradring",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.titlesize": 11,
-    }
-    with pyplot.rc_context(style):
+    with pyplot.rc_context(STYLE):
         figure, panels = pyplot.subplot_mosaic(
-            [["bars", "bars"], ["loss", "accuracy"]],
-            figsize=SIZE_INCHES,
-            height_ratios=(1.0, 1.15),
-            layout="constrained",
+            [["bars", "bars"], ["loss", "accuracy"]], figsize=SIZE_INCHES, layout="constrained"
         )
         _bars(panels["bars"], results)
-        _losses(panels["loss"], results)
-        _accuracies(panels["accuracy"], results)
+        _curves(panels["loss"], panels["accuracy"], results)
         figure.savefig(target, **options)
         pyplot.close(figure)
 
 
 def _bars(axes: Any, results: Results) -> None:
-    rows = [(f"{GRADRING.title}, rank {rank.rank}", rank, "gradring") for rank in results.gradring]
-    rows += [(f"{MIRRORED.title}, rank {rank.rank}", rank, "mirrored") for rank in results.mirrored]
-    rows.append((f"{SINGLE.title}, {len(results.gradring)} threads", results.single, "single"))
-    # On a machine that others use, the step without a strategy can be the longer one.
-    longest = max(max(rank.split.step_ms, rank.local_ms) for _, rank, _ in rows)
-    for position, (_, rank, kind) in enumerate(rows):
-        mixed = kind == "mirrored"
-        colours = (COMPUTE, MIXED if mixed else COMMUNICATION, WAITING)
-        left = 0.0
-        for part, colour in zip(parts_of(rank, kind), colours, strict=True):
-            hatch = "////" if colour == MIXED else None
-            axes.barh(position, part, 0.66, left, color=colour, hatch=hatch, edgecolor=PAPER)
-            left += part
-        axes.text(left + longest * 0.008, position, f"{left:.2f} ms", va="center")
-        if kind != "single":
-            axes.vlines(rank.local_ms, position - 0.42, position + 0.42, color=INK, lw=1.6)
-    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(0, longest * 1.09)
-    axes.set_xlabel("milliseconds per step")
-    cores = f"{results.cores} core{'s' if results.cores > 1 else ''}"
-    axes.set_title(
-        f"One step of {results.single.samples_per_step} images: "
-        f"{len(results.gradring)} workers with one thread each, on a machine with {cores}"
-    )
-    axes.tick_params(axis="y", length=0)
-    _legend_of_parts(axes, bool(results.mirrored))
-
-
-def _legend_of_parts(axes: Any, with_mirrored: bool) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(facecolor=COMPUTE, label="compute"),
-        Patch(facecolor=COMMUNICATION, label="communication"),
-        Patch(facecolor=WAITING, label="waiting for the other rank"),
-        Line2D([], [], color=INK, lw=1.6, label="the same step without a strategy"),
+    rows: list[tuple[str, RankResult, tuple[float, ...]]] = [
+        (f"{GRADRING.title}, rank {rank.rank}", rank, rank.parts_ms) for rank in results.gradring
     ]
-    if with_mirrored:
-        label = "added by the strategy"
-        handles.append(Patch(facecolor=MIXED, hatch="////", edgecolor=PAPER, label=label))
-    axes.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=5, frameon=False
+    for rank in results.mirrored:
+        # It measures nothing itself: what it adds to the local step holds waiting and all else.
+        local_ms = min(rank.local_ms, rank.step_ms)
+        parts = (local_ms, 0.0, 0.0, rank.step_ms - local_ms)
+        rows.append((f"{MIRRORED.title}, rank {rank.rank}", rank, parts))
+    single = results.single
+    rows.append((f"{SINGLE.title}, {len(results.gradring)} threads", single, single.parts_ms))
+    names, ranks, widths = zip(*rows, strict=True)
+    ends = [0.0] * len(rows)
+    for number, (label, colour) in enumerate(PARTS.items()):
+        lengths = [parts[number] if number < len(parts) else 0.0 for parts in widths]
+        axes.barh(names, lengths, 0.66, ends, color=colour, edgecolor=PAPER, label=label)
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    for position, rank in enumerate(ranks):
+        axes.text(ends[position], position, f" {ends[position]:.2f} ms", va="center")
+        if rank is not single:
+            axes.vlines(rank.local_ms, position - 0.42, position + 0.42, color=INK)
+    axes.plot([], [], color=INK, label="the same step without a strategy")
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_xlabel("milliseconds per step")
+    axes.set_title(
+        f"One step of {single.samples_per_step} images: {len(results.gradring)} workers with one "
+        f"thread each, on a machine with {results.cores} core{'s' if results.cores > 1 else ''}"
     )
+    axes.legend(loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=5)
 
 
-def _losses(axes: Any, results: Results) -> None:
-    for label, rank, look in _curves(results):
-        axes.plot(range(1, rank.steps + 1), rank.losses, label=label, **look)
-    axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_title("Training loss of the global batch")
-    axes.legend(frameon=False)
-
-
-def _accuracies(axes: Any, results: Results) -> None:
-    for label, rank, look in _curves(results):
-        axes.plot(range(1, len(rank.accuracies) + 1), rank.accuracies, label=label, **look)
-    axes.axhline(REQUIRED_ACCURACY, color=INK, linewidth=0.8, alpha=0.5)
-    axes.text(
-        *(0.02, REQUIRED_ACCURACY),
-        f"required: {REQUIRED_ACCURACY}",
-        transform=axes.get_yaxis_transform(),
-        va="bottom",
-        alpha=0.7,
+def _curves(losses: Any, accuracies: Any, results: Results) -> None:
+    named: Sequence[tuple[str, RankResult]] = [
+        (SINGLE.title, results.single),
+        *((f"{GRADRING.title}, rank {rank.rank}", rank) for rank in results.gradring),
+    ]
+    for (label, rank), look in zip(named, CURVES, strict=True):
+        losses.plot(range(1, rank.steps + 1), rank.losses, label=label, **look)
+        accuracies.plot(range(1, len(rank.accuracies) + 1), rank.accuracies, label=label, **look)
+    losses.set(yscale="log", xlabel="step", title="Training loss of the global batch")
+    accuracies.axhline(
+        REQUIRED_ACCURACY,
+        color=INK,
+        linewidth=0.8,
+        alpha=0.5,
+        label=f"required: {REQUIRED_ACCURACY}",
     )
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("epoch")
-    axes.set_title(f"Test accuracy: {results.gradring[0].accuracies[-1]:.3f} at the end")
-    axes.legend(frameon=False, loc="lower right")
-
-
-def _curves(results: Results) -> Sequence[tuple[str, RankResult, dict[str, Any]]]:
-    ranks = [(f"{GRADRING.title}, rank {rank.rank}", rank) for rank in results.gradring]
-    named = [(SINGLE.title, results.single), *ranks]
-    return [(label, rank, look) for (label, rank), look in zip(named, CURVES, strict=True)]
+    accuracies.xaxis.get_major_locator().set_params(integer=True)
+    reached = results.gradring[0].accuracies[-1]
+    accuracies.set(xlabel="epoch", title=f"Test accuracy: {reached:.3f} at the end")
+    losses.legend()
+    accuracies.legend(loc="lower right")

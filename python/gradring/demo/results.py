@@ -1,8 +1,6 @@
 """What the processes of a training left behind, as numbers.
 
-Times are averages over the middle half of the steps by duration, after the first epoch: the
-first one builds graphs, and other programs on the machine disturb single steps. Percentiles
-are of all steps after that epoch.
+Times are of all steps but the first, which builds the graphs, as `gradring.Monitor` counts them.
 """
 
 from __future__ import annotations
@@ -17,37 +15,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradring.observe.step_report import Totals
+
 HASH_DIGITS = 16
-
-
-@dataclass(frozen=True)
-class Split:
-    """Where the time of a step goes, in milliseconds; the parts add up to the whole."""
-
-    compute_ms: float
-    communication_ms: float
-    waiting_ms: float
-
-    @property
-    def step_ms(self) -> float:
-        """The whole step."""
-        return self.compute_ms + self.communication_ms + self.waiting_ms
 
 
 @dataclass(frozen=True)
 class RankResult:
     """One process.
 
-    ``split`` is measured inside of the collectives, which only gradring's strategy allows; for
-    others all time counts as compute. ``percentiles_ms`` are p50, p90 and p99 of all steps.
-    ``local_ms`` is the time of the same step without a strategy.
+    ``totals`` are the monitor's. Strategies of TensorFlow have no communicator to ask, so all of
+    their time counts as compute. ``percentiles_ms`` are p50, p90 and p99 of the steps. ``local_ms``
+    is the time of the same step without a strategy.
     """
 
     rank: int
     host: str
     samples_per_step: int
-    split: Split
-    percentiles_ms: tuple[float, float, float]
+    totals: Totals
+    percentiles_ms: tuple[float, ...]
     local_ms: float
     losses: tuple[float, ...]
     accuracies: tuple[float, ...]
@@ -55,18 +41,27 @@ class RankResult:
 
     @property
     def steps(self) -> int:
-        """Steps trained, the first epoch included."""
+        """Steps trained, the first included."""
         return len(self.losses)
+
+    @property
+    def step_ms(self) -> float:
+        """An average step."""
+        return self.totals.ms(self.totals.elapsed_s)
+
+    @property
+    def parts_ms(self) -> tuple[float, float, float]:
+        """Compute (with input), communication and waiting, which add up to the step."""
+        communication, waiting = (
+            self.totals.ms(self.totals.comm_s),
+            self.totals.ms(self.totals.wait_s),
+        )
+        return self.step_ms - communication - waiting, communication, waiting
 
     @property
     def samples_per_s(self) -> float:
         """This rank's part of the global batches, over the time of a step."""
-        return self.samples_per_step / (self.split.step_ms / 1000)
-
-    @property
-    def added_share(self) -> float:
-        """The fraction of a step that the strategy adds to the same step without it."""
-        return 1 - self.local_ms / self.split.step_ms
+        return self.samples_per_step / (self.step_ms / 1000)
 
     @property
     def weights_hash(self) -> str:
@@ -91,11 +86,19 @@ class Results:
     @property
     def largest_difference(self) -> float:
         """Between a weight of rank 0 and that of the single process."""
-        return largest_difference(self.gradring[0].weights, self.single.weights)
+        pairs = zip(self.gradring[0].weights, self.single.weights, strict=True)
+        differences = [np.max(np.abs(x.astype(np.float64) - y), initial=0) for x, y in pairs]
+        # Unlike Python's max, numpy's lets a NaN win.
+        return float(np.max(differences))
+
+
+def mean(ranks: Sequence[RankResult], name: str) -> float:
+    """A number averaged over ranks, which differ little: they step together."""
+    return float(np.mean([getattr(rank, name) for rank in ranks]))
 
 
 def read_ranks(directory: Path, world_size: int) -> tuple[RankResult, ...]:
-    """Reads what `gradring.demo.recorder` wrote.
+    """Reads what the script's ranks wrote.
 
     Raises:
         OSError: A rank has written nothing.
@@ -103,66 +106,25 @@ def read_ranks(directory: Path, world_size: int) -> tuple[RankResult, ...]:
     return tuple(_read_rank(directory, rank) for rank in range(world_size))
 
 
-def largest_difference(a: Sequence[NDArray[Any]], b: Sequence[NDArray[Any]]) -> float:
-    """The largest absolute difference between two lists of weights of the same shapes."""
-    pairs = zip(a, b, strict=True)
-    # Unlike Python's max, numpy's lets a NaN win.
-    return float(np.max([np.max(np.abs(x.astype(np.float64) - y), initial=0) for x, y in pairs]))
-
-
-def mean_step_ms(ranks: Sequence[RankResult]) -> float:
-    """The time of a step, averaged over ranks, which differ little: they step together."""
-    return sum(rank.split.step_ms for rank in ranks) / len(ranks)
-
-
-def split_of(steps: Sequence[Mapping[str, float]]) -> Split:
-    """Averages steps as `Record` describes them.
-
-    The time in which a step stood still for its collectives is divided as the engine's own: waiting
-    for other ranks, and moving bytes.
-    """
-    middle = _middle_half(steps)
-    duration_s, blocked_s, waiting_s, moving_s = (
-        sum(step[key] for step in middle) / len(middle)
-        for key in ("duration_s", "blocked_s", "waiting_s", "moving_s")
-    )
-    engine_s = waiting_s + moving_s
-    exposed_waiting_s = blocked_s * waiting_s / engine_s if engine_s > 0 else 0.0
-    return Split(
-        compute_ms=1000 * (duration_s - blocked_s),
-        communication_ms=1000 * (blocked_s - exposed_waiting_s),
-        waiting_ms=1000 * exposed_waiting_s,
-    )
-
-
-def percentiles_ms(steps: Sequence[Mapping[str, float]]) -> tuple[float, float, float]:
-    """p50, p90 and p99 of the durations of all steps."""
-    durations_s = [step["duration_s"] for step in steps]
-    p50, p90, p99 = (float(s) for s in np.quantile(durations_s, (0.5, 0.9, 0.99)))
-    return 1000 * p50, 1000 * p90, 1000 * p99
-
-
-def _middle_half(steps: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    ordered = sorted(steps, key=lambda step: step["duration_s"])
-    quarter = len(ordered) // 4
-    return ordered[quarter : len(ordered) - quarter]
+def percentiles_ms(steps_s: Sequence[float]) -> tuple[float, ...]:
+    """p50, p90 and p99 of the durations of steps."""
+    return tuple(1000 * float(s) for s in np.quantile(steps_s, (0.5, 0.9, 0.99)))
 
 
 def _read_rank(directory: Path, rank: int) -> RankResult:
     measured = json.loads((directory / f"rank-{rank}.json").read_text())
     with np.load(directory / f"rank-{rank}.npz") as file:
         weights = tuple(file[name] for name in file.files)
-    after_first_epoch = measured["steps"][measured["steps_per_epoch"] :]
-    local = np.sort([seconds for epoch in measured["local_s"][1:] for seconds in epoch])
-    quarter = len(local) // 4
+    totals = Totals.from_note(measured["totals"].encode())
+    assert totals is not None
     return RankResult(
         rank=measured["rank"],
         host=measured["host"],
-        samples_per_step=measured["global_batch"] // measured["replicas"],
-        split=split_of(after_first_epoch),
-        percentiles_ms=percentiles_ms(after_first_epoch),
-        local_ms=1000 * float(np.mean(local[quarter : len(local) - quarter])),
-        losses=tuple(step["loss"] for step in measured["steps"]),
+        samples_per_step=measured["samples_per_step"],
+        totals=totals,
+        percentiles_ms=percentiles_ms(measured["steps_s"][1:]),
+        local_ms=1000 * float(np.mean(measured["local_steps_s"][1:])),
+        losses=tuple(measured["losses"]),
         accuracies=tuple(measured["accuracies"]),
         weights=weights,
     )

@@ -17,6 +17,11 @@ gradring run -np 2 python -m gradring.demo.train --strategy gradring
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,6 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import gradring.tensorflow
-from gradring.demo.recorder import Recorder
 
 GLOBAL_BATCH = 72
 STEPS_PER_EPOCH = 20
@@ -34,6 +38,9 @@ TRAINING_IMAGES = GLOBAL_BATCH * STEPS_PER_EPOCH
 """1440 of the 1797 images; the others are never trained on."""
 LOCAL_STEPS = 5
 SEED = 1
+EVERY_S = 1.0
+LOST_STEPS = 7
+"""After the checkpoint in the middle: what a restart has to do again."""
 
 
 def main() -> None:
@@ -41,26 +48,71 @@ def main() -> None:
     arguments = parse_arguments()
     keras.utils.set_random_seed(SEED)
     strategy = choose_strategy(arguments.strategy)
+    rank = 0 if strategy.cluster_resolver is None else int(strategy.cluster_resolver.task_id)
     training, test = load_data()
     with strategy.scope():
         model, optimizer = build_model(), build_optimizer()
-    batches = training_batches(*training, GLOBAL_BATCH, arguments.epochs)
+        optimizer.build(model.trainable_variables)
+        done = tf.Variable(0, dtype=tf.int64)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
+    if arguments.checkpoint and arguments.checkpoint.with_suffix(".index").exists():
+        checkpoint.read(str(arguments.checkpoint)).assert_consumed()
+    first = int(done.numpy())
+    if rank == 0 and first:
+        print(f"resumes after step {first}")
+    batches = training_batches(*training, GLOBAL_BATCH, arguments.epochs).skip(first)
     batches = iter(strategy.experimental_distribute_dataset(batches))
     step = make_step(strategy, model, optimizer)
     predict = tf.function(model)
     local_step, local_batches = without_strategy(training, strategy.num_replicas_in_sync)
-
-    recorder = Recorder(strategy, model, GLOBAL_BATCH, arguments.epochs)
-    for _ in range(arguments.epochs):
-        for _ in range(STEPS_PER_EPOCH):
-            with recorder.step() as record:
-                record.loss = float(step(batches))
-        recorder.end_epoch(accuracy(predict, *test))
-        for _ in range(LOCAL_STEPS):
-            with recorder.local_step():
+    # Strategies of TensorFlow have no communicator: of them, the monitor measures whole steps only.
+    is_own = hasattr(strategy, "communicator")
+    monitored = strategy if is_own else gradring.init(rank=0, world_size=1)
+    measured: dict[str, list[float]] = {
+        name: [] for name in ("losses", "steps_s", "local_steps_s", "accuracies")
+    }
+    # The rank that dies does so once.
+    dies = rank == arguments.kill and os.environ.get("GRADRING_RESTART", "0") == "0"
+    steps = arguments.epochs * STEPS_PER_EPOCH
+    with gradring.Monitor(
+        monitored, samples_per_step=GLOBAL_BATCH, every_s=EVERY_S, first_step=first
+    ) as monitor:
+        for number in range(first + 1, steps + 1):
+            start_s = time.perf_counter()
+            if rank == arguments.slow_rank:
+                time.sleep(arguments.slow_ms / 1000)
+            if dies and number == steps // 2 + LOST_STEPS:
+                os.kill(os.getpid(), signal.SIGKILL)
+            measured["losses"].append(loss := float(step(batches)))
+            measured["steps_s"].append(time.perf_counter() - start_s)
+            monitor.step(loss=loss)
+            if number % STEPS_PER_EPOCH:
+                continue
+            monitor.pause()
+            measured["accuracies"].append(reached := accuracy(predict, *test))
+            for _ in range(LOCAL_STEPS if arguments.output else 0):
+                start_s = time.perf_counter()
                 float(local_step(local_batches))
+                measured["local_steps_s"].append(time.perf_counter() - start_s)
+            if arguments.checkpoint:
+                done.assign(number)
+                gradring.tensorflow.save(checkpoint, arguments.checkpoint)
+            if rank == 0:
+                epoch = f"epoch {number // STEPS_PER_EPOCH}/{arguments.epochs}"
+                print(f"{epoch} step {number} loss {loss:.4f} test accuracy {reached:.3f}")
+            monitor.resume()
+    if rank == 0:
+        print(f"finished {steps} steps: loss {loss:.4f}, test accuracy {reached:.3f}")
     if arguments.output is not None:
-        recorder.save(arguments.output)
+        facts = {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "samples_per_step": GLOBAL_BATCH // strategy.num_replicas_in_sync,
+            "totals": monitor.totals.to_note().decode(),
+        }
+        weights = [np.array(variable) for variable in model.variables]
+        np.savez(arguments.output / f"rank-{rank}.npz", *weights)
+        (arguments.output / f"rank-{rank}.json").write_text(json.dumps({**facts, **measured}))
 
 
 def choose_strategy(name: str) -> Any:
@@ -160,6 +212,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--strategy", choices=strategies, default="gradring")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--output", type=Path, help="directory for measurements and weights")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="saved after each epoch; a restart goes on from there"
+    )
+    parser.add_argument("--slow-rank", type=int, help="a rank that sleeps in each step")
+    parser.add_argument("--slow-ms", type=float, default=20.0)
+    parser.add_argument("--kill", type=int, help="a rank that dies in the middle")
     return parser.parse_args()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradring.demo.machine import Usage, busy_s, share_of_others
+from gradring.machine import Usage, busy_s, share_of_others
 
 STAT = "cpu  100 20 30 4000 500 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 0\n"
 

@@ -1,0 +1,93 @@
+"""What Linux says about this machine: where something was measured, and how busy it was."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_IDLE_COLUMNS = (3, 4)
+"""Of the first line of /proc/stat after its name: idle, and idle with a disk at work."""
+
+
+def date() -> str:
+    """Of now, to the minute, with the time zone."""
+    return f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
+
+
+def machine() -> str:
+    """Processor, cores that this process may use, and system; nothing that names the host."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{cpu_model()}, {cores} cores, {platform.system()} {platform.machine()}"
+
+
+def load() -> float:
+    """Processes that wanted a core in the last minute; well below one on a quiet machine."""
+    return round(os.getloadavg()[0], 1)
+
+
+def available_memory() -> int | None:
+    """Bytes that programs may take before the system swaps; None if it does not say."""
+    kibibytes = _fact("/proc/meminfo", "MemAvailable")
+    return None if kibibytes is None else int(kibibytes.split()[0]) << 10
+
+
+def cpu_model() -> str:
+    """The processor's own name, or else its architecture."""
+    return _fact("/proc/cpuinfo", "model name") or platform.machine()
+
+
+def congestion_control() -> str:
+    """The kernel's default for new TCP connections, on which bandwidth over loopback depends."""
+    try:
+        return _CONGESTION.read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Processor time in seconds, and the moment at which it was read."""
+
+    machine_s: float
+    children_s: float
+    moment_s: float
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Of the whole machine, and of this process's children that have ended."""
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cls(
+            machine_s=busy_s(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK")),
+            children_s=children.ru_utime + children.ru_stime,
+            moment_s=time.monotonic(),
+        )
+
+
+def busy_s(stat: str, ticks_per_s: int) -> float:
+    """Busy seconds of all processors since boot, from the text of /proc/stat."""
+    # The last two columns, guests, are contained in the first two.
+    ticks = [int(text) for text in stat.splitlines()[0].split()[1:9]]
+    busy = sum(count for column, count in enumerate(ticks) if column not in _IDLE_COLUMNS)
+    return busy / ticks_per_s
+
+
+def share_of_others(before: Usage, after: Usage, cores: int) -> float:
+    """The fraction of the processors' time that went to anything but this process's children."""
+    others_s = (after.machine_s - before.machine_s) - (after.children_s - before.children_s)
+    available_s = (after.moment_s - before.moment_s) * cores
+    return min(1.0, max(0.0, others_s / available_s))
+
+
+def _fact(path: str, name: str) -> str | None:
+    """What follows a name and a colon in a file of /proc."""
+    try:
+        rows = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((row.partition(":")[2].strip() for row in rows if row.startswith(name)), None)
