@@ -7,7 +7,7 @@ from typing import Any
 
 import gradring
 from gradring import _native
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from waiting import wait_until
 
 

@@ -34,8 +34,8 @@ from ray.util import get_node_ip_address
 from gradring.clusters import without_cluster_variables
 from gradring.clusters.parse import joined_address
 from gradring.config import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S
-from gradring.launch.ports import free_ports
 from gradring.launch.ranks import environments_at, new_token
+from gradring.ports import free_ports
 
 __all__ = ["GradringConfig", "GradringTrainer"]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import gradring
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
 

@@ -10,8 +10,8 @@ import pytest
 import gradring
 from gradring.clusters import parse
 from gradring.errors import ConfigError, RendezvousError
-from gradring.launch.ports import free_ports
 from gradring.launch.ranks import rank_environments
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
 

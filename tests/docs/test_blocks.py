@@ -16,7 +16,7 @@ import pytest
 from documents import ROOT, Block, blocks, make_targets, programs
 from gradring import cli
 from gradring.clusters import without_cluster_variables
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 
 DEADLINE_S = 240
 #: Launchers of others, and what needs no check of its arguments.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "unshare")
 NODES = ("node1", "node2", "node3")

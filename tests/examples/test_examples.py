@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gradring.clusters import without_cluster_variables
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK_START = EXAMPLES.with_name("docs") / "quick-start.md"

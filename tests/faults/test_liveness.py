@@ -16,7 +16,7 @@ import pytest
 
 import gradring
 from gradring import errors
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
 LATE_S = 4.0

@@ -17,7 +17,7 @@ from gradring.doctor.endpoint import probe
 from gradring.doctor.group import pair_lines, problems_of
 from gradring.doctor.job import Entered, JobState, RankState, ask_job
 from gradring.doctor.pair import PairMeasurement
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from waiting import wait_until
 
 TOKEN = "doctors-token"

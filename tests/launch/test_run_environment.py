@@ -8,8 +8,8 @@ import pytest
 from launching import gradring, script
 
 from gradring.clusters import detect
-from gradring.launch.ports import free_ports
 from gradring.launch.ranks import rank_environments
+from gradring.ports import free_ports
 
 
 def test_our_variables_and_tf_config_agree() -> None:

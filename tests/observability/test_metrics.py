@@ -22,9 +22,9 @@ from prometheus_client import parser
 
 import gradring
 from gradring.launch.hosts import parse_hosts
-from gradring.launch.ports import free_ports
 from gradring.observe import metrics
 from gradring.observe.observer import observer_of
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import wait_until
 

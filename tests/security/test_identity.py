@@ -11,7 +11,7 @@ from certificates import Authority
 
 import gradring
 from gradring import errors
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
 LOCAL = "127.0.0.1"

@@ -17,7 +17,7 @@ from certificates import DAY, NOW, Authority, Certificate
 from gradring import errors
 from gradring.config import TlsFiles
 from gradring.doctor.job import ask_job
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from waiting import wait_until
 
 LOCAL = "127.0.0.1"

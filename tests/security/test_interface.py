@@ -13,7 +13,7 @@ import pytest
 import gradring
 from gradring.config import Settings
 from gradring.errors import ConfigError, RendezvousError
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import meet
 

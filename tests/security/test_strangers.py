@@ -19,7 +19,7 @@ import pytest
 from certificates import Authority
 
 import gradring
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import wait_until
 

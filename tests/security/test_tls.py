@@ -23,7 +23,7 @@ from gradring.bench.plan import Plan
 from gradring.cli import main
 from gradring.config import Settings, TlsFiles
 from gradring.doctor.job import ask_job
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from gradring.testing import Outcome, run_ranks
 from waiting import meet, wait_until
 

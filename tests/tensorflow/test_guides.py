@@ -16,7 +16,7 @@ import pytest
 from keras_models import needs_fit
 from tf_worker import take_one_thread
 
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
 pytestmark = needs_fit

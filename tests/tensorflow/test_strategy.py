@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tf_worker import join
 
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
 Ranks = list[dict[Any, Any]]

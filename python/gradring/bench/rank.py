@@ -32,7 +32,7 @@ from gradring.bench.systems.system import Reduction
 from gradring.bench.values import Problem, dtype_of
 from gradring.communicator import Communicator
 from gradring.config import TLS_VARIABLES, Settings, TlsFiles
-from gradring.launch.ports import LOOPBACK
+from gradring.ports import LOOPBACK
 
 ROUNDS = 20
 """Many, since each finds the ranks on other cores, or both on one, where they stay for a while."""

@@ -72,7 +72,7 @@ def _chosen(environ: Mapping[str, str]) -> str | None:
 def _free_port(host: str) -> int:
     family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     if family == socket.AF_INET:
-        from gradring.launch.ports import free_ports
+        from gradring.ports import free_ports
 
         return free_ports(1, str(address[0]))[0]
     with socket.socket(family, kind) as probe:

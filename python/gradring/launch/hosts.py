@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gradring.clusters.parse import MAX_PORT, whole_number
-from gradring.launch.ports import LOOPBACK
+from gradring.ports import LOOPBACK
 
 LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
 ANY_PORT = 9

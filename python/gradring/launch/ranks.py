@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from gradring.clusters import without_cluster_variables
 from gradring.clusters.parse import JOB_ID, at_first_port
-from gradring.launch.ports import LOOPBACK, free_ports
+from gradring.ports import LOOPBACK, free_ports
 
 TOKEN_BYTES, JOB_ID_BYTES = 32, 8
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import gradring
 from gradring.launch.hosts import Host
-from gradring.launch.ports import free_ports
 from gradring.launch.ssh import Ssh
+from gradring.ports import free_ports
 
 ANY_ADDRESS = "0.0.0.0"
 LIMIT_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradring.communicator import Communicator
-from gradring.launch.ports import free_ports
+from gradring.ports import free_ports
 
 
 def agree_on_ports(comm: Communicator, count: int) -> list[int]:

@@ -19,7 +19,7 @@ from gradring.bench.systems.agree import agree_on_ports
 from gradring.bench.systems.system import LocalReduction, System, missing_module
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
-from gradring.launch.ports import LOOPBACK
+from gradring.ports import LOOPBACK
 
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 

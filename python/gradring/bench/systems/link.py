@@ -24,7 +24,7 @@ from gradring.bench.systems.agree import agree_on_ports
 from gradring.bench.systems.system import LocalReduction, System
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
-from gradring.launch.ports import LOOPBACK
+from gradring.ports import LOOPBACK
 
 NAME = "link"
 CACHED_NAME = "link in cache"

@@ -32,8 +32,8 @@ from gradring.bench.systems.agree import agree_on_ports
 from gradring.bench.systems.system import LocalReduction, System, missing_module
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
-from gradring.launch.ports import LOOPBACK
 from gradring.launch.ranks import THREAD_VARIABLES
+from gradring.ports import LOOPBACK
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 FINAL_OPS = {"sum": "Id", "mean": "Div"}
