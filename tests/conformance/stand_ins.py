@@ -118,8 +118,8 @@ def _pool_of(world: World) -> type:
 
 
 def _install_gradring(world: World) -> None:
+    from gradring.gradients.buckets import DEFAULT_BUCKET_BYTES
     from gradring.tensorflow import CustomCollectiveStrategy
-    from gradring.tensorflow.bucketing import DEFAULT_BUCKET_BYTES
     from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 
     class Strategy(CustomCollectiveStrategy):

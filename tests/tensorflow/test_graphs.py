@@ -21,7 +21,7 @@ def alone() -> Iterator[gradring.Communicator]:
 
 def started(tensors: list[Any], communicator: Any) -> list[Any]:
     """Tensors in flight, and their handle."""
-    from gradring.tensorflow.naming import Label
+    from gradring.gradients.names import Label
     from gradring.tensorflow.start_wait import start
 
     label = Label.of("by hand")

@@ -20,13 +20,13 @@ COUNTERS = (
 
 @pytest.mark.parametrize(("names", "expected"), COUNTERS)
 def test_counters_are_compared_by_their_order(names: list[str], expected: list[str]) -> None:
-    from gradring.tensorflow.naming import without_counters
+    from gradring.gradients.names import without_counters
 
     assert without_counters(names) == expected
 
 
 def test_a_long_bucket_shows_some_names_and_compares_all() -> None:
-    from gradring.tensorflow.naming import Names
+    from gradring.gradients.names import Names
 
     variables = [f"layer/with/a/long/path/{letter}" for letter in "abcdefghijklmnop"]
     swapped = [*variables[:-2], variables[-1], variables[-2]]
@@ -40,7 +40,7 @@ def test_a_long_bucket_shows_some_names_and_compares_all() -> None:
 
 
 def test_as_many_names_as_tensors_are_needed() -> None:
-    from gradring.tensorflow.naming import Names
+    from gradring.gradients.names import Names
 
     with pytest.raises(ValueError, match="2 variables cannot name 1 tensors"):
         Names.of_variables("g", [1.0], ["a", "b"])

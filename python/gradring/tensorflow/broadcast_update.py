@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
+from gradring.gradients.names import Names
 from gradring.tensorflow.dtypes import as_native_bits
-from gradring.tensorflow.naming import Names
 from gradring.tensorflow.start_wait import start, wait
 
 CHIEF = 0

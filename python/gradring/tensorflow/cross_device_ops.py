@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
+from gradring.gradients.names import Names, current_variables, gradients_of
 from gradring.tensorflow import compat
 from gradring.tensorflow.dtypes import as_tensor
-from gradring.tensorflow.naming import Names, current_variables, gradients_of
 from gradring.tensorflow.ops import all_gather
 from gradring.tensorflow.reduction import reduce_leaves
 

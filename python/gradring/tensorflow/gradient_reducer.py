@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
-from gradring.tensorflow import bucketing
-from gradring.tensorflow.gradient_check import action_of
-from gradring.tensorflow.naming import Names
+from gradring.gradients import buckets
+from gradring.gradients.checks import action_of
+from gradring.gradients.names import Names
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.start_wait import eager_step
@@ -36,7 +36,7 @@ class GradientReducer:
     def __init__(
         self,
         op: str = "mean",
-        bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         communicator: Communicator | None = None,
         *,
         check_gradients: str | None = None,
@@ -54,7 +54,7 @@ class GradientReducer:
           gradring.errors.ConfigError: `check_gradients` is something else, or `bucket_bytes` not
             above 0.
         """
-        bucketing.check(bucket_bytes)
+        buckets.check(bucket_bytes)
         self._check = action_of(check_gradients)
         self._op = op
         self._bucket_bytes = bucket_bytes

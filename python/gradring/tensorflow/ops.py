@@ -14,9 +14,10 @@ import tensorflow as tf
 from gradring import membership
 from gradring.communicator import Communicator, check_root, open_communicators
 from gradring.errors import ConfigError
-from gradring.tensorflow import bucketing, cluster
+from gradring.gradients import buckets
+from gradring.gradients.names import Label, Names, name_of, without_counters
+from gradring.tensorflow import cluster
 from gradring.tensorflow.dtypes import as_native_bits, as_tensor
-from gradring.tensorflow.naming import Label, Names, name_of, without_counters
 from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.rows import gather_rows, row_counts
 from gradring.tensorflow.start_wait import start, wait
@@ -30,7 +31,7 @@ def all_reduce(
     communicator: Communicator | None = None,
     *,
     variables: Sequence[Any] | None = None,
-    bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
 ) -> Any:
     """Reduces tensors over all ranks; every rank gets the same bits.
 

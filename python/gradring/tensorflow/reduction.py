@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
-from gradring.tensorflow import bucketing
+from gradring.gradients import buckets
+from gradring.gradients.checks import Check
+from gradring.gradients.names import Names
 from gradring.tensorflow.backward_order import start_as_soon_as_ready
 from gradring.tensorflow.dtypes import as_native, as_tensor
-from gradring.tensorflow.gradient_check import Check
-from gradring.tensorflow.naming import Names
 from gradring.tensorflow.sparse import reduce_sparse
 from gradring.tensorflow.start_wait import start, wait
 
@@ -24,7 +24,7 @@ def reduce_leaves(
     op: str,
     names: Names,
     communicator: Communicator,
-    bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
     check: str = "",
 ) -> list[Any]:
     """Reduces tensors and `tf.IndexedSlices`, listed in the order of their variables.
@@ -71,27 +71,27 @@ def _reduce_dense(
         as_native(as_tensor(results[i], label), label)
         for i, label in zip(backwards, labels, strict=True)
     ]
-    buckets = bucketing.plan([_entry(tensor) for tensor, _ in encoded], bucket_bytes)
-    tensors = [[encoded[i][0] for i in bucket.indices] for bucket in buckets]
+    packed = buckets.pack([_entry(tensor) for tensor, _ in encoded], bucket_bytes)
+    tensors = [[encoded[i][0] for i in bucket.indices] for bucket in packed]
     started = [
         start(
             tensors[number],
             communicator,
-            names.of([backwards[i] for i in bucket.indices], number if len(buckets) > 1 else None),
+            names.of([backwards[i] for i in bucket.indices], number if len(packed) > 1 else None),
             collective="all_reduce",
             reduce_op=op,
             check=Check(check, names.each([backwards[i] for i in bucket.indices])),
         )
-        for number, bucket in enumerate(buckets)
+        for number, bucket in enumerate(packed)
     ]
     start_as_soon_as_ready(tensors, [handle for *_, handle in started])
-    for bucket, reduced in zip(buckets, wait(started), strict=True):
+    for bucket, reduced in zip(packed, wait(started), strict=True):
         for index, tensor in zip(bucket.indices, reduced, strict=True):
             decode = encoded[index][1]
             results[backwards[index]] = decode(tensor)
 
 
-def _entry(tensor: Any) -> bucketing.Entry:
+def _entry(tensor: Any) -> buckets.Entry:
     count = tensor.shape.num_elements()
     size_bytes = None if count is None else count * tensor.dtype.size
-    return bucketing.Entry(tensor.dtype.name, size_bytes)
+    return buckets.Entry(tensor.dtype.name, size_bytes)

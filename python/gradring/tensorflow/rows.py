@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
+from gradring.gradients.checks import NO_CHECK, Check
+from gradring.gradients.names import Label
 from gradring.tensorflow.dtypes import as_native_bits
-from gradring.tensorflow.gradient_check import NO_CHECK, Check
-from gradring.tensorflow.naming import Label
 from gradring.tensorflow.start_wait import start, start_all_gather, wait
 
 

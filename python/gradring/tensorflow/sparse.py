@@ -20,9 +20,9 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
+from gradring.gradients.checks import Check
+from gradring.gradients.names import Label, Names
 from gradring.tensorflow.dtypes import accumulator, as_native
-from gradring.tensorflow.gradient_check import Check
-from gradring.tensorflow.naming import Label, Names
 from gradring.tensorflow.rows import gather_rows, row_counts
 from gradring.tensorflow.start_wait import start, wait
 

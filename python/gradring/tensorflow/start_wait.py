@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from gradring import _native
 from gradring.communicator import Communicator
+from gradring.gradients.checks import NO_CHECK, Check
+from gradring.gradients.names import Label
 from gradring.tensorflow import compat, failures, vectorize
-from gradring.tensorflow.gradient_check import NO_CHECK, Check
-from gradring.tensorflow.naming import Label
 
 _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 

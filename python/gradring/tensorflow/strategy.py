@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from gradring import membership
 from gradring.communicator import Communicator
+from gradring.gradients import buckets
+from gradring.gradients.checks import action_of
+from gradring.gradients.names import initial_value_of
 from gradring.tensorflow import (
-    bucketing,
     cluster,
     compat,
     compat_keras,
@@ -20,8 +22,6 @@ from gradring.tensorflow import (
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
-from gradring.tensorflow.gradient_check import action_of
-from gradring.tensorflow.naming import initial_value_of
 from gradring.tensorflow.ops import broadcast_labelled
 from gradring.tensorflow.sparse import summed
 from gradring.tensorflow.start_wait import eager_step
@@ -63,7 +63,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         *,
         communicator: Communicator | None = None,
         devices: Sequence[str] | None = None,
-        bucket_bytes: int = bucketing.DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         check_gradients: str | None = None,
     ) -> None:
         """Joins the group, unless `communicator` has done so.
@@ -90,7 +90,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
           gradring.errors.RendezvousError: the group could not be formed; says who is missing.
         """
         check = action_of(check_gradients)
-        bucketing.check(bucket_bytes)
+        buckets.check(bucket_bytes)
         if communicator is None:
             communicator = cluster.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:

@@ -46,14 +46,14 @@ def check(bucket_bytes: object) -> None:
         raise ConfigError(f"bucket_bytes={bucket_bytes!r} is not a positive number; correct it")
 
 
-def plan(
+def pack(
     entries: Iterable[Entry],
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
 ) -> list[Bucket]:
     """Groups tensors into buckets, in the order in which the buckets become ready.
 
-    The plan depends on nothing but its arguments, so that all ranks arrive at the same one.
+    The outcome depends on nothing but its arguments, so that all ranks arrive at the same one.
 
     Args:
       entries: the tensors, in the order in which they become ready.

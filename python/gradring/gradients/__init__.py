@@ -1,0 +1,6 @@
+"""What every front end needs to reduce gradients, whatever framework computes them.
+
+* `buckets`: which tensors travel together;
+* `names`: what collectives are called, in messages and in the comparison between ranks;
+* `checks`: what is done about gradients that are not finite.
+"""
