@@ -1,131 +1,200 @@
-//! numpy arrays as buffers of the core: checked before anything is sent.
+//! The program's arrays as buffers of the core: checked before anything is sent.
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use gradring_core::buffer::{Buffer, Slice};
-use gradring_core::collective::push_shape;
+use gradring_core::collective::{Collective, Request, push_shape};
 use gradring_core::dtype::DType;
 use gradring_core::link::forks::PerProcess;
-use numpy::npyffi::flags::{NPY_ARRAY_ALIGNED, NPY_ARRAY_WRITEABLE};
+use numpy::npyffi::flags::NPY_ARRAY_WRITEABLE;
 use numpy::{PyArrayDescr, PyArrayDescrMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
 use smallvec::SmallVec;
 
-/// Arrays as Python passes them. One needs no list, which small messages notice.
-pub(crate) enum Arrays<'py> {
-    One(Bound<'py, PyUntypedArray>),
-    Several(Vec<Bound<'py, PyUntypedArray>>),
-}
+use crate::dlpack::Lent;
 
-impl<'py> FromPyObject<'_, 'py> for Arrays<'py> {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(array) = object.cast::<PyUntypedArray>() {
-            return Ok(Self::One(array.to_owned()));
-        }
-        object.extract().map(Self::Several)
-    }
-}
-
-impl<'py> Arrays<'py> {
-    pub(crate) fn as_slice(&self) -> &[Bound<'py, PyUntypedArray>] {
-        match self {
-            Self::One(array) => std::slice::from_ref(array),
-            Self::Several(arrays) => arrays,
-        }
-    }
-
-    /// The arrays without the interpreter, which keep their memory alive.
-    pub(crate) fn unbind(self) -> Vec<Py<PyUntypedArray>> {
-        match self {
-            Self::One(array) => vec![array.unbind()],
-            Self::Several(arrays) => arrays.into_iter().map(Bound::unbind).collect(),
-        }
-    }
-}
-
-/// Arrays of one bucket.
+/// Memory of the program's arrays, of one element type: what one collective works on.
+#[derive(Default)]
 pub(crate) struct Bucket {
-    dtype: DType,
+    dtype: Option<DType>,
     slices: SmallVec<[Slice; 1]>,
     /// Such as `[3,4] [7]`.
-    pub(crate) shapes: String,
+    shapes: String,
+    owners: Owners,
 }
 
+/// What keeps the arrays' memory alive.
+pub(crate) type Owners = SmallVec<[Py<PyAny>; 1]>;
+
 impl Bucket {
-    /// Checks and collects arrays.
+    /// Checks and collects an array, or a list of arrays.
     ///
-    /// Raises `TypeError` for an element type that is not supported, or for several; `ValueError`
+    /// An array is one of numpy's, or has the buffer protocol or `__dlpack__`. Raises `TypeError`
+    /// for something else, for an element type that is not supported, or for several; `ValueError`
     /// for arrays that are read-only, not C-contiguous, not aligned, or that overlap.
-    pub(crate) fn parse(arrays: &[Bound<'_, PyUntypedArray>]) -> PyResult<Self> {
-        let mut dtype = None;
-        let mut slices = SmallVec::with_capacity(arrays.len());
-        let mut shapes = String::with_capacity(16 * arrays.len());
-        for array in arrays {
-            let own = dtype_of(&array.dtype())?;
-            if *dtype.get_or_insert(own) != own {
-                return Err(PyTypeError::new_err(
-                    "the arrays of one bucket must have the same dtype; reduce each dtype on its own",
-                ));
+    pub(crate) fn parse(arrays: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut bucket = Self::default();
+        if let Ok(array) = arrays.cast_exact::<PyUntypedArray>() {
+            bucket.add_numpy(array)?;
+        } else if arrays.is_instance_of::<PyList>() || arrays.is_instance_of::<PyTuple>() {
+            for array in arrays.try_iter()? {
+                bucket.add(&array?)?;
             }
-            slices.push(slice_of(array)?);
-            push_shape(&mut shapes, array.shape().iter().copied());
+        } else {
+            bucket.add(arrays)?;
         }
-        let dtype = dtype.unwrap_or(DType::F32);
-        check_disjoint(&slices, dtype.size_bytes())?;
-        check_unclaimed(&slices, dtype.size_bytes())?;
-        Ok(Self {
-            dtype,
-            slices,
-            shapes,
-        })
+        let element_bytes = bucket.dtype().size_bytes();
+        check_disjoint(&bucket.slices, element_bytes)?;
+        check_unclaimed(&bucket.slices, element_bytes)?;
+        Ok(bucket)
+    }
+
+    /// Of the elements; of none it does not matter.
+    fn dtype(&self) -> DType {
+        self.dtype.unwrap_or(DType::F32)
+    }
+
+    fn add(&mut self, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = object.py();
+        if let Ok(array) = object.cast::<PyUntypedArray>() {
+            check_unmasked(array)?;
+            return self.add_numpy(array);
+        }
+        check_no_number(object)?;
+        if let Ok(view) = PyMemoryView::from(object) {
+            let array = py.import("numpy")?.call_method1("asarray", (view,))?;
+            return self.add_numpy(array.cast()?);
+        }
+        if !object.hasattr("__dlpack__")? {
+            return Err(PyTypeError::new_err(format!(
+                "a {} is not a writable buffer; pass a numpy array, anything with the buffer \
+                 protocol or DLPack, or a list of them",
+                object.get_type().name()?
+            )));
+        }
+        let lent = Lent::from(object)?;
+        let dtype = DType::ALL
+            .into_iter()
+            .find(|dtype| dtype.name() == lent.type_name);
+        self.push(
+            dtype.ok_or_else(|| unsupported(&lent.type_name))?,
+            &lent.shape,
+            lent.start,
+            lent.is_writable,
+            lent.is_contiguous,
+        )?;
+        self.owners.push(lent.capsule.into_any().unbind());
+        Ok(())
+    }
+
+    fn add_numpy(&mut self, array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
+        // SAFETY: the pointer is to a live array object, read while the interpreter is held.
+        let (data, flags) = unsafe {
+            let object = &*array.as_array_ptr();
+            (object.fields.data, object.fields.flags)
+        };
+        self.push(
+            dtype_of(&array.dtype())?,
+            array.shape(),
+            data.cast(),
+            flags & NPY_ARRAY_WRITEABLE != 0,
+            array.is_c_contiguous(),
+        )?;
+        self.owners.push(array.as_any().clone().unbind());
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        dtype: DType,
+        shape: &[usize],
+        start: *mut u8,
+        is_writable: bool,
+        is_contiguous: bool,
+    ) -> PyResult<()> {
+        if *self.dtype.get_or_insert(dtype) != dtype {
+            return Err(PyTypeError::new_err(
+                "the arrays of one bucket must have the same dtype; reduce each dtype on its own",
+            ));
+        }
+        let problem = if !is_writable {
+            "is read-only; pass a writable copy"
+        } else if !is_contiguous {
+            "is not C-contiguous; pass a contiguous copy of it and copy the result back"
+        } else if !start.addr().is_multiple_of(dtype.size_bytes()) {
+            "is not aligned to its elements; pass a copy"
+        } else {
+            let count = shape.iter().product();
+            self.slices.push(Slice { start, count });
+            push_shape(&mut self.shapes, shape.iter().copied());
+            return Ok(());
+        };
+        Err(PyValueError::new_err(format!(
+            "the array of shape {shape:?} {problem}"
+        )))
     }
 
     /// Claims the arrays' memory: nothing else may be launched on it before the claim is dropped.
     pub(crate) fn claim(&self) -> Claim {
-        let ranges = ranges(&self.slices, self.dtype.size_bytes());
+        let ranges = ranges(&self.slices, self.dtype().size_bytes());
         CLAIMED.lock().extend(ranges.iter().copied());
         CLAIMS.fetch_add(ranges.len(), Ordering::Relaxed);
         Claim(ranges)
     }
 
-    /// The arrays' memory as a buffer.
+    /// What keeps the memory alive; from now on it is the one who takes it that does.
+    pub(crate) fn take_owners(&mut self) -> Owners {
+        std::mem::take(&mut self.owners)
+    }
+
+    /// The collective over the arrays' memory.
     ///
     /// # Safety
-    /// `keepalive` must keep the arrays alive for as long as the buffer lives, and whoever has
-    /// the arrays must leave them alone for that time.
-    pub(crate) unsafe fn into_buffer(self, keepalive: Box<dyn Any + Send>) -> Buffer {
-        // SAFETY: `parse` saw valid, aligned, writable, disjoint memory; the rest is promised.
-        unsafe { Buffer::new(self.dtype, self.slices, keepalive) }
+    /// The bucket's owners must live until `keepalive` is dropped, and the program must leave the
+    /// arrays alone for that time.
+    pub(crate) unsafe fn into_request(
+        self,
+        collective: Collective,
+        name: &str,
+        keepalive: Box<dyn Any + Send>,
+    ) -> Request {
+        Request {
+            collective,
+            // SAFETY: `parse` saw valid, aligned, writable, disjoint memory; the rest is promised.
+            buffer: unsafe { Buffer::new(self.dtype(), self.slices, keepalive) },
+            name: name.into(),
+            shapes: self.shapes,
+        }
     }
 }
 
-fn slice_of(array: &Bound<'_, PyUntypedArray>) -> PyResult<Slice> {
-    // SAFETY: the pointer is to a live array object, read while the interpreter is held.
-    let (data, flags) = unsafe {
-        let object = &*array.as_array_ptr();
-        (object.fields.data, object.fields.flags)
-    };
-    let problem = if flags & NPY_ARRAY_WRITEABLE == 0 {
-        "is read-only; pass a writable copy"
-    } else if !array.is_c_contiguous() {
-        "is not C-contiguous; pass numpy.ascontiguousarray of it and copy the result back"
-    } else if flags & NPY_ARRAY_ALIGNED == 0 {
-        "is not aligned to its elements; pass a copy"
-    } else {
-        return Ok(Slice {
-            start: data.cast(),
-            count: array.len(),
-        });
-    };
-    let shape = array.shape();
-    Err(PyValueError::new_err(format!(
-        "the array of shape {shape:?} {problem}"
-    )))
+fn check_unmasked(array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
+    let py = array.py();
+    if array.is_exact_instance_of::<PyUntypedArray>()
+        || !array.is_instance(&py.import("numpy.ma")?.getattr("MaskedArray")?)?
+    {
+        return Ok(());
+    }
+    Err(PyTypeError::new_err(
+        "a masked array cannot travel: its mask would be ignored; pass x.filled(value)",
+    ))
+}
+
+fn check_no_number(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    if object.is_instance_of::<PyInt>()
+        || object.is_instance_of::<PyFloat>()
+        || object.is_instance(&object.py().import("numpy")?.getattr("generic")?)?
+    {
+        let number = object.repr()?;
+        return Err(PyTypeError::new_err(format!(
+            "a number ({number}) cannot change in place; pass a numpy array"
+        )));
+    }
+    Ok(())
 }
 
 fn check_disjoint(slices: &[Slice], element_bytes: usize) -> PyResult<()> {
@@ -223,10 +292,13 @@ fn dtype_of(descriptor: &Bound<'_, PyArrayDescr>) -> PyResult<DType> {
         BFLOAT16_NUMBER.store(number, Ordering::Relaxed);
         return Ok(DType::Bf16);
     }
-    let known: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
     let order = if native { "" } else { " in foreign byte order" };
-    Err(PyTypeError::new_err(format!(
-        "arrays of {name}{order} are not supported; use one of {}",
-        known.join(", ")
-    )))
+    Err(unsupported(&(name + order)))
+}
+
+fn unsupported(kind: &str) -> PyErr {
+    let known = DType::ALL.map(DType::name).join(", ");
+    PyTypeError::new_err(format!(
+        "arrays of {kind} are not supported; use one of {known}"
+    ))
 }

@@ -17,7 +17,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::arrays::{Arrays, Bucket};
+use crate::arrays::Bucket;
 use crate::caller::Program;
 use crate::entry::{attached, detached, enter};
 use crate::errors::to_python;
@@ -153,31 +153,32 @@ impl Communicator {
         self.inner.memory_not_shared().clone()
     }
 
-    fn all_reduce(&self, py: Python<'_>, arrays: Arrays<'_>, op: &str, name: &str) -> PyResult<()> {
+    fn all_reduce(
+        &self,
+        py: Python<'_>,
+        arrays: &Bound<'_, PyAny>,
+        op: &str,
+        name: &str,
+    ) -> PyResult<()> {
         let op = reduce_op(op)?;
-        self.run(py, &arrays, name, Collective::AllReduce { op })
+        self.run(py, arrays, name, Collective::AllReduce { op })
     }
 
     fn all_reduce_async(
         &self,
         py: Python<'_>,
-        arrays: Arrays<'_>,
+        arrays: &Bound<'_, PyAny>,
         op: &str,
         name: &str,
     ) -> PyResult<Work> {
         let op = reduce_op(op)?;
         enter(py, || {
-            let mut bucket = Bucket::parse(arrays.as_slice())?;
-            let shapes = std::mem::take(&mut bucket.shapes);
-            let keepalive = Box::new((bucket.claim(), arrays.unbind()));
-            let request = Request {
-                collective: Collective::AllReduce { op },
-                // SAFETY: the arrays are kept alive; the documentation asks the caller to leave
-                // them alone until the work has ended.
-                buffer: unsafe { bucket.into_buffer(keepalive) },
-                name: name.into(),
-                shapes,
-            };
+            let mut bucket = Bucket::parse(arrays)?;
+            let keepalive = Box::new((bucket.claim(), bucket.take_owners()));
+            let collective = Collective::AllReduce { op };
+            // SAFETY: the arrays are kept alive; the documentation asks the program to leave them
+            // alone until the work has ended.
+            let request = unsafe { bucket.into_request(collective, name, keepalive) };
             let started = self.inner.start(request);
             started
                 .map(Work::new)
@@ -188,33 +189,33 @@ impl Communicator {
     fn reduce_scatter(
         &self,
         py: Python<'_>,
-        arrays: Arrays<'_>,
+        arrays: &Bound<'_, PyAny>,
         op: &str,
         counts: Vec<usize>,
         name: &str,
     ) -> PyResult<()> {
         let op = reduce_op(op)?;
-        self.run(py, &arrays, name, Collective::ReduceScatter { op, counts })
+        self.run(py, arrays, name, Collective::ReduceScatter { op, counts })
     }
 
     fn all_gather(
         &self,
         py: Python<'_>,
-        arrays: Arrays<'_>,
+        arrays: &Bound<'_, PyAny>,
         counts: Vec<usize>,
         name: &str,
     ) -> PyResult<()> {
-        self.run(py, &arrays, name, Collective::AllGather { counts })
+        self.run(py, arrays, name, Collective::AllGather { counts })
     }
 
     fn broadcast(
         &self,
         py: Python<'_>,
-        arrays: Arrays<'_>,
+        arrays: &Bound<'_, PyAny>,
         root: usize,
         name: &str,
     ) -> PyResult<()> {
-        self.run(py, &arrays, name, Collective::Broadcast { root })
+        self.run(py, arrays, name, Collective::Broadcast { root })
     }
 
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
@@ -316,21 +317,16 @@ impl Communicator {
     fn run(
         &self,
         py: Python<'_>,
-        arrays: &Arrays<'_>,
+        arrays: &Bound<'_, PyAny>,
         name: &str,
         collective: Collective,
     ) -> PyResult<()> {
         enter(py, || {
-            let mut bucket = Bucket::parse(arrays.as_slice())?;
-            let shapes = std::mem::take(&mut bucket.shapes);
-            let request = Request {
-                collective,
-                // SAFETY: `arrays` outlives the call, which ends only when the collective has; the
-                // documentation asks other threads of the caller to leave the arrays alone.
-                buffer: unsafe { bucket.into_buffer(Box::new(())) },
-                name: name.into(),
-                shapes,
-            };
+            let mut bucket = Bucket::parse(arrays)?;
+            let _owners = bucket.take_owners();
+            // SAFETY: the owners outlive the collective; the documentation asks other threads of
+            // the program to leave the arrays alone.
+            let request = unsafe { bucket.into_request(collective, name, Box::new(())) };
             guarded(py, |program| self.inner.run(request, program))
         })
     }

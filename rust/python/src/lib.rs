@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 mod arrays;
 mod caller;
 mod communicator;
+mod dlpack;
 mod entry;
 mod errors;
 mod interrupts;

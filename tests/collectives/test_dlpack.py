@@ -1,0 +1,152 @@
+"""Arrays of other libraries, whose memory comes by DLPack."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gradring
+from gradring.testing import run_ranks
+
+#: Types by their code in DLPack.
+CODES = {"i": 0, "u": 1, "f": 2, "V": 4, "E": 4, "c": 5}
+
+
+class Tensor(ctypes.Structure):
+    """`DLManagedTensor` without a deleter: the producer keeps the memory."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("dimensions", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class Old:
+    """Lends an array as libraries did before DLPack had versions; numpy lends no bfloat16."""
+
+    def __init__(self, array: np.ndarray[Any, Any], *, device: int = 1, offset: int = 0) -> None:
+        self.array = array
+        self.device = device
+        shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        strides = (ctypes.c_int64 * array.ndim)(*(s // array.itemsize for s in array.strides))
+        code, bits = CODES[array.dtype.kind], 8 * array.itemsize
+        address = array.ctypes.data - offset if array.size else None
+        self.tensor = Tensor(
+            address, device, 0, array.ndim, code, bits, 1, shape, strides, offset, None, None
+        )
+
+    def __dlpack__(self) -> Any:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = (
+            ctypes.py_object,
+            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        )
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+
+class New:
+    """Lends an array with a version, as numpy does."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def _alone() -> gradring.Communicator:
+    return gradring.Communicator(rank=0, world_size=1)
+
+
+def _reduced() -> list[list[float]]:
+    """Arrays of every kind of lender, in a list and alone, at once and later."""
+    with gradring.init() as comm:
+        plain, old, new = (np.full((2, 3), comm.rank + number, np.float32) for number in range(3))
+        bucket = [plain, Old(old, offset=64), New(new)]
+        assert comm.all_reduce(bucket) is bucket
+        narrow = np.full(5, 1.5 + comm.rank, ml_dtypes.bfloat16)
+        comm.all_reduce_async(Old(narrow), "mean").wait()
+        alone = np.full((), comm.rank, np.float64)
+        comm.broadcast(New(alone), root=1)
+        comm.all_reduce(Old(np.zeros((0, 4), np.int32)))
+        return [x.astype(float).ravel().tolist() for x in (plain, old, new, narrow, alone)]
+
+
+def test_lent_memory_is_reduced_in_place() -> None:
+    for found in run_ranks(_reduced, 2):
+        assert found == [[1.0] * 6, [3.0] * 6, [5.0] * 6, [2.0] * 5, [1.0]]
+
+
+def _frozen() -> New:
+    x = np.ones(3)
+    x.flags.writeable = False
+    return New(x)
+
+
+class Stubborn(Old):
+    """Does not lend, as a tensor of PyTorch that needs a gradient."""
+
+    def __dlpack__(self) -> Any:
+        raise BufferError("it needs a gradient")
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "says"),
+    [
+        (_frozen(), ValueError, "read-only"),
+        (Old(np.ones((4, 4)).T[:, :2]), ValueError, "not C-contiguous"),
+        (Old(np.ones(4)[::-1]), ValueError, "not C-contiguous"),
+        (Old(np.ones(3, np.int16)), TypeError, "arrays of int16 are not supported"),
+        (Old(np.ones(3, np.complex64)), TypeError, "arrays of complex64 are not supported"),
+        (Old(np.ones(3), device=2), TypeError, "not in the host's memory"),
+        (Stubborn(np.ones(3)), ValueError, "does not lend its memory.*needs a gradient"),
+        (Old(np.frombuffer(bytearray(9), np.uint8)[1:].view(np.int64)), ValueError, "not aligned"),
+        ([np.ones(3), Old(np.ones(3, np.int32))], TypeError, "same dtype"),
+    ],
+)
+def test_what_cannot_be_reduced_is_refused(x: Any, error: type[Exception], says: str) -> None:
+    with _alone() as comm:
+        for collective in (comm.all_reduce, comm.all_reduce_async, comm.broadcast):
+            with pytest.raises(error, match=says):
+                collective(x)
+
+
+def test_one_array_twice_is_refused() -> None:
+    x = np.ones(3)
+    with _alone() as comm, pytest.raises(ValueError, match="share memory"):
+        comm.all_reduce([x, New(x)])
+
+
+def test_memory_is_given_back() -> None:
+    x = np.ones(3)
+    owner = weakref.ref(x)
+    with _alone() as comm:
+        lender = New(x)
+        comm.all_reduce(lender)
+        comm.all_reduce_async(lender).wait()
+        comm.all_reduce(np.ones(1))  # the interpreter gets back what a thread of the engine had
+        del x, lender
+        gc.collect()
+        assert owner() is None
