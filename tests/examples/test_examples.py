@@ -28,6 +28,8 @@ THE_LINE = (
 )
 #: The one program about a method that MultiWorkerMirroredStrategy does not have.
 OURS_ALONE = "broadcast_update.py"
+#: Without TensorFlow: test_pytorch.py.
+PYTORCH = "pytorch_hook.py"
 FILES = sorted(file.name for file in EXAMPLES.glob("*.py"))
 
 KERAS = tuple(int(part) for part in importlib.metadata.version("keras").split(".")[:2])
@@ -140,7 +142,7 @@ def test_the_two_machine_fit_learns() -> None:
     assert weights.startswith("weights ")
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != OURS_ALONE])
+@pytest.mark.parametrize("name", [name for name in FILES if name not in (OURS_ALONE, PYTORCH)])
 def test_one_line_changes_the_strategy(name: str) -> None:
     """Nothing but that line uses gradring, apart from its import."""
     text = (EXAMPLES / name).read_text()
