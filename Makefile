@@ -94,13 +94,14 @@ conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directo
 docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lint: setup docs ## formatting, lints, types, stubs and documents; warnings are errors
+lint: setup docs ## formatting, lints, types, layers, stubs and documents; warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/repository
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github
 	@! command -v actionlint >/dev/null || { echo actionlint; actionlint; }

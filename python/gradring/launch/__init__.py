@@ -7,7 +7,6 @@
 ``hostfile``          the same, from a file
 ``program``           what the ranks run, and under which interpreter
 ``ranks``             the variables that each rank is given
-``ports``             free ports for them
 ``processes``         rank processes in groups of their own; how they are ended
 ``ssh``               a rank process on another host
 ``remote_rank``       its far end, which starts the rank there

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
-import gradring
+from gradring._native import build_info
 from gradring.clusters.parse import joined_address
 from gradring.communicator import Communicator
 from gradring.observe.step_report import Totals
@@ -160,7 +160,7 @@ def render(communicator: Communicator, counted: Counted = None) -> str:
         "host": communicator.host,
         "world_size": str(communicator.world_size),
         "transport": stats["transport"],
-        "version": gradring.__version__,
+        "version": build_info()["version"],
     }
     family("info", "gauge", "What this rank is.", [(about, 1)])
     family("collectives_total", "counter", "Collectives that ended well.", by_kind("count"))

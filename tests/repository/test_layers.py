@@ -1,0 +1,131 @@
+"""No module uses one that stands above or beside it in the drawings of ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
+
+import pytest
+from import_graph import Graph, circles, python_graph, rust_graph
+
+from documents import ROOT
+
+Known = Set[tuple[str, str]]
+
+#: Imports that are still to be mended. This list only shrinks: one that is no more must go from it.
+KNOWN: dict[str, Known] = {
+    "rust/core/src": {
+        ("forming.rendezvous", "communicator"),
+        ("forming.rendezvous.missing", "communicator"),
+        ("forming.roster", "communicator"),
+        ("link.connection", "link.tls.session"),
+        ("link.connection", "work"),
+        ("link.shm.pairing", "work"),
+        ("observe.flight_recorder", "work"),
+        ("observe.journal", "observe.record"),
+    },
+    "python/gradring": {("gradring.config", "gradring.clusters.parse")},
+}
+
+
+def layers(directory: str) -> list[list[str]]:
+    """The drawing of a directory: on each line, names with commas, and what they are."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    (drawing,) = re.findall(rf"^```text\n{directory}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [line.split("  ")[0].split(", ") for line in drawing.splitlines()]
+
+
+def graph_of(directory: Path) -> Graph:
+    return rust_graph(directory) if directory.name == "src" else python_graph(directory)
+
+
+def problems(graph: Graph, drawn: Sequence[Sequence[str]], known: Known) -> Iterator[str]:
+    """What in a graph differs from a drawing, but for what is known."""
+    place = {name: line for line, names in enumerate(drawn) for name in names}
+    for module in sorted({_top(module) for module in graph if module != "lib"} ^ set(place)):
+        yield f"{module} stands in the drawing or among the modules, but not in both"
+    imports = {(module, other) for module, others in graph.items() for other in others}
+    for module, other in sorted(imports - known):
+        mine, its = _top(module), _top(other)
+        if mine in place and mine != its and place[mine] >= place.get(its, 0):
+            yield f"{module} uses {other}, but {its} stands above or beside {mine}"
+    for circle in circles({m: {o for o in graph[m] if (m, o) not in known} for m in graph}):
+        yield f"these use each other in a circle: {', '.join(circle)}"
+    for module, other in sorted(known - imports):
+        yield f"{module} does not use {other} any more: it is no exception now"
+
+
+def _top(module: str) -> str:
+    parts = module.split(".")
+    return parts[parts[0] == "gradring" and len(parts) > 1]
+
+
+@pytest.mark.parametrize("directory", KNOWN)
+def test_no_module_uses_one_above_it_and_there_are_no_circles(directory: str) -> None:
+    found = problems(graph_of(ROOT / directory), layers(directory), KNOWN[directory])
+    assert not (said := list(found)), "\n".join(said)
+
+
+PYTHON = {
+    "__init__.py": "from gradring.high import high",
+    "high.py": "from gradring import low",
+    "low.py": "",
+    "deep/__init__.py": "",
+    "deep/a.py": "from gradring.deep.b import b",
+    "deep/b.py": "import gradring.low",
+}
+RUST = {
+    "lib.rs": "mod high;\nmod low;\n#[cfg(test)]\nmod simulation;",
+    "high.rs": "use crate::low::{Low, deep::{a::A, b}}; mod part; use part::Part;",
+    "high/part.rs": "use super::High;",
+    "low/mod.rs": """//! use crate::high::High;
+        pub const A: &str = "crate::high::A"; // '"'
+        #[cfg(test)] mod tests { use crate::high::High; }
+        const fn brace() -> char { '{' }""",
+    "low/deep/a.rs": "use super::b::B;",
+    "low/deep/b.rs": "#[cfg(test)] mod tests;",
+    "low/deep/b/tests.rs": "use crate::high::High;",
+    "simulation.rs": "use crate::high::High;",
+}
+
+
+def found_in(directory: Path, files: dict[str, str], known: Known = frozenset()) -> list[str]:
+    """The problems of a package or a crate with these files."""
+    is_rust = "lib.rs" in files
+    source = directory / ("src" if is_rust else "gradring")
+    for name, text in files.items():
+        path = source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    drawn = [["high"], ["low"]] if is_rust else [["gradring"], ["high", "deep"], ["low"]]
+    return list(problems(graph_of(source), drawn, known))
+
+
+def test_uses_below_are_no_problem_nor_are_those_of_tests(tmp_path: Path) -> None:
+    assert found_in(tmp_path, PYTHON) == found_in(tmp_path, RUST) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "text", "said"),
+    [
+        ("low.py", "if TYPE_CHECKING:\n    from gradring.high import x", "above or beside low"),
+        ("low.py", "def low():\n    from gradring import deep", "low uses gradring.deep, but deep"),
+        ("high.py", "import gradring.deep.a", "deep stands above or beside high"),
+        ("deep/b.py", "from gradring.deep import a", "a circle: gradring.deep.a, gradring.deep.b"),
+        ("other.py", "", "other stands in the drawing or among the modules, but not in both"),
+        ("low/deep/b.rs", "fn b() { crate::high::part::new() }", "low.deep.b uses high.part, but"),
+        ("low/mod.rs", "use super::{low, high::High};", "high stands above or beside low"),
+        ("low/deep/b.rs", "use super::a::A;", "in a circle: low.deep.a, low.deep.b"),
+    ],
+)
+def test_what_points_up_or_closes_a_circle_is_found(
+    changed: str, text: str, said: str, tmp_path: Path
+) -> None:
+    files = RUST if changed.endswith(".rs") else PYTHON
+    assert said in "\n".join(found_in(tmp_path, {**files, changed: text}))
+
+
+def test_an_exception_that_is_none_must_go(tmp_path: Path) -> None:
+    (said,) = found_in(tmp_path, RUST, {("low", "high")})
+    assert said == "low does not use high any more: it is no exception now"
