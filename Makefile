@@ -11,7 +11,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist licences deny test-arm clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -144,6 +144,9 @@ portable-wheel: $(VENV)/created ## a wheel for any Linux with glibc 2.28 or newe
 sdist: $(VENV)/created ## builds the source distribution into dist/
 	$(BIN)/maturin sdist --out dist
 	$(call FINISH,.tar.gz)
+
+settings: setup ## writes the table of settings into its page and the stub, after a change of rust/core/src/config.rs
+	$(BIN)/python release/settings_tables.py
 
 licences: prerequisites ## writes the licence texts of the linked crates, after a change of Cargo.lock
 	$(PYTHON) release/licences.py

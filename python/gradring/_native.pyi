@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, NoReturn, TypedDict, final, type_check_only
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, TypedDict, final, type_check_only
 
 import numpy as np
 
@@ -17,6 +18,7 @@ __all__ = [
     "inquire",
     "leave_to_parent",
     "refuse_others",
+    "settings",
     "tensorflow_counters",
     "tensorflow_failure",
     "tensorflow_register",
@@ -29,6 +31,7 @@ class BuildInfo(TypedDict):
     instruction_set: str
 
 def build_info() -> BuildInfo: ...
+def settings() -> list[dict[str, Any]]: ...
 def leave_to_parent(communicators: list[Communicator]) -> None: ...
 def before_fork() -> None: ...
 def after_fork() -> None: ...
@@ -41,6 +44,42 @@ def inquire(
 def tensorflow_register() -> None: ...
 def tensorflow_counters() -> dict[str, int]: ...
 def tensorflow_failure(message: str) -> GradringError | None: ...
+
+# settings: written by make settings
+
+@type_check_only
+class Options(TypedDict, total=False):
+    streams: int | None
+    checksum: bool | None
+    stall_timeout: float | None
+    stall_warning: float | None
+
+@type_check_only
+class SettingValues:
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    def __init__(self, **values: Any) -> None: ...
+    interface: str | None
+    port: tuple[int, int] | None
+    token: bytes | None
+    require_auth: bool
+    tls: Any | None
+    transport: str
+    streams: int
+    checksum: bool
+    algorithm: str
+    reproducible: bool
+    wire_dtype: str | None
+    timeout: float
+    stall_timeout: float
+    stall_warning: float
+    log: int | None
+    log_dir: Path | None
+    flight_dir: Path | None
+    trace: Path | None
+    prometheus_port: int | None
+    prometheus_address: str
+
+# end of settings
 
 @final
 class Work:
@@ -63,15 +102,7 @@ class Communicator:
         job: str,
         token: bytes,
         tls: tuple[str, str, str] | None,
-        timeout: float,
-        stall_timeout: float,
-        transport: str,
-        algorithm: str,
-        reproducible: bool,
-        wire_dtype: str | None,
-        streams: int,
-        checksum: bool,
-        stall_warning: float,
+        settings: dict[str, str],
     ) -> Communicator: ...
     @property
     def id(self) -> int: ...

@@ -12,22 +12,22 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native, forks, lateness
 from gradring.clusters import parse
-from gradring.config import (
-    DEFAULT_STALL_TIMEOUT_S,
-    DEFAULT_STALL_WARNING_S,
-    Settings,
-    TlsFiles,
-    check_token,
-)
+from gradring.config import Settings, TlsFiles, check_token
 from gradring.errors import AbortedError, ConfigError
+from gradring.settings import takes_settings
 from gradring.steps import Step
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gradring._native import Options
 
 T = TypeVar("T")
 _log = logging.getLogger("gradring")
@@ -90,22 +90,24 @@ class Communicator:
             more are rounded to it for travelling, which halves the traffic; the owner of each
             element sums them in float32, and rounds the result once. Smaller ones, such as losses,
             metrics and statistics, stay exact. None: elements travel as they are.
-        streams: TCP connections with each peer, 1 to 16. Several fill a link that
-            limits each connection, such as a cloud's limit per flow or a long path; elsewhere they
-            only cost. Results are the same bits; shared memory does not use them.
-        checksum: Adds a CRC-32C to every 64 KiB that travel through a link, of whatever kind, and
-            checks it before the bytes are used: bytes that a network card, a switch, a proxy or
-            memory on the way has changed are a `ProtocolError` on every rank, which names the link,
-            instead of a wrong result. Costs time; ``gradring bench all-reduce --checksum`` measures
-            how much.
-        stall_timeout: Seconds without any movement after which a collective fails although all
-            ranks live, such as one that a rank does not enter. A rank that is dead or silent is
-            lost long before, whatever this is.
-        stall_warning: Seconds without any movement in a collective after which a line in the log
-            (logger ``gradring``) names the ranks that it waits for; the next lines come when twice
-            as long has gone by, four times, and so on.
         job_id: What tells this job from others that may use the same addresses; ranks with
             different ones do not form a group. None: nothing does.
+        settings: Any other setting of a group, by its name.
+
+            * ``streams``: TCP connections with each peer, 1 to 16; 1 by default. Several fill a
+              link that limits each connection, such as a cloud's limit per flow or a long path;
+              elsewhere they only cost. Results are the same bits; shared memory does not use them.
+            * ``checksum``: adds a CRC-32C to every 64 KiB that travel through a link, of whatever
+              kind, and checks it before the bytes are used: bytes that a network card, a switch, a
+              proxy or memory on the way has changed are a `ProtocolError` on every rank, which
+              names the link, instead of a wrong result. Costs time; ``gradring bench all-reduce
+              --checksum`` measures how much.
+            * ``stall_timeout``: seconds without any movement after which a collective fails
+              although all ranks live, such as one that a rank does not enter; 1800 by default. A
+              rank that is dead or silent is lost long before, whatever this is.
+            * ``stall_warning``: seconds without any movement in a collective after which a line in
+              the log (logger ``gradring``) names the ranks that it waits for; 30 by default. The
+              next lines come when twice as long has gone by, four times, and so on.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -116,6 +118,7 @@ class Communicator:
     #: Writes one timeline from the parts of all ranks, as `trace_stop` does; `gradring` sets it.
     _write_timeline: ClassVar[Callable[[Communicator, Path, bytes], Path | None]]
 
+    @takes_settings
     def __init__(
         self,
         rank: int,
@@ -128,36 +131,30 @@ class Communicator:
         reproducible: bool = False,
         wire_dtype: str | None = None,
         *,
-        streams: int = 1,
-        checksum: bool = False,
         listen: str | None = None,
         interface: str | None = None,
         ports: tuple[int, int] | None = None,
         tls: TlsFiles | None = None,
         announce: str | None = None,
         addresses: Sequence[str] = (),
-        stall_timeout: float = DEFAULT_STALL_TIMEOUT_S,
-        stall_warning: float = DEFAULT_STALL_WARNING_S,
         require_auth: bool | None = None,
         job_id: str | None = None,
+        **settings: Unpack[Options],
     ) -> None:
-        settings = Settings.from_environ(
+        values = Settings.from_environ(
             {},
             token=token,
             transport=transport,
             timeout=timeout,
-            streams=streams,
-            checksum=checksum,
             algorithm=algorithm,
             reproducible=reproducible,
             wire_dtype=wire_dtype,
-            stall_timeout=stall_timeout,
-            stall_warning=stall_warning,
+            **settings,
         )
         parse.argument_place(rank, world_size)
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
-        check_token(rank, world_size, settings.token, require_auth)
+        check_token(rank, world_size, values.token, require_auth)
         forks.check_place(rendezvous, rank)
         self._native = _native.Communicator(
             rank=rank,
@@ -169,17 +166,9 @@ class Communicator:
             announce=announce,
             addresses=list(addresses),
             job=parse.job_id(job_id) if job_id is not None else "",
-            token=settings.token or b"",
+            token=values.token or b"",
             tls=(tls.ca, tls.cert, tls.key) if tls is not None else None,
-            timeout=settings.timeout,
-            stall_timeout=settings.stall_timeout,
-            transport=settings.transport,
-            algorithm=settings.algorithm,
-            reproducible=settings.reproducible,
-            wire_dtype=settings.wire_dtype,
-            streams=settings.streams,
-            checksum=settings.checksum,
-            stall_warning=settings.stall_warning,
+            settings=values.of_group(),
         )
         self.rank: int = self._native.rank
         self.world_size: int = self._native.world_size

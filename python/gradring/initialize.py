@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gradring.clusters import Cluster, detect, parse
 from gradring.clusters.cluster import ALONE_RENDEZVOUS
@@ -16,11 +17,18 @@ from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
 from gradring.membership import Membership, existing, remember
 from gradring.observe.observer import observe
-from gradring.settings import SETTINGS
+from gradring.settings import GROUP, SETTINGS, meant, takes_settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gradring._native import Options
 
 _PREFIX = "GRADRING_"
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
+@takes_settings
 def init(
     *,
     rank: int | None = None,
@@ -38,11 +46,8 @@ def init(
     algorithm: str | None = None,
     reproducible: bool | None = None,
     wire_dtype: str | None = None,
-    streams: int | None = None,
-    checksum: bool | None = None,
-    stall_timeout: float | None = None,
-    stall_warning: float | None = None,
     job_id: str | None = None,
+    **settings: Unpack[Options],
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
 
@@ -84,19 +89,21 @@ def init(
             ``GRADRING_REPRODUCIBLE``, or no.
         wire_dtype: Type to which float32 is rounded on the wire, ``bfloat16`` or ``float16``, in
             reductions of 64 KiB and more; default ``GRADRING_WIRE_DTYPE``, or no rounding.
-        streams: TCP connections with each peer, 1 to 16, for networks in which one
-            cannot fill the link; default ``GRADRING_STREAMS``, or 1.
-        checksum: Turn bytes that a link corrupted into a `ProtocolError` on every rank, instead of
-            a wrong result; default ``GRADRING_CHECKSUM``, or no.
-        stall_timeout: Seconds of standstill after which a collective fails although all ranks
-            live: longer than the longest time that one rank evaluates or saves while the others
-            wait for it; default ``GRADRING_STALL_TIMEOUT_S``, or 1800.
-        stall_warning: Seconds of standstill in a collective after which the log (logger
-            ``gradring``, by default stderr) names the late ranks, again at doubled intervals;
-            default ``GRADRING_STALL_WARNING_S``, or 30.
         job_id: What tells this job from others that may use the same addresses; ranks with
             different ones do not form a group. Default ``GRADRING_JOB_ID``, or what the launcher
             has set, if it has.
+        settings: Any other setting of a group, by its name; default its variable.
+
+            * ``streams``: TCP connections with each peer, 1 to 16, for networks in which one cannot
+              fill the link.
+            * ``checksum``: turn bytes that a link corrupted into a `ProtocolError` on every rank,
+              instead of a wrong result.
+            * ``stall_timeout``: seconds of standstill after which a collective fails although all
+              ranks live: longer than the longest time that one rank evaluates or saves while the
+              others wait for it; 1800 by default.
+            * ``stall_warning``: seconds of standstill in a collective after which the log (logger
+              ``gradring``, by default stderr) names the late ranks, again at doubled intervals; 30
+              by default.
 
     Returns:
         The connected communicator; close it, or use it in a ``with`` statement.
@@ -122,54 +129,43 @@ def init(
         "algorithm": algorithm,
         "reproducible": reproducible,
         "wire_dtype": wire_dtype,
-        "streams": streams,
-        "checksum": checksum,
-        "stall_timeout": stall_timeout,
-        "stall_warning": stall_warning,
+        **settings,
     }
     given = {name: value for name, value in asked.items() if value is not None}
-    settings = Settings.from_environ(os.environ, **given)  # type: ignore[arg-type]
+    wanted = Settings.from_environ(os.environ, **given)
     if job_id is not None:
         cluster = replace(cluster, job_id=job_id)
-    membership = Membership(cluster, settings)
+    membership = Membership(cluster, wanted)
     present = existing(cluster)
     if present is not None:
         joined, communicator = present
-        joined.check(settings, given)
+        joined.check(wanted, given)
         communicator._users += 1
         return communicator
-    _warn_without_token(cluster, settings)
+    _warn_without_token(cluster, wanted)
     if cluster.advice is not None:
-        warnings.warn(f"this process trains alone: {cluster.advice}", stacklevel=2)
-    if settings.log_level is not None:
-        logging.getLogger("gradring").setLevel(settings.log_level)
+        _warn(f"this process trains alone: {cluster.advice}")
+    if wanted.log is not None:
+        logging.getLogger("gradring").setLevel(wanted.log)
 
     communicator = Communicator(
         rank=cluster.rank,
         world_size=cluster.world_size,
         rendezvous=cluster.rendezvous,
         listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
-        interface=settings.interface,
-        ports=settings.ports,
+        interface=wanted.interface,
+        ports=wanted.port,
         announce=parse.address(announce, "announce") if announce is not None else None,
         addresses=cluster.addresses,
         job_id=cluster.job_id,
-        token=settings.token,
-        tls=settings.tls,
-        transport=settings.transport,
-        timeout=settings.timeout,
-        stall_timeout=settings.stall_timeout,
-        algorithm=settings.algorithm,
-        reproducible=settings.reproducible,
-        wire_dtype=settings.wire_dtype,
-        streams=settings.streams,
-        checksum=settings.checksum,
-        stall_warning=settings.stall_warning,
-        require_auth=settings.require_auth,
+        token=wanted.token,
+        tls=wanted.tls,
+        require_auth=wanted.require_auth,
+        **{setting.name: getattr(wanted, setting.name) for setting in GROUP},
     )
     remember(communicator, membership)
     try:
-        observe(communicator, settings)
+        observe(communicator, wanted)
     except BaseException:  # Ctrl-C, too: nobody else can close it
         communicator.close()
         raise
@@ -225,21 +221,28 @@ def _warn_of_misspelt_variables() -> None:
     known = {setting.variable.removeprefix(_PREFIX) for setting in SETTINGS}
     set_ = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
     for name in sorted(set_ - known):
-        meant = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        if meant:
-            text = f"{_PREFIX}{name} is set, but is no setting; did you mean {_PREFIX}{meant[0]}?"
-            warnings.warn(text, stacklevel=3)
+        setting = meant(name, known)
+        if setting is not None:
+            text = f"{_PREFIX}{name} is set, but is no setting; did you mean {_PREFIX}{setting}?"
+            _warn(text)
 
 
 def _warn_without_token(cluster: Cluster, settings: Settings) -> None:
     """Warns about a group that anybody on the network could join."""
     guarded = settings.token or settings.tls or settings.require_auth
     if cluster.world_size > 1 and not guarded and not _is_loopback(cluster.rendezvous):
-        warnings.warn(
+        _warn(
             f"rank {cluster.rank} joins {cluster.rendezvous} without a token, so anybody who "
-            "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE",
-            stacklevel=3,
+            "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE"
         )
+
+
+def _warn(text: str) -> None:
+    """Warns of a line of the program: the one that called this package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def _is_loopback(address: str) -> bool:

@@ -9,30 +9,20 @@ from dataclasses import dataclass, field
 
 from gradring.clusters import Cluster
 from gradring.communicator import Communicator, open_communicators
-from gradring.config import TLS_VARIABLES, Settings
+from gradring.config import Settings
 from gradring.errors import ConfigError
+from gradring.settings import GROUP, variables
 
 #: The settings that a group keeps until its end, and the variables that say them.
 _VARIABLES = {
-    "token": ("GRADRING_TOKEN", "GRADRING_TOKEN_FILE"),
-    "tls": TLS_VARIABLES,
-    "interface": ("GRADRING_INTERFACE",),
-    "transport": ("GRADRING_TRANSPORT",),
-    "algorithm": ("GRADRING_ALGORITHM",),
-    "reproducible": ("GRADRING_REPRODUCIBLE",),
-    "wire_dtype": ("GRADRING_WIRE_DTYPE",),
-    "streams": ("GRADRING_STREAMS",),
-    "checksum": ("GRADRING_CHECKSUM",),
-    "stall_timeout": ("GRADRING_STALL_TIMEOUT_S",),
-    "stall_warning": ("GRADRING_STALL_WARNING_S",),
+    name: variables(name)
+    for name in ("token", "tls", "interface", *(setting.name for setting in GROUP))
+    if name != "timeout"
 }
 
 
 def _texts() -> dict[str, list[str | None]]:
-    return {
-        name: [os.environ.get(variable) for variable in variables]
-        for name, variables in _VARIABLES.items()
-    }
+    return {name: list(map(os.environ.get, _VARIABLES[name])) for name in _VARIABLES}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ray.util import get_node_ip_address
 
 from gradring.clusters import without_cluster_variables
 from gradring.clusters.parse import joined_address
-from gradring.config import DEFAULT_STALL_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from gradring.config import DEFAULTS
 from gradring.launch.ranks import environments_at, new_token
 from gradring.ports import free_ports
 
@@ -51,8 +51,8 @@ class GradringConfig(BackendConfig):  # type: ignore[misc]
             each start.
     """
 
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
+    timeout_s: float = DEFAULTS.timeout
+    stall_timeout_s: float = DEFAULTS.stall_timeout
     token: str | None = field(default=None, repr=False)
 
     @property

@@ -1,6 +1,7 @@
 """What ``init()`` decides before it connects."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,17 @@ def test_incomplete_arguments_are_an_error(arguments: dict[str, Any], named: str
 def test_a_group_without_a_token_beyond_loopback_is_warned_about(connected: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="without a token") as caught:
         init(rendezvous="10.0.0.5:1")
+    assert caught[0].filename == __file__
+
+
+def test_a_warning_names_the_line_of_the_program_also_through_a_strategy(
+    connected: dict[str, Any],
+) -> None:
+    inside = str(Path(initialize.__file__).with_name("strategy.py"))
+    scope: dict[str, Any] = {"init": init}
+    exec(compile("def join(): init(rendezvous='10.0.0.5:1')", inside, "exec"), scope)
+    with pytest.warns(UserWarning, match="without a token") as caught:
+        scope["join"]()
     assert caught[0].filename == __file__
 
 

@@ -1,6 +1,5 @@
 """Settings: an argument beats a variable, and a value that cannot be used is named."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,15 @@ from gradring.errors import ConfigError
 
 
 def test_the_defaults_need_no_variables() -> None:
-    assert Settings.from_environ({}) == Settings(None, False, "auto", 300.0, 1, 1800.0, 30.0)
+    assert Settings.from_environ({}) == Settings(
+        token=None,
+        require_auth=False,
+        transport="auto",
+        timeout=300.0,
+        streams=1,
+        stall_timeout=1800.0,
+        stall_warning=30.0,
+    )
 
 
 def test_variables_are_read() -> None:
@@ -26,7 +33,17 @@ def test_variables_are_read() -> None:
         "GRADRING_CHECKSUM": "1",
         "GRADRING_LOG": "info",
     }
-    expected = Settings(b"secret", True, "tcp", 2.5, 16, 90.0, 1.5, checksum=True, log_level=20)
+    expected = Settings(
+        token=b"secret",
+        require_auth=True,
+        transport="tcp",
+        timeout=2.5,
+        streams=16,
+        stall_timeout=90.0,
+        stall_warning=1.5,
+        checksum=True,
+        log=20,
+    )
     assert Settings.from_environ(environ) == expected
 
 
@@ -78,8 +95,17 @@ def test_an_argument_beats_a_variable() -> None:
         reproducible=False,
         wire_dtype="float16",
     )
-    expected = Settings(b"other", False, "shm", 7.0, 4, 60.0, 3.0, checksum=True)
-    assert settings == replace(expected, wire_dtype="float16")
+    assert settings == Settings(
+        token=b"other",
+        require_auth=False,
+        transport="shm",
+        timeout=7.0,
+        streams=4,
+        stall_timeout=60.0,
+        stall_warning=3.0,
+        checksum=True,
+        wire_dtype="float16",
+    )
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
@@ -90,7 +116,7 @@ def test_a_token_file_is_read_without_its_line_end(tmp_path: Path) -> None:
 
 
 def test_a_token_is_never_printed() -> None:
-    assert "secret" not in repr(Settings(b"secret"))
+    assert "secret" not in repr(Settings(token=b"secret"))
 
 
 GIANT = "9" * 5000
@@ -152,9 +178,14 @@ def test_an_argument_that_cannot_be_used_is_named(arguments: dict[str, Any], nam
         Settings.from_environ({}, **arguments)
 
 
+def test_an_argument_that_is_no_setting_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="stream is no setting; did you mean streams"):
+        Settings.from_environ({}, stream=2)
+
+
 def test_an_argument_that_is_no_flag_is_named() -> None:
     with pytest.raises(ConfigError, match="checksum='crc' is neither True nor False"):
-        Settings.from_environ({}, checksum="crc")  # type: ignore[arg-type]
+        Settings.from_environ({}, checksum="crc")
 
 
 def test_an_empty_token_is_an_error(tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import gradring
 from documents import DOCUMENTS, ROOT
 from gradring.cli import run
-from gradring.config import Settings
-from gradring.settings import SETTINGS, written_into
+from gradring.config import DEFAULTS
+from gradring.settings import GROUP, READ, SETTINGS, variables
+from settings_tables import PAGE, STUB, markdown, types, written_into
 
-PAGE = ROOT / "docs" / "command-line.md"
-TABLE = ROOT / "python" / "gradring" / "settings.py"
+TABLE = ROOT / "rust" / "core" / "src" / "config.rs"
 #: Of this build and of tests, not of users.
 OF_TESTS = {"GRADRING_RAY_PYTHON"}
 #: What `init()` takes as an argument only.
@@ -26,9 +28,9 @@ IN_TABLE = {setting.variable for setting in SETTINGS}
 
 def sources() -> Iterator[Path]:
     """What is in the wheel, without tests that stand in files of their own."""
-    yield from (file for file in (ROOT / "python").rglob("*.py") if file != TABLE)
+    yield from (ROOT / "python").rglob("*.py")
     for file in ROOT.glob("rust/*/src/**/*.rs"):
-        if file.name != "tests.rs" and "tests" not in file.parts:
+        if file != TABLE and file.name != "tests.rs" and "tests" not in file.parts:
             yield file
 
 
@@ -38,8 +40,9 @@ def test_the_code_reads_what_the_table_has() -> None:
         for file in sources()
         for name in re.findall(r"""["'](GRADRING_[A-Z_]+)["']""", file.read_text())
     }
-    assert read - IN_TABLE == set(), "give each a row of gradring.settings.SETTINGS"
-    assert IN_TABLE - read == set(), "nobody reads these"
+    assert read - IN_TABLE == set(), "give each a row of rust/core/src/config.rs"
+    by_table = {name for setting in READ.values() for name in variables(setting.name)}
+    assert IN_TABLE - read - by_table == set(), "nobody reads these"
     assert len(IN_TABLE) == len(SETTINGS)
 
 
@@ -49,19 +52,22 @@ def test_messages_and_documents_name_no_other_variables() -> None:
         assert named - IN_TABLE - OF_TESTS == set(), file
 
 
-def test_the_page_shows_the_table() -> None:
-    page = PAGE.read_text()
-    assert page.count(f"| `{SETTINGS[0].variable}`") == 1
-    assert page == written_into(page), "type: python -m gradring.settings docs/command-line.md"
+@pytest.mark.parametrize(("file", "table"), [(PAGE, markdown()), (STUB, types())])
+def test_page_and_stub_show_the_table(file: Path, table: str) -> None:
+    text = file.read_text()
+    assert text.count(table) == 1
+    assert text == written_into(text, table), "type: make settings"
 
 
-def test_arguments_and_defaults_are_those_of_the_code() -> None:
-    arguments = {setting.argument for setting in SETTINGS if setting.argument}
-    assert arguments == set(inspect.signature(gradring.init).parameters) - ARGUMENTS_ONLY
-    defaults = vars(Settings())
-    for setting in SETTINGS:
-        field = setting.argument or setting.variable.removeprefix("GRADRING_").lower()
-        assert setting.default == defaults.get(field), setting
+def test_arguments_and_defaults_are_those_of_the_table() -> None:
+    arguments = {setting.name for setting in SETTINGS if setting.argument}
+    parameters = inspect.signature(gradring.init).parameters
+    assert arguments == set(parameters) - ARGUMENTS_ONLY
+    of_communicator = inspect.signature(gradring.Communicator).parameters
+    for setting in GROUP:
+        assert parameters[setting.name].default is None
+        default = of_communicator[setting.name].default
+        assert default in (None, getattr(DEFAULTS, setting.name)), setting
 
 
 def test_the_page_has_every_option_of_run() -> None:

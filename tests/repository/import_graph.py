@@ -27,7 +27,8 @@ def python_graph(package: Path) -> Graph:
 
     An import counts wherever it stands: also in a function, or for types only.
     """
-    files = {_name(path.relative_to(package.parent)): path for path in package.rglob("*.py*")}
+    sources = (path for path in package.rglob("*.py*") if path.suffix in (".py", ".pyi"))
+    files = {_name(path.relative_to(package.parent)): path for path in sources}
     return {name: set(_python_imports(name, path, files)) for name, path in files.items()}
 
 

@@ -54,9 +54,9 @@ def _listens_at(cluster: Cluster, settings: Settings) -> str:
         return cluster.listen
     if cluster.rank == 0 and cluster.world_size > 1:
         return cluster.rendezvous
-    if settings.ports is None:
+    if settings.port is None:
         return "a free port"
-    first, last = settings.ports
+    first, last = settings.port
     return f"port {first}" if first == last else f"a free port from {first} to {last}"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gradring import _native
 from gradring.communicator import TRACE_LIMIT, Communicator
-from gradring.config import DEFAULT_PROMETHEUS_ADDRESS, Settings
+from gradring.config import DEFAULTS, Settings
 from gradring.observe.places import part_of
 from gradring.observe.step_report import Totals
 
@@ -34,7 +34,7 @@ class Observer:
     """
 
     log_dir: Path | None = None
-    metrics_address: str = DEFAULT_PROMETHEUS_ADDRESS
+    metrics_address: str = DEFAULTS.prometheus_address
     metrics: MetricsServer | None = None
     counted: Callable[[], tuple[Totals, float | None] | None] = lambda: None
 

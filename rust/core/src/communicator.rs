@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::ErrorKind;
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::abort::AbortSwitch;
 use crate::calibration;
 use crate::collective::Request;
-use crate::dtype::DType;
+use crate::config::{Config, TransportChoice};
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
 use crate::error::{Error, Result, shortened};
 use crate::failure::Monitor;
@@ -19,91 +18,21 @@ use crate::forming::listener::Listener;
 use crate::forming::rendezvous;
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
+use crate::link::Transport;
 use crate::link::checked::Checked;
 use crate::link::connection::GoOn;
 use crate::link::forks::PerProcess;
 use crate::link::links::Links;
-use crate::link::tls::TlsFiles;
-use crate::link::{STREAMS_MAX, Transport};
 use crate::observe::flight_recorder::{self, FlightRecorder};
 use crate::observe::journal::Journal;
 use crate::observe::stats::Stats;
 use crate::observe::{clock, record, signals};
-use crate::schedule::choice::{MESH_RANKS_MAX, Policy, Rules};
+use crate::schedule::choice::Policy;
 use crate::wire::gossip::Gossip;
 use crate::work::{Interrupt, Work};
 
 /// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
 const NARROWED_FROM_BYTES: usize = 64 << 10;
-/// How long one conversation may take while a group forms, at least, and the part of the time for
-/// forming that it may take if that is more.
-const CONVERSATION_LIMIT: Duration = Duration::from_secs(5);
-const CONVERSATION_PART: u32 = 20;
-
-/// How a rank joins its group. Holds a secret, so it is never printed.
-#[derive(Clone)]
-pub struct Config {
-    /// This process's index.
-    pub rank: usize,
-    /// Number of processes.
-    pub world_size: usize,
-    /// `host:port` at which rank 0 listens.
-    pub rendezvous: String,
-    /// `host:port` at which this rank listens; by default a free port on the interface that
-    /// reaches the rendezvous.
-    pub listen: Option<String>,
-    /// First and last of the ports of which this rank takes a free one, where nothing says its
-    /// address: for firewalls.
-    pub ports: Option<(u16, u16)>,
-    /// Address at which this rank listens, whatever `rendezvous` and `listen` say; they still say
-    /// the port. For hosts with several networks.
-    pub interface: Option<IpAddr>,
-    /// `host:port` by which others reach this rank, where that is not the address it listens at:
-    /// behind a forwarded port.
-    pub announce: Option<String>,
-    /// Where each rank listens, by rank, if that is known beforehand; for messages only.
-    pub addresses: Vec<String>,
-    /// What tells the job from others that may use the same addresses; must be the same on all
-    /// ranks. Empty if nothing does.
-    pub job: String,
-    /// Shared secret of the job; empty for none.
-    pub token: Vec<u8>,
-    /// Certificates, if everything that travels over TCP is to be inside TLS.
-    pub tls: Option<TlsFiles>,
-    /// What links are made of.
-    pub transport: TransportChoice,
-    /// Which algorithms to use; must be the same on all ranks.
-    pub algorithm: Rules,
-    /// Whether sums are folds in the order of ranks; must be the same on all ranks.
-    pub reproducible: bool,
-    /// Type to which float32 elements of reductions are rounded for travelling: a 16-bit float.
-    pub wire_dtype: Option<DType>,
-    /// TCP connections to each peer in each direction, from 1 to [`STREAMS_MAX`]; must be the same
-    /// on all ranks.
-    pub streams: usize,
-    /// Whether all bytes of collectives are protected by checksums; must be the same on all ranks.
-    pub checksum: bool,
-    /// Bound on forming the group.
-    pub timeout: Duration,
-    /// How long a collective may stand still although all ranks live.
-    pub stall_timeout: Duration,
-    /// After how long that is worth a first warning.
-    pub stall_warning: Duration,
-    /// Shows people a warning; called on threads that must not wait.
-    pub on_warning: fn(String),
-}
-
-/// What links may be made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TransportChoice {
-    /// Shared memory inside a host, TCP between hosts.
-    Auto,
-    /// TCP everywhere.
-    Tcp,
-    /// Shared memory everywhere; fails where it cannot be had.
-    SharedMemory,
-}
-
 /// A connected group of ranks with an order.
 pub struct Communicator {
     id: u64,
@@ -128,13 +57,14 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static OPEN: PerProcess<HashMap<u64, Weak<Communicator>>> = PerProcess::new();
 
 impl Communicator {
-    /// Joins the group, at most for `config.timeout`.
+    /// Joins the group, at most for its `timeout`.
     ///
     /// # Errors
     /// `Config` for settings that cannot work; `Rendezvous`, `Authentication` or `Protocol` when
     /// the group does not form; `Aborted` when `interrupt` asked to give up.
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
         config.validate()?;
+        let settings = &config.settings;
         let started = Instant::now();
         let cannot = |error: std::io::Error| {
             // The only calls that would block if they could are those for threads.
@@ -173,7 +103,8 @@ impl Communicator {
         )
         .map_err(cannot)?;
         let monitor = Arc::new(monitor);
-        let deadline = (started + config.timeout).max(Instant::now() + config.conversation_limit());
+        let deadline =
+            (started + settings.timeout).max(Instant::now() + config.conversation_limit());
         let mut interrupted = false;
         let mut go_on = || {
             interrupted |= interrupt.interrupts();
@@ -190,16 +121,16 @@ impl Communicator {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let transport_name = links.name();
         let tcp_congestion = links.congestion().map_err(cannot)?;
-        let transport: Box<dyn Transport> = match config.checksum {
+        let transport: Box<dyn Transport> = match settings.checksum {
             true => Box::new(Checked::new(links, config.world_size)),
             false => Box::new(links),
         };
         let engine = Engine::new(Parts {
             rank: config.rank,
             policy: Policy {
-                rules: config.algorithm.clone(),
-                reproducible: config.reproducible,
-                wire_dtype: config.wire_dtype,
+                rules: settings.algorithm.clone(),
+                reproducible: settings.reproducible,
+                wire_dtype: settings.wire_dtype,
                 narrowed_from_bytes: NARROWED_FROM_BYTES,
                 ..Policy::new(roster.topology())
             },
@@ -207,8 +138,8 @@ impl Communicator {
             supervisor: Arc::clone(&monitor) as _,
             abort: Arc::clone(&abort),
             recorder: Arc::clone(&recorder),
-            stall_timeout: config.stall_timeout,
-            stall_warning: config.stall_warning,
+            stall_timeout: settings.stall_timeout,
+            stall_warning: settings.stall_warning,
             spin_policy: SpinPolicy::of(roster.local_size(config.rank) <= cores),
         })
         .map_err(|error| monitor.first_cause(error))?;
@@ -225,8 +156,8 @@ impl Communicator {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             rank: config.rank,
             roster,
-            streams: config.streams,
-            checksum: config.checksum,
+            streams: settings.streams,
+            checksum: settings.checksum,
             transport_name,
             memory_not_shared,
             tcp_congestion,
@@ -462,62 +393,6 @@ impl Drop for Communicator {
 }
 
 impl Config {
-    fn validate(&self) -> Result<()> {
-        if self.rank >= self.world_size {
-            return Err(Error::config(format!(
-                "rank {} does not exist in a world of {}; ranks run from 0 to world_size - 1",
-                self.rank, self.world_size
-            )));
-        }
-        if let Some(dtype) = self
-            .wire_dtype
-            .filter(|d| !matches!(d, DType::F16 | DType::Bf16))
-        {
-            return Err(Error::config(format!(
-                "wire_dtype={} is not a 16-bit float; choose bfloat16 or float16",
-                dtype.name()
-            )));
-        }
-        if !(1..=STREAMS_MAX).contains(&self.streams) {
-            return Err(Error::config(format!(
-                "streams={} is not a number of connections from 1 to {STREAMS_MAX}",
-                self.streams
-            )));
-        }
-        for (name, limit) in [
-            ("timeout", self.timeout),
-            ("stall_timeout", self.stall_timeout),
-        ] {
-            if limit.is_zero() {
-                let problem = format!("{name} must be more than 0 seconds");
-                return Err(Error::config(problem));
-            }
-        }
-        if self.reproducible && self.world_size > MESH_RANKS_MAX {
-            return Err(Error::config(format!(
-                "reproducible=True works with at most {MESH_RANKS_MAX} ranks, not {}",
-                self.world_size
-            )));
-        }
-        Ok(())
-    }
-
-    /// How long one conversation of two ranks may take while the group forms. It takes
-    /// milliseconds; who is silent for longer is stopped or cut off, or one of very many on a
-    /// machine.
-    pub(crate) fn conversation_limit(&self) -> Duration {
-        CONVERSATION_LIMIT.max(self.timeout / CONVERSATION_PART)
-    }
-
-    /// What must be equal on all ranks, as text.
-    pub(crate) fn plan(&self) -> String {
-        let wire_dtype = self.wire_dtype.map_or("None", DType::name);
-        format!(
-            "algorithm={}, reproducible={}, wire_dtype={wire_dtype}, streams={}, checksum={}",
-            self.algorithm, self.reproducible, self.streams, self.checksum
-        )
-    }
-
     /// Tries to share memory with every rank that would; returns why it cannot with ranks of this
     /// host.
     fn share_memory(
@@ -548,7 +423,7 @@ impl Config {
                 Error::rendezvous(problem).blaming(peer, roster.host(peer))
             })?;
         match refused.iter().next() {
-            Some((&peer, reason)) if self.transport == TransportChoice::SharedMemory => {
+            Some((&peer, reason)) if self.settings.transport == TransportChoice::SharedMemory => {
                 let problem = format!(
                     "transport=\"shm\", but rank {} cannot share memory with it: {reason}",
                     self.rank

@@ -12,6 +12,7 @@ pub mod buffer;
 mod calibration;
 pub mod collective;
 pub mod communicator;
+pub mod config;
 pub mod dtype;
 pub mod engine;
 pub mod error;

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use gradring_core::buffer::{Buffer, Slice};
 use gradring_core::collective::{Collective, Request};
-use gradring_core::communicator::{Communicator, Config, TransportChoice};
+use gradring_core::communicator::Communicator;
+use gradring_core::config::{Config, Settings, TransportChoice};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::{Error, ErrorKind};
 use gradring_core::inquire;
-use gradring_core::schedule::choice::Rules;
 use gradring_core::wire::state::{self, Phase, State};
 
 /// A timeout that is waited for, and that threads of a busy machine need to find each other.
@@ -21,12 +21,6 @@ const SHORT: Duration = Duration::from_secs(4);
 
 fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
     Config {
-        transport: TransportChoice::Tcp,
-        algorithm: Rules::default(),
-        reproducible: false,
-        wire_dtype: None,
-        streams: 1,
-        checksum: false,
         rank,
         world_size,
         rendezvous: rendezvous.into(),
@@ -38,11 +32,20 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
         addresses: Vec::new(),
         job: String::new(),
         token: b"secret".into(),
-        timeout: Duration::from_secs(30),
-        stall_timeout: Duration::from_secs(30),
-        stall_warning: Duration::from_secs(30),
+        settings: Settings {
+            transport: TransportChoice::Tcp,
+            timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(30),
+            stall_warning: Duration::from_secs(30),
+            ..Settings::default()
+        },
         on_warning: |warning| eprintln!("{warning}"),
     }
+}
+
+fn with(mut config: Config, change: impl FnOnce(&mut Settings)) -> Config {
+    change(&mut config.settings);
+    config
 }
 
 fn free_address() -> String {
@@ -117,9 +120,10 @@ fn groups_of_several_sizes_reduce_over_tcp_and_know_their_hosts() {
 fn groups_of_several_streams_reduce_and_close_in_good_order() {
     for (world_size, streams) in [(2, 2), (3, 16)] {
         let address = free_address();
-        let configs = (0..world_size).map(|rank| Config {
-            streams,
-            ..config(rank, world_size, &address)
+        let configs = (0..world_size).map(|rank| {
+            with(config(rank, world_size, &address), |settings| {
+                settings.streams = streams
+            })
         });
         let sums = members(configs.collect(), |rank, communicator| {
             let communicator = communicator.unwrap();
@@ -140,13 +144,11 @@ fn groups_of_several_streams_reduce_and_close_in_good_order() {
 #[test]
 fn ranks_with_another_number_of_streams_are_named_on_all() {
     let address = free_address();
-    let configs = [1, 1, 4]
-        .into_iter()
-        .enumerate()
-        .map(|(rank, streams)| Config {
-            streams,
-            ..config(rank, 3, &address)
-        });
+    let configs = [1, 1, 4].into_iter().enumerate().map(|(rank, streams)| {
+        with(config(rank, 3, &address), |settings| {
+            settings.streams = streams
+        })
+    });
     for error in members(configs.collect(), |_, communicator| {
         communicator.err().unwrap()
     }) {
@@ -163,10 +165,7 @@ fn ranks_with_another_number_of_streams_are_named_on_all() {
 #[test]
 fn impossible_numbers_of_streams_are_config_errors() {
     for streams in [0, 17] {
-        let config = Config {
-            streams,
-            ..config(0, 1, "")
-        };
+        let config = with(config(0, 1, ""), |settings| settings.streams = streams);
         let error = Communicator::connect(&config, &mut || false).err().unwrap();
         assert!(matches!(error.kind, ErrorKind::Config { .. }), "{error}");
     }
@@ -313,9 +312,10 @@ fn a_rank_of_another_job_is_turned_away_and_the_own_one_let_in() {
 #[test]
 fn a_rank_that_refuses_shared_memory_ends_the_start_of_one_that_needs_it() {
     let address = free_address();
-    let with = |transport, rank| Config {
-        transport,
-        ..config(rank, 3, &address)
+    let with = |transport, rank| {
+        with(config(rank, 3, &address), |settings| {
+            settings.transport = transport
+        })
     };
     let configs = vec![
         with(TransportChoice::SharedMemory, 0),
@@ -335,9 +335,10 @@ fn a_rank_that_refuses_shared_memory_ends_the_start_of_one_that_needs_it() {
 #[test]
 fn a_late_rank_is_named_by_a_timeout_on_all() {
     let address = free_address();
-    let configs = (0..3).map(|rank| Config {
-        stall_timeout: SHORT,
-        ..config(rank, 3, &address)
+    let configs = (0..3).map(|rank| {
+        with(config(rank, 3, &address), |settings| {
+            settings.stall_timeout = SHORT
+        })
     });
     let failed = Barrier::new(3);
     let errors = members(configs.collect(), move |rank, communicator| {
@@ -363,9 +364,10 @@ fn a_late_rank_is_named_by_a_timeout_on_all() {
 #[test]
 fn a_missing_rank_is_named_by_those_who_came() {
     let address = free_address();
-    let configs = [0, 2].map(|rank| Config {
-        timeout: SHORT,
-        ..config(rank, 3, &address)
+    let configs = [0, 2].map(|rank| {
+        with(config(rank, 3, &address), |settings| {
+            settings.timeout = SHORT
+        })
     });
     for error in members(configs.into(), |_, communicator| {
         communicator.err().unwrap()
@@ -382,11 +384,13 @@ fn a_missing_rank_is_named_by_those_who_came() {
 fn of_many_missing_ranks_the_first_are_named_and_the_others_counted() {
     let addresses = vec!["127.0.0.1:1".into(); 1000];
     for (addresses, last_named) in [(Vec::new(), "31, 32"), (addresses, "(Connection refused")] {
-        let config = Config {
-            timeout: Duration::from_millis(100),
-            addresses,
-            ..config(0, 1000, &free_address())
-        };
+        let config = with(
+            Config {
+                addresses,
+                ..config(0, 1000, &free_address())
+            },
+            |settings| settings.timeout = Duration::from_millis(100),
+        );
         let error = Communicator::connect(&config, &mut || false).err().unwrap();
         assert_eq!(blamed(&error), Some(1));
         let text = error.to_string();
@@ -421,10 +425,9 @@ fn a_panic_while_the_group_forms_is_an_error_that_blames_this_rank() {
 #[test]
 fn a_missing_rank_0_is_named_with_its_address() {
     let address = free_address();
-    let config = Config {
-        timeout: Duration::from_secs(1),
-        ..config(1, 2, &address)
-    };
+    let config = with(config(1, 2, &address), |settings| {
+        settings.timeout = Duration::from_secs(1)
+    });
     let error = Communicator::connect(&config, &mut || false).err().unwrap();
     assert!(matches!(error.kind, ErrorKind::Rendezvous { .. }));
     assert_eq!(blamed(&error), Some(0));
@@ -438,9 +441,10 @@ fn a_wrong_token_or_size_is_told_to_both_sides() {
         |config: &mut Config| config.world_size = 3,
     ] {
         let address = free_address();
-        let mut configs = [0, 1].map(|rank| Config {
-            timeout: SHORT,
-            ..config(rank, 2, &address)
+        let mut configs = [0, 1].map(|rank| {
+            with(config(rank, 2, &address), |settings| {
+                settings.timeout = SHORT
+            })
         });
         change(&mut configs[1]);
         let errors = members(configs.into(), |_, communicator| {
@@ -481,7 +485,7 @@ fn a_stranger_at_the_rendezvous_who_talks_for_ever_holds_nobody_beyond_its_time(
     let config = config(1, 2, &address);
     let error = Communicator::connect(&config, &mut || false).err().unwrap();
     assert_eq!(blamed(&error), Some(0), "{error}");
-    assert!(started.elapsed() < config.timeout, "{error}");
+    assert!(started.elapsed() < config.settings.timeout, "{error}");
 }
 
 #[test]
@@ -508,7 +512,7 @@ fn an_interrupt_ends_every_wait_of_a_group_that_forms() {
             matches!(error.kind, ErrorKind::Aborted { .. }),
             "{what}: {error}"
         );
-        assert!(started.elapsed() < config.timeout, "{what}");
+        assert!(started.elapsed() < config.settings.timeout, "{what}");
     }
 }
 
@@ -516,7 +520,7 @@ fn an_interrupt_ends_every_wait_of_a_group_that_forms() {
 fn a_rank_that_gives_up_while_others_are_missing_ends_the_group_for_all() {
     let address = free_address();
     let has_joined = Arc::new(AtomicBool::new(false));
-    let (started, timeout) = (Instant::now(), config(0, 3, &address).timeout);
+    let (started, timeout) = (Instant::now(), config(0, 3, &address).settings.timeout);
     let threads: Vec<_> = [config(0, 3, &address), config(1, 3, &address)]
         .into_iter()
         .map(|config| {

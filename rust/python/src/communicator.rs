@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradring_core::collective::{Collective, Request};
-use gradring_core::communicator::{self, Config, TransportChoice};
-use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::communicator;
+use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings, TlsFiles};
+use gradring_core::dtype::ReduceOp;
 use gradring_core::error::Error;
-use gradring_core::link::tls::TlsFiles;
 use gradring_core::observe::board::NOTE_BYTES_MAX;
-use gradring_core::schedule::choice::Rules;
 use gradring_core::wire::gossip::Gossip;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -24,9 +23,6 @@ use crate::errors::to_python;
 use crate::stats;
 use crate::work::Work;
 
-/// Longer is as good as for ever: a century, which no clock has difficulties with.
-pub(crate) const LONGEST_S: f64 = 100.0 * 365.0 * 86_400.0;
-
 /// A connected group of ranks.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct Communicator {
@@ -36,7 +32,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, ports, interface, announce, addresses, job, token, tls, timeout, stall_timeout, transport, algorithm, reproducible, wire_dtype, streams, checksum, stall_warning))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, ports, interface, announce, addresses, job, token, tls, settings))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -51,43 +47,14 @@ impl Communicator {
         job: String,
         token: Vec<u8>,
         tls: Option<(PathBuf, PathBuf, PathBuf)>,
-        timeout: f64,
-        stall_timeout: f64,
-        transport: &str,
-        algorithm: &str,
-        reproducible: bool,
-        wire_dtype: Option<&str>,
-        streams: usize,
-        checksum: bool,
-        stall_warning: f64,
+        settings: BTreeMap<String, String>,
     ) -> PyResult<Self> {
         enter(py, || {
             let interface = interface.map(str::parse).transpose().map_err(|_| {
                 let problem = format!("interface={interface:?} is no IP address");
                 to_python(py, &Error::config(problem))
             })?;
-            let tls = tls.map(|(ca, certificate, key)| TlsFiles {
-                ca,
-                certificate,
-                key,
-            });
-            let timeout = seconds(py, "timeout", timeout)?;
-            let stall_timeout = seconds(py, "stall_timeout", stall_timeout)?;
-            let stall_warning = seconds(py, "stall_warning", stall_warning)?;
-            let algorithm = Rules::parse(algorithm).map_err(|error| to_python(py, &error))?;
-            let transport = match transport {
-                "tcp" => TransportChoice::Tcp,
-                "shm" => TransportChoice::SharedMemory,
-                _ => TransportChoice::Auto,
-            };
-            let wire_dtype = wire_dtype.map(dtype_named).transpose()?;
             let config = Config {
-                transport,
-                algorithm,
-                reproducible,
-                wire_dtype,
-                streams,
-                checksum,
                 rank,
                 world_size,
                 rendezvous,
@@ -98,10 +65,12 @@ impl Communicator {
                 addresses,
                 job,
                 token,
-                tls,
-                timeout,
-                stall_timeout,
-                stall_warning,
+                tls: tls.map(|(ca, certificate, key)| TlsFiles {
+                    ca,
+                    certificate,
+                    key,
+                }),
+                settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
                 on_warning: log_warning,
             };
             let inner = guarded(py, |program| {
@@ -332,6 +301,25 @@ impl Communicator {
     }
 }
 
+/// The table of settings, as `gradring.settings.Setting` has its rows.
+#[pyfunction]
+pub(crate) fn settings(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let row = |setting: &Setting| {
+        let row = PyDict::new(py);
+        row.set_item("name", setting.name)?;
+        row.set_item("variable", setting.variable)?;
+        row.set_item("kind", setting.kind)?;
+        row.set_item("choices", setting.choices)?;
+        row.set_item("default", setting.default)?;
+        row.set_item("argument", setting.argument)?;
+        row.set_item("agreed", setting.agreed)?;
+        row.set_item("reader", format!("{:?}", setting.reader))?;
+        row.set_item("meaning", setting.meaning)?;
+        Ok(row)
+    };
+    [PLACE, GROUP, PROCESS].concat().iter().map(row).collect()
+}
+
 /// Runs `body` without the interpreter; a signal handler's exception wins over its error.
 fn guarded<T: Send>(
     py: Python<'_>,
@@ -343,13 +331,6 @@ fn guarded<T: Send>(
         (_, Some(exception)) => Err(exception),
         (result, None) => result.map_err(|error| to_python(py, &error)),
     }
-}
-
-fn seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value.min(LONGEST_S)).map_err(|error| {
-        let problem = format!("{name}={value} is not a number of seconds: {error}");
-        to_python(py, &Error::config(problem))
-    })
 }
 
 /// Hands a warning to Python's logging, on a thread of its own: no thread of the core ever waits
@@ -367,11 +348,6 @@ fn log_warning(warning: String) {
     };
     // Without room for a thread, the warning is the least of all problems.
     drop(std::thread::Builder::new().spawn(log));
-}
-
-fn dtype_named(name: &str) -> PyResult<DType> {
-    let found = DType::ALL.into_iter().find(|dtype| dtype.name() == name);
-    found.ok_or_else(|| PyValueError::new_err(format!("{name:?} is no element type")))
 }
 
 fn reduce_op(name: &str) -> PyResult<ReduceOp> {

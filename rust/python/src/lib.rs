@@ -52,6 +52,7 @@ fn after_fork() {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<work::Work>()?;
+    module.add_function(wrap_pyfunction!(communicator::settings, module)?)?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
     module.add_function(wrap_pyfunction!(leave_to_parent, module)?)?;
     module.add_function(wrap_pyfunction!(before_fork, module)?)?;

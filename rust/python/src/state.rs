@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gradring_core::config::{LONGEST_S, TlsFiles};
 use gradring_core::inquire;
-use gradring_core::link::tls::TlsFiles;
 use gradring_core::wire::state::{Collective, Phase, State};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::communicator::LONGEST_S;
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 

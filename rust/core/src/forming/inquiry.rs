@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::config::TlsFiles;
 use crate::error::{Error, Result};
 use crate::forming::rendezvous::calls::{LOOK_UP_GOES_ON, connect, in_time, resolve};
-use crate::link::tls::{self, Tls, TlsFiles};
+use crate::link::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use crate::communicator::Config;
+use crate::config::Config;
 use crate::engine::message_of;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forming::listener::{Admission, Listener};
@@ -60,7 +60,7 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
     let mut forming = Forming {
         config,
         tls: config.tls.as_ref().map(Tls::load).transpose()?,
-        deadline: started + config.timeout,
+        deadline: started + config.settings.timeout,
         resolve,
         interrupt,
         meeting: Meeting::Outside,
@@ -111,7 +111,7 @@ impl Forming<'_> {
             (rank + 1) % world_size,
             (rank + world_size - 1) % world_size,
         );
-        let streams = self.config.streams;
+        let streams = self.config.settings.streams;
         let mut data = BTreeMap::new();
         for (peer, stream) in each_stream(callees(rank, world_size), streams) {
             let connection = self.call(&roster, peer, &Purpose::Data { stream })?;
@@ -363,7 +363,7 @@ impl Forming<'_> {
         Admission {
             rank: self.config.rank,
             world_size: self.config.world_size,
-            streams: self.config.streams,
+            streams: self.config.settings.streams,
             token: self.config.token.clone(),
             tls: self.tls.clone(),
             job: self.config.job.clone(),

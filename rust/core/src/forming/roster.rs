@@ -1,6 +1,6 @@
 //! The agreed list of members, and what follows from it.
 
-use crate::communicator::{Config, TransportChoice};
+use crate::config::{Config, TransportChoice};
 use crate::host::{host_id, host_name};
 use crate::schedule::topology::Topology;
 use crate::wire::handshake::Member;
@@ -66,9 +66,9 @@ pub(crate) fn this_member(address: String, config: &Config) -> Member {
         host: host_name(),
         host_id: host_id(),
         job: config.job.clone(),
-        plan: config.plan(),
-        shares_memory: config.transport != TransportChoice::Tcp,
-        needs_memory: config.transport == TransportChoice::SharedMemory,
+        plan: config.settings.plan(),
+        shares_memory: config.settings.transport != TransportChoice::Tcp,
+        needs_memory: config.settings.transport == TransportChoice::SharedMemory,
     }
 }
 

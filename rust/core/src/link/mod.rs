@@ -15,8 +15,7 @@ mod streams;
 pub(crate) mod tcp;
 pub mod tls;
 
-/// TCP connections of one pipe, at most.
-pub const STREAMS_MAX: usize = 16;
+pub use crate::config::STREAMS_MAX;
 
 /// All links of one rank.
 ///

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,6 +21,7 @@ use rustls::{
 };
 
 use super::connection::{Connection, GoOn};
+use crate::config::TlsFiles;
 use crate::error::{Error, Result};
 use crate::wire::handshake;
 
@@ -29,17 +30,6 @@ pub(super) mod session;
 const CA: &str = "GRADRING_TLS_CA";
 const CERTIFICATE: &str = "GRADRING_TLS_CERT";
 const KEY: &str = "GRADRING_TLS_KEY";
-
-/// Where a rank finds what it needs for TLS: PEM files.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// Certificates of the authorities whose certificates are accepted.
-    pub ca: PathBuf,
-    /// This rank's certificate, followed by those that lead to an authority.
-    pub certificate: PathBuf,
-    /// The private key of this rank's certificate.
-    pub key: PathBuf,
-}
 
 /// What a rank needs for TLS.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Forming;
 use super::calls::{LOOK_UP_GOES_ON, Resolve, connect};
-use crate::communicator::Config;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::forming::listener::Listener;
 use crate::work::INTERRUPT_INTERVAL;
@@ -23,7 +23,7 @@ impl Forming<'_> {
             world_size,
             rendezvous,
             addresses,
-            timeout,
+            settings,
             ..
         } = self.config;
         let missing: Vec<usize> = (1..*world_size)
@@ -41,7 +41,7 @@ impl Forming<'_> {
         }
         let problem = format!(
             "rank {names} of {world_size} did not join rank 0 at {rendezvous} within {:.0} s{}",
-            timeout.as_secs_f64(),
+            settings.timeout.as_secs_f64(),
             listener.turned_away,
         );
         let host = addresses.get(missing[0]);

@@ -2,9 +2,8 @@ use std::net::TcpListener;
 use std::thread;
 
 use super::*;
-use crate::communicator::TransportChoice;
+use crate::config::{Settings, TransportChoice};
 use crate::error::ErrorKind;
-use crate::schedule::choice::Rules;
 
 const STREAMS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -22,15 +21,12 @@ fn config(rank: usize, rendezvous: &str) -> Config {
         addresses: Vec::new(),
         job: String::new(),
         token: b"secret".into(),
-        transport: TransportChoice::Tcp,
-        algorithm: Rules::default(),
-        reproducible: false,
-        wire_dtype: None,
-        streams: STREAMS,
-        checksum: false,
-        timeout: TIMEOUT,
-        stall_timeout: TIMEOUT,
-        stall_warning: TIMEOUT,
+        settings: Settings {
+            transport: TransportChoice::Tcp,
+            streams: STREAMS,
+            timeout: TIMEOUT,
+            ..Settings::default()
+        },
         on_warning: drop,
     }
 }
@@ -118,7 +114,7 @@ fn resolve_slowly(address: &str) -> std::io::Result<Vec<SocketAddr>> {
 fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
     let mut forming = Forming {
         config,
-        deadline: Instant::now() + config.timeout,
+        deadline: Instant::now() + config.settings.timeout,
         tls: None,
         resolve: resolve_slowly,
         interrupt,
@@ -132,19 +128,22 @@ fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
 
 /// Ranks for which a slow name is another rank's, the rendezvous, and where to listen.
 fn slow_ranks() -> [Config; 3] {
-    let timeout = Duration::from_millis(200);
+    let settings = Settings {
+        timeout: Duration::from_millis(200),
+        ..Settings::default()
+    };
     [
         Config {
             addresses: vec!["127.0.0.1:1".into(), "slow.invalid:4000".into()],
-            timeout,
+            settings: settings.clone(),
             ..config(0, "127.0.0.1:0")
         },
         Config {
-            timeout,
+            settings: settings.clone(),
             ..config(1, "slow.invalid:4000")
         },
         Config {
-            timeout,
+            settings: settings.clone(),
             ..config(0, "slow.invalid:4000")
         },
     ]
@@ -167,7 +166,7 @@ fn an_interrupt_ends_the_look_up_of_a_name() {
     for config in slow_ranks() {
         let started = Instant::now();
         // Rank 0 looks at the addresses of others for a second once its time is over.
-        let is_late = || started.elapsed() > config.timeout + Duration::from_millis(500);
+        let is_late = || started.elapsed() > config.settings.timeout + Duration::from_millis(500);
         let mut interrupt = || config.addresses.is_empty() || is_late();
         let error = form_slowly(&config, &mut interrupt);
         let aborted = matches!(error.kind, ErrorKind::Aborted { .. });

@@ -1,0 +1,405 @@
+//! Every setting, in one table, and how a rank joins its group.
+//!
+//! A row of [`GROUP`] becomes a field of [`Settings`]. Everything else follows from the rows too: the
+//! variables, the arguments of `init()` and `Communicator()`, the stub, the table of
+//! docs/command-line.md, and the text that ranks compare when they meet.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::schedule::choice::{MESH_RANKS_MAX, Rules};
+
+/// Most TCP connections to each peer in each direction.
+pub const STREAMS_MAX: usize = 16;
+/// Longer is as good as for ever: a century, which no clock has difficulties with.
+pub const LONGEST_S: f64 = 100.0 * 365.0 * 86_400.0;
+/// How long one conversation may take while a group forms, at least, and the part of the time for
+/// forming that it may take if that is more.
+const CONVERSATION_LIMIT: Duration = Duration::from_secs(5);
+const CONVERSATION_PART: u32 = 20;
+
+/// One row of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// What the code calls it; the argument of `init()` if there is one.
+    pub name: &'static str,
+    /// The variable that says it.
+    pub variable: &'static str,
+    /// What its value is, in words of docs/command-line.md; says how Python reads it.
+    pub kind: &'static str,
+    /// The values that can be chosen, or the least and the greatest number; empty for any.
+    pub choices: &'static [&'static str],
+    /// What counts when neither argument nor variable says anything; empty for nothing.
+    pub default: &'static str,
+    /// Whether it is an argument of `init()`, too.
+    pub argument: bool,
+    /// Whether all ranks need the same value.
+    pub agreed: bool,
+    /// Who reads the variable.
+    pub reader: Reader,
+    /// What it does, in a few words.
+    pub meaning: &'static str,
+}
+
+/// Who reads a variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// The detection of clusters.
+    Clusters,
+    /// `gradring.config.Settings`, for [`Settings`].
+    Group,
+    /// `gradring.config.Settings`, for Python's own use.
+    Program,
+    /// The code that uses it, whatever group it is for.
+    User,
+}
+
+use Reader::{Clusters, Program, User};
+
+/// Whether all ranks need the same value, or each may have its own.
+const ALL: bool = true;
+const EACH: bool = false;
+
+const fn row(
+    name: &'static str,
+    variable: &'static str,
+    kind: &'static str,
+    meaning: &'static str,
+    reader: Reader,
+) -> Setting {
+    Setting {
+        name,
+        variable,
+        kind,
+        choices: &[],
+        default: "",
+        argument: false,
+        agreed: EACH,
+        reader,
+        meaning,
+    }
+}
+
+impl Setting {
+    const fn argument(mut self, agreed: bool) -> Self {
+        self.argument = true;
+        self.agreed = agreed;
+        self
+    }
+
+    const fn or(mut self, default: &'static str) -> Self {
+        self.default = default;
+        self
+    }
+}
+
+/// Where a rank is, and who may join. A token and a job that differ are found by the handshake.
+#[rustfmt::skip]
+pub const PLACE: &[Setting] = &[
+    row("rank", "GRADRING_RANK", "number", "this process's index", Clusters).argument(EACH),
+    row("world_size", "GRADRING_WORLD_SIZE", "number", "processes", Clusters).argument(ALL),
+    row("rendezvous", "GRADRING_RENDEZVOUS", "host:port", "where rank 0 listens", Clusters).argument(EACH),
+    row("job_id", "GRADRING_JOB_ID", "text", "tells jobs apart", Clusters).argument(ALL),
+    row("interface", "GRADRING_INTERFACE", "name or IP", "network to listen at", Program).argument(EACH),
+    row("port", "GRADRING_PORT", "port or range", "where in it to listen", Program).argument(EACH),
+    row("token", "GRADRING_TOKEN", "secret", "the job's shared secret", Program).argument(ALL),
+    row("token", "GRADRING_TOKEN_FILE", "file", "the same, in a file", Program).argument(EACH),
+    row("require_auth", "GRADRING_REQUIRE_AUTH", "0 or 1", "no token is an error", Program).argument(EACH).or("0"),
+    row("tls", "GRADRING_TLS_CA", "PEM file", "authorities that are accepted", Program).argument(EACH),
+    row("tls", "GRADRING_TLS_CERT", "PEM file", "this rank's certificate", Program).argument(EACH),
+    row("tls", "GRADRING_TLS_KEY", "PEM file", "its private key", Program).argument(EACH),
+];
+
+/// What a process does, in whatever group it is.
+#[rustfmt::skip]
+pub const PROCESS: &[Setting] = &[
+    row("tcp_congestion", "GRADRING_TCP_CONGESTION", "name", "congestion control of TCP, or `system`", User),
+    row("kernel", "GRADRING_KERNEL", "name", "arithmetic: `avx512`, `avx2` or `scalar`", User),
+    row("log", "GRADRING_LOG", "level", "of the logger `gradring`, such as `ERROR`", Program),
+    row("log_dir", "GRADRING_LOG_DIR", "directory", "for rank 0's `steps.jsonl`, of a `Monitor`", Program),
+    row("flight_dir", "GRADRING_FLIGHT_DIR", "directory", "for the last collectives of each rank", Program),
+    row("trace", "GRADRING_TRACE", "file", "for a timeline of all ranks", Program),
+    row("prometheus_port", "GRADRING_PROMETHEUS_PORT", "port", "serve metrics, at this plus the local rank", Program),
+    row("prometheus_address", "GRADRING_PROMETHEUS_ADDRESS", "name or IP", "where to serve them", Program)
+        .or("127.0.0.1"),
+    row("restart", "GRADRING_RESTART", "number", "set by `gradring run`: the attempt, from 0", User),
+];
+
+/// Makes the rows of [`GROUP`], and of each a field of [`Settings`] with its type.
+macro_rules! settings {
+    ($($name:ident: $type:ty = $default:literal, $variable:literal, $kind:literal $choices:expr,
+        $agreed:ident, $meaning:literal;)*) => {
+        /// How a rank talks to the others. Each is an argument of `init()` and `Communicator()`.
+        pub const GROUP: &[Setting] = &[$(Setting {
+            name: stringify!($name),
+            variable: $variable,
+            kind: $kind,
+            choices: &$choices,
+            default: $default,
+            argument: true,
+            agreed: $agreed,
+            reader: Reader::Group,
+            meaning: $meaning,
+        }),*];
+
+        /// How a rank talks to the others: a field for each row of [`GROUP`].
+        #[derive(Debug, Clone)]
+        pub struct Settings {
+            $(#[doc = $meaning] pub $name: $type,)*
+        }
+
+        impl Default for Settings {
+            fn default() -> Self {
+                Self { $($name: <$type>::read($default).expect("a default can be used"),)* }
+            }
+        }
+
+        impl Settings {
+            /// The defaults, but for what these texts say, by name.
+            ///
+            /// # Errors
+            /// `Config` when there is no such setting, or no such value of it.
+            pub fn of(texts: &BTreeMap<String, String>) -> Result<Self> {
+                let mut settings = Self::default();
+                for (name, text) in texts {
+                    match name.as_str() {
+                        $(stringify!($name) => settings.$name = <$type>::read(text)?,)*
+                        _ => return Err(Error::config(format!("{name:?} is no setting of a group"))),
+                    }
+                }
+                Ok(settings)
+            }
+
+            /// What must be equal on all ranks, as text.
+            pub(crate) fn plan(&self) -> String {
+                let all = [$(($agreed, stringify!($name), self.$name.shown())),*];
+                let agreed = all.into_iter().filter(|(agreed, ..)| *agreed);
+                let texts: Vec<_> = agreed.map(|(_, name, text)| format!("{name}={text}")).collect();
+                texts.join(", ")
+            }
+        }
+    };
+}
+
+settings! {
+    transport: TransportChoice = "auto", "GRADRING_TRANSPORT", "one of" ["auto", "tcp", "shm"], EACH,
+        "what links are made of";
+    streams: usize = "1", "GRADRING_STREAMS", "from" ["1", "16"], ALL, "TCP connections to each peer";
+    checksum: bool = "0", "GRADRING_CHECKSUM", "0 or 1" [], ALL, "check all bytes";
+    algorithm: Rules = "auto", "GRADRING_ALGORITHM", "names" [], ALL,
+        "such as `ring` or `one_shot:64KiB,ring`";
+    reproducible: bool = "0", "GRADRING_REPRODUCIBLE", "0 or 1" [], ALL,
+        "fold sums in the order of ranks";
+    wire_dtype: Option<DType> = "", "GRADRING_WIRE_DTYPE", "one of" ["bfloat16", "float16"], ALL,
+        "float32 travels in half the bytes";
+    timeout: Duration = "300", "GRADRING_TIMEOUT_S", "seconds" [], EACH, "bound on forming the group";
+    stall_timeout: Duration = "1800", "GRADRING_STALL_TIMEOUT_S", "seconds" [], EACH,
+        "standstill that ends a collective";
+    stall_warning: Duration = "30", "GRADRING_STALL_WARNING_S", "seconds" [], EACH,
+        "standstill that is logged";
+}
+
+/// What a setting can be: it is read from text, and shown to people.
+trait Value: Sized {
+    /// The value that `text` says.
+    fn read(text: &str) -> Result<Self>;
+
+    /// The value as ranks compare it.
+    fn shown(&self) -> String;
+}
+
+fn wrong(text: &str, wanted: &str) -> Error {
+    Error::config(format!("{text:?} is not {wanted}"))
+}
+
+impl Value for usize {
+    fn read(text: &str) -> Result<Self> {
+        text.parse().map_err(|_| wrong(text, "a whole number"))
+    }
+
+    fn shown(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for bool {
+    fn read(text: &str) -> Result<Self> {
+        match text {
+            "1" => Ok(true),
+            "0" => Ok(false),
+            _ => Err(wrong(text, "1 or 0")),
+        }
+    }
+
+    fn shown(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for Duration {
+    fn read(text: &str) -> Result<Self> {
+        let seconds = text.parse::<f64>().ok();
+        seconds
+            .and_then(|seconds| Self::try_from_secs_f64(seconds.min(LONGEST_S)).ok())
+            .ok_or_else(|| wrong(text, "a number of seconds"))
+    }
+
+    fn shown(&self) -> String {
+        self.as_secs_f64().to_string()
+    }
+}
+
+impl Value for Rules {
+    fn read(text: &str) -> Result<Self> {
+        Self::parse(text)
+    }
+
+    fn shown(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for Option<DType> {
+    fn read(text: &str) -> Result<Self> {
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == text);
+        dtype
+            .map(Some)
+            .ok_or_else(|| wrong(text, "an element type"))
+    }
+
+    fn shown(&self) -> String {
+        self.map_or("None", DType::name).into()
+    }
+}
+
+impl Value for TransportChoice {
+    fn read(text: &str) -> Result<Self> {
+        let all = [Self::Auto, Self::Tcp, Self::SharedMemory];
+        let found = all.into_iter().find(|choice| choice.shown() == text);
+        found.ok_or_else(|| wrong(text, "auto, tcp or shm"))
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
+            Self::SharedMemory => "shm",
+        }
+        .into()
+    }
+}
+
+/// What links may be made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// Shared memory inside a host, TCP between hosts.
+    Auto,
+    /// TCP everywhere.
+    Tcp,
+    /// Shared memory everywhere; fails where it cannot be had.
+    SharedMemory,
+}
+
+/// Where a rank finds what it needs for TLS: PEM files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates of the authorities whose certificates are accepted.
+    pub ca: PathBuf,
+    /// This rank's certificate, followed by those that lead to an authority.
+    pub certificate: PathBuf,
+    /// The private key of this rank's certificate.
+    pub key: PathBuf,
+}
+
+/// How a rank joins its group. Holds a secret, so it is never printed.
+#[derive(Clone)]
+pub struct Config {
+    /// This process's index.
+    pub rank: usize,
+    /// Number of processes.
+    pub world_size: usize,
+    /// `host:port` at which rank 0 listens.
+    pub rendezvous: String,
+    /// `host:port` at which this rank listens; by default a free port on the interface that
+    /// reaches the rendezvous.
+    pub listen: Option<String>,
+    /// First and last of the ports of which this rank takes a free one, where nothing says its
+    /// address: for firewalls.
+    pub ports: Option<(u16, u16)>,
+    /// Address at which this rank listens, whatever `rendezvous` and `listen` say; they still say
+    /// the port. For hosts with several networks.
+    pub interface: Option<IpAddr>,
+    /// `host:port` by which others reach this rank, where that is not the address it listens at:
+    /// behind a forwarded port.
+    pub announce: Option<String>,
+    /// Where each rank listens, by rank, if that is known beforehand; for messages only.
+    pub addresses: Vec<String>,
+    /// What tells the job from others that may use the same addresses; must be the same on all
+    /// ranks. Empty if nothing does.
+    pub job: String,
+    /// Shared secret of the job; empty for none.
+    pub token: Vec<u8>,
+    /// Certificates, if everything that travels over TCP is to be inside TLS.
+    pub tls: Option<TlsFiles>,
+    /// How to talk to the others.
+    pub settings: Settings,
+    /// Shows people a warning; called on threads that must not wait.
+    pub on_warning: fn(String),
+}
+
+impl Config {
+    pub(crate) fn validate(&self) -> Result<()> {
+        let settings = &self.settings;
+        if self.rank >= self.world_size {
+            return Err(Error::config(format!(
+                "rank {} does not exist in a world of {}; ranks run from 0 to world_size - 1",
+                self.rank, self.world_size
+            )));
+        }
+        if let Some(dtype) = settings
+            .wire_dtype
+            .filter(|d| !matches!(d, DType::F16 | DType::Bf16))
+        {
+            return Err(Error::config(format!(
+                "wire_dtype={} is not a 16-bit float; choose bfloat16 or float16",
+                dtype.name()
+            )));
+        }
+        if !(1..=STREAMS_MAX).contains(&settings.streams) {
+            return Err(Error::config(format!(
+                "streams={} is not a number of connections from 1 to {STREAMS_MAX}",
+                settings.streams
+            )));
+        }
+        for (name, limit) in [
+            ("timeout", settings.timeout),
+            ("stall_timeout", settings.stall_timeout),
+        ] {
+            if limit.is_zero() {
+                let problem = format!("{name} must be more than 0 seconds");
+                return Err(Error::config(problem));
+            }
+        }
+        if settings.reproducible && self.world_size > MESH_RANKS_MAX {
+            return Err(Error::config(format!(
+                "reproducible=True works with at most {MESH_RANKS_MAX} ranks, not {}",
+                self.world_size
+            )));
+        }
+        Ok(())
+    }
+
+    /// How long one conversation of two ranks may take while the group forms. It takes
+    /// milliseconds; who is silent for longer is stopped or cut off, or one of very many on a
+    /// machine.
+    pub(crate) fn conversation_limit(&self) -> Duration {
+        CONVERSATION_LIMIT.max(self.settings.timeout / CONVERSATION_PART)
+    }
+}
