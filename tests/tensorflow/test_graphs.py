@@ -22,10 +22,10 @@ def alone() -> Iterator[gradring.Communicator]:
 def started(tensors: list[Any], communicator: Any) -> list[Any]:
     """Tensors in flight, and their handle."""
     from gradring.gradients.names import Label
+    from gradring.gradients.reduction import Collective
     from gradring.tensorflow.start_wait import start
 
-    label = Label.of("by hand")
-    return start(tensors, communicator, label, collective="all_reduce", reduce_op="sum")
+    return start(tensors, Collective(communicator, Label.of("by hand")))
 
 
 def waited(inflight: list[Any], handle: Any) -> list[Any]:

@@ -25,14 +25,9 @@ class Check:
 NO_CHECK = Check()
 
 
-def action_of(check_gradients: str | None) -> str:
-    """The action of an argument `check_gradients`.
-
-    Raises:
-      gradring.errors.ConfigError: it is something else than "warn", "raise" and None.
-    """
+def check(check_gradients: object) -> None:
+    """Raises `gradring.errors.ConfigError` unless it is "warn", "raise" or None."""
     if check_gradients not in (None, "warn", "raise"):
         raise ConfigError(
             f"check_gradients={check_gradients!r} is unknown; choose 'warn', 'raise' or None"
         )
-    return check_gradients or ""

@@ -10,11 +10,9 @@ Ranks that pass the same variables in another order still differ.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +20,6 @@ from typing import Any
 SHOWN_CHARACTERS = 200
 
 _COUNTER = re.compile(r"^(.*\D)_(\d+)$")
-
-_reduced_now: ContextVar[Sequence[Any] | None] = ContextVar("reduced_now", default=None)
 
 
 @dataclass(frozen=True)
@@ -43,25 +39,6 @@ class Label:
     def part(self, name: str) -> Label:
         """What a part or a companion of this collective is called."""
         return Label(f"{self.shown}/{name}", f"{self.compared}/{name}")
-
-
-@contextlib.contextmanager
-def gradients_of(variables: Sequence[Any]) -> Iterator[None]:
-    """Inside, reductions of as many tensors are called after these variables.
-
-    For optimizers that hand gradients to `tf.distribute` without their variables.
-    """
-    token = _reduced_now.set(list(variables))
-    try:
-        yield
-    finally:
-        _reduced_now.reset(token)
-
-
-def current_variables(count: int) -> Sequence[Any] | None:
-    """The variables of `gradients_of`, if there are `count` of them."""
-    variables = _reduced_now.get()
-    return variables if variables is not None and len(variables) == count else None
 
 
 class Names:
@@ -96,11 +73,6 @@ class Names:
             )
         shown = [name_of(variable) for variable in variables]
         return cls(label, shown, without_counters(shown))
-
-    @classmethod
-    def of_ops(cls, label: str, tensors: Sequence[Any]) -> Names:
-        """Tensors are called after the ops that make them, which are shown and not compared."""
-        return cls(label, [_op_name(tensor) for tensor in tensors], [""] * len(tensors))
 
     def of(self, positions: Sequence[int], bucket: int | None = None) -> Label:
         """What the bucket of the tensors at these positions is called.
@@ -164,16 +136,6 @@ def _counted(part: str) -> tuple[str, int]:
     """A part of a path as base and counter: Keras calls its first layer `dense`, then `dense_1`."""
     found = _COUNTER.match(part)
     return (found[1], int(found[2])) if found else (part, 0)
-
-
-def _op_name(tensor: Any) -> str:
-    """The op of a graph that makes the tensor; eager tensors have no names."""
-    values = getattr(tensor, "values", tensor)
-    try:
-        name = str(values.name)
-    except (AttributeError, NotImplementedError):
-        return ""
-    return name.removeprefix("gradient_tape/").removesuffix(":0")
 
 
 def _joined(names: Sequence[str]) -> str:

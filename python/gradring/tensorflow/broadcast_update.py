@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.gradients.names import Names
+from gradring.gradients.reduction import Collective
 from gradring.tensorflow.dtypes import as_native_bits
 from gradring.tensorflow.start_wait import start, wait
 
@@ -133,9 +134,7 @@ def _broadcast(values: list[Any], names: Names, communicator: Communicator) -> l
     started = [
         start(
             [encoded[i][0] for i in positions],
-            communicator,
-            names.of(positions).part(dtype.name),
-            collective="broadcast",
+            Collective(communicator, names.of(positions).part(dtype.name)),
             root=CHIEF,
         )
         for dtype, positions in groups.items()

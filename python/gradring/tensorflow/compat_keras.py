@@ -21,9 +21,9 @@ import tensorflow as tf
 from gradring import membership
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
-from gradring.gradients.names import current_variables, gradients_of
 from gradring.tensorflow import compat, fit_agreement, gradient_norm
 from gradring.tensorflow.adoption import adopt, scope_of, strategy_of
+from gradring.tensorflow.cross_device_ops import current_variables, gradients_of
 
 #: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
 _STATISTICS = (

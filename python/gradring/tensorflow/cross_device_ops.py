@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
 from gradring.communicator import Communicator
-from gradring.gradients.names import Names, current_variables, gradients_of
+from gradring.gradients.names import Names
+from gradring.gradients.reduction import Reduction
 from gradring.tensorflow import compat
 from gradring.tensorflow.dtypes import as_tensor
 from gradring.tensorflow.ops import all_gather
 from gradring.tensorflow.reduction import reduce_leaves
+
+_reduced_now: ContextVar[Sequence[Any] | None] = ContextVar("reduced_now", default=None)
+
+
+@contextlib.contextmanager
+def gradients_of(variables: Sequence[Any]) -> Iterator[None]:
+    """Inside, reductions of as many tensors are called after these variables.
+
+    For optimizers that hand gradients to `tf.distribute` without their variables.
+    """
+    token = _reduced_now.set(list(variables))
+    try:
+        yield
+    finally:
+        _reduced_now.reset(token)
+
+
+def current_variables(count: int) -> Sequence[Any] | None:
+    """The variables of `gradients_of`, if there are `count` of them."""
+    variables = _reduced_now.get()
+    return variables if variables is not None and len(variables) == count else None
 
 
 class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
@@ -29,7 +52,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         communicator: Communicator,
         devices: Sequence[str],
         bucket_bytes: int,
-        check_gradients: str = "",
+        check_gradients: str | None = None,
     ) -> None:
         """Makes the operations; nothing is sent yet.
 
@@ -37,8 +60,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
           communicator: a `gradring.Communicator`.
           devices: the local devices that hold one replica each.
           bucket_bytes: bound on the tensors that travel together, in bytes.
-          check_gradients: what to do about gradients that are not finite: "warn", "raise", or
-            nothing if empty.
+          check_gradients: what to do about gradients that are not finite: "warn", "raise" or None.
         """
         # The base class's own constructor would make TensorFlow's launchers of collectives.
         compat.CrossDeviceOps.__init__(self)
@@ -67,21 +89,18 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
         variables = current_variables(len(values))
-        label = reduce_op.name.lower()
-        names = (
-            Names.of_ops(label, values)
-            if variables is None
-            else Names.of_variables(label, values, variables)
-        )
-        reduced = reduce_leaves(
-            values,
-            "mean" if fused else "sum",
-            names,
+        name = reduce_op.name.lower()
+        reduction = Reduction(
             self._communicator,
+            _names_of_ops(name, values)
+            if variables is None
+            else Names.of_variables(name, values, variables),
+            "mean" if fused else "sum",
             self._bucket_bytes,
             # Only gradients are told their variables: a loss may be what it likes.
-            "" if variables is None else self._check_gradients,
+            None if variables is None else self._check_gradients,
         )
+        reduced = reduce_leaves(values, reduction)
         if is_mean and not fused:
             reduced = [_divided(value, self._group_size) for value in reduced]
         return list(reduced)
@@ -152,6 +171,21 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
 
 def _tensor(value: Any) -> Any:
     return value if isinstance(value, tf.IndexedSlices) else as_tensor(value, "reduce")
+
+
+def _names_of_ops(name: str, tensors: Sequence[Any]) -> Names:
+    """Tensors are called after the ops that make them, which are shown and not compared."""
+    return Names(name, [_op_name(tensor) for tensor in tensors], [""] * len(tensors))
+
+
+def _op_name(tensor: Any) -> str:
+    """The op of a graph that makes the tensor; eager tensors have no names."""
+    values = getattr(tensor, "values", tensor)
+    try:
+        name = str(values.name)
+    except (AttributeError, NotImplementedError):
+        return ""
+    return name.removeprefix("gradient_tape/").removesuffix(":0")
 
 
 def _identity(value: Any) -> Any:

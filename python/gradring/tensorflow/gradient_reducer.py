@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.communicator import Communicator
-from gradring.gradients import buckets
-from gradring.gradients.checks import action_of
+from gradring.gradients import buckets, checks
 from gradring.gradients.names import Names
+from gradring.gradients.reduction import Reduction
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.start_wait import eager_step
@@ -55,7 +55,8 @@ class GradientReducer:
             above 0.
         """
         buckets.check(bucket_bytes)
-        self._check = action_of(check_gradients)
+        checks.check(check_gradients)
+        self._check_gradients = check_gradients
         self._op = op
         self._bucket_bytes = bucket_bytes
         self._communicator = communicator
@@ -84,11 +85,15 @@ class GradientReducer:
         leaves = [gradients[i] for i in present]
         named = None if variables is None else [variables[i] for i in present]
         names = Names.of_variables("gradients", leaves, named)
-        communicator = self._communicator or current_communicator()
-        with eager_step(communicator):
-            reduced = reduce_leaves(
-                leaves, self._op, names, communicator, self._bucket_bytes, self._check
-            )
+        reduction = Reduction(
+            self._communicator or current_communicator(),
+            names,
+            self._op,
+            self._bucket_bytes,
+            self._check_gradients,
+        )
+        with eager_step(reduction.communicator):
+            reduced = reduce_leaves(leaves, reduction)
         for index, gradient in zip(present, reduced, strict=True):
             gradients[index] = gradient
         return gradients

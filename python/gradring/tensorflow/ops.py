@@ -16,6 +16,7 @@ from gradring.communicator import Communicator, check_root, open_communicators
 from gradring.errors import ConfigError
 from gradring.gradients import buckets
 from gradring.gradients.names import Label, Names, name_of, without_counters
+from gradring.gradients.reduction import Collective, Reduction
 from gradring.tensorflow import cluster
 from gradring.tensorflow.dtypes import as_native_bits, as_tensor
 from gradring.tensorflow.reduction import reduce_leaves
@@ -68,7 +69,8 @@ def all_reduce(
     leaves = tf.nest.flatten(tensors)
     names = Names.of_variables(name or "all_reduce", leaves, variables)
     comm = communicator or current_communicator()
-    return tf.nest.pack_sequence_as(tensors, reduce_leaves(leaves, op, names, comm, bucket_bytes))
+    reduction = Reduction(comm, names, op, bucket_bytes)
+    return tf.nest.pack_sequence_as(tensors, reduce_leaves(leaves, reduction))
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -105,7 +107,7 @@ def broadcast_labelled(
     check_root(root, comm.world_size)
     value = as_tensor(value, label.shown)
     encoded, decode = as_native_bits(value, label.shown)
-    started = start([encoded], comm, label, collective="broadcast", root=root)
+    started = start([encoded], Collective(comm, label), root)
     return decode(wait([started])[0][0])
 
 
@@ -165,8 +167,9 @@ def all_gather(
             f"{label.shown}: a scalar has no dimension to gather along; reshape it to [1]"
         )
     as_native_bits(value, label.shown)  # refuses what cannot be sent, before the counts travel
-    (counts,) = row_counts([value], comm, label)
-    (gathered,) = gather_rows([value], counts, comm, [label])
+    gathering = Collective(comm, label)
+    (counts,) = row_counts([value], gathering)
+    (gathered,) = gather_rows([value], counts, [gathering])
     return gathered
 
 

@@ -3,95 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
-from gradring.gradients import buckets
-from gradring.gradients.checks import Check
-from gradring.gradients.names import Names
+from gradring.gradients.buckets import Entry
+from gradring.gradients.reduction import Reduction
 from gradring.tensorflow.backward_order import start_as_soon_as_ready
 from gradring.tensorflow.dtypes import as_native, as_tensor
 from gradring.tensorflow.sparse import reduce_sparse
 from gradring.tensorflow.start_wait import start, wait
 
-_REDUCE_OPS = ("sum", "mean", "min", "max", "product")
+#: What is reduced, and what comes of it.
+Leaf: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
-def reduce_leaves(
-    leaves: Sequence[Any],
-    op: str,
-    names: Names,
-    communicator: Communicator,
-    bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
-    check: str = "",
-) -> list[Any]:
-    """Reduces tensors and `tf.IndexedSlices`, listed in the order of their variables.
-
-    Args:
-      leaves: what to reduce.
-      op: name of the reduce op.
-      names: of the leaves.
-      communicator: a `gradring.Communicator`.
-      bucket_bytes: bound on the tensors that travel together, in bytes.
-      check: what to do about leaves that are not finite: "warn", "raise", or nothing if empty.
+def reduce_leaves(leaves: Sequence[Leaf], reduction: Reduction) -> list[Leaf]:
+    """Reduces tensors of any shapes, listed in the order of their variables.
 
     Returns:
-      The results, in order.
+        The results, in order, of the shapes and dtypes of the leaves; the slices of
+        `tf.IndexedSlices` have the rows that occur on any rank, or all.
 
     Raises:
-      TypeError: a leaf is no tensor, or its dtype cannot be reduced.
-      ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`.
+        TypeError: A leaf is no tensor, or its dtype cannot be reduced.
+        ValueError: The op does not exist for `tf.IndexedSlices`.
     """
-    if op not in _REDUCE_OPS:
-        raise ValueError(f"op={op!r} is no reduce op; use one of {', '.join(_REDUCE_OPS)}")
     sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.IndexedSlices)]
     dense = sorted(set(range(len(leaves))) - set(sparse))
     results = list(leaves)
-    _reduce_dense(results, dense, op, names, communicator, bucket_bytes, check)
-    reduce_sparse(results, sparse, op, names, communicator, check)
+    _reduce_dense(results, dense, reduction)
+    reduce_sparse(results, sparse, reduction)
     return results
 
 
-def _reduce_dense(
-    results: list[Any],
-    positions: Sequence[int],
-    op: str,
-    names: Names,
-    communicator: Communicator,
-    bucket_bytes: int,
-    check: str,
-) -> None:
+def _reduce_dense(results: list[Leaf], positions: Sequence[int], reduction: Reduction) -> None:
     """Replaces the tensors at `positions`."""
     # Last first: the order in which a backward pass produces gradients.
-    backwards = list(reversed(positions))
-    labels = [names.of([i]).shown for i in backwards]
-    encoded = [
-        as_native(as_tensor(results[i], label), label)
-        for i, label in zip(backwards, labels, strict=True)
-    ]
-    packed = buckets.pack([_entry(tensor) for tensor, _ in encoded], bucket_bytes)
-    tensors = [[encoded[i][0] for i in bucket.indices] for bucket in packed]
+    encoded = {}
+    for position in reversed(positions):
+        label = reduction.names.of([position]).shown
+        encoded[position] = as_native(as_tensor(results[position], label), label)
+    buckets = reduction.buckets({i: _entry(native) for i, (native, _) in encoded.items()})
+    tensors = [[encoded[i][0] for i in members] for members, _ in buckets]
     started = [
-        start(
-            tensors[number],
-            communicator,
-            names.of([backwards[i] for i in bucket.indices], number if len(packed) > 1 else None),
-            collective="all_reduce",
-            reduce_op=op,
-            check=Check(check, names.each([backwards[i] for i in bucket.indices])),
-        )
-        for number, bucket in enumerate(packed)
+        start(bucket, collective) for bucket, (_, collective) in zip(tensors, buckets, strict=True)
     ]
     start_as_soon_as_ready(tensors, [handle for *_, handle in started])
-    for bucket, reduced in zip(packed, wait(started), strict=True):
-        for index, tensor in zip(bucket.indices, reduced, strict=True):
-            decode = encoded[index][1]
-            results[backwards[index]] = decode(tensor)
+    for (members, _), reduced in zip(buckets, wait(started), strict=True):
+        for position, tensor in zip(members, reduced, strict=True):
+            _, decode = encoded[position]
+            results[position] = decode(tensor)
 
 
-def _entry(tensor: Any) -> buckets.Entry:
+def _entry(tensor: tf.Tensor) -> Entry:
     count = tensor.shape.num_elements()
     size_bytes = None if count is None else count * tensor.dtype.size
-    return buckets.Entry(tensor.dtype.name, size_bytes)
+    return Entry(tensor.dtype.name, size_bytes)

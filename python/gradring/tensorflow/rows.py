@@ -3,65 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
-from gradring.gradients.checks import NO_CHECK, Check
-from gradring.gradients.names import Label
+from gradring.gradients.reduction import Collective
 from gradring.tensorflow.dtypes import as_native_bits
-from gradring.tensorflow.start_wait import start, start_all_gather, wait
+from gradring.tensorflow.start_wait import reduce, start_all_gather, wait
 
 
-def row_counts(values: Sequence[Any], communicator: Communicator, label: Label) -> list[Any]:
+def row_counts(values: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
     """Every rank's number of rows of each value.
 
     Args:
-      values: tensors of at least one dimension.
-      communicator: a `gradring.Communicator`.
-      label: what the gathering is called.
+        values: Tensors of at least one dimension.
+        collective: The one that needs the numbers.
 
     Returns:
-      For each value, int64 of shape `[world_size]`.
+        For each value, int64 of shape `[world_size]`.
     """
+    group = collective.communicator
     own = tf.stack([tf.shape(value, tf.int64)[0] for value in values])
-    place = tf.one_hot(communicator.rank, communicator.world_size, dtype=tf.int64)
-    started = start(
-        [own[:, tf.newaxis] * place],
-        communicator,
-        label.part("rows"),
-        collective="all_reduce",
-        reduce_op="sum",
-    )
-    return list(tf.unstack(wait([started])[0][0], len(values)))
+    column = tf.one_hot(group.rank, group.world_size, dtype=tf.int64)
+    (counts,) = reduce([own[:, tf.newaxis] * column], collective.part("rows"))
+    return list(tf.unstack(counts, len(values)))
 
 
 def gather_rows(
-    values: Sequence[Any],
-    counts: Any,
-    communicator: Communicator,
-    labels: Sequence[Label],
-    check: Check = NO_CHECK,
-) -> list[Any]:
+    values: Sequence[tf.Tensor], counts: tf.Tensor, collectives: Sequence[Collective]
+) -> list[tf.Tensor]:
     """Concatenates every rank's rows, in rank order.
 
     Args:
-      values: tensors with the same number of rows as each other.
-      counts: that number on every rank, int64 of shape `[world_size]`.
-      communicator: a `gradring.Communicator`.
-      labels: what gathering each value is called.
-      check: what to do if the first value is not finite.
+        values: Tensors with the same number of rows as each other, of any dtypes of fixed width.
+        counts: That number on every rank, int64 of shape `[world_size]`.
+        collectives: One for each value.
 
     Returns:
-      For each value, a tensor of shape `[sum of counts, ...]`.
+        For each value, a tensor of shape `[sum of counts, ...]` and the same dtype.
+
+    Raises:
+        TypeError: A dtype has no fixed width.
     """
     encoded = [
-        as_native_bits(value, label.shown) for value, label in zip(values, labels, strict=True)
+        as_native_bits(value, collective.label.shown)
+        for value, collective in zip(values, collectives, strict=True)
     ]
     started = [
-        start_all_gather(native, counts, communicator, label, NO_CHECK if number else check)
-        for number, ((native, _), label) in enumerate(zip(encoded, labels, strict=True))
+        start_all_gather(native, counts, collective)
+        for (native, _), collective in zip(encoded, collectives, strict=True)
     ]
     results = []
     for value, (_, decode), (gathered,) in zip(values, encoded, wait(started), strict=True):

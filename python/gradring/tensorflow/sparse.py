@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
-from gradring.gradients.checks import Check
-from gradring.gradients.names import Label, Names
+from gradring.gradients.reduction import Collective, Reduction
 from gradring.tensorflow.dtypes import accumulator, as_native
 from gradring.tensorflow.rows import gather_rows, row_counts
-from gradring.tensorflow.start_wait import start, wait
+from gradring.tensorflow.start_wait import reduce
 
 #: Size from which on a table that becomes dense is announced, in bytes.
 ANNOUNCED_BYTES = 1 << 30
@@ -34,56 +32,53 @@ _announced: set[str] = set()
 
 
 def reduce_sparse(
-    results: list[Any],
-    positions: Sequence[int],
-    op: str,
-    names: Names,
-    communicator: Communicator,
-    check: str,
+    results: list[tf.Tensor | tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
 ) -> None:
     """Replaces the `tf.IndexedSlices` at `positions` by their reductions.
 
     The results have one row for each index that occurs on any rank, or all rows of the table.
 
     Raises:
-      ValueError: `op` is neither "sum" nor "mean".
+        ValueError: The op is neither "sum" nor "mean".
     """
     if not positions:
         return
-    if op not in ("sum", "mean"):
+    if reduction.op not in ("sum", "mean"):
         raise ValueError(
-            f"{names.of(positions).shown}: op={op!r} does not exist for tf.IndexedSlices; "
-            "use tf.convert_to_tensor to make it dense"
+            f"{reduction.names.of(positions).shown}: op={reduction.op!r} does not exist for "
+            "tf.IndexedSlices; use tf.convert_to_tensor to make it dense"
         )
     # Last first, as for dense gradients.
     positions = list(reversed(positions))
     slices = [summed(results[position]) for position in positions]
-    all_counts = row_counts([s.values for s in slices], communicator, names.of(positions))
+    all_counts = row_counts([s.values for s in slices], reduction.of(positions))
     for position, own, counts in zip(positions, slices, all_counts, strict=True):
-        label, checked = names.of([position]), Check(check, names.each([position]))
-        results[position] = _reduced(own, counts, op, label, communicator, checked)
+        results[position] = _reduced(own, counts, reduction.of([position]))
 
 
-def travels_dense(rows: Any, row_bytes: int, index_bytes: int, table_rows: int) -> Any:
-    """Whether the table moves fewer bytes than the rows of all ranks do."""
+def travels_dense(
+    rows: int | tf.Tensor, row_bytes: int, index_bytes: int, table_rows: int
+) -> bool | tf.Tensor:
+    """Whether the table moves fewer bytes than the rows of all ranks do.
+
+    Returns:
+        A bool, or one as a tensor where `rows` is an integer as a tensor.
+    """
     return rows * (row_bytes + index_bytes) > 2 * table_rows * row_bytes
 
 
-def _reduced(
-    own: Any, counts: Any, op: str, label: Label, communicator: Communicator, check: Check
-) -> tf.IndexedSlices:
+def _reduced(own: tf.IndexedSlices, counts: tf.Tensor, collective: Collective) -> tf.IndexedSlices:
     table = None if own.dense_shape is None else tf.get_static_value(own.dense_shape)
     row_count = own.values.shape[1:].num_elements()
+    shown = collective.label.shown
 
-    def by_rows() -> tuple[Any, Any]:
-        values, indices = gather_rows(
-            [own.values, own.indices],
-            counts,
-            communicator,
-            [label.part("values"), label.part("indices")],
-            check,
-        )
-        divisor = communicator.world_size if op == "mean" else 1
+    def by_rows() -> tuple[tf.Tensor, tf.Tensor]:
+        parts = [
+            replace(collective.part("values"), check=collective.check),
+            collective.part("indices"),
+        ]
+        values, indices = gather_rows([own.values, own.indices], counts, parts)
+        divisor = collective.communicator.world_size if collective.op == "mean" else 1
         total = summed(tf.IndexedSlices(values, indices), divisor)
         return total.values, total.indices
 
@@ -91,20 +86,14 @@ def _reduced(
         return tf.IndexedSlices(*by_rows(), own.dense_shape)
     row_bytes = row_count * own.values.dtype.size
 
-    def as_table() -> tuple[Any, Any]:
+    def as_table() -> tuple[tf.Tensor, tf.Tensor]:
         if table[0] * row_bytes >= ANNOUNCED_BYTES:
-            _announce(label.shown, int(table[0]), row_bytes)
+            _announce(shown, int(table[0]), row_bytes)
         dense = tf.math.unsorted_segment_sum(own.values, own.indices, table[0])
-        native, decode = as_native(dense, label.shown)
-        started = start(
-            [native],
-            communicator,
-            label.part("table"),
-            collective="all_reduce",
-            reduce_op=op,
-            check=check,
-        )
-        return decode(wait([started])[0][0]), tf.range(table[0], dtype=own.indices.dtype)
+        native, decode = as_native(dense, shown)
+        whole = replace(collective, label=collective.label.part("table"))
+        (reduced,) = reduce([native], whole)
+        return decode(reduced), tf.range(table[0], dtype=own.indices.dtype)
 
     dense = travels_dense(tf.reduce_sum(counts), row_bytes, own.indices.dtype.size, int(table[0]))
     return tf.IndexedSlices(*tf.cond(dense, as_table, by_rows), own.dense_shape)
@@ -125,7 +114,7 @@ def summed(value: tf.IndexedSlices, divisor: int = 1) -> tf.IndexedSlices:
 def _announce(name: str, rows: int, row_bytes: int) -> None:
     """Says, once for each variable and when it happens, that a large table becomes dense."""
 
-    def say() -> Any:
+    def say() -> int:
         if name not in _announced:
             _announced.add(name)
             _logger.warning(

@@ -15,52 +15,48 @@ import tensorflow as tf
 
 from gradring import _native
 from gradring.communicator import Communicator
-from gradring.gradients.checks import NO_CHECK, Check
 from gradring.gradients.names import Label
+from gradring.gradients.reduction import Collective
 from gradring.tensorflow import compat, failures, vectorize
 
 _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
 
 def start(
-    tensors: list[Any],
-    communicator: Communicator,
-    label: Label,
-    *,
-    collective: str,
-    reduce_op: str = "",
-    root: int = 0,
-    check: Check = NO_CHECK,
-) -> list[Any]:
-    """The tensors in flight, and the handle last.
+    tensors: list[tf.Tensor], collective: Collective, root: int | None = None
+) -> list[tf.Tensor]:
+    """Starts an all-reduce, or a broadcast.
 
     Args:
-      tensors: a bucket of tensors of one dtype.
-      communicator: a `gradring.Communicator`.
-      label: what the collective is called.
-      collective: "all_reduce" or "broadcast".
-      reduce_op: name of the reduce op of an all-reduce.
-      root: rank whose contents win in a broadcast.
-      check: what to do about tensors that are not finite.
+        tensors: A bucket of tensors of one dtype that the engine takes.
+        collective: What it is called, does and checks.
+        root: For a broadcast, the rank whose contents win.
+
+    Returns:
+        The tensors in flight, of the same shapes and dtype, and the handle last.
     """
     with tf.device("/device:CPU:0"):
         return compat.run_op(
             "GradringStart",
-            {"token": _token(communicator, label), "tensors": tensors},
+            {"token": _token(collective), "tensors": tensors},
             tensors[0].dtype,
             {
-                "collective": collective,
-                "reduce_op": reduce_op,
-                "root": root,
-                **_attributes(communicator, label, check),
+                "collective": "all_reduce" if root is None else "broadcast",
+                "reduce_op": collective.op if root is None else "",
+                "root": root or 0,
+                **_attributes(collective),
             },
             len(tensors) + 1,
             unseen=True,
         )
 
 
-def wait(started: Sequence[list[Any]]) -> list[list[Any]]:
-    """Waits for everything started, once all of it has been."""
+def wait(started: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
+    """Waits for everything started, once all of it has been.
+
+    Returns:
+        The tensors of each start, without its handle.
+    """
     handles = [handle for *_, handle in started]
     with tf.device("/device:CPU:0"), tf.control_dependencies(handles):
         return [
@@ -75,28 +71,30 @@ def wait(started: Sequence[list[Any]]) -> list[list[Any]]:
         ]
 
 
+def reduce(tensors: list[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
+    """Starts an all-reduce and waits for it."""
+    return wait([start(tensors, collective)])[0]
+
+
 def start_all_gather(
-    tensor: Any,
-    counts: Any,
-    communicator: Communicator,
-    label: Label,
-    check: Check = NO_CHECK,
-) -> list[Any]:
-    """The gathered tensor in flight, and the handle last.
+    tensor: tf.Tensor, counts: tf.Tensor, collective: Collective
+) -> list[tf.Tensor]:
+    """Starts a gathering of rows.
 
     Args:
-      tensor: this rank's rows.
-      counts: int64 of shape `[world_size]`: every rank's number of rows.
-      communicator: a `gradring.Communicator`.
-      label: what the collective is called.
-      check: what to do if the tensor is not finite.
+        tensor: This rank's rows.
+        counts: int64 of shape `[world_size]`: every rank's number of rows.
+        collective: What it is called and checks.
+
+    Returns:
+        The gathered tensor in flight, and the handle last.
     """
     with tf.device("/device:CPU:0"):
         return compat.run_op(
             "GradringAllGatherStart",
-            {"token": _token(communicator, label), "counts": counts, "tensor": tensor},
+            {"token": _token(collective), "counts": counts, "tensor": tensor},
             tensor.dtype,
-            _attributes(communicator, label, check),
+            _attributes(collective),
             2,
             unseen=True,
         )
@@ -107,12 +105,13 @@ def eager_step(communicator: Communicator) -> contextlib.AbstractContextManager[
     return communicator.step() if tf.executing_eagerly() else contextlib.nullcontext()
 
 
-def _attributes(communicator: Communicator, label: Label, check: Check) -> dict[str, Any]:
+def _attributes(collective: Collective) -> dict[str, str | int]:
     """What all Starts have."""
+    check = collective.check
     return {
-        "label": label.shown,
-        "identity": label.compared,
-        "communicator": communicator._native.id,
+        "label": collective.label.shown,
+        "identity": collective.label.compared,
+        "communicator": collective.communicator._native.id,
         "check": check.action,
         "variables": "\n".join(check.variables) if check.action else "",
         "origin": _origin(),
@@ -126,13 +125,19 @@ def _origin() -> str:
     return "function" if compat.dataset_function() is None else "dataset"
 
 
-def _token(communicator: Communicator, label: Label) -> Any:
-    """The handle of the communicator's ordering token."""
+def _token(collective: Collective) -> tf.Tensor:
+    """The handle of the communicator's ordering token: a scalar resource.
+
+    Raises:
+        NotImplementedError: A collective cannot be where this one is to be.
+    """
+    communicator = collective.communicator
     if compat.dataset_function() not in (None, compat.LOOP_OVER_DATASET):
         raise NotImplementedError(
-            f"'{label.shown}' on rank {communicator.rank} of {communicator.host}: a collective in "
-            "a function of a tf.data.Dataset, such as its `map`, runs whenever the dataset reads "
-            "ahead, in no order with those of the training; call it in the step that gets the batch"
+            f"'{collective.label.shown}' on rank {communicator.rank} of {communicator.host}: "
+            "a collective in a function of a tf.data.Dataset, such as its `map`, runs whenever the "
+            "dataset reads ahead, in no order with those of the training; call it in the step that "
+            "gets the batch"
         )
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise NotImplementedError(
@@ -158,25 +163,16 @@ def _wait_gradient(_op: Any, *gradients: Any) -> list[Any]:
 @tf.RegisterGradient("GradringStart")  # type: ignore[untyped-decorator]
 def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
     """Each rank's loss depends on every rank's input, so gradients are reduced as inputs were."""
-    reduce_op = _text(op.get_attr("reduce_op"))
-    label, communicator = _called(op.get_attr)
+    collective = _started(op.get_attr, _text(op.get_attr("reduce_op")))
     *upstream, _handle = gradients
     inputs = op.inputs[1:]
     if all(gradient is None for gradient in upstream) or not inputs[0].dtype.is_floating:
         return [None] * (1 + len(inputs))
-    _check_linear(reduce_op, label)
     filled = [
         tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
         for tensor, gradient in zip(inputs, upstream, strict=True)
     ]
-    started = start(
-        filled,
-        communicator,
-        label.part("gradient"),
-        collective="all_reduce",
-        reduce_op=reduce_op,
-    )
-    return [None, *wait([started])[0]]
+    return [None, *reduce(filled, _linear(collective, "gradient"))]
 
 
 @tf.RegisterGradient("GradringAllGatherStart")  # type: ignore[untyped-decorator]
@@ -184,34 +180,18 @@ def _all_gather_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
     """Of the sum over all ranks' losses, this rank's rows."""
     if upstream is None or not upstream.dtype.is_floating:
         return [None, None, None]
-    label, communicator = _called(op.get_attr)
-    started = start(
-        [tf.convert_to_tensor(upstream)],
-        communicator,
-        label.part("gradient"),
-        collective="all_reduce",
-        reduce_op="sum",
-    )
-    counts = op.inputs[1]
-    own = tf.split(wait([started])[0][0], counts, num=communicator.world_size)[communicator.rank]
-    return [None, None, own]
+    gathering = _started(op.get_attr)
+    group = gathering.communicator
+    (total,) = reduce([tf.convert_to_tensor(upstream)], gathering.part("gradient"))
+    return [None, None, tf.split(total, op.inputs[1], num=group.world_size)[group.rank]]
 
 
 def _start_tangents(attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
     """Of a linear collective, the same of the tangents."""
-    reduce_op = _text(attrs["reduce_op"])
-    label, communicator = _called(attrs.__getitem__)
+    collective = _started(attrs.__getitem__, _text(attrs["reduce_op"]))
     if not inputs[1].dtype.is_floating:
         return [None] * len(outputs)
-    _check_linear(reduce_op, label)
-    started = start(
-        list(tangents[1:]),
-        communicator,
-        label.part("tangent"),
-        collective="all_reduce",
-        reduce_op=reduce_op,
-    )
-    return [*wait([started])[0], None]
+    return [*reduce(list(tangents[1:]), _linear(collective, "tangent")), None]
 
 
 def _all_gather_tangents(
@@ -219,8 +199,8 @@ def _all_gather_tangents(
 ) -> list[Any]:
     if not inputs[2].dtype.is_floating:
         return [None] * len(outputs)
-    label, communicator = _called(attrs.__getitem__)
-    started = start_all_gather(tangents[2], inputs[1], communicator, label.part("tangent"))
+    gathering = _started(attrs.__getitem__)
+    started = start_all_gather(tangents[2], inputs[1], gathering.part("tangent"))
     return [*wait([started])[0], None]
 
 
@@ -229,8 +209,8 @@ compat.register_tangents("GradringAllGatherStart", _all_gather_tangents)
 vectorize.register()
 
 
-def _called(attr: Callable[[str], Any]) -> tuple[Label, Communicator]:
-    """What the collective with these attributes is called, and where it ran.
+def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
+    """The collective that an op with these attributes has started.
 
     Raises:
       NotImplementedError: TensorFlow cannot lead a derivative to where it is.
@@ -243,15 +223,21 @@ def _called(attr: Callable[[str], Any]) -> tuple[Label, Communicator]:
             "or for a second derivative, in a conditional or a loop inside another; call the "
             "function's python_function, or move the collective out of the conditional or loop"
         )
-    return label, _communicator(attr("communicator"))
+    return Collective(_communicator(attr("communicator")), label, op)
 
 
-def _check_linear(reduce_op: str, label: Label) -> None:
-    if reduce_op not in ("sum", "mean"):
+def _linear(collective: Collective, derivative: str) -> Collective:
+    """The same collective for derivatives.
+
+    Raises:
+        LookupError: It has none.
+    """
+    if collective.op not in ("sum", "mean"):
         raise LookupError(
-            f"'{label.shown}': no gradient is defined through {reduce_op or 'broadcast'}; "
-            "use sum or mean, or tf.stop_gradient"
+            f"'{collective.label.shown}': no gradient is defined through "
+            f"{collective.op or 'broadcast'}; use sum or mean, or tf.stop_gradient"
         )
+    return collective.part(derivative, collective.op)
 
 
 def _communicator(number: int) -> Communicator:

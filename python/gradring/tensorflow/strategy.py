@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from gradring import membership
 from gradring.communicator import Communicator
-from gradring.gradients import buckets
-from gradring.gradients.checks import action_of
+from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
 from gradring.tensorflow import (
     cluster,
@@ -89,7 +88,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             names none, one twice, one that does not exist, or not as many as on the other ranks.
           gradring.errors.RendezvousError: the group could not be formed; says who is missing.
         """
-        check = action_of(check_gradients)
+        checks.check(check_gradients)
         buckets.check(bucket_bytes)
         if communicator is None:
             communicator = cluster.communicator_of(cluster_resolver)
@@ -107,7 +106,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 communication_options or tf.distribute.experimental.CommunicationOptions(),
                 devices,
                 bucket_bytes,
-                check,
+                check_gradients,
             ),
         )
 
@@ -218,7 +217,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         communication_options: Any,
         devices: Sequence[str] | None,
         bucket_bytes: int,
-        check_gradients: str,
+        check_gradients: str | None,
     ) -> None:
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
