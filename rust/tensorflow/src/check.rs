@@ -1,11 +1,12 @@
 //! Looking for gradients that are not finite, on the rank that has computed them.
 //!
-//! After a reduction all ranks have the same NaN, and nobody knows whose it was. So a Start that is
+//! After a reduction all ranks have the same NaN, and none can tell whose it was. So a Start that is
 //! asked to looks at what it is about to hand over, while it is likely to be in cache still.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use gradring_core::communicator::Communicator;
@@ -28,12 +29,35 @@ pub(crate) struct Check {
     action: Action,
     /// Of the tensors, in order.
     variables: Vec<String>,
-    /// How often these gradients have been started, by whatever node of whatever graph.
+    /// How often these gradients have been started, by any node of any graph.
     steps: Arc<AtomicU64>,
+    said: Arc<Mutex<Said>>,
 }
 
-/// The number of a communicator, and the names of variables.
-type Gradients = (i64, String);
+/// What the nodes of one key share: it is gone with the last of them.
+struct Shared<K, V>(LazyLock<Mutex<HashMap<K, Weak<V>>>>);
+
+impl<K: Eq + Hash, V: Default> Shared<K, V> {
+    const fn new() -> Self {
+        Self(LazyLock::new(Mutex::default))
+    }
+
+    fn of(&self, key: K) -> Arc<V> {
+        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = values.get(&key).and_then(Weak::upgrade) {
+            return value;
+        }
+        values.retain(|_, value| value.strong_count() > 0);
+        let value = Arc::default();
+        values.insert(key, Arc::downgrade(&value));
+        value
+    }
+}
+
+/// By the number of a communicator, and the names of variables.
+static STEPS: Shared<(i64, String), AtomicU64> = Shared::new();
+/// By the number of a communicator.
+static SAID: Shared<i64, Mutex<Said>> = Shared::new();
 
 #[derive(Clone, Copy)]
 enum Action {
@@ -48,9 +72,6 @@ struct Said {
     swallowed: u64,
 }
 
-static SAID: LazyLock<Mutex<HashMap<u64, Said>>> = LazyLock::new(Mutex::default);
-static STEPS: LazyLock<Mutex<HashMap<Gradients, Arc<AtomicU64>>>> = LazyLock::new(Mutex::default);
-
 impl Check {
     /// What the node asks for; `None` if nothing.
     pub(crate) fn of(node: &Construction) -> Result<Option<Self>, Failure> {
@@ -64,12 +85,12 @@ impl Check {
             }
         };
         let variables = node.string(attr::VARIABLES)?;
-        let key = (node.int(attr::COMMUNICATOR)?, variables.clone());
-        let mut steps = STEPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let communicator = node.int(attr::COMMUNICATOR)?;
         Ok(Some(Self {
             action,
             variables: variables.lines().map(str::to_owned).collect(),
-            steps: Arc::clone(steps.entry(key).or_default()),
+            steps: STEPS.of((communicator, variables)),
+            said: SAID.of(communicator),
         }))
     }
 
@@ -88,8 +109,7 @@ impl Check {
         match self.action {
             Action::Raise => communicator.abort(&text),
             Action::Warn => {
-                let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-                let said = said.entry(communicator.id()).or_default();
+                let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(more) = said.now(Instant::now()) {
                     communicator.log_line(&format!("{text}{more}"));
                 }
@@ -167,7 +187,20 @@ mod tests {
             action: Action::Warn,
             variables: variables.iter().map(|&name| name.to_owned()).collect(),
             steps: Arc::default(),
+            said: Arc::default(),
         }
+    }
+
+    #[test]
+    fn what_nodes_share_is_gone_with_the_last_of_them() {
+        static COUNTS: Shared<i64, AtomicU64> = Shared::new();
+        let (one, other) = (COUNTS.of(1), COUNTS.of(1));
+        one.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(other.load(Ordering::Relaxed), 1);
+        drop((one, other));
+        assert_eq!(COUNTS.of(1).load(Ordering::Relaxed), 0);
+        let _two = COUNTS.of(2);
+        assert_eq!(COUNTS.0.lock().unwrap().len(), 1);
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Kernel for AllGatherStart {
         if let Some(check) = &self.check {
             check.look(&communicator, self.dtype, slice::from_ref(&own));
         }
-        let plan = GatherPlan::new(
+        let layout = GatherLayout::new(
             &rows,
             &own.dims(),
             communicator.rank(),
@@ -132,18 +132,18 @@ impl Kernel for AllGatherStart {
         let gathered = context.allocate(
             0,
             own.data_type(),
-            &plan.dims,
-            plan.counts.iter().sum::<usize>() * element_bytes,
+            &layout.dims,
+            layout.counts.iter().sum::<usize>() * element_bytes,
         )?;
         // SAFETY: the output was allocated by this call.
-        unsafe { gathered.copy_from(&own, plan.offset * element_bytes) };
+        unsafe { gathered.copy_from(&own, layout.offset * element_bytes) };
         counters::count_copied(own.size_bytes());
         launch(
             context,
             &communicator,
             Launch {
                 collective: Collective::AllGather {
-                    counts: plan.counts,
+                    counts: layout.counts,
                 },
                 dtype: self.dtype,
                 name: &self.name,
@@ -157,7 +157,7 @@ impl Kernel for AllGatherStart {
 
 /// Where each rank's rows go in the gathered tensor.
 #[derive(Debug, PartialEq)]
-struct GatherPlan {
+struct GatherLayout {
     /// Shape of the gathered tensor.
     dims: Vec<i64>,
     /// Elements of each rank.
@@ -166,7 +166,7 @@ struct GatherPlan {
     offset: usize,
 }
 
-impl GatherPlan {
+impl GatherLayout {
     fn new(rows: &[i64], dims: &[i64], rank: usize, world_size: usize) -> Result<Self, String> {
         let Some((own_rows, rest)) = dims.split_first() else {
             return Err("a scalar has no dimension to gather along; reshape it to [1]".into());
@@ -427,11 +427,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gather_plan_places_the_ranks_one_after_another() {
-        let plan = GatherPlan::new(&[2, 0, 3], &[3, 5], 2, 3);
+    fn the_layout_of_a_gathering_puts_the_ranks_one_after_another() {
+        let layout = GatherLayout::new(&[2, 0, 3], &[3, 5], 2, 3);
         assert_eq!(
-            plan,
-            Ok(GatherPlan {
+            layout,
+            Ok(GatherLayout {
                 dims: vec![5, 5],
                 counts: vec![10, 0, 15],
                 offset: 10,
@@ -440,11 +440,11 @@ mod tests {
     }
 
     #[test]
-    fn a_gather_plan_refuses_counts_that_do_not_fit() {
-        assert!(GatherPlan::new(&[2, 1], &[1, 5], 0, 2).is_err());
-        assert!(GatherPlan::new(&[2], &[2, 5], 0, 2).is_err());
-        assert!(GatherPlan::new(&[1, 1], &[], 0, 2).is_err());
-        assert!(GatherPlan::new(&[1, -1], &[1], 0, 2).is_err());
-        assert!(GatherPlan::new(&[i64::MAX, i64::MAX], &[i64::MAX], 0, 2).is_err());
+    fn the_layout_of_a_gathering_refuses_counts_that_do_not_fit() {
+        assert!(GatherLayout::new(&[2, 1], &[1, 5], 0, 2).is_err());
+        assert!(GatherLayout::new(&[2], &[2, 5], 0, 2).is_err());
+        assert!(GatherLayout::new(&[1, 1], &[], 0, 2).is_err());
+        assert!(GatherLayout::new(&[1, -1], &[1], 0, 2).is_err());
+        assert!(GatherLayout::new(&[i64::MAX, i64::MAX], &[i64::MAX], 0, 2).is_err());
     }
 }
