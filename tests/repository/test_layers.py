@@ -16,9 +16,6 @@ Known = Set[tuple[str, str]]
 #: Imports that are still to be mended. This list only shrinks: one that is no more must go from it.
 KNOWN: dict[str, Known] = {
     "rust/core/src": {
-        ("link.connection", "link.tls.session"),
-        ("link.connection", "work"),
-        ("link.shm.pairing", "work"),
         ("observe.flight_recorder", "work"),
         ("observe.journal", "observe.record"),
     },

@@ -28,8 +28,7 @@ impl<F: FnMut() -> bool> Caller for F {
 /// The caller, who may give up.
 pub type Interrupt<'a> = &'a mut dyn Caller;
 
-/// How long a wait may last before its `Interrupt` is asked again.
-pub const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);
+pub use crate::abort::INTERRUPT_INTERVAL;
 
 /// How a wait on a work ended.
 #[derive(Debug, Clone, PartialEq)]

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use crate::abort::AbortSwitch;
 use crate::engine::{Stall, Supervisor, Suspicion, message_of};
 use crate::error::{Error, shortened};
-use crate::link::connection::Connection;
 use crate::link::forks;
 use crate::link::poll::WakeUp;
+use crate::link::tcp::connection::Connection;
 use crate::observe::journal::Journal;
 
 pub(crate) mod detector;
@@ -54,8 +54,7 @@ impl Monitor {
         }));
         let neighbours = neighbours
             .into_iter()
-            .map(|(rank, mut stream)| {
-                stream.be_nonblocking()?;
+            .map(|(rank, stream)| {
                 stream.tcp().set_nodelay(true)?;
                 forks::note(stream.tcp());
                 Ok((rank, stream))

@@ -2,15 +2,14 @@
 //! its time.
 
 use std::io::{Read, Write};
-use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::detector::{Audience, Detector};
 use super::neighbour::Neighbour;
 use super::requests::{Request, Requests};
-use crate::link::connection::Connection;
-use crate::link::poll::{self, Interested, WakeUp};
+use crate::link::poll::{self, WakeUp};
+use crate::link::tcp::connection::Connection;
 use crate::observe::journal::Journal;
 use crate::observe::signals;
 use crate::wire::control;
@@ -159,13 +158,10 @@ impl MonitorThread<Connection> {
         let now = Instant::now();
         let limit = self.next_turn(now).saturating_duration_since(now);
         let sockets = self.neighbours.iter().flat_map(|neighbour| {
-            let fd = neighbour.stream().map(|stream| stream.as_fd().as_raw_fd());
-            let writes = neighbour.has_more_to_send();
-            fd.into_iter().flat_map(move |fd| {
-                let write = writes.then(|| Interested::writable(fd));
-                std::iter::once(Interested::readable(fd)).chain(write)
-            })
+            let reading = neighbour.stream().map(poll::readable);
+            let writing = neighbour.stream().filter(|_| neighbour.has_more_to_send());
+            reading.into_iter().chain(writing.map(poll::writable))
         });
-        poll::wait(sockets, wake_up, limit);
+        poll::wait(sockets.chain([wake_up.awaited()]), limit);
     }
 }

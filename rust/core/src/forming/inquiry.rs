@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crate::config::TlsFiles;
 use crate::error::{Error, Result};
 use crate::forming::rendezvous::calls::{LOOK_UP_GOES_ON, connect, in_time, resolve};
-use crate::link::tls::{self, Tls};
+use crate::link::tcp::patient::Patient;
+use crate::link::tcp::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;
 
@@ -31,7 +32,8 @@ pub fn inquire(
     let tcp = addresses
         .and_then(|addresses| connect(&addresses, deadline))
         .map_err(unreachable)?;
-    let mut stream = tls::call(tcp, tls.as_ref(), address, deadline, &mut || true)?;
+    let mut connection = tls::call(tcp, tls.as_ref(), address, deadline, &mut || true)?;
+    let mut stream = Patient::new(&mut connection, deadline);
     // Whoever asks has no place in the group.
     handshake::call(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
     handshake::read_message(&mut stream)

@@ -14,7 +14,6 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,11 +24,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forming::pairs::callees;
 use crate::forming::turned_away::{Caller, TurnedAway};
 use crate::host::host_name;
-use crate::link::connection::Connection;
 use crate::link::forks::PerProcess;
-use crate::link::poll::{self, Interested, WakeUp};
+use crate::link::poll::{self, WakeUp};
 use crate::link::tcp;
-use crate::link::tls::{self, Tls};
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::patient::Patient;
+use crate::link::tcp::tls::{self, Tls};
 use crate::observe::own_state::OwnState;
 use crate::wire::handshake::{self, GENERATION, Hello, Purpose};
 
@@ -240,7 +240,7 @@ fn serve(
 ) {
     let admitted: Arc<Mutex<BTreeSet<(usize, usize)>>> = Arc::default();
     let pending = Arc::new(Pending::default());
-    let pause = |limit| poll::wait(std::iter::empty(), &shared.wake_up, limit);
+    let pause = |limit| poll::wait([shared.wake_up.awaited()], limit);
     loop {
         // Whatever woke it, it sleeps again, unless it is to close.
         shared.wake_up.reset();
@@ -256,8 +256,8 @@ fn serve(
         let (tcp, from) = match socket.accept() {
             Ok(caller) => caller,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let listening = std::iter::once(Interested::readable(socket.as_raw_fd()));
-                poll::wait(listening, &shared.wake_up, Duration::from_secs(1));
+                let awaited = [poll::readable(socket), shared.wake_up.awaited()];
+                poll::wait(awaited, Duration::from_secs(1));
                 continue;
             }
             Err(error) => {
@@ -323,7 +323,8 @@ fn greet(
         false => admission.handshake_limit,
     };
     let deadline = Instant::now() + limit;
-    let mut stream = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
+    let mut connection = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
+    let mut stream = Patient::new(&mut connection, deadline);
     caller.is_connected = true;
     let (mut entrance, mut place) = (None, Some(place));
     let answered = handshake::answer(&mut stream, admission.rank, &admission.token, |hello| {
@@ -357,7 +358,7 @@ fn greet(
         drop(place);
         return Ok(None);
     }
-    Ok(Some((hello, stream)))
+    Ok(Some((hello, connection)))
 }
 
 impl Admission {

@@ -5,12 +5,12 @@
 //! Nobody leaves before that, so nobody is blamed for leaving on account of another.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::link::connection::Connection;
-use crate::link::poll::{self, Interested};
+use crate::link::poll;
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::patient::Patient;
 use crate::wire::handshake::{self, GroupId, Member};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -229,8 +229,7 @@ impl Meeting {
         if streams.iter().any(|stream| stream.has_buffered()) {
             return;
         }
-        let readable = |stream: &Connection| Interested::readable(stream.as_fd().as_raw_fd());
-        poll::wait_without_waker(streams.into_iter().map(readable), limit);
+        poll::wait(streams.into_iter().map(poll::readable), limit);
     }
 
     fn tell_guests(&mut self, answer: &Answer) {
@@ -245,21 +244,16 @@ impl Meeting {
 
 impl Line {
     fn say(&mut self, message: &impl Serialize) -> Result<()> {
-        self.be_patient()?;
-        handshake::write_message(&mut self.stream, message)
+        handshake::write_message(&mut self.attend(), message)
     }
 
     /// The next message, if there is one or the connection has ended.
     fn hear<T: DeserializeOwned>(&mut self) -> Option<Result<T>> {
-        self.stream.is_readable().then(|| {
-            self.be_patient()?;
-            handshake::read_message(&mut self.stream)
-        })
+        let speaks = self.stream.is_readable();
+        speaks.then(|| handshake::read_message(&mut self.attend()))
     }
 
-    fn be_patient(&mut self) -> Result<()> {
-        self.stream
-            .be_patient(Instant::now() + self.conversation_limit)
-            .map_err(|error| handshake::broken(&error))
+    fn attend(&mut self) -> Patient<'_> {
+        Patient::new(&mut self.stream, Instant::now() + self.conversation_limit)
     }
 }

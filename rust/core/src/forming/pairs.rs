@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::link::connection::Connection;
+use crate::link::tcp::connection::Connection;
 use crate::schedule::choice::MESH_RANKS_MAX;
 
 /// The ranks that `rank` calls: the half of all that stands before it, so that every pair connects

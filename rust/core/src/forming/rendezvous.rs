@@ -21,8 +21,9 @@ use crate::forming::meeting::{Answer, Guest, Host, Meeting};
 use crate::forming::pairs::{by_rank, callees, callers, each_stream};
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
-use crate::link::connection::Connection;
-use crate::link::tls::{self, Tls};
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::patient::Patient;
+use crate::link::tcp::tls::{self, Tls};
 use crate::observe::own_state::OwnState;
 use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
 use crate::work::{INTERRUPT_INTERVAL, Interrupt};
@@ -235,10 +236,9 @@ impl Forming<'_> {
         // Rank 0 gives up at about the same time, and knows better who is missing.
         let conversation_limit = self.config.conversation_limit();
         let limit = self.deadline + conversation_limit;
-        stream
-            .be_patient(limit)
-            .map_err(|error| socket_fails(&error))?;
-        let answer = handshake::read_message(&mut stream.attentive(&mut || self.check().is_ok()));
+        let mut go_on = || self.check().is_ok();
+        let mut line = Patient::attentive(&mut stream, limit, &mut go_on);
+        let answer = handshake::read_message(&mut line);
         let (group, members) = match answer {
             Ok(Answer::Formed { group, members }) => (group, members),
             Ok(Answer::Failed(error)) => return Err(error),

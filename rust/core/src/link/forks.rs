@@ -4,8 +4,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -133,21 +132,15 @@ pub fn end_in_child() {
     for descriptor in descriptors {
         if socket_inode(descriptor).is_some_and(|inode| noted.contains(&inode)) {
             // SAFETY: the socket is one of ours, and its owner leaves it alone from now on.
-            unsafe { libc::close(descriptor) };
+            drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
         }
     }
 }
 
 fn socket_inode(descriptor: RawFd) -> Option<u64> {
-    let mut stat = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a status is written, if the call succeeds.
-    let stat = unsafe {
-        if libc::fstat(descriptor, stat.as_mut_ptr()) != 0 {
-            return None;
-        }
-        stat.assume_init()
-    };
-    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
+    let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
+    let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+    inode.parse().ok()
 }
 
 #[cfg(test)]

@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, GoOn};
-use super::poll::{self, Interested, WakeUp};
+use super::poll::{self, WakeUp};
 use super::shm::{self, ShmLink};
 use super::streams::{Incoming, Outgoing};
+use super::tcp::connection::Connection;
+use super::tcp::patient::GoOn;
 use super::{Broken, Direction, Interest, Transport, tcp};
+use rustix::event::PollFd;
 
 /// The links of one rank.
 pub struct Links {
@@ -42,10 +43,10 @@ impl Links {
     /// When a socket cannot be configured, or the system has no file descriptor left.
     pub fn new(
         world_size: usize,
-        mut connections: BTreeMap<usize, Vec<Connection>>,
+        connections: BTreeMap<usize, Vec<Connection>>,
     ) -> std::io::Result<Self> {
-        let mut all = connections.values_mut().flatten();
-        all.try_for_each(tcp::configure)?;
+        let mut all = connections.values().flatten();
+        all.try_for_each(|connection| tcp::configure(connection.tcp()))?;
         let mut peers: Vec<Peer> = (0..world_size).map(|_| Peer::default()).collect();
         for (peer, connections) in connections {
             peers[peer] = Peer {
@@ -87,7 +88,6 @@ impl Links {
                 continue;
             };
             let paired = shm::pair(stream, rank < peer, &self.doorbell, deadline, &mut *go_on);
-            let paired = paired.and_then(|paired| stream.be_nonblocking().map(|()| paired));
             match paired.map_err(|error| (peer, error))? {
                 Ok(memory) => self.peers[peer].share(memory),
                 Err(reason) => drop(refused.insert(peer, reason)),
@@ -152,17 +152,19 @@ impl Peer {
     }
 
     /// What to poll before trying again.
-    fn sockets(&self, direction: Direction) -> impl Iterator<Item = Interested> {
-        let writable = |stream: &Connection| Interested::writable(stream.as_fd().as_raw_fd());
-        let readable = |stream: &Connection| Interested::readable(stream.as_fd().as_raw_fd());
+    fn sockets(&self, direction: Direction) -> impl Iterator<Item = PollFd<'_>> {
         let (sending, receiving): (&[Connection], &[Connection]) = match (&self.memory, direction) {
             (Some(_), _) => (&[], &[]),
             (None, Direction::Send) => (&self.connections, &[]),
             (None, Direction::Receive) => (&[], &self.connections),
         };
         let living = self.memory.iter().flat_map(|_| &self.connections);
-        let sending = self.outgoing.awaited(sending).map(writable);
-        let receiving = self.incoming.awaited(receiving).chain(living).map(readable);
+        let sending = self.outgoing.awaited(sending).map(poll::writable);
+        let receiving = self
+            .incoming
+            .awaited(receiving)
+            .chain(living)
+            .map(poll::readable);
         sending.chain(receiving)
     }
 
@@ -231,8 +233,8 @@ impl Transport for Links {
             let sockets = interests
                 .iter()
                 .flat_map(|interest| self.peers[interest.peer].sockets(interest.direction));
-            let doorbell = Interested::readable(self.doorbell.as_fd().as_raw_fd());
-            poll::wait(sockets.chain([doorbell]), &self.wake_up, timeout);
+            let bells = [self.doorbell.awaited(), self.wake_up.awaited()];
+            poll::wait(sockets.chain(bells), timeout);
         }
         for interest in interests {
             let peer = &mut self.peers[interest.peer];

@@ -4,16 +4,14 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 pub mod checked;
-pub mod connection;
 pub mod forks;
 pub mod links;
 pub mod memory;
 mod parts;
-pub(crate) mod poll;
+pub mod poll;
 pub mod shm;
 mod streams;
-pub(crate) mod tcp;
-pub mod tls;
+pub mod tcp;
 
 pub use crate::config::STREAMS_MAX;
 

@@ -1,6 +1,6 @@
 //! Several slices of bytes that follow each other.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 
 /// How many bytes `parts` have together.
@@ -32,4 +32,15 @@ pub(super) fn select<'a>(
     selected
         .map(|(part, slice)| *slice = IoSlice::new(part))
         .count()
+}
+
+/// Copies `bytes` into a prefix of `parts`; returns how many of them have room there.
+pub(super) fn scatter(bytes: &[u8], parts: &mut [IoSliceMut<'_>]) -> usize {
+    let mut left = bytes;
+    for part in parts {
+        let (now, later) = left.split_at(left.len().min(part.len()));
+        part[..now.len()].copy_from_slice(now);
+        left = later;
+    }
+    bytes.len() - left.len()
 }

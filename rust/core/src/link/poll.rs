@@ -1,37 +1,44 @@
-//! Waiting for sockets with `poll(2)`, together with a wake-up from other threads.
+//! Waiting for sockets with `poll(2)`, and a wake-up from other threads and processes.
 
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// Ends a `wait` from another thread, once or for good: an eventfd.
-pub(crate) struct WakeUp {
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+
+/// The longest wait: whoever waits looks again after it.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Ends a wait from another thread or process, once or for good: an eventfd.
+pub struct WakeUp {
     event: OwnedFd,
 }
 
 impl WakeUp {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        // SAFETY: the call takes no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and nobody else's.
-        let event = unsafe { OwnedFd::from_raw_fd(fd) };
+    /// One that nobody has woken.
+    ///
+    /// # Errors
+    /// When the system has no file descriptor left.
+    pub fn new() -> std::io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { event })
     }
 
     /// Ends the current or next wait, and all later ones until `reset`.
-    pub(crate) fn wake(&self) {
-        let one = 1_u64;
-        // SAFETY: writes the eight bytes of `one`. A full counter is readable too.
-        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+    pub fn wake(&self) {
+        ring(&self.event);
     }
 
-    /// Lets waits sleep again.
-    pub(crate) fn reset(&self) {
-        let mut count = 0_u64;
-        // SAFETY: reads at most the eight bytes of `count`.
-        unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
+    /// Lets waits sleep again; returns how often it was woken.
+    pub fn reset(&self) -> u64 {
+        let mut count = [0; size_of::<u64>()];
+        // Without a wake-up nothing is read.
+        let _ = rustix::io::read(&self.event, &mut count);
+        u64::from_ne_bytes(count)
+    }
+
+    /// What a wait polls that is to end with it.
+    pub(crate) fn awaited(&self) -> PollFd<'_> {
+        readable(&self.event)
     }
 }
 
@@ -41,44 +48,25 @@ impl AsFd for WakeUp {
     }
 }
 
-/// A descriptor and what is wanted of it.
-pub(crate) struct Interested(libc::pollfd);
-
-impl Interested {
-    pub(crate) const fn readable(fd: RawFd) -> Self {
-        Self(Self::entry(fd, libc::POLLIN))
-    }
-
-    pub(crate) const fn writable(fd: RawFd) -> Self {
-        Self(Self::entry(fd, libc::POLLOUT))
-    }
-
-    const fn entry(fd: RawFd, events: libc::c_short) -> libc::pollfd {
-        libc::pollfd {
-            fd,
-            events,
-            revents: 0,
-        }
-    }
+/// Wakes who waits for this eventfd, which does not block. A full counter is readable too.
+pub(crate) fn ring(event: &impl AsFd) {
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
-/// Sleeps until a socket is ready, somebody wakes, a signal arrives, or the time is over.
-pub(crate) fn wait(sockets: impl Iterator<Item = Interested>, wake_up: &WakeUp, timeout: Duration) {
-    let wake_up = Interested::readable(wake_up.event.as_raw_fd());
-    wait_without_waker(sockets.chain([wake_up]), timeout);
+/// A descriptor of which bytes are wanted.
+pub fn readable(descriptor: &impl AsFd) -> PollFd<'_> {
+    PollFd::new(descriptor, PollFlags::IN)
 }
 
-/// Sleeps until a socket is ready, a signal arrives, or the time is over.
-pub(crate) fn wait_without_waker(sockets: impl Iterator<Item = Interested>, timeout: Duration) {
-    let mut entries: Vec<libc::pollfd> = sockets.map(|socket| socket.0).collect();
-    // Rounded up, so that a wait for less than a millisecond does not turn into spinning.
-    let timeout_ms = timeout.as_micros().div_ceil(1000).min(60_000) as libc::c_int;
-    // SAFETY: `entries` is valid for its length during the call. Errors (a signal) end the wait.
-    unsafe {
-        libc::poll(
-            entries.as_mut_ptr(),
-            entries.len() as libc::nfds_t,
-            timeout_ms,
-        )
-    };
+/// A descriptor of which room is wanted.
+pub fn writable(descriptor: &impl AsFd) -> PollFd<'_> {
+    PollFd::new(descriptor, PollFlags::OUT)
+}
+
+/// Sleeps until one of these is ready, a signal arrives, or the time is over.
+pub(crate) fn wait<'a>(awaited: impl IntoIterator<Item = PollFd<'a>>, timeout: Duration) {
+    let mut awaited: Vec<PollFd<'a>> = awaited.into_iter().collect();
+    let timeout = Timespec::try_from(timeout.min(WAIT_MAX)).expect("a minute is not long");
+    // An error (a signal) ends the wait.
+    let _ = rustix::event::poll(&mut awaited, Some(&timeout));
 }

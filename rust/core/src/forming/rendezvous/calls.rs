@@ -8,8 +8,9 @@ use super::{Forming, socket_fails};
 use crate::error::{Error, Result};
 use crate::forming::listener::is_worth_another_call;
 use crate::forming::roster::Roster;
-use crate::link::connection::Connection;
-use crate::link::{tcp, tls};
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::patient::Patient;
+use crate::link::tcp::{self, tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::work::INTERRUPT_INTERVAL;
 
@@ -129,11 +130,12 @@ impl Forming<'_> {
         let (config, tls, group) = (self.config, self.tls.clone(), self.group);
         let deadline = Instant::now() + config.conversation_limit();
         let mut go_on = || self.check().is_ok();
-        let mut stream = tls::call(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
+        let mut connection = tls::call(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
         let hello = Hello::new((config.rank, callee), config.world_size, purpose)?;
         let hello = hello.within(group);
-        handshake::call(&mut stream.attentive(&mut go_on), hello, &config.token)?;
-        Ok(stream)
+        let mut stream = Patient::attentive(&mut connection, deadline, &mut go_on);
+        handshake::call(&mut stream, hello, &config.token)?;
+        Ok(connection)
     }
 }
 

@@ -3,10 +3,15 @@
 //! File: ring 0, ring 1, counters. Each ring is mapped twice, one copy behind the other, so that
 //! any range of it is contiguous in memory, also one that passes the end of the ring.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+    memfd_create,
+};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::pipe::Shared;
 
@@ -15,7 +20,9 @@ const SHARED_BYTES: usize = 4096;
 /// The largest page size of any kernel that we know: mappings begin at multiples of it.
 const PAGE_BYTES_MAX: usize = 64 << 10;
 /// Nobody can cut the file, which would kill the other process with SIGBUS, nor lift that.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 const _: () = assert!(size_of::<Shared>() <= SHARED_BYTES);
 
@@ -32,27 +39,18 @@ impl Arena {
     /// New memory of zeros whose rings hold `capacity` bytes each, and the file to share it with.
     pub(super) fn create(capacity: usize) -> io::Result<(Self, OwnedFd)> {
         let file = create_file()?;
-        let size = file_bytes(capacity) as libc::off_t;
         // Allocated now, when there still is an alternative.
-        // SAFETY: the call takes no pointers.
-        let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size) };
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
-        }
-        // SAFETY: the call takes no pointers.
-        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })?;
+        fallocate(&file, FallocateFlags::empty(), 0, file_bytes(capacity))?;
+        fcntl_add_seals(&file, SEALS)?;
         Ok((Self::map(file.as_fd(), capacity)?, file))
     }
 
     /// The memory in a file that another process created with the same capacity.
     pub(super) fn open(file: OwnedFd, capacity: usize) -> io::Result<Self> {
-        // SAFETY: the call takes no pointers.
-        let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
-        if seals & SEALS != SEALS {
+        if !fcntl_get_seals(&file)?.contains(SEALS) {
             return Err(io::Error::other("the memory is not sealed"));
         }
-        let file = File::from(file);
-        if file.metadata()?.len() != file_bytes(capacity) as u64 {
+        if fstat(&file)?.st_size as u64 != file_bytes(capacity) {
             return Err(io::Error::other("the memory has another size"));
         }
         Self::map(file.as_fd(), capacity)
@@ -63,18 +61,9 @@ impl Arena {
         let reserved = mapped_bytes(capacity);
         // SAFETY: a new mapping at an address of the system's choice.
         let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                reserved,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), flags)?
         };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
         let base = NonNull::new(base.cast()).expect("the system maps nothing at zero");
         let arena = Self { base, capacity };
         arena.map_part(file, 0, 0, capacity)?;
@@ -94,18 +83,11 @@ impl Arena {
     ) -> io::Result<()> {
         assert!(at + length <= mapped_bytes(self.capacity));
         // SAFETY: replaces a part of this arena's own mapping, to which nothing refers yet.
-        let part = unsafe {
-            libc::mmap(
-                self.base.add(at).as_ptr().cast(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE,
-                file.as_raw_fd(),
-                offset as libc::off_t,
-            )
-        };
-        if part == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+        unsafe {
+            let place = self.base.add(at).as_ptr().cast();
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+            mmap(place, length, access, flags, file, offset as u64)?;
         }
         Ok(())
     }
@@ -153,12 +135,12 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's, and no reference outlives it.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), mapped_bytes(self.capacity)) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), mapped_bytes(self.capacity)) };
     }
 }
 
-const fn file_bytes(capacity: usize) -> usize {
-    2 * capacity + SHARED_BYTES
+const fn file_bytes(capacity: usize) -> u64 {
+    (2 * capacity + SHARED_BYTES) as u64
 }
 
 const fn mapped_bytes(capacity: usize) -> usize {
@@ -166,20 +148,8 @@ const fn mapped_bytes(capacity: usize) -> usize {
 }
 
 fn create_file() -> io::Result<OwnedFd> {
-    let create = |flags| {
-        // SAFETY: the name is a terminated string.
-        check(unsafe { libc::memfd_create(c"gradring".as_ptr(), flags) })
-    };
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    let create = |flags| memfd_create("gradring", flags);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // Kernels before 6.3 do not know the last flag; later ones may insist on it.
-    let fd = create(flags | libc::MFD_NOEXEC_SEAL).or_else(|_| create(flags))?;
-    // SAFETY: the descriptor is new and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn check(returned: libc::c_int) -> io::Result<libc::c_int> {
-    if returned < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(returned)
+    Ok(create(flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| create(flags))?)
 }

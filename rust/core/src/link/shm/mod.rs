@@ -18,9 +18,9 @@
 //! also watches a socket to the same rank. The kernel frees the memory with its last user.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use super::{Broken, Direction};
+use super::{Broken, Direction, poll};
 use arena::Arena;
 use pipe::{BATCH_BYTES, Side};
 
@@ -180,10 +180,7 @@ impl ShmLink {
     }
 
     fn ring(&self) {
-        let one = 1_u64;
-        // SAFETY: writes the eight bytes of `one`. The descriptor never blocks, and a full counter
-        // has been rung already.
-        unsafe { libc::write(self.other_doorbell.as_raw_fd(), (&raw const one).cast(), 8) };
+        poll::ring(&self.other_doorbell);
     }
 
     fn check_open(&self) -> Result<(), Broken> {

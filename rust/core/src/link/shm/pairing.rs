@@ -17,19 +17,21 @@
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::arena::Arena;
 use super::{RING_BYTES, ShmLink, passing};
-use crate::link::connection::{Attentive, Connection, GoOn, gave_up};
-use crate::link::poll::{self, Interested};
+use crate::abort::INTERRUPT_INTERVAL;
+use crate::link::poll;
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::patient::{GoOn, Patient, gave_up};
 use crate::wire::pairing as wire;
-use crate::work::INTERRUPT_INTERVAL;
 
 /// Bytes of the random part of the socket's name, and of the nonce.
 const RANDOM_BYTES: usize = 16;
@@ -45,8 +47,8 @@ type Nonce = [u8; RANDOM_BYTES];
 /// Tries to share memory with the process at the other end of `stream`, which calls this at the
 /// same time; exactly one of both is the initiator.
 ///
-/// Returns the link, or why there is none: the same on both sides. `stream` is patient afterwards,
-/// and carries nothing of this. The other side rings `doorbell`, an eventfd. It asks now and then
+/// Returns the link, or why there is none: the same on both sides. `stream` carries nothing of this
+/// afterwards. The other side rings `doorbell`, an eventfd. It asks now and then
 /// whether to go on.
 ///
 /// # Errors
@@ -58,7 +60,11 @@ pub fn pair(
     deadline: Instant,
     go_on: GoOn<'_>,
 ) -> io::Result<Result<ShmLink, String>> {
-    let mut talk = Talk::new(stream, deadline, go_on)?;
+    let mut talk = Talk {
+        stream,
+        deadline,
+        go_on,
+    };
     if initiator {
         invite(&mut talk, doorbell.as_fd())
     } else {
@@ -158,11 +164,11 @@ impl Invitation {
                 return Err(io::Error::other("an answer came before the visit"));
             }
             let left = talk.left()?;
-            let callers = callers.iter().map(AsFd::as_fd);
-            let sockets = [self.listener.as_fd(), talk.stream.as_fd()];
-            let sockets = sockets.into_iter().chain(callers);
-            let interests = sockets.map(|socket| Interested::readable(socket.as_raw_fd()));
-            poll::wait_without_waker(interests, left.min(INTERRUPT_INTERVAL));
+            let sockets = [poll::readable(&self.listener), poll::readable(talk.stream)];
+            let sockets = sockets
+                .into_iter()
+                .chain(callers.iter().map(poll::readable));
+            poll::wait(sockets, left.min(INTERRUPT_INTERVAL));
         }
     }
 
@@ -210,26 +216,14 @@ fn receive_doorbell(guest: &UnixStream) -> io::Result<OwnedFd> {
 
 /// Makes sure that ringing neither blocks nor raises SIGPIPE.
 fn check_doorbell(doorbell: &OwnedFd) -> io::Result<()> {
-    let fd = doorbell.as_raw_fd();
-    // SAFETY: all zeros is a valid `stat`.
-    let mut status: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `status` is valid for writing.
-    if unsafe { libc::fstat(fd, &raw mut status) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
     // Files, pipes and sockets have a type; what only the kernel makes, such as eventfds, has none.
-    if status.st_mode & libc::S_IFMT != 0 {
+    if FileType::from_raw_mode(fstat(doorbell)?.st_mode) != FileType::Unknown {
         return Err(io::Error::other("the doorbell is no eventfd"));
     }
-    // SAFETY: the calls take no pointers.
-    let set = unsafe {
-        let flags = libc::fcntl(fd, libc::F_GETFL);
-        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
-    };
-    if set < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    Ok(fcntl_setfl(
+        doorbell,
+        fcntl_getfl(doorbell)? | OFlags::NONBLOCK,
+    )?)
 }
 
 fn listen(name: &[u8]) -> io::Result<UnixListener> {
@@ -274,16 +268,7 @@ struct Talk<'a> {
     go_on: GoOn<'a>,
 }
 
-impl<'a> Talk<'a> {
-    fn new(stream: &'a mut Connection, deadline: Instant, go_on: GoOn<'a>) -> io::Result<Self> {
-        stream.be_patient(deadline)?;
-        Ok(Self {
-            stream,
-            deadline,
-            go_on,
-        })
-    }
-
+impl Talk<'_> {
     fn go_on(&mut self, content: &[u8]) -> io::Result<()> {
         self.line().write_all(&wire::go_on(content))
     }
@@ -299,8 +284,8 @@ impl<'a> Talk<'a> {
         wire::read(&mut self.line())
     }
 
-    fn line(&mut self) -> Attentive<'_> {
-        self.stream.attentive(&mut *self.go_on)
+    fn line(&mut self) -> Patient<'_> {
+        Patient::attentive(self.stream, self.deadline, &mut *self.go_on)
     }
 
     /// Whether the other side has said something, or gone.

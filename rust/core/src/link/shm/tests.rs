@@ -1,9 +1,11 @@
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
 use super::*;
-use crate::link::poll::{self, Interested, WakeUp};
+use crate::link::poll::{self, WakeUp};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -40,19 +42,10 @@ pub(super) fn sleep(link: &ShmLink, bell: &WakeUp, directions: &[Direction]) {
         link.announce_sleep(direction);
     }
     if !directions.iter().any(|&direction| link.ready(direction)) {
-        let interest = Interested::readable(bell.as_fd().as_raw_fd());
-        poll::wait_without_waker([interest].into_iter(), PATIENCE);
-        assert!(rings(bell) > 0, "a wake-up was lost");
+        poll::wait([bell.awaited()], PATIENCE);
+        assert!(bell.reset() > 0, "a wake-up was lost");
     }
     link.awake();
-}
-
-/// How often the bell rang since it was last asked.
-fn rings(bell: &WakeUp) -> u64 {
-    let mut count = 0_u64;
-    // SAFETY: reads at most the eight bytes of `count`; without a ring it reads nothing.
-    unsafe { libc::read(bell.as_fd().as_raw_fd(), (&raw mut count).cast(), 8) };
-    count
 }
 
 /// A small generator (xorshift), so that failures repeat.
@@ -212,26 +205,26 @@ fn what_was_sent_before_the_end_arrives() {
 fn the_doorbell_rings_once_per_announcement_and_never_without() {
     let [(mut a, bell_a), (mut b, bell_b)] = link(SMALL);
     send(&mut a, b"x").unwrap();
-    assert_eq!(rings(&bell_b), 0, "nobody slept");
+    assert_eq!(bell_b.reset(), 0, "nobody slept");
     b.announce_sleep(Direction::Receive);
     send(&mut a, b"x").unwrap();
-    assert_eq!(rings(&bell_b), 1);
+    assert_eq!(bell_b.reset(), 1);
     send(&mut a, b"x").unwrap();
-    assert_eq!(rings(&bell_b), 0, "it was woken already");
+    assert_eq!(bell_b.reset(), 0, "it was woken already");
     send(&mut a, &[0; SMALL - 3]).unwrap();
     a.announce_sleep(Direction::Send);
     assert_eq!(b.readable().map(<[u8]>::len), Ok(SMALL));
     b.consume(1);
-    assert_eq!(rings(&bell_a), 0, "one byte is not worth the noise");
+    assert_eq!(bell_a.reset(), 0, "one byte is not worth the noise");
     b.consume(SMALL / 2 - 1);
-    assert_eq!(rings(&bell_a), 1);
+    assert_eq!(bell_a.reset(), 1);
     a.announce_sleep(Direction::Send);
     a.awake();
     b.consume(SMALL / 2);
-    assert_eq!(rings(&bell_a), 0, "it took its announcement back");
+    assert_eq!(bell_a.reset(), 0, "it took its announcement back");
     a.announce_sleep(Direction::Receive);
     b.close();
-    assert_eq!(rings(&bell_a), 1);
+    assert_eq!(bell_a.reset(), 1);
 }
 
 #[test]
@@ -242,16 +235,13 @@ fn memory_that_could_shrink_or_has_another_size_is_refused() {
             .map(|error| error.to_string())
     };
     let (_arena, file) = Arena::create(2 * SMALL).unwrap();
-    // SAFETY: the call takes no pointers.
-    let cut = unsafe { libc::ftruncate(file.as_raw_fd(), 1) };
-    assert_eq!(cut, -1, "the seals hold");
+    assert!(rustix::fs::ftruncate(&file, 1).is_err(), "the seals hold");
     assert_eq!(opened(file).unwrap(), "the memory has another size");
-    // SAFETY: the name is a terminated string, and the descriptor is new.
-    let unsealed = unsafe {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        OwnedFd::from_raw_fd(libc::memfd_create(c"test".as_ptr(), flags))
-    };
-    assert_eq!(opened(unsealed).unwrap(), "the memory is not sealed");
+    let unsealed = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    assert_eq!(
+        opened(unsealed.unwrap()).unwrap(),
+        "the memory is not sealed"
+    );
     let no_memory = WakeUp::new().unwrap().as_fd().try_clone_to_owned();
     assert!(opened(no_memory.unwrap()).is_some());
 }

@@ -12,8 +12,8 @@ use socket2::SockRef;
 
 use super::incoming::LAST_BYTES_LIMIT;
 use super::{Incoming, Outgoing, Stream};
-use crate::link::connection::Connection;
 use crate::link::links::Links;
+use crate::link::tcp::connection::Connection;
 use crate::link::{Broken, Direction, Interest, Transport};
 use crate::wire::frame::Frame;
 
@@ -294,7 +294,10 @@ pub(in crate::link) fn sockets(streams: usize) -> (Vec<Connection>, Vec<Connecti
         .map(|_| {
             let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             SockRef::from(&sender).set_send_buffer_size(1).unwrap();
-            (sender.into(), listener.accept().unwrap().0.into())
+            let receiver = listener.accept().unwrap().0;
+            [sender, receiver]
+                .map(|tcp| Connection::new(tcp).unwrap())
+                .into()
         })
         .unzip()
 }

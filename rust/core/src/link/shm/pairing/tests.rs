@@ -37,11 +37,13 @@ fn with_initiator(visitor: impl FnOnce(Connection) -> Outcome) -> (Outcome, Outc
             outcome
         });
         let stream = theirs.tcp().try_clone().unwrap();
+        let mut stream = Connection::new(stream).unwrap();
         let visited = visitor(theirs);
         let invited = initiator.join().unwrap();
         if invited.is_ok() {
             let mut next = [0; 4];
-            (&stream).read_exact(&mut next).unwrap();
+            let mut stream = Patient::new(&mut stream, Instant::now() + PATIENCE);
+            stream.read_exact(&mut next).unwrap();
             assert_eq!(&next, b"next", "something was left unread");
         }
         (invited, visited)
@@ -54,7 +56,7 @@ fn visit_with(
     accept: impl FnOnce(Vec<u8>) -> Result<ShmLink, String>,
 ) -> Outcome {
     let mut go_on = || true;
-    let mut talk = Talk::new(&mut stream, Instant::now() + PATIENCE, &mut go_on)?;
+    let mut talk = talk(&mut stream, &mut go_on);
     match accept(talk.hear()?.unwrap()) {
         Ok(link) => {
             talk.go_on(&[])?;
@@ -64,10 +66,21 @@ fn visit_with(
     }
 }
 
+fn talk<'a>(stream: &'a mut Connection, go_on: GoOn<'a>) -> Talk<'a> {
+    Talk {
+        stream,
+        deadline: Instant::now() + PATIENCE,
+        go_on,
+    }
+}
+
 fn connection() -> (Connection, Connection) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (caller.into(), listener.accept().unwrap().0.into())
+    let answerer = listener.accept().unwrap().0;
+    [caller, answerer]
+        .map(|tcp| Connection::new(tcp).unwrap())
+        .into()
 }
 
 fn assert_connected(initiator: &mut ShmLink, visitor: &mut ShmLink) {
@@ -142,7 +155,7 @@ fn a_visitor_that_signals_interrupt_waits_on() {
         std::thread::spawn(move || accept(&said, WakeUp::new().unwrap().as_fd(), PATIENCE));
     let (mut ours, _theirs) = connection();
     let mut go_on = || true;
-    let mut talk = Talk::new(&mut ours, Instant::now() + PATIENCE, &mut go_on).unwrap();
+    let mut talk = talk(&mut ours, &mut go_on);
     let guest = invitation.await_guest(&mut talk).unwrap();
     // The visitor waits for the memory now, or will in a moment.
     while HANDLED.load(Ordering::Relaxed) < SIGNALS && !visitor.is_finished() {
@@ -201,10 +214,7 @@ fn an_initiator_without_memory_says_so() {
     let (mut ours, mut theirs) = connection();
     // Longer than a reason may be, with its limit inside a character.
     let reason = format!("x{}", "é".repeat(255));
-    let told = Talk::new(&mut ours, Instant::now() + PATIENCE, &mut || true)
-        .unwrap()
-        .refuse(reason)
-        .unwrap();
+    let told = talk(&mut ours, &mut || true).refuse(reason).unwrap();
     let heard = pair_within(&mut theirs, false, &WakeUp::new().unwrap(), PATIENCE).unwrap();
     let (told, heard) = (told.err().unwrap(), heard.err().unwrap());
     assert_eq!(told, heard);
@@ -239,7 +249,7 @@ fn two_processes_exchange_bytes() {
         .env(ADDRESS_VARIABLE, listener.local_addr().unwrap().to_string())
         .spawn();
     let mut child = Ending(child.unwrap());
-    let mut stream = listener.accept().unwrap().0.into();
+    let mut stream = Connection::new(listener.accept().unwrap().0).unwrap();
     let bell = WakeUp::new().unwrap();
     let mut link = pair_within(&mut stream, true, &bell, PATIENCE)
         .unwrap()
@@ -268,9 +278,8 @@ fn two_processes_exchange_bytes() {
 #[test]
 #[ignore = "the second process of another test"]
 fn echo() {
-    let mut stream = TcpStream::connect(std::env::var(ADDRESS_VARIABLE).unwrap())
-        .unwrap()
-        .into();
+    let tcp = TcpStream::connect(std::env::var(ADDRESS_VARIABLE).unwrap()).unwrap();
+    let mut stream = Connection::new(tcp).unwrap();
     let bell = WakeUp::new().unwrap();
     let mut link = pair_within(&mut stream, false, &bell, PATIENCE)
         .unwrap()

@@ -6,10 +6,12 @@
 //! the bytes belong to this connection, and the caller comes back for the last one. No ciphertext
 //! is left behind when a collective ends.
 
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 
-use super::refusal;
-use crate::link::connection::{Line, is_later};
+use rustls::CertificateError;
+
+use super::socket::is_later;
+use crate::error::Error;
 
 /// Plaintext encrypted at a time: sixteen records, which stay in cache until they are sent.
 const SEND_BYTES: usize = 256 << 10;
@@ -17,7 +19,7 @@ const SEND_BYTES: usize = 256 << 10;
 const RECEIVE_BYTES: usize = 128 << 10;
 
 /// A connection that has shaken hands.
-pub(in crate::link) struct Session {
+pub(super) struct Session {
     connection: rustls::Connection,
     /// Bytes of plaintext, one at most, that have been encrypted and not been reported as sent: the
     /// ciphertext has not been sent in full.
@@ -30,7 +32,7 @@ pub(in crate::link) struct Session {
 }
 
 impl Session {
-    pub(in crate::link) fn new(mut connection: rustls::Connection) -> Self {
+    pub(super) fn new(mut connection: rustls::Connection) -> Self {
         connection.set_buffer_limit(None);
         // The last message of the handshake may have come together with something else.
         let state = connection.process_new_packets();
@@ -43,18 +45,18 @@ impl Session {
         }
     }
 
-    pub(in crate::link) fn has_buffered(&self) -> bool {
+    pub(super) fn has_buffered(&self) -> bool {
         self.decrypted > 0 || !self.received.is_empty()
     }
 
     /// As `Connection::send`.
-    pub(in crate::link) fn send(
+    pub(super) fn send(
         &mut self,
-        line: &mut Line<'_>,
+        socket: &mut impl Write,
         parts: &[IoSlice<'_>],
     ) -> io::Result<usize> {
         if self.withheld > 0 {
-            self.flush(line)?;
+            self.flush(socket)?;
             return Ok(std::mem::take(&mut self.withheld));
         }
         let mut encrypted = 0;
@@ -62,7 +64,7 @@ impl Session {
             let length = part.len().min(SEND_BYTES - encrypted);
             encrypted += self.connection.writer().write(&part[..length])?;
         }
-        match self.flush(line) {
+        match self.flush(socket) {
             Err(error) if is_later(error.kind()) && encrypted > 0 => {
                 self.withheld = 1;
                 match encrypted {
@@ -74,17 +76,17 @@ impl Session {
         }
     }
 
-    fn flush(&mut self, line: &mut Line<'_>) -> io::Result<()> {
+    fn flush(&mut self, socket: &mut impl Write) -> io::Result<()> {
         while self.connection.wants_write() {
-            self.connection.write_tls(line)?;
+            self.connection.write_tls(socket)?;
         }
         Ok(())
     }
 
     /// As `Connection::receive`.
-    pub(in crate::link) fn receive(
+    pub(super) fn receive(
         &mut self,
-        line: &mut Line<'_>,
+        socket: &mut impl Read,
         parts: &mut [IoSliceMut<'_>],
     ) -> io::Result<usize> {
         let wanted: usize = parts.iter().map(|part| part.len()).sum();
@@ -98,7 +100,7 @@ impl Session {
                 if filled > 0 {
                     return Ok(filled);
                 }
-                match line.read(&mut self.inbox)? {
+                match socket.read(&mut self.inbox)? {
                     0 => return Ok(0),
                     count => self.received = 0..count,
                 }
@@ -137,3 +139,34 @@ impl Session {
         Ok(taken)
     }
 }
+
+/// What is to be said about an error of TLS on a connection.
+pub(super) fn refusal(error: &rustls::Error) -> Error {
+    use rustls::Error::{
+        AlertReceived, InvalidCertificate, InvalidMessage, NoCertificatesPresented,
+    };
+    match error {
+        InvalidCertificate(reason) => Error::authentication(wrong_certificate(reason)),
+        NoCertificatesPresented => Error::authentication("it presents no certificate"),
+        AlertReceived(alert) => Error::authentication(format!(
+            "it does not accept this rank's certificate (alert {alert:?}); this rank's \
+             GRADRING_TLS_CERT must be valid now and lead to an authority in the other's \
+             GRADRING_TLS_CA"
+        )),
+        InvalidMessage(_) => Error::config(format!("it answers without TLS; {ALL_OR_NONE}")),
+        error => Error::protocol(format!("TLS fails: {error}")),
+    }
+}
+
+fn wrong_certificate(reason: &CertificateError) -> String {
+    use CertificateError as C;
+    match reason {
+        C::UnknownIssuer | C::BadSignature => {
+            "its certificate does not lead to an authority in GRADRING_TLS_CA".into()
+        }
+        reason => format!("its certificate is refused: {reason}"),
+    }
+}
+
+pub(super) const ALL_OR_NONE: &str =
+    "set GRADRING_TLS_CA, GRADRING_TLS_CERT and GRADRING_TLS_KEY on every rank or on none";

@@ -6,10 +6,15 @@ use std::time::Duration;
 
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::Broken;
-use super::connection::Connection;
-use super::forks;
+use self::connection::Connection;
 use super::streams::Stream;
+use super::{Broken, forks};
+
+pub mod connection;
+pub mod patient;
+mod session;
+mod socket;
+pub mod tls;
 
 /// Congestion control of connections inside a host, where no packet is lost or late: BBR, the
 /// default of many systems, paces them, which costs a third of their bandwidth. Reno is the one
@@ -45,9 +50,7 @@ pub(crate) fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
 }
 
 /// Makes a connection fit for payload.
-pub(super) fn configure(stream: &mut Connection) -> std::io::Result<()> {
-    stream.be_nonblocking()?;
-    let stream = stream.tcp();
+pub(super) fn configure(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     forks::note(stream);
     choose_congestion(SockRef::from(stream), is_inside_host(stream)?);

@@ -10,22 +10,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::net::RecvFlags;
 use rustls::client::Resumption;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{
-    CertificateError, ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection,
-};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
-use super::connection::{Connection, GoOn};
+use super::connection::Connection;
+use super::patient::{GoOn, Patient};
+use super::session::{ALL_OR_NONE, Session, refusal};
+use super::socket::is_later;
 use crate::config::TlsFiles;
 use crate::error::{Error, Result};
 use crate::wire::handshake;
-
-pub(super) mod session;
 
 const CA: &str = "GRADRING_TLS_CA";
 const CERTIFICATE: &str = "GRADRING_TLS_CERT";
@@ -95,16 +95,19 @@ pub(crate) fn call(
     deadline: Instant,
     go_on: GoOn<'_>,
 ) -> Result<Connection> {
-    let stream = Connection::patient(tcp, deadline).map_err(|error| broken(&error))?;
-    let Some(tls) = tls else { return Ok(stream) };
-    let host = host_of(address);
-    let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| Error::config(format!("{host:?} is no name that a certificate can be for")))?;
-    let connection =
-        ClientConnection::new(Arc::clone(&tls.client), name).map_err(|error| refusal(&error))?;
-    stream
-        .secure(connection.into(), Some(go_on))
-        .map_err(|(error, _)| broken(&error))
+    let mut connection = Connection::new(tcp).map_err(|error| broken(&error))?;
+    if let Some(tls) = tls {
+        let host = host_of(address);
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+            Error::config(format!("{host:?} is no name that a certificate can be for"))
+        })?;
+        let client = ClientConnection::new(Arc::clone(&tls.client), name)
+            .map_err(|error| refusal(&error))?;
+        let mut stream = Patient::attentive(&mut connection, deadline, go_on);
+        let session = shake_hands(&mut stream, client.into()).map_err(|error| broken(&error))?;
+        connection.enter(session);
+    }
+    Ok(connection)
 }
 
 /// The callee's side.
@@ -113,64 +116,67 @@ pub(crate) fn call(
 /// As for `call`; `Config` when one side speaks TLS and the other does not, which the caller is
 /// told.
 pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Result<Connection> {
-    let mut stream = Connection::patient(tcp, deadline).map_err(|error| broken(&error))?;
-    let speaks_tls = stream.begins_with_tls().map_err(|error| broken(&error))?;
-    match (tls, speaks_tls) {
-        (None, false) => Ok(stream),
+    let speaks_tls = begins_with_tls(&tcp, deadline).map_err(|error| broken(&error))?;
+    let mut connection = Connection::new(tcp).map_err(|error| broken(&error))?;
+    let mut stream = Patient::new(&mut connection, deadline);
+    let problem = match (tls, speaks_tls) {
+        (None, false) => return Ok(connection),
         (Some(tls), true) => {
-            let connection =
+            let server =
                 ServerConnection::new(Arc::clone(&tls.server)).map_err(|error| refusal(&error))?;
-            stream
-                .secure(connection.into(), None)
-                .map_err(|(error, stream)| {
+            return match shake_hands(&mut stream, server.into()) {
+                Ok(session) => {
+                    connection.enter(session);
+                    Ok(connection)
+                }
+                Err(error) => {
                     stream.dismiss();
-                    broken(&error)
-                })
+                    Err(broken(&error))
+                }
+            };
         }
-        (Some(_), false) => Err(refuse(
-            stream,
-            "takes TLS only; the caller does not speak it",
-        )),
-        (None, true) => Err(refuse(stream, "does not speak TLS; the caller does")),
-    }
-}
-
-fn refuse(mut stream: Connection, problem: &str) -> Error {
+        (Some(_), false) => "takes TLS only; the caller does not speak it",
+        (None, true) => "does not speak TLS; the caller does",
+    };
     let error = Error::config(format!("it {problem}; {ALL_OR_NONE}"));
     handshake::refuse(&mut stream, &error);
     stream.dismiss();
-    error
+    Err(error)
 }
 
-const ALL_OR_NONE: &str =
-    "set GRADRING_TLS_CA, GRADRING_TLS_CERT and GRADRING_TLS_KEY on every rank or on none";
-
-/// What is to be said about an error of TLS on a connection.
-fn refusal(error: &rustls::Error) -> Error {
-    use rustls::Error::{
-        AlertReceived, InvalidCertificate, InvalidMessage, NoCertificatesPresented,
-    };
-    match error {
-        InvalidCertificate(reason) => Error::authentication(wrong_certificate(reason)),
-        NoCertificatesPresented => Error::authentication("it presents no certificate"),
-        AlertReceived(alert) => Error::authentication(format!(
-            "it does not accept this rank's certificate (alert {alert:?}); this rank's \
-             GRADRING_TLS_CERT must be valid now and lead to an authority in the other's \
-             GRADRING_TLS_CA"
-        )),
-        InvalidMessage(_) => Error::config(format!("it answers without TLS; {ALL_OR_NONE}")),
-        error => Error::protocol(format!("TLS fails: {error}")),
-    }
-}
-
-fn wrong_certificate(reason: &CertificateError) -> String {
-    use CertificateError as C;
-    match reason {
-        C::UnknownIssuer | C::BadSignature => {
-            "its certificate does not lead to an authority in GRADRING_TLS_CA".into()
+/// Whether the caller at the other end of a new connection starts with TLS; waits for its first
+/// bytes.
+fn begins_with_tls(tcp: &TcpStream, deadline: Instant) -> io::Result<bool> {
+    /// A handshake record of TLS 1.0 or later, which all versions begin with. No length of a
+    /// greeting looks like that.
+    const BEGINNING: [u8; 2] = [22, 3];
+    let mut bytes = [0; BEGINNING.len() + 1];
+    let count = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
         }
-        reason => format!("its certificate is refused: {reason}"),
+        tcp.set_read_timeout(Some(left))?;
+        match rustix::net::recv(tcp, &mut bytes[..], RecvFlags::PEEK | RecvFlags::WAITALL) {
+            Err(error) if is_later(error.kind()) => {}
+            received => break received?.0,
+        }
+    };
+    if count < bytes.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
+    Ok(bytes[..2] == BEGINNING && bytes[2] > 0)
+}
+
+/// Makes both sides of a connection prove what they prove by certificates.
+pub(super) fn shake_hands(
+    stream: &mut Patient<'_>,
+    mut tls: rustls::Connection,
+) -> io::Result<Session> {
+    while tls.is_handshaking() || tls.wants_write() {
+        tls.complete_io(stream)?;
+    }
+    Ok(Session::new(tls))
 }
 
 fn broken(error: &io::Error) -> Error {

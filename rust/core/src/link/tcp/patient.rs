@@ -1,0 +1,179 @@
+//! A connection in conversation: ranks greet each other and agree before payload travels.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFd;
+
+use super::connection::Connection;
+use super::socket::is_later;
+use crate::abort::INTERRUPT_INTERVAL;
+use crate::link::poll;
+
+/// How long one who is sent away has to hear why.
+const DISMISSAL_LIMIT: Duration = Duration::from_secs(1);
+
+/// Says whether to go on with waiting.
+pub type GoOn<'a> = &'a mut dyn FnMut() -> bool;
+
+/// Reads and writes a connection and waits for it until a deadline that bounds everything together:
+/// a peer that sends a byte now and then gains no time.
+pub struct Patient<'a> {
+    connection: &'a mut Connection,
+    deadline: Instant,
+    /// Asked now and then, by one who may have a reason to give up before the deadline. What waits
+    /// then fails; inside TLS, too, in the middle of a record.
+    go_on: Option<GoOn<'a>>,
+}
+
+impl<'a> Patient<'a> {
+    /// Waits until `deadline`.
+    pub fn new(connection: &'a mut Connection, deadline: Instant) -> Self {
+        Self {
+            connection,
+            deadline,
+            go_on: None,
+        }
+    }
+
+    /// Waits until `deadline`, or until `go_on` says no.
+    pub fn attentive(connection: &'a mut Connection, deadline: Instant, go_on: GoOn<'a>) -> Self {
+        Self {
+            connection,
+            deadline,
+            go_on: Some(go_on),
+        }
+    }
+
+    /// Ends the connection in a way that lets the other side read what it was told: to close while
+    /// something is unread would take it back.
+    pub(super) fn dismiss(mut self) {
+        self.deadline = self.deadline.min(Instant::now() + DISMISSAL_LIMIT);
+        // Whatever fails here, the connection is over.
+        let _ = self.connection.tcp().shutdown(Shutdown::Write);
+        let mut unread = [0; 1024];
+        while self.read(&mut unread).is_ok_and(|count| count > 0) {}
+    }
+
+    /// Repeats `body` until it need not wait any more.
+    fn attend(
+        &mut self,
+        awaited: fn(&Connection) -> PollFd<'_>,
+        mut body: impl FnMut(&mut Connection) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            match body(self.connection) {
+                Err(error) if is_later(error.kind()) => {}
+                outcome => return outcome,
+            }
+            let limit = match self.go_on {
+                Some(_) => left.min(INTERRUPT_INTERVAL),
+                None => left,
+            };
+            poll::wait([awaited(self.connection)], limit);
+            if !self.go_on.as_mut().is_none_or(|go_on| go_on()) {
+                return Err(gave_up());
+            }
+        }
+    }
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        self.attend(poll::readable, |connection| connection.read(target))
+    }
+}
+
+impl Write for Patient<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.attend(poll::writable, |connection| connection.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What a wait ends with that is asked not to go on.
+pub(crate) fn gave_up() -> io::Error {
+    io::Error::other("this rank gave up")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    use rustls::crypto::ring;
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    use super::*;
+    use crate::link::tcp::tls::shake_hands;
+
+    /// A connection, and its other end, on which nobody says anything.
+    fn to_the_silent() -> (Connection, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let connection = Connection::new(tcp).unwrap();
+        (connection, listener.accept().unwrap().0)
+    }
+
+    /// What `body` comes to for one who is told three times to go on, and then no more.
+    fn asked_three_times<T>(body: impl FnOnce(&mut Patient<'_>) -> io::Result<T>) -> io::Result<T> {
+        let (mut connection, _silent) = to_the_silent();
+        let deadline = Instant::now() + Duration::from_secs(600);
+        let mut asked = 0;
+        let mut go_on = || {
+            asked += 1;
+            asked <= 3
+        };
+        body(&mut Patient::attentive(
+            &mut connection,
+            deadline,
+            &mut go_on,
+        ))
+    }
+
+    #[test]
+    fn a_reason_to_give_up_ends_reading() {
+        let read = asked_three_times(|stream| stream.read(&mut [0]));
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::Other);
+    }
+
+    #[test]
+    fn a_reason_to_give_up_ends_writing() {
+        let endless = vec![0; 64 << 20];
+        let written = asked_three_times(|stream| stream.write_all(&endless));
+        assert_eq!(written.unwrap_err().kind(), ErrorKind::Other);
+    }
+
+    #[test]
+    fn a_reason_to_give_up_ends_a_handshake_of_tls() {
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let name = "127.0.0.1".try_into().unwrap();
+        let tls = ClientConnection::new(Arc::new(config), name).unwrap();
+        let shaken = asked_three_times(|stream| shake_hands(stream, tls.into()));
+        let error = shaken.err().expect("nobody answers");
+        assert_eq!(error.kind(), ErrorKind::Other);
+    }
+
+    #[test]
+    fn bytes_that_drip_gain_no_time() {
+        let (mut connection, mut other) = to_the_silent();
+        let deadline = Instant::now() + Duration::from_millis(200);
+        let dripping = std::thread::spawn(move || while other.write_all(b"x").is_ok() {});
+        let read = Patient::new(&mut connection, deadline).read_exact(&mut vec![0; 1 << 30]);
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::TimedOut);
+        drop(connection);
+        dripping.join().unwrap();
+    }
+}
