@@ -1,6 +1,6 @@
 //! A connection in conversation: ranks greet each other and agree before payload travels.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,12 @@ impl Read for Patient<'_> {
 
 impl Write for Patient<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.attend(poll::writable, |connection| connection.write(bytes))
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    /// All parts in one call: TLS has no other to say why it ends a handshake.
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.attend(poll::writable, |connection| connection.send(parts))
     }
 
     fn flush(&mut self) -> io::Result<()> {
