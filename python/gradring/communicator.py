@@ -22,6 +22,7 @@ from gradring.clusters import parse
 from gradring.config import Settings, TlsFiles, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.settings import takes_settings
+from gradring.stats import SlowestRank, Stats
 from gradring.steps import Step
 
 if TYPE_CHECKING:
@@ -331,46 +332,25 @@ class Communicator:
         """
         return Step(self, abort_on_exception)
 
-    def stats(self) -> dict[str, Any]:
-        """What this rank has done so far.
+    def stats(self) -> Stats:
+        """What this rank has done so far, and who is late; docs/observability.md defines the times.
 
         Returns:
-            A dict with ``count``, ``bytes``, ``bytes_sent``, ``time_s``, ``waiting_s`` (until the
-            peers had entered), ``moving_s`` (from then on), ``algbw_gbps`` (1e9 bytes/s of
-            buffer over ``time_s``) and ``algorithm``, the one used last; the same for each kind of
-            collective under ``collectives``; ``transport``; ``streams`` and ``checksum``, as given;
-            ``exposed_s``: how long the program stood still for collectives.
-
-            ``lateness_s`` and ``lateness_recent_s`` (the last 5 to 10 seconds): by peer, how long
-            this rank waited at the start of collectives because that peer was the last to enter.
-            ``slowest``: over all ranks, who keeps the others waiting most of late: a dict with
-            ``rank``, ``host``, ``made_wait_s`` (the longest that a peer has waited for it since
-            the start) and ``recent_s`` (of late, less what it has waited itself); None if nobody
-            was waited for. With ``ring`` and ``hierarchical``, a rank hears from its neighbours
-            only. What other ranks saw arrives about once a second.
-
-            ``algorithms`` has for each algorithm by its name: ``count`` and ``bytes`` of the
-            collectives that used it; ``latency_s`` and ``seconds_per_byte``, measured when the
-            group formed, or None; and ``chosen``: for which sizes float32 sums use it, and why,
-            such as ``up to 21.3 KiB: measured 8.0 us + 0.60 ns/B against ...``, or None.
-
-            ``tcp_congestion`` has the TCP congestion controls of the connections between ranks
-            that share no memory, each with the reason: ``{"reno": "same host"}``.
+            A dict; `gradring.stats` has the types of all that is in it.
         """
-        stats = self._native.stats()
-        recent = self._waits(1)
-        recent[self.rank] = stats["lateness_recent_s"]
+        own = self._native.stats()
+        recent = {**self._waits(1), self.rank: own["lateness_recent_s"]}
         found = lateness.slowest(recent, range(self.world_size))
-        if found is not None:
-            total = self._waits(0)
-            total[self.rank] = stats["lateness_s"]
-        stats["slowest"] = found and {
+        if found is None:
+            return {**own, "slowest": None}
+        total = {**self._waits(0), self.rank: own["lateness_s"]}
+        slowest: SlowestRank = {
             "rank": found.rank,
             "host": self.hosts[found.rank],
             "made_wait_s": lateness.made_wait_s(total, found.rank),
             "recent_s": found.excess_s,
         }
-        return stats
+        return {**own, "slowest": slowest}
 
     def _waits(self, which: int) -> dict[int, dict[int, float]]:
         """Who waited for whom, by the last gossip: 0 for all of it, 1 for the recent part."""

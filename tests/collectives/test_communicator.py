@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import gradring
+from gradring.stats import AlgorithmStats, CollectiveStats, Stats
 from gradring.testing import run_ranks
 from pairs import Pair
 from waiting import wait_until
@@ -217,7 +218,7 @@ def test_a_wait_takes_every_time_and_says_what_is_not_over(tmp_path: Path) -> No
     assert counted
 
 
-def chosen(algorithm: str, transport: str) -> dict[str, Any]:
+def chosen(algorithm: str, transport: str) -> Stats:
     with gradring.init(algorithm=algorithm, transport=transport) as comm:
         comm.all_reduce(np.ones(10, np.float32))
         comm.all_reduce(np.ones(1 << 20, np.float32))
@@ -227,6 +228,9 @@ def chosen(algorithm: str, transport: str) -> dict[str, Any]:
 
 def test_stats_tell_which_algorithms_were_used_and_why() -> None:
     stats = run_ranks(chosen, 3, "auto", "tcp")[0]
+    assert stats.keys() == Stats.__required_keys__
+    assert stats["collectives"]["all_reduce"].keys() == CollectiveStats.__required_keys__
+    assert stats["algorithms"]["direct"].keys() == AlgorithmStats.__required_keys__
     assert stats["algorithm"] == "one_shot"
     assert stats["collectives"]["all_reduce"]["algorithm"] == "direct"
     one_shot, direct = (stats["algorithms"].pop(name) for name in ("one_shot", "direct"))

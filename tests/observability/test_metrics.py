@@ -25,6 +25,7 @@ from gradring.launch.hosts import parse_hosts
 from gradring.observe import metrics
 from gradring.observe.observer import observer_of
 from gradring.ports import free_ports
+from gradring.stats import Stats
 from gradring.testing import run_ranks
 from waiting import wait_until
 
@@ -56,7 +57,7 @@ def ask(port: int, path: str = "/metrics", address: str = "127.0.0.1") -> str:
         return str(answer.read().decode())
 
 
-def train(port: int) -> tuple[Samples, dict[str, Any]]:
+def train(port: int) -> tuple[Samples, Stats]:
     with gradring.init() as comm:
         monitor = gradring.Monitor(comm, every_steps=5, stream=io.StringIO())
         for step in range(21):
@@ -90,7 +91,7 @@ def two_free_ports() -> int:
 
 
 @pytest.fixture(scope="module")
-def served() -> list[tuple[Samples, dict[str, Any]]]:
+def served() -> list[tuple[Samples, Stats]]:
     """What two ranks serve, and their statistics."""
     port = two_free_ports()
     return run_ranks(train, 2, port, env={"GRADRING_PROMETHEUS_PORT": str(port)})

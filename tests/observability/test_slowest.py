@@ -10,6 +10,7 @@ import pytest
 
 import gradring
 from gradring import lateness
+from gradring.stats import Stats
 from gradring.testing import run_ranks
 
 RANKS = 4
@@ -34,7 +35,7 @@ def late_rank(late: int, algorithm: str) -> dict[str, Any]:
         return {**stats, "host": comm.host}
 
 
-def knows(stats: dict[str, Any], late: int, rank: int, algorithm: str) -> bool:
+def knows(stats: Stats, late: int, rank: int, algorithm: str) -> bool:
     """Whether the rank names the late one, and has itself waited for it where it hears from it."""
     slowest = stats["slowest"]
     if slowest is None or slowest["rank"] != late or slowest["made_wait_s"] <= ENOUGH_S:

@@ -225,11 +225,14 @@ def memory(tf: Any, comm: Any) -> Any:
     graph = step.get_concrete_function(x).graph
     step(x)
     before = _native.tensorflow_counters()
+    stats_before = comm.stats()
     with measure_overlap(comm) as overlap:
         [tensor.numpy() for tensor in step(x)]
-    after = _native.tensorflow_counters()
+    after, stats = _native.tensorflow_counters(), comm.stats()
+    times = ("moving_s", "waiting_s", "exposed_s")
     return {
         "overlap": overlap,
+        "times": tuple(stats[time] - stats_before[time] for time in times),
         "counted": {key: after[key] - before[key] for key in after},
         "waits without all starts": waits_without_all_starts(graph),
         "start order": [
@@ -375,15 +378,15 @@ def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks: Ranks) -> No
         assert counted["forwarded_tensors"] == 5
         assert counted["copied_tensors"] == 0
         assert counted["starts"] == counted["waits"] == 5
-        assert counted["blocked_ns"] > 0
 
 
 def test_the_overlap_of_a_block_is_measured(ranks: Ranks) -> None:
     for result in ranks:
         overlap = result["overlap"]
-        assert overlap.communication_s > 0
-        assert overlap.communication_s >= overlap.waiting_s
-        assert overlap.exposed_s == pytest.approx(result["counted"]["blocked_ns"] / 1e9)
+        # Small collectives may be over when the peers have entered.
+        assert overlap.collectives_s > 0 and overlap.exposed_s > 0
+        found = (overlap.communication_s, overlap.waiting_s, overlap.exposed_s)
+        assert found == result["times"]
         assert 0 <= overlap.hidden_share <= 1
 
 

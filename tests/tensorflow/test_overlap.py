@@ -114,10 +114,10 @@ def test_where_nothing_is_communicated_everything_is_hidden(alone: gradring.Comm
     assert overlap.hidden_share == 1.0
 
 
-def test_the_share_is_of_the_communication() -> None:
-    overlap = Overlap(communication_s=2.0, waiting_s=0.5, exposed_s=0.5)
+def test_the_share_is_of_the_time_in_collectives() -> None:
+    overlap = Overlap(communication_s=1.5, waiting_s=0.5, exposed_s=0.5)
     assert overlap.hidden_s == 1.5
     assert str(overlap) == (
-        "75% of 2.000 s of communication hidden (0.500 s of it waiting for peers), 0.500 s exposed"
+        "75% of 2.000 s in collectives hidden (0.500 s of it waiting for peers), 0.500 s exposed"
     )
     assert Overlap(communication_s=1.0, exposed_s=3.0).hidden_share == 0.0

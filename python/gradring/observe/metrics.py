@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
+from typing import Any, Literal
 
 from gradring._native import build_info
 from gradring.clusters.parse import joined_address
 from gradring.communicator import Communicator
 from gradring.observe.step_report import Totals
 
+_Counter = Literal["count", "bytes", "bytes_sent", "waiting_s", "moving_s"]
 #: What a `gradring.Monitor` has counted, and the loss; None without one.
 Counted = tuple[Totals, float | None] | None
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -152,9 +153,9 @@ def render(communicator: Communicator, counted: Counted = None) -> str:
         for labels, value in samples:
             lines.append(f"gradring_{name}{_labels({**own, **labels})} {float(value)!r}")
 
-    def by_kind(key: str) -> Iterator[tuple[dict[str, str], float]]:
-        for kind, totals in stats["collectives"].items():
-            yield {"collective": kind}, totals[key]
+    def by_kind(key: _Counter, **labels: str) -> list[tuple[dict[str, str], float]]:
+        totals = stats["collectives"].items()
+        return [({"collective": kind, **labels}, done[key]) for kind, done in totals]
 
     about = {
         "host": communicator.host,
@@ -170,11 +171,7 @@ def render(communicator: Communicator, counted: Counted = None) -> str:
         "collective_seconds_total",
         "counter",
         "Time in collectives: waiting for peers to enter, then moving bytes.",
-        (
-            ({**labels, "phase": phase}, value)
-            for phase in ("waiting", "moving")
-            for labels, value in by_kind(f"{phase}_s")
-        ),
+        by_kind("waiting_s", phase="waiting") + by_kind("moving_s", phase="moving"),
     )
     family(
         "exposed_seconds_total",

@@ -316,11 +316,10 @@ impl Communicator {
         self.engine.stats()
     }
 
-    /// How every rank is doing, by its last gossip, and how long ago that was heard.
+    /// How every rank is doing, by its last gossip.
     #[must_use]
-    pub fn gossip(&self) -> Vec<(Gossip, Duration)> {
-        let gossip = self.journal.board.gossip().into_iter();
-        gossip.map(|(gossip, at)| (gossip, at.elapsed())).collect()
+    pub fn gossip(&self) -> Vec<Gossip> {
+        self.journal.board.gossip()
     }
 
     /// Tells every rank what the program says about itself: at once with `now`, or else with the

@@ -198,7 +198,7 @@ impl Communicator {
     }
 
     fn gossip<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let to_python = |(gossip, age): (Gossip, Duration)| {
+        let to_python = |gossip: Gossip| {
             let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
             let late: BTreeMap<usize, (f64, f64)> = gossip
                 .late
@@ -207,8 +207,6 @@ impl Communicator {
                 .collect();
             let dict = PyDict::new(py);
             dict.set_item("rank", gossip.rank)?;
-            dict.set_item("age_s", age.as_secs_f64())?;
-            dict.set_item("collectives", gossip.collectives)?;
             dict.set_item("lateness_s", late)?;
             dict.set_item("note", PyBytes::new(py, &gossip.note))?;
             Ok(dict)

@@ -40,7 +40,6 @@ fn tensorflow_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("forwarded_tensors", counters.forwarded_tensors)?;
     dict.set_item("copied_tensors", counters.copied_tensors)?;
     dict.set_item("copied_bytes", counters.copied_bytes)?;
-    dict.set_item("blocked_ns", counters.blocked_ns)?;
     Ok(dict)
 }
 

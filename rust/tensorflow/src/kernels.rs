@@ -233,7 +233,9 @@ impl Kernel for Wait {
                  changed the graph between the two; report this with the transformation used",
             ));
         }
-        counters::count_wait(|| started.wait(handle))?;
+        let ended = started.wait(handle);
+        counters::count_wait();
+        ended?;
         // The engine has let go of the memory, so it is passed on as it is: that of the entry,
         // since only there it is certain to be what the collective has worked on.
         (0..handle_input)

@@ -217,7 +217,7 @@ impl Detector {
                 let Journal { rank, hosts, .. } = &*self.journal;
                 if gossip.rank < hosts.len()
                     && gossip.rank != *rank
-                    && self.journal.board.hear(gossip.clone(), now)
+                    && self.journal.board.hear(gossip.clone())
                 {
                     self.flood(Message::Gossip(gossip), Some(from));
                 }

@@ -25,7 +25,7 @@ pub struct Board {
 struct Posted {
     note: Vec<u8>,
     number: u64,
-    heard: BTreeMap<usize, (Gossip, Instant)>,
+    heard: BTreeMap<usize, Gossip>,
 }
 
 impl Board {
@@ -58,27 +58,27 @@ impl Board {
             late,
             note: posted.note.clone(),
         };
-        posted.heard.insert(rank, (gossip.clone(), now));
+        posted.heard.insert(rank, gossip.clone());
         gossip
     }
 
-    /// Takes a rank's gossip, heard `now`; `false` if it is known already, or says too much.
-    pub fn hear(&self, gossip: Gossip, now: Instant) -> bool {
+    /// Takes a rank's gossip; `false` if it is known already, or says too much.
+    pub fn hear(&self, gossip: Gossip) -> bool {
         let mut posted = self.lock();
         let known = posted.heard.get(&gossip.rank);
-        if known.is_some_and(|(known, _)| known.number >= gossip.number)
+        if known.is_some_and(|known| known.number >= gossip.number)
             || gossip.note.len() > NOTE_BYTES_MAX
             || gossip.late.len() > LATE_MAX
         {
             return false;
         }
-        posted.heard.insert(gossip.rank, (gossip, now));
+        posted.heard.insert(gossip.rank, gossip);
         true
     }
 
-    /// The last gossip of every rank that has been heard, and when that was.
+    /// The last gossip of every rank that has been heard.
     #[must_use]
-    pub fn gossip(&self) -> Vec<(Gossip, Instant)> {
+    pub fn gossip(&self) -> Vec<Gossip> {
         self.lock().heard.values().cloned().collect()
     }
 
@@ -97,24 +97,16 @@ mod tests {
         there.note(b"step 5".to_vec());
         let first = there.next_gossip(1, &Stats::default(), Instant::now());
         let second = there.next_gossip(1, &Stats::default(), Instant::now());
-        assert!(here.hear(second.clone(), Instant::now()));
-        assert!(!here.hear(second.clone(), Instant::now()));
-        assert!(!here.hear(first, Instant::now()));
-        let heard: Vec<_> = here
-            .gossip()
-            .into_iter()
-            .map(|(gossip, _)| gossip)
-            .collect();
-        assert_eq!(heard, [second]);
+        assert!(here.hear(second.clone()));
+        assert!(!here.hear(second.clone()));
+        assert!(!here.hear(first));
+        assert_eq!(here.gossip(), [second]);
     }
 
     #[test]
     fn a_note_that_is_too_long_is_not_taken() {
         let (here, there) = (Board::default(), Board::default());
         there.note(vec![0; NOTE_BYTES_MAX + 1]);
-        assert!(!here.hear(
-            there.next_gossip(1, &Stats::default(), Instant::now()),
-            Instant::now()
-        ));
+        assert!(!here.hear(there.next_gossip(1, &Stats::default(), Instant::now())));
     }
 }

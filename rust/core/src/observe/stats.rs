@@ -20,7 +20,7 @@ pub struct Stats {
     /// For each peer: how long it kept this rank waiting at the start of collectives because it
     /// was the last to enter of those that this rank listens to.
     pub lateness: BTreeMap<usize, Lateness>,
-    /// Time in which the program stood still for collectives.
+    /// Exposed time: in which the program stood still for collectives.
     pub exposed: Duration,
 }
 
@@ -33,9 +33,9 @@ pub struct Totals {
     pub bytes: u64,
     /// Bytes of payload that this rank sent.
     pub bytes_sent: u64,
-    /// From the start on this rank until the peers it listens to had entered as well.
+    /// Waiting: from the start on this rank until the peers it listens to had entered as well.
     pub waiting: Duration,
-    /// From then on to the end.
+    /// Communication: from then on to the end.
     pub moving: Duration,
     /// The algorithm that was used last.
     pub algorithm: &'static str,
