@@ -67,6 +67,18 @@ class RankState:
         """Whether it has been in a collective for longer than one should take."""
         return self.entered is not None and self.entered.age_s >= PATIENCE_S
 
+    def statement(
+        self,
+    ) -> tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]:
+        """The same for `_native.diagnose`; ranks compare their calls themselves."""
+        known: list[tuple[int, str | None, int, bool]] = []
+        if self.ended is not None:
+            known.append((self.ended.sequence, None, 0, True))
+        if self.entered is not None:
+            known.append((self.entered.sequence, None, 0, not self.waits))
+        idle_s = self.entered.age_s if self.entered else 0.0
+        return self.rank, known, list(self.awaited), idle_s
+
     def __str__(self) -> str:
         """One line of the report."""
         doing = "is in no collective"
@@ -107,26 +119,32 @@ class JobState:
         failed = next((state.failed for state in self.states.values() if state.failed), None)
         if failed is not None:
             return False, [f"the group has failed: {failed}"]
-        blamed = [
+        silent = [
             f"rank {rank} does not answer ({why}): it has ended, is stopped, or its host cannot be "
             "reached"
             for rank, why in self.silent.items()
         ]
-        return not (sentences := blamed + self._late()), sentences or [self._well()]
+        sentences = silent + self._diagnosis()
+        return not sentences, sentences or [self._well()]
 
-    def _late(self) -> list[str]:
+    def _diagnosis(self) -> list[str]:
+        """What the failure monitor of the group would say, in words."""
+        found = _native.diagnose(self.world_size, [s.statement() for s in self.states.values()])
+        if found is None:
+            return []
+        # Those behind it wait for the same ranks.
         waiting = [state for state in self.states.values() if state.waits]
-        if not waiting:
+        there = next(s for s in waiting if s.entered and s.entered.sequence == found["sequence"])
+        if found["problem"] == "late":
+            return [_blame(self.states[rank], there, waiting) for rank in found["late"]]
+        if found["problem"] == "silent":
             return []
-        furthest = max(waiting, key=lambda state: state.reached)
-        late = [s for s in self.states.values() if s.reached < furthest.reached and not s.waits]
-        if late:
-            return [_blame(state, furthest, waiting) for state in late]
-        if self.silent:
-            return []
+        blamed = found["blamed"]
+        stuck = "" if blamed is None else f"; the others wait for rank {blamed}"
         return [
-            f"{ranks([s.rank for s in waiting])} wait in {furthest.entered}, which all ranks have "
+            f"{ranks([s.rank for s in waiting])} wait in {there.entered}, which all ranks have "
             "entered: it is long, or the network between those that wait for each other is stuck"
+            f"{stuck}"
         ]
 
     def _well(self) -> str:
@@ -180,14 +198,14 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, sorted(numbers)))}"
 
 
-def _blame(late: RankState, furthest: RankState, waiting: Sequence[RankState]) -> str:
-    assert furthest.entered is not None
+def _blame(late: RankState, there: RankState, waiting: Sequence[RankState]) -> str:
+    assert there.entered is not None
     wait = "wait" if len(waiting) > 1 else "waits"
     left = f"it left {late.ended} {late.ended.age_s:.1f} s ago and" if late.ended else "it"
     return (
         f"rank {late.rank} on {late.host} keeps the others waiting: it has not entered "
-        f"{furthest.entered}, in which {ranks([state.rank for state in waiting])} {wait} since "
-        f"{furthest.entered.age_s:.1f} s; {left} is busy elsewhere in its program "
+        f"{there.entered}, in which {ranks([state.rank for state in waiting])} {wait} since "
+        f"{there.entered.age_s:.1f} s; {left} is busy elsewhere in its program "
         f"(py-spy dump --pid {late.process_id} on {late.host} shows where)"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 
+from gradring import _native
 from gradring.observe.records import Collective, Record
 
 
@@ -43,36 +44,43 @@ def _missing(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _position(records: Sequence[Record]) -> Iterator[str]:
-    unfinished = [
-        call.sequence for record in records for call in record.collectives if call.state != "done"
-    ]
-    if not unfinished:
+    found = _native.diagnose(records[0].world_size, [_statement(record) for record in records])
+    if found is None:
         for record in records:
             yield f"{_name(record)} is in no collective; {_last_done(record)}."
         return
-    sequence = min(unfinished)
-    found = {record.rank: record.find(sequence) for record in records}
-    entered = {rank: call for rank, call in found.items() if call is not None}
-    different = list(_different(entered, sequence))
-    yield from different
-    waiting = [record for record in records if _is_under_way(found[record.rank])]
-    absent = [record for record in records if found[record.rank] is None]
-    done = [r for r in records if (call := found[r.rank]) is not None and call.state == "done"]
-    call = next(iter(entered.values()))
-    where = f"#{sequence}" if different else f"{call.call} (#{sequence})"
-    since = _since(entered, waiting or records) + _places(waiting, sequence)
+    sequence, calls = found["sequence"], found["calls"]
+    there = {record.rank: record.find(sequence) for record in records}
+    entered = {rank: call for rank, call in there.items() if call is not None}
+    if len(calls) > 1:
+        sides = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in calls)
+        yield f"The ranks went different ways at #{sequence}: {sides}."
+    waiting = [record for record in records if _is_under_way(there[record.rank])]
+    where = f"#{sequence}" if len(calls) > 1 else f"{calls[0][0]} (#{sequence})"
+    since = _since(entered, waiting) + _places(waiting, sequence)
     waiters = _ranks([record.rank for record in waiting])
     verb = "has" if len(waiting) == 1 else "have"
-    if absent:
-        names = " and ".join(_name(record) for record in absent)
-        waits = f"; {waiters} {verb} waited{since}" if waiting else ""
-        yield f"{names} never entered {where}{waits}."
-        for record in absent:
+    late = [record for record in records if record.rank in found["late"]]
+    if late:
+        names = " and ".join(_name(record) for record in late)
+        yield f"{names} never entered {where}; {waiters} {verb} waited{since}."
+        for record in late:
             yield f"Before that, {_name(record)} had come this far: {_last_done(record)}."
-    elif waiting and not different:
+    elif len(calls) == 1:
         yield f"{waiters.capitalize()} {verb} been in {where}{since}."
+    done = [rank for rank, call in entered.items() if call.state == "done"]
     if done:
-        yield f"{_ranks([r.rank for r in done], capital=True)} had already finished #{sequence}."
+        yield f"{_ranks(done, capital=True)} had already finished #{sequence}."
+
+
+def _statement(
+    record: Record,
+) -> tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]:
+    """The same for `_native.diagnose`."""
+    known: list[tuple[int, str | None, int, bool]] = [
+        (call.sequence, call.call, call.step, call.state == "done") for call in record.collectives
+    ]
+    return record.rank, known, [], 0.0
 
 
 def _since(entered: dict[int, Collective], latest: Sequence[Record]) -> str:
@@ -93,17 +101,6 @@ def _places(waiting: Sequence[Record], sequence: int) -> str:
         return f" ({next(iter(places))})"
     sides = "; ".join(f"{_ranks(ranks)} at {place}" for place, ranks in places.items())
     return f" ({sides})" if sides else ""
-
-
-def _different(entered: dict[int, Collective], sequence: int) -> Iterator[str]:
-    calls: dict[str, list[int]] = {}
-    same_step = len({call.step for call in entered.values()}) == 1
-    for rank, call in entered.items():
-        called = call.call if same_step else f"{call.call} in step {call.step}"
-        calls.setdefault(called, []).append(rank)
-    if len(calls) > 1:
-        sides = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in calls.items())
-        yield f"The ranks went different ways at #{sequence}: {sides}."
 
 
 def _clocks(records: Sequence[Record]) -> Iterator[str]:

@@ -31,5 +31,6 @@ mod simulation;
 pub mod wire;
 pub mod work;
 
+pub use failure::diagnosis::{Findings, Known, Problem, Statement, diagnose};
 pub use forming::inquiry::inquire;
 pub use forming::roster::Roster;

@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 mod arrays;
 mod caller;
 mod communicator;
+mod diagnosis;
 mod dlpack;
 mod entry;
 mod errors;
@@ -61,5 +62,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(entry::await_others, module)?)?;
     module.add_function(wrap_pyfunction!(arrays::check_dtype, module)?)?;
     module.add_function(wrap_pyfunction!(state::ask, module)?)?;
+    module.add_function(wrap_pyfunction!(diagnosis::ask, module)?)?;
     tensorflow::add_to(module)
 }

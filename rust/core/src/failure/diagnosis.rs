@@ -7,6 +7,129 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind};
 use crate::wire::control::{Entered, Report, Waits};
 
+/// What can be wrong at one position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Problem {
+    /// The ranks called different collectives.
+    Different,
+    /// All called the same, so a header changed on its way.
+    Changed,
+    /// A rank has not entered.
+    Late,
+    /// A rank has said nothing.
+    Silent,
+    /// All have entered, but one sends nothing.
+    Stuck,
+}
+
+/// What one rank says of itself to an observer from outside, who asks about no position.
+#[derive(Debug, Clone)]
+pub struct Statement {
+    /// Which rank it is.
+    pub rank: usize,
+    /// What it has entered, as far as it remembers.
+    pub collectives: Vec<Known>,
+    /// The ranks for which it waits in the first collective that is not done,
+    pub awaited: Vec<usize>,
+    /// and for how long.
+    pub idle: Duration,
+}
+
+/// A collective that a rank has entered.
+#[derive(Debug, Clone)]
+pub struct Known {
+    /// Its ordinal.
+    pub sequence: u64,
+    /// The call and its step, if calls are to be compared.
+    pub call: Option<(String, u64)>,
+    /// Whether the rank has left it.
+    pub done: bool,
+}
+
+/// What `diagnose` has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Findings {
+    /// The position in question: the first collective that a rank has entered and not left.
+    pub sequence: u64,
+    /// What is wrong.
+    pub problem: Problem,
+    /// The rank to blame, as far as there is one.
+    pub blamed: Option<usize>,
+    /// What was called there, and by which ranks.
+    pub calls: Vec<(String, Vec<usize>)>,
+    /// All ranks that have not entered it.
+    pub late: Vec<usize>,
+}
+
+/// Diagnoses a group as its own failure monitor does; `None` if no rank is in a collective.
+///
+/// Statements about ranks outside the group are ignored.
+pub fn diagnose(world_size: usize, statements: &[Statement]) -> Option<Findings> {
+    let known = statements
+        .iter()
+        .flat_map(|statement| &statement.collectives);
+    let under_way = known
+        .filter(|known| !known.done)
+        .map(|known| known.sequence);
+    let sequence = under_way.min()?;
+    let mut diagnosis = Diagnosis::new(sequence, world_size);
+    for statement in statements {
+        diagnosis.hear(statement.about(sequence));
+    }
+    let (problem, blamed) = diagnosis.problem();
+    let sides = diagnosis.sides();
+    let one_step = sides
+        .iter()
+        .all(|side| side[0].1.step == sides[0][0].1.step);
+    let call = |side: &Side<'_>| match one_step {
+        true => side[0].1.call.clone(),
+        false => side[0].1.in_its_step(),
+    };
+    let ranks = |side: &Side<'_>| side.iter().map(|&(rank, _)| rank).collect();
+    Some(Findings {
+        sequence,
+        problem,
+        blamed,
+        calls: sides.iter().map(|side| (call(side), ranks(side))).collect(),
+        late: diagnosis.late().collect(),
+    })
+}
+
+impl Statement {
+    /// The same as a report about one position. Of what is past, a rank may have forgotten the call.
+    fn about(&self, sequence: u64) -> Report {
+        let known = self
+            .collectives
+            .iter()
+            .find(|known| known.sequence == sequence);
+        let past = self
+            .collectives
+            .iter()
+            .any(|known| known.sequence > sequence);
+        let (call, step) = known
+            .and_then(|known| known.call.clone())
+            .unwrap_or_default();
+        let header = match call.is_empty() {
+            true => Vec::new(),
+            false => format!("{step} {call}").into_bytes(),
+        };
+        Report {
+            rank: self.rank,
+            sequence,
+            entered: (known.is_some() || past).then_some(Entered {
+                header,
+                call,
+                step,
+                left: None,
+            }),
+            waits: known.filter(|known| !known.done).map(|_| Waits {
+                awaited: self.awaited.clone(),
+                idle: self.idle,
+            }),
+        }
+    }
+}
+
 /// The facts collected about one position.
 #[derive(Debug)]
 pub(crate) struct Diagnosis {
@@ -55,48 +178,73 @@ impl Diagnosis {
         self.reports.iter().all(Option::is_some)
     }
 
-    /// The cause, by what is known now.
+    /// What is wrong by what is known now, and the rank to blame.
     ///
     /// Calls that differ outweigh everything: the ranks outside the largest group of equal calls
     /// are wrong, and of groups of one size the one with the lowest rank is taken to be right.
     /// Otherwise a rank that has not entered is late, unless it waits in an earlier collective; a
     /// silent one is lost; and if all have entered, one for which others wait is at fault.
-    pub(crate) fn cause(&self, hosts: &[String]) -> Error {
-        if let Some(mismatch) = self.mismatch(hosts) {
-            return mismatch;
+    fn problem(&self) -> (Problem, Option<usize>) {
+        if let Some((_, odd)) = self.mismatch() {
+            return (Problem::Different, Some(odd[0].0));
         }
         // Of a suspect that does not answer, its header is all that is known.
-        if self
-            .suspect
-            .is_some_and(|rank| self.has_entered(rank) != Some(false))
+        if let Some(rank) = self.suspect
+            && self.has_entered(rank) != Some(false)
         {
-            return self.garbled_header(hosts);
+            return (Problem::Changed, Some(rank));
         }
-        let ranks = 0..self.reports.len();
-        let late = |&rank: &usize| self.has_entered(rank) == Some(false) && !self.waits(rank);
-        let absent = ranks.clone().find(late);
-        let silent = ranks.filter(|&rank| self.has_entered(rank).is_none());
+        let silent = (0..self.reports.len()).filter(|&rank| self.has_entered(rank).is_none());
         let silent = silent.max_by_key(|&rank| (self.waiting_for(rank), Reverse(rank)));
-        let (rank, problem) = match (absent, silent, self.starving()) {
-            (Some(rank), _, _) => (rank, "is alive but has not entered this collective"),
-            (_, Some(rank), _) => (rank, "does not answer"),
-            (_, _, Some(rank)) if self.has_entered(rank) == Some(false) => {
-                (rank, "is alive but sends nothing")
-            }
-            (_, _, Some(rank)) => (rank, "has entered this collective but sends nothing"),
-            (None, None, None) => {
-                return self.garbled_header(hosts);
-            }
+        let late = self.late().next();
+        match (late, silent, self.starving()) {
+            (Some(rank), _, _) => (Problem::Late, Some(rank)),
+            (_, Some(rank), _) => (Problem::Silent, Some(rank)),
+            (_, _, Some(rank)) => (Problem::Stuck, Some(rank)),
+            (None, None, None) => (Problem::Changed, self.suspect),
+        }
+    }
+
+    /// The same as an error.
+    pub(crate) fn cause(&self, hosts: &[String]) -> Error {
+        let (problem, rank) = self.problem();
+        let entered = rank.and_then(|rank| self.has_entered(rank)) == Some(true);
+        let mut call = self.calls().next().map(|(_, entered)| entered.call.clone());
+        let timeout = |problem| {
+            let own = self.stalled.iter().map(|(_, idle)| *idle);
+            let longest = own.chain(self.all_waits().map(|waits| waits.idle)).max();
+            Error::timeout(problem).after(longest.unwrap_or_default())
         };
-        let call = self.calls().next().map(|(_, entered)| entered.call.clone());
-        let own = self.stalled.iter().map(|(_, idle)| *idle);
-        let longest = own.chain(self.all_waits().map(|waits| waits.idle)).max();
-        let mut error = Error::timeout(problem)
-            .blaming(rank, &hosts[rank])
-            .after(longest.unwrap_or_default());
+        let mut error = match (problem, self.mismatch()) {
+            (Problem::Different, Some((right, odd))) => {
+                call = Some(right[0].1.call.clone());
+                Error::new(ErrorKind::Mismatch {
+                    theirs: told(&odd, &right),
+                    others: format!("{} (rank {})", told(&right, &odd), names(&right)),
+                })
+            }
+            (Problem::Different | Problem::Changed, _) => {
+                Error::protocol("its header of a collective arrived changed")
+            }
+            (Problem::Late, _) => timeout("is alive but has not entered this collective"),
+            (Problem::Silent, _) => timeout("does not answer"),
+            (Problem::Stuck, _) if entered => {
+                timeout("has entered this collective but sends nothing")
+            }
+            (Problem::Stuck, _) => timeout("is alive but sends nothing"),
+        };
+        if let Some(rank) = rank {
+            error = error.blaming(rank, &hosts[rank]);
+        }
         error.sequence = Some(self.sequence);
         error.collective = call;
         error
+    }
+
+    /// The ranks that have not entered, and that no earlier collective keeps from it.
+    fn late(&self) -> impl Iterator<Item = usize> {
+        let ranks = 0..self.reports.len();
+        ranks.filter(|&rank| self.has_entered(rank) == Some(false) && !self.waits(rank))
     }
 
     /// Whether a rank has entered the collective, if it has said so.
@@ -132,17 +280,6 @@ impl Diagnosis {
         })
     }
 
-    /// All describe the collective alike, so the header changed on its way.
-    fn garbled_header(&self, hosts: &[String]) -> Error {
-        let mut error = Error::protocol("its header of a collective arrived changed");
-        error.sequence = Some(self.sequence);
-        error.collective = self.calls().next().map(|(_, entered)| entered.call.clone());
-        match self.suspect {
-            Some(rank) => error.blaming(rank, &hosts[rank]),
-            None => error,
-        }
-    }
-
     fn calls(&self) -> impl Iterator<Item = (usize, &Entered)> {
         self.reports
             .iter()
@@ -150,35 +287,47 @@ impl Diagnosis {
             .filter_map(|report| Some((report.rank, report.entered.as_ref()?)))
     }
 
-    fn mismatch(&self, hosts: &[String]) -> Option<Error> {
-        let mut groups: BTreeMap<&[u8], Vec<(usize, &Entered)>> = BTreeMap::new();
-        for (rank, entered) in self.calls() {
-            let group = groups.entry(&entered.header).or_default();
-            group.push((rank, entered));
+    /// The ranks that say what they called, by the call, in the order of ranks.
+    fn sides(&self) -> Vec<Side<'_>> {
+        let mut sides: BTreeMap<&[u8], Side<'_>> = BTreeMap::new();
+        for (rank, entered) in self
+            .calls()
+            .filter(|(_, entered)| !entered.header.is_empty())
+        {
+            sides
+                .entry(&entered.header)
+                .or_default()
+                .push((rank, entered));
         }
-        let right = groups
-            .values()
-            .max_by_key(|group| (group.len(), Reverse(group[0].0)))?;
-        let (rank, theirs) = groups
-            .values()
-            .filter(|group| group[0].0 != right[0].0)
-            .map(|group| group[0])
-            .min_by_key(|(rank, _)| *rank)?;
-        let names: Vec<String> = right.iter().map(|(rank, _)| rank.to_string()).collect();
-        let names = names.join(", ");
-        let (theirs, others) = match theirs.step == right[0].1.step {
-            true => (theirs.call.clone(), right[0].1.call.clone()),
-            false => (theirs.in_its_step(), right[0].1.in_its_step()),
-        };
-        let kind = ErrorKind::Mismatch {
-            theirs,
-            others: format!("{others} (rank {names})"),
-        };
-        let mut error = Error::new(kind).blaming(rank, &hosts[rank]);
-        error.sequence = Some(self.sequence);
-        error.collective = Some(right[0].1.call.clone());
-        Some(error)
+        let mut sides: Vec<_> = sides.into_values().collect();
+        sides.sort_by_key(|side| side[0].0);
+        sides
     }
+
+    /// If calls differ: the side that is taken to be right, and the first of the others.
+    fn mismatch(&self) -> Option<(Side<'_>, Side<'_>)> {
+        let mut sides = self.sides();
+        let right = (0..sides.len()).max_by_key(|&side| (sides[side].len(), Reverse(side)))?;
+        let right = sides.remove(right);
+        Some((right, sides.into_iter().next()?))
+    }
+}
+
+/// Ranks that called alike, and how.
+type Side<'a> = Vec<(usize, &'a Entered)>;
+
+/// What a side called; with its step, if that is another one than elsewhere.
+fn told(side: &Side<'_>, other: &Side<'_>) -> String {
+    let (entered, elsewhere) = (side[0].1, other[0].1);
+    match entered.step == elsewhere.step {
+        true => entered.call.clone(),
+        false => entered.in_its_step(),
+    }
+}
+
+fn names(side: &Side<'_>) -> String {
+    let names: Vec<String> = side.iter().map(|(rank, _)| rank.to_string()).collect();
+    names.join(", ")
 }
 
 impl Entered {
@@ -366,6 +515,53 @@ mod tests {
         let error = diagnosis.cause(&vec![String::from("h"); 3]);
         assert_eq!(blamed(&error), 2);
         assert!(matches!(error.kind, ErrorKind::Protocol { .. }));
+    }
+
+    /// A statement of a rank that has left and entered these collectives.
+    fn states(rank: usize, done: Option<u64>, under_way: Option<u64>, call: &str) -> Statement {
+        let known = |sequence, done| Known {
+            sequence,
+            call: Some((call.into(), 0)),
+            done,
+        };
+        let done = done.map(|sequence| known(sequence, true));
+        let under_way = under_way.map(|sequence| known(sequence, false));
+        Statement {
+            rank,
+            collectives: done.into_iter().chain(under_way).collect(),
+            awaited: Vec::new(),
+            idle: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn from_outside_the_first_collective_that_is_not_done_is_in_question() {
+        let statements = [
+            states(0, Some(6), Some(7), "a"),
+            states(1, Some(5), Some(6), "a"),
+            states(2, Some(5), None, "a"),
+            states(9, None, Some(6), "of a rank that does not exist"),
+        ];
+        let found = super::diagnose(3, &statements).unwrap();
+        assert_eq!((found.sequence, found.problem), (6, Problem::Late));
+        assert_eq!((found.blamed, found.late), (Some(2), vec![2]));
+        assert_eq!(found.calls, [("a".to_owned(), vec![0, 1])]);
+        assert_eq!(super::diagnose(3, &statements[2..3]), None);
+    }
+
+    #[test]
+    fn a_rank_that_has_gone_on_and_forgotten_the_call_is_neither_late_nor_different() {
+        let statements = [
+            states(0, Some(90), None, "b"),
+            states(1, None, Some(7), "a"),
+        ];
+        let found = super::diagnose(2, &statements).unwrap();
+        assert_eq!((found.late, found.problem), (vec![], Problem::Changed));
+        assert_eq!(found.blamed, None);
+        let odd = [states(0, None, Some(7), "b"), statements[1].clone()];
+        let found = super::diagnose(2, &odd).unwrap();
+        assert_eq!((found.problem, found.blamed), (Problem::Different, Some(1)));
+        assert_eq!(found.calls.len(), 2);
     }
 
     #[test]

@@ -1,0 +1,58 @@
+//! `_native.diagnose`: who is to blame, from what ranks say or have left behind.
+
+use std::time::Duration;
+
+use gradring_core::{Known, Problem, Statement, diagnose};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Ordinal, call (`None`: not to be compared), step, and whether the rank has left it.
+type Collective = (u64, Option<String>, u64, bool);
+
+/// Each statement is a rank, its collectives, and for which ranks it waits, for how many seconds.
+#[pyfunction]
+#[pyo3(name = "diagnose")]
+pub(crate) fn ask<'py>(
+    py: Python<'py>,
+    world_size: usize,
+    statements: Vec<(usize, Vec<Collective>, Vec<usize>, f64)>,
+) -> PyResult<Option<Bound<'py, PyDict>>> {
+    let statements: PyResult<Vec<Statement>> = statements
+        .into_iter()
+        .map(|(rank, collectives, awaited, idle_s)| {
+            Ok(Statement {
+                rank,
+                collectives: collectives.into_iter().map(known).collect(),
+                awaited,
+                idle: Duration::try_from_secs_f64(idle_s)
+                    .map_err(|error| PyValueError::new_err(format!("{idle_s} s: {error}")))?,
+            })
+        })
+        .collect();
+    let Some(found) = diagnose(world_size, &statements?) else {
+        return Ok(None);
+    };
+    let problem = match found.problem {
+        Problem::Different => "different",
+        Problem::Changed => "changed",
+        Problem::Late => "late",
+        Problem::Silent => "silent",
+        Problem::Stuck => "stuck",
+    };
+    let result = PyDict::new(py);
+    result.set_item("sequence", found.sequence)?;
+    result.set_item("problem", problem)?;
+    result.set_item("blamed", found.blamed)?;
+    result.set_item("calls", found.calls)?;
+    result.set_item("late", found.late)?;
+    Ok(Some(result))
+}
+
+fn known((sequence, call, step, done): Collective) -> Known {
+    Known {
+        sequence,
+        call: call.map(|call| (call, step)),
+        done,
+    }
+}
