@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import gradring
+from gradring.bench.plan import refuse_debug_build
 from gradring.testing import run_ranks
 
 ROUNDS = 15
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
     arguments = parser.parse_args()
-    assert not gradring.build_info()["debug"], "a debug build measures nothing"
+    refuse_debug_build()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     count, rows = run_ranks(_rank, 2, arguments.width, arguments.layers, timeout=600)[0]
     without, checked = (statistics.median(column) for column in zip(*rows, strict=True))

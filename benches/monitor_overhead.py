@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 import gradring
+from gradring.bench.plan import refuse_debug_build
 from gradring.testing import run_ranks
 
 ROUNDS = 15
@@ -40,7 +41,7 @@ def _rank() -> list[tuple[float, float]]:
 
 def main() -> None:
     """Measures and prints."""
-    assert not gradring.build_info()["debug"], "a debug build measures nothing"
+    refuse_debug_build()
     rows = run_ranks(_rank, 2)[0]
     without, with_monitor = (statistics.median(column) for column in zip(*rows, strict=True))
     added_us = 1e6 * statistics.median(after - before for before, after in rows)

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gradring import _native
+from gradring.bench.plan import refuse_debug_build
 from gradring.testing import run_ranks, simulated_hosts
 
 SIZES = (1024, 2048, 2048, 2048, 2048, 2048, 2048, 1000)
@@ -149,8 +149,7 @@ def main() -> None:
     parser.add_argument("--rate", help="bandwidth of simulated links, such as 5gbit")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if _native.build_info()["debug"]:
-        raise SystemExit("this is a debug build; build with --release to measure")
+    refuse_debug_build()
     arguments = (options.batch, options.rounds, options.threads, options.bucket_mib)
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(simulated_hosts(2, options.rate)) if options.rate else ()

@@ -29,8 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from gradring import _native, machine
+from gradring import machine
 from gradring.bench.measurement import P99_ITERATIONS
+from gradring.bench.plan import refuse_debug_build
 from gradring.bench.record import versions
 from gradring.testing import run_ranks
 
@@ -231,8 +232,8 @@ def main(arguments: list[str] | None = None) -> None:
     models = options.models.split(",")
     if unknown := set(models) - set(MODELS):
         parser.error(f"no model {', '.join(unknown)}; known: {', '.join(MODELS)}")
-    if _native.build_info()["debug"] and not options.allow_debug:
-        raise SystemExit("this is a debug build; build with --release to measure")
+    if not options.allow_debug:
+        refuse_debug_build()
     print(f"# {machine.machine()}, load {machine.load()}, {versions(['tensorflow'])}")
     print(f"# {WORKERS} workers of one thread, {options.batch} samples each; ms of a step:")
     print("# p50 / p90 / p99 of all steps (p99 of 100 or more), and the rate")

@@ -67,11 +67,8 @@ class Plan:
                 cannot tell so many ranks apart, gradring does not know a transport, there are no
                 certificates for ``tls``, or the build is not optimised.
         """
-        if build_info()["debug"] and not allow_debug:
-            raise ConfigError(
-                "this is a debug build, whose times mean nothing; build it with `maturin develop "
-                "--release` (or `make setup`), or pass --allow-debug"
-            )
+        if not allow_debug:
+            refuse_debug_build()
         element_bytes = values.dtype_of(self.dtype).itemsize
         for size in self.sizes:
             if size % element_bytes:
@@ -199,3 +196,16 @@ def _parse_size(word: str) -> int:
     if size == 0:
         raise ValueError("a size of 0 bytes takes no time worth measuring; start at one element")
     return size
+
+
+def refuse_debug_build() -> None:
+    """Checks that there is something to measure.
+
+    Raises:
+        ConfigError: The build is not optimised.
+    """
+    if build_info()["debug"]:
+        raise ConfigError(
+            "this is a debug build, whose times mean nothing; build it with `maturin develop "
+            "--release` (or `make setup`), or pass --allow-debug"
+        )

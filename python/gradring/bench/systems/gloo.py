@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gradring.bench.systems.agree import agree_on_ports
-from gradring.bench.systems.system import LocalReduction, System, missing_module
+from gradring.bench.systems.system import InPlace, System, missing_module
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
 from gradring.ports import LOOPBACK
@@ -67,27 +64,11 @@ class _Gloo:
     transport = "tcp"
     algorithm = "ring"
 
-    def prepare(self, problem: Problem) -> _InPlace:
-        return _InPlace(problem)
-
-
-class _InPlace(LocalReduction):
-    def __init__(self, problem: Problem) -> None:
+    def prepare(self, problem: Problem) -> InPlace:
         import torch
         import torch.distributed as dist
 
-        super().__init__(problem.expected())
-        self._source = problem.source()
-        self._buffer = np.empty_like(self._source)
-        self._tensor = torch.from_numpy(self._buffer)
-        self._op = getattr(dist.ReduceOp, OPS[problem.op])
-        self._all_reduce = dist.all_reduce
-
-    def reset(self) -> None:
-        np.copyto(self._buffer, self._source)
-
-    def run(self) -> None:
-        self._all_reduce(self._tensor, op=self._op)
-
-    def result(self) -> NDArray[Any]:
-        return self._buffer
+        op = getattr(dist.ReduceOp, OPS[problem.op])
+        return InPlace(
+            problem, lambda buffer: partial(dist.all_reduce, torch.from_numpy(buffer), op=op)
+        )

@@ -11,14 +11,11 @@ import contextlib
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gradring.bench.systems.mpi import OPS
-from gradring.bench.systems.system import LocalReduction
+from gradring.bench.systems.system import InPlace
 from gradring.bench.values import Problem
 
 
@@ -34,13 +31,15 @@ def main(address: str) -> None:
         connected.connect(address)
         pipe = Connection(connected.detach())
     pipe.send(world.rank)
-    reduction: LocalReduction | None = None
+    reduction: InPlace | None = None
     with pipe, contextlib.suppress(EOFError):
         while True:
             command: Problem | int = pipe.recv()
             if isinstance(command, Problem):
                 problem = replace(command, rank=world.rank)
-                reduction = _InPlace(world, getattr(MPI, OPS[problem.op]), MPI.IN_PLACE, problem)
+                op = getattr(MPI, OPS[problem.op])
+                all_reduce = partial(world.Allreduce, MPI.IN_PLACE, op=op)
+                reduction = InPlace(problem, partial(partial, all_reduce))
             else:
                 assert reduction is not None
                 samples = reduction.iterate(command, world.Barrier)
@@ -48,23 +47,6 @@ def main(address: str) -> None:
                 # only inside of MPI.
                 world.Barrier()
                 pipe.send(samples)
-
-
-class _InPlace(LocalReduction):
-    def __init__(self, world: Any, op: Any, in_place: Any, problem: Problem) -> None:
-        super().__init__(problem.expected())
-        self._world, self._op, self._in_place = world, op, in_place
-        self._source = problem.source()
-        self._buffer = np.empty_like(self._source)
-
-    def reset(self) -> None:
-        np.copyto(self._buffer, self._source)
-
-    def run(self) -> None:
-        self._world.Allreduce(self._in_place, self._buffer, self._op)
-
-    def result(self) -> NDArray[Any]:
-        return self._buffer
 
 
 if __name__ == "__main__":

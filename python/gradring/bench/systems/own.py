@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gradring.bench.systems.system import LocalReduction
+from gradring.bench.systems.system import InPlace
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
 
@@ -39,27 +36,6 @@ class Gradring:
 
     def prepare(self, problem: Problem) -> InPlace:
         """Makes an all-reduce ready."""
-        return InPlace(self._comm, problem)
-
-
-class InPlace(LocalReduction):
-    """An all-reduce that overwrites its buffer; the source is copied into it before each."""
-
-    def __init__(self, comm: Communicator, problem: Problem) -> None:
-        super().__init__(problem.expected())
-        self._comm = comm
-        self._source = problem.source()
-        self._buffer = np.empty_like(self._source)
-        self._op = problem.op
-
-    def reset(self) -> None:
-        """Copies the source into the buffer."""
-        np.copyto(self._buffer, self._source)
-
-    def run(self) -> None:
-        """Reduces the buffer."""
-        self._comm.all_reduce(self._buffer, op=self._op)
-
-    def result(self) -> NDArray[Any]:
-        """The buffer."""
-        return self._buffer
+        return InPlace(
+            problem, lambda buffer: partial(self._comm.all_reduce, buffer, op=problem.op)
+        )

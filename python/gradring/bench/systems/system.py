@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gradring.bench import values
@@ -66,6 +67,36 @@ class LocalReduction(ABC):
     @abstractmethod
     def result(self) -> NDArray[Any]:
         """What the last run produced; not timed."""
+
+
+class InPlace(LocalReduction):
+    """An all-reduce that overwrites its buffer; the source is copied into it before each."""
+
+    def __init__(
+        self, problem: Problem, bound: Callable[[NDArray[Any]], Callable[[], object]]
+    ) -> None:
+        """Makes the buffer.
+
+        Args:
+            problem: What is to be reduced.
+            bound: Given the buffer, returns what reduces it.
+        """
+        super().__init__(problem.expected())
+        self._source = problem.source()
+        self._buffer = np.empty_like(self._source)
+        self._reduce = bound(self._buffer)
+
+    def reset(self) -> None:
+        """Copies the source into the buffer."""
+        np.copyto(self._buffer, self._source)
+
+    def run(self) -> None:
+        """Reduces the buffer."""
+        self._reduce()
+
+    def result(self) -> NDArray[Any]:
+        """The buffer."""
+        return self._buffer
 
 
 class System(Protocol):
