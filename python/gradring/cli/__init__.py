@@ -8,10 +8,12 @@ imported, so that ``gradring run`` starts at once.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import re
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 import gradring
 from gradring.errors import GradringError
@@ -45,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"gradring: there is no command {arguments[0]!r}", file=sys.stderr)
         parser.print_help(sys.stderr)
         return USAGE_ERROR
-    parsed = parser.parse_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        _refuse(parsed.parser, unknown)
     try:
         return cast(int, parsed.run(parsed))
     except GradringError as error:
@@ -67,8 +71,16 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
             command.NAME, help=command.HELP, description=command.HELP, allow_abbrev=False
         )
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, parser=sub)
     return parser
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Shows the usage of the command itself, and the option that is nearest."""
+    options = re.findall(r"--[a-z-]+", parser.format_help())
+    near = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _load(name: str) -> Command:

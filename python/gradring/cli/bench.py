@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from gradring.cli.arguments import check_file
+from gradring.clusters.detection import outer_place
+from gradring.errors import ConfigError
 
 NAME = "bench"
 HELP = "measure collectives, check every result, compare with other systems"
@@ -29,6 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures and prints; 1 if a result was wrong or a rank failed."""
     from gradring.testing import RankFailure
 
+    outer = outer_place(os.environ)
+    if outer is not None:
+        source, place = outer
+        option = f" --world-size {place.world_size}" if arguments.measured == "all-reduce" else ""
+        raise ConfigError(
+            f"this is {place} ({source}), but a benchmark starts its ranks itself, on one machine; "
+            f"type, without a launcher: gradring bench {arguments.measured}{option}"
+        )
     if arguments.json is not None:
         check_file("--json", arguments.json)
     measure = {"all-reduce": _run_all_reduce, "link": _run_link}[arguments.measured]
@@ -127,6 +138,7 @@ def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _add_common(sub: argparse.ArgumentParser) -> None:
+    sub.set_defaults(parser=sub)
     sub.add_argument(
         "--congestion",
         metavar="NAME",

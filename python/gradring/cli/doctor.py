@@ -60,10 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = detect(os.environ)
     if cluster.world_size > 1:
         return _examine_group(arguments.timeout)
-    for name, text in here.decision():
-        print(f"{name:<12}{text}")
     versions = ", ".join(f"{name} {text}" for name, text in here.versions().items())
-    print(f"{'versions':<12}{versions}")
+    print(f"this process is in no job: {cluster.reason} (gradring env says more); {versions}")
     return _look_at_running_jobs()
 
 
