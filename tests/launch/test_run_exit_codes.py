@@ -1,12 +1,13 @@
 """What ``gradring run`` returns, and what it says last."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from launching import gradring, script
 
-from gradring.launch.report import blamed_rank, first_cause
+from gradring.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
 from gradring.launch.tracing import merge
 from gradring.observe.places import part_of
 
@@ -190,7 +191,92 @@ def test_a_rank_is_blamed_by_the_first_exception_of_a_traceback(
     lines: list[str], blamed: int | None
 ) -> None:
     words = ["Traceback (most recent call last):", *lines]
-    assert blamed_rank([line.encode() for line in words]) == blamed
+    found = blame_printed([line.encode() for line in words])
+    assert (found and found.rank) == blamed
+
+
+def test_what_a_rank_has_left_counts_more_than_what_it_printed(tmp_path: Path) -> None:
+    left = tmp_path / "rank-0.json"
+    printed = [
+        b"Traceback (most recent call last):",
+        b"gradring.errors.PeerLostError: rank 1 on a: has gone",
+    ]
+    assert blame_left(left, printed) == Blame(1, "PeerLostError")
+    left.write_text('{"kind": "MismatchError", "rank": 3}')
+    assert blame_left(left, printed) == Blame(3, "MismatchError")
+    left.write_text('{"kind": "ConfigError", "rank": null}')
+    assert blame_left(left, printed) is None
+
+
+def test_an_error_that_is_printed_in_other_words_names_the_rank_all_the_same(
+    tmp_path: Path,
+) -> None:
+    program = script_of_first(
+        tmp_path,
+        "import atexit, gradring\n"
+        "if rank == 0: note_first()\n"
+        "else: atexit.register(until_first_was_collected)\n"
+        "with gradring.init() as comm:\n"
+        "    if rank == 1: sys.exit(7)\n"
+        "    try: comm.barrier()\n"
+        "    except gradring.errors.GradringError: sys.exit('it did not work')\n",
+    )
+    done = gradring("run", "-np", 2, "--grace", 60, *program)
+    assert done.returncode == 7
+    assert re.search(r"gradring run: rank 1 on \S+ failed first \(exit code 7\); ", done.stderr)
+
+
+def test_a_failure_that_the_program_has_overcome_blames_no_rank(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "import gradring\n"
+        "try:\n"
+        "    with gradring.init() as comm:\n"
+        "        if rank == 1: comm.abort('try again')\n"
+        "        comm.barrier()\n"
+        "except gradring.errors.AbortedError: pass\n"
+        "with gradring.init() as comm: comm.barrier()\n"
+        "if rank == 0: raise ValueError('no such layer')\n",
+    )
+    done = gradring("run", "-np", 2, *program)
+    assert re.search(r"rank 0 on \S+ failed first \(exit code 1\); its last words", done.stderr)
+
+
+def test_a_stopped_rank_is_to_blame_though_another_one_failed_first(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "import gradring\n"
+        "comm = gradring.init()\n"
+        "comm.barrier()\n"
+        "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "comm.barrier()\n",
+    )
+    done = gradring("run", "-np", 2, "--grace", 1, *program)
+    assert done.returncode == 1
+    assert re.search(
+        r"rank 0 on \S+ failed first \(exit code 1\), but rank 1 on \S+ is to blame "
+        r"\(PeerLostError\), which still ran or was stopped; its last words",
+        done.stderr,
+    )
+
+
+def test_what_tensorflow_says_when_it_starts_is_no_last_word() -> None:
+    start_up = [
+        b"2026-11-22 10:00:00.123456: I tensorflow/core/util/port.cc:153] oneDNN custom operations",
+        b"To enable the following instructions: AVX2, in other operations, rebuild TensorFlow.",
+        b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        b"E0000 00:00:1732270000.123456    1234 cuda_dnn.cc:8310] Unable to register cuDNN factory",
+    ]
+    assert last_words([*start_up, b"epoch 1"], []) == [b"epoch 1"]
+    assert last_words(start_up, [b"step 7"]) == [b"step 7"]
+
+
+def test_an_option_that_is_nearly_right_is_answered_with_the_usage_of_run() -> None:
+    done = gradring("run", "--max-restart", "1", "-np", "2", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: gradring run [-np N]")
+    assert "unrecognized arguments: --max-restart" in done.stderr
+    assert "did you mean --max-restarts?" in done.stderr
 
 
 @pytest.mark.parametrize(

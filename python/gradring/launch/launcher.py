@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ from gradring.launch.processes import (
     shell_exit_code,
 )
 from gradring.launch.program import Program
-from gradring.launch.report import blamed_rank, first_cause, last_words, missing_module
+from gradring.launch.report import Blame, blame_left, first_cause, last_words, missing_module
 from gradring.launch.signals import signals_as_bytes
 from gradring.launch.ssh import Ssh
 from gradring.launch.survey import SurveyError
@@ -160,16 +161,19 @@ def _attempt(
     with contextlib.ExitStack() as stack:
         anew = environ["GRADRING_RESTART"] == "0"
         logs = [_open_log(stack, log_dir, rank, anew) for rank in range(len(environments))]
-        processes = stack.enter_context(RankProcesses())
-        launched = _Launch(processes, wakeup, grace_s)
-        for environment, log in zip(environments, logs, strict=True):
-            launched.listen_to(world.start(processes, program, environment), log)
-        exit_code = launched.run()
+        failures = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradring-run-")))
 
-    def advice(first: RankProcess, module: str) -> str | None:
-        return program.advice_without(module, first.host, world.python_of(first.rank))
+        def advice(first: RankProcess, module: str) -> str | None:
+            return program.advice_without(module, first.host, world.python_of(first.rank))
 
-    launched.report(log_dir, environ.get("GRADRING_FLIGHT_DIR"), advice)
+        with RankProcesses() as processes:
+            launched = _Launch(processes, wakeup, grace_s, failures)
+            for environment, log in zip(environments, logs, strict=True):
+                failure = launched.failure_of(len(processes.ranks))
+                environment["GRADRING_FAILURE_FILE"] = str(failure)
+                launched.listen_to(world.start(processes, program, environment), log)
+            launched.run()
+        exit_code = launched.report(log_dir, environ.get("GRADRING_FLIGHT_DIR"), advice)
     return exit_code, launched.stopped
 
 
@@ -187,10 +191,13 @@ def _signal_within(seconds: float, wakeup: socket.socket) -> int | None:
 class _Launch:
     """The state of one run."""
 
-    def __init__(self, processes: RankProcesses, wakeup: socket.socket, grace_s: float) -> None:
+    def __init__(
+        self, processes: RankProcesses, wakeup: socket.socket, grace_s: float, failures: Path
+    ) -> None:
         self._processes = processes
         self._wakeup = wakeup
         self._grace_s = grace_s
+        self._failures = failures
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
         self._outputs: list[tuple[RankOutput, RankOutput]] = []
@@ -207,6 +214,10 @@ class _Launch:
         """Whether a signal to the launcher ended the run."""
         return self._stopped_by is not None
 
+    def failure_of(self, rank: int) -> Path:
+        """Where this rank leaves what ended it."""
+        return self._failures / f"rank-{rank}.json"
+
     def listen_to(self, process: RankProcess, log: BinaryIO | None) -> None:
         """Adds the next rank's two streams."""
         popen = process.popen
@@ -218,8 +229,8 @@ class _Launch:
             self._selector.register(output.pipe, selectors.EVENT_READ, output)
             self._open.add(output)
 
-    def run(self) -> int:
-        """Copies output until every process has ended; returns the exit code of the whole."""
+    def run(self) -> None:
+        """Copies output until every process has ended."""
         while self._processes.alive() and time.monotonic() < self._give_up_at:
             self._copy(TICK_S if self._processes.running() else CLOSING_TICK_S)
             self._collect()
@@ -232,28 +243,34 @@ class _Launch:
         for output in self._open:
             output.finish()
         self._selector.close()
-        if not self._failed:
-            return 0 if self._stopped_by is None else 128 + self._stopped_by
-        first = self._first_failure()
-        assert first.exit_code is not None
-        return shell_exit_code(first.exit_code)
 
     def report(
         self,
         log_dir: Path | None,
         flight_dir: str | None,
         advise: Callable[[RankProcess, str], str | None],
-    ) -> None:
+    ) -> int:
         """Repeats the last words of the rank that failed first, below everything else.
 
         Args:
             log_dir: Where all output is.
             flight_dir: Where flight records may be.
             advise: What to say of that rank when it did not find a module.
+
+        Returns:
+            The exit code of the whole.
         """
         if not self._failed:
-            return
-        first = self._first_failure()
+            return 0 if self._stopped_by is None else 128 + self._stopped_by
+        blames = {
+            process.rank: blame_left(
+                self.failure_of(process.rank), list(self._outputs[process.rank][1].tail)
+            )
+            for process in self._failed
+        }
+        first = self._processes.ranks[
+            first_cause({r: b.rank if b else None for r, b in blames.items()})
+        ]
         rank, exit_code = first.rank, first.exit_code
         assert exit_code is not None
         out, err = self._outputs[rank]
@@ -264,15 +281,24 @@ class _Launch:
             advice += f"; what each rank was doing: gradring explain {flight_dir}"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
         how = describe_exit(exit_code)
-        _say(f"rank {rank} on {first.host} failed first ({how}); {words}")
+        cause = self._cause_elsewhere(rank, blames)
+        _say(f"rank {rank} on {first.host} failed first ({how}){cause}; {words}")
         sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
         sys.stderr.buffer.flush()
         if (module := missing_module(lines)) and (sentence := advise(first, module)):
             _say(sentence)
+        return shell_exit_code(exit_code)
 
-    def _first_failure(self) -> RankProcess:
-        blamed = {p.rank: blamed_rank(list(self._outputs[p.rank][1].tail)) for p in self._failed}
-        return self._processes.ranks[first_cause(blamed)]
+    def _cause_elsewhere(self, rank: int, blames: Mapping[int, Blame | None]) -> str:
+        """Names the rank that is to blame, if it did not fail by itself: one that is stopped."""
+        blame = blames[rank]
+        if blame is None or blame.rank in blames or blame.rank >= len(self._processes.ranks):
+            return ""
+        process = self._processes.ranks[blame.rank]
+        ended = "had ended well" if process.exit_code == 0 else "still ran or was stopped"
+        return (
+            f", but rank {blame.rank} on {process.host} is to blame ({blame.kind}), which {ended}"
+        )
 
     def _copy(self, timeout_s: float) -> None:
         deadlines = min(self._terminate_at, self._kill_at) - time.monotonic()

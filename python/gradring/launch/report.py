@@ -1,9 +1,12 @@
-"""Which rank failed first, and its last words, found in what the ranks printed."""
+"""Which rank failed first, by what ranks have left behind or printed, and its last words."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 TRACEBACK = b"Traceback (most recent call last):"
 CHAINED = (
@@ -11,13 +14,26 @@ CHAINED = (
     b"The above exception was the direct cause of the following exception:",
 )
 BLAME = re.compile(
-    rb"\bgradring(?:\.errors\.| )\w+Error: (?:.*?\(collective #\d+\): )??rank (\d+) on "
+    rb"\bgradring(?:\.errors\.| )(\w+Error): (?:.*?\(collective #\d+\): )??rank (\d+) on "
 )
 """An error of gradring's that names a rank; the second form is inside an error of TensorFlow's."""
 NO_MODULE = re.compile(rb": No module named '?(\w[\w.]*)")
 """In a traceback, and as ``python -m`` says it."""
+START_UP = re.compile(
+    rb"\d{4}-\d\d-\d\d [\d:.]+: [IWE] (tensorflow|external)/|[IWE]\d{4} \d\d:\d\d:|"
+    rb"WARNING: All log messages before absl::InitializeLog|To enable the following instructions: "
+)
+"""What TensorFlow prints when it starts, which says nothing about a rank's end."""
 LAST_LINES = 20
 MAX_LINES = 100
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The rank that an error names, and the name of its class."""
+
+    rank: int
+    kind: str
 
 
 def last_words(stderr: Sequence[bytes], stdout: Sequence[bytes]) -> list[bytes]:
@@ -30,7 +46,8 @@ def last_words(stderr: Sequence[bytes], stdout: Sequence[bytes]) -> list[bytes]:
     start = _start_of_last_traceback(stderr)
     if start is not None:
         return _shortened(list(stderr[start:]))
-    return list(stderr[-LAST_LINES:]) or list(stdout[-LAST_LINES:])
+    said = [line for line in stderr if not START_UP.match(line)]
+    return said[-LAST_LINES:] or list(stdout[-LAST_LINES:])
 
 
 def first_cause(blamed: Mapping[int, int | None]) -> int:
@@ -43,14 +60,30 @@ def first_cause(blamed: Mapping[int, int | None]) -> int:
     return next(iter(causes or blamed))
 
 
-def blamed_rank(stderr: Sequence[bytes]) -> int | None:
-    """The rank that the last traceback blames, if its first exception is one of gradring's."""
+def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
+    """Whom a rank that has failed blames: by the file that gradring has left there, or its text.
+
+    A rank on another host leaves no file here, and one without gradring none at all.
+
+    Args:
+        failure: What ``GRADRING_FAILURE_FILE`` was for the rank.
+        stderr: The last lines of standard error.
+    """
+    try:
+        left = json.loads(failure.read_text())
+    except (OSError, ValueError):
+        return blame_printed(stderr)
+    return None if left["rank"] is None else Blame(left["rank"], left["kind"])
+
+
+def blame_printed(stderr: Sequence[bytes]) -> Blame | None:
+    """Whom the last traceback blames, if its first exception is one of gradring's."""
     start = _start_of_last_traceback(stderr)
     for line in [] if start is None else stderr[start:]:
         if any(sentence in line for sentence in CHAINED):
             break
         if found := BLAME.search(line):
-            return int(found[1])
+            return Blame(int(found[2]), found[1].decode())
     return None
 
 

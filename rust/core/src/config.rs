@@ -127,6 +127,7 @@ pub const PROCESS: &[Setting] = &[
     row("prometheus_address", "GRADRING_PROMETHEUS_ADDRESS", "name or IP", "where to serve them", Program)
         .or("127.0.0.1"),
     row("restart", "GRADRING_RESTART", "number", "set by `gradring run`: the attempt, from 0", User),
+    row("failure_file", "GRADRING_FAILURE_FILE", "file", "set by `gradring run`: where a rank leaves what ended it", User),
 ];
 
 /// Makes the rows of [`GROUP`], and of each a field of [`Settings`] with its type.

@@ -19,7 +19,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::arrays::Bucket;
 use crate::caller::Program;
 use crate::entry::{attached, detached, enter};
-use crate::errors::to_python;
+use crate::errors::{forget_failure, to_python};
 use crate::stats;
 use crate::work::Work;
 
@@ -76,6 +76,7 @@ impl Communicator {
             let inner = guarded(py, |program| {
                 communicator::Communicator::connect(&config, program)
             })?;
+            forget_failure();
             Ok(Self { inner })
         })
     }

@@ -5,6 +5,9 @@ use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+/// Names the file for `leave_for_launcher`.
+const FAILURE_FILE: &str = "GRADRING_FAILURE_FILE";
+
 /// The exception that stands for an error: an instance of a class in `gradring.errors`.
 ///
 /// What a signal handler raises wins: Ctrl-C often comes to all ranks, and a peer's abort with it.
@@ -13,7 +16,26 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
         return raised;
     }
     gradring_tensorflow::failures::remember(error);
+    leave_for_launcher(error);
     exception_of(py, error)
+}
+
+/// `gradring run` sees that a rank ends, and learns here what has happened and which rank is blamed.
+fn leave_for_launcher(error: &Error) {
+    if let Some(file) = std::env::var_os(FAILURE_FILE) {
+        let rank = error.blamed.as_ref().map(|blamed| blamed.rank);
+        let rank = rank.map_or("null".into(), |rank| rank.to_string());
+        let kind = error.kind.exception();
+        // On another host there is no directory for it.
+        let _ = std::fs::write(file, format!(r#"{{"kind": "{kind}", "rank": {rank}}}"#));
+    }
+}
+
+/// A new group has formed: what happened before did not end this rank.
+pub(crate) fn forget_failure() {
+    if let Some(file) = std::env::var_os(FAILURE_FILE) {
+        let _ = std::fs::remove_file(file);
+    }
 }
 
 /// The same, of an error that need not be remembered.
