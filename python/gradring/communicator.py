@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cas
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import _native, forks, lateness
-from gradring.clusters import parse
+from gradring import _native, forks, lateness, parse
 from gradring.config import Settings, TlsFiles, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.settings import takes_settings

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradring.clusters import parse
+from gradring import parse
 from gradring.errors import ConfigError
 from gradring.settings import GROUP, READ, Setting, meant, variables
 

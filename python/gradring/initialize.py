@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gradring.clusters import Cluster, detect, parse
+from gradring import parse
+from gradring.clusters import Cluster, detect
 from gradring.clusters.cluster import ALONE_RENDEZVOUS
 from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles

@@ -32,9 +32,9 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util import get_node_ip_address
 
 from gradring.clusters import without_cluster_variables
-from gradring.clusters.parse import joined_address
 from gradring.config import DEFAULTS
 from gradring.launch.ranks import environments_at, new_token
+from gradring.parse import joined_address
 from gradring.ports import free_ports
 
 __all__ = ["GradringConfig", "GradringTrainer"]

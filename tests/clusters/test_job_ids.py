@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gradring.clusters import detect, parse
+from gradring import parse
+from gradring.clusters import detect
 from gradring.errors import ConfigError
 from gradring.launch.ranks import rank_environments
 

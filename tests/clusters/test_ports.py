@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import gradring
-from gradring.clusters import parse
+from gradring import parse
 from gradring.errors import ConfigError, RendezvousError
 from gradring.launch.ranks import rank_environments
 from gradring.ports import free_ports

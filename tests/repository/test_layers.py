@@ -19,7 +19,7 @@ KNOWN: dict[str, Known] = {
         ("observe.flight_recorder", "work"),
         ("observe.journal", "observe.record"),
     },
-    "python/gradring": {("gradring.config", "gradring.clusters.parse")},
+    "python/gradring": {("gradring.config", "gradring.parse")},
 }
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gradring.clusters import detect, parse
+from gradring import parse
+from gradring.clusters import detect
 from gradring.clusters.slurm import expand_nodelist
 from gradring.errors import ConfigError
 from gradring.observe.step_report import Totals

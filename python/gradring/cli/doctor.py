@@ -9,8 +9,9 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gradring import parse
 from gradring.cli.arguments import seconds
-from gradring.clusters import detect, parse
+from gradring.clusters import detect
 from gradring.config import Settings
 from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from gradring.cli.arguments import check_file, make_directory, seconds
 from gradring.clusters import outer_place
-from gradring.clusters.parse import MAX_WORLD_SIZE
 from gradring.launch.hostfile import read_hosts
 from gradring.launch.hosts import Host, parse_hosts, parse_port
 from gradring.launch.launcher import DEFAULT_GRACE_S, launch
 from gradring.launch.ssh import Ssh
+from gradring.parse import MAX_WORLD_SIZE
 
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"

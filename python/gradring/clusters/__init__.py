@@ -15,17 +15,18 @@
 ``signs``             launchers that tell too little: nobody trains alone by accident
 ====================  ==============================================================
 
-``detection`` asks them in this order; ``cluster`` holds the types, ``parse`` the shared readers,
-and ``own_host`` knows how the others reach this host.
+``detection`` asks them in this order; ``cluster`` holds the types, and ``own_host`` knows how
+the others reach this host.
 """
 
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring.clusters.cluster import Cluster, Environment
 from gradring.clusters.detection import (
     ENVIRONMENTS,
     detect,
     outer_place,
     without_cluster_variables,
 )
+from gradring.parse import Place
 
 __all__ = [
     "ENVIRONMENTS",

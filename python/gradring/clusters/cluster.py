@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gradring.parse import Place
+
 ALONE_RENDEZVOUS = "127.0.0.1:0"
 """The rendezvous of a world of one: nobody ever connects to it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A process's position in its group; always ``0 <= rank < world_size``."""
-
-    rank: int
-    world_size: int
-
-    def __str__(self) -> str:
-        """The words used in messages: ``rank 1 of 4``."""
-        return f"rank {self.rank} of {self.world_size}"
 
 
 @dataclass(frozen=True)

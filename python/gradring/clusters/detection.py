@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gradring import parse
 from gradring.clusters import (
     env,
     jax,
@@ -14,7 +15,6 @@ from gradring.clusters import (
     kubernetes,
     mpi,
     open_mpi,
-    parse,
     pmi,
     sagemaker,
     signs,
@@ -22,8 +22,9 @@ from gradring.clusters import (
     tf_config,
     torchrun,
 )
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
 from gradring.errors import ConfigError
+from gradring.parse import Place
 
 ENVIRONMENTS: tuple[Environment, ...] = (
     env.ENVIRONMENT,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradring.clusters import kubernetes, parse
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring import parse
+from gradring.clusters import kubernetes
+from gradring.clusters.cluster import Cluster, Environment
 from gradring.errors import ConfigError
+from gradring.parse import Place
 
 RANK, WORLD_SIZE = "GRADRING_RANK", "GRADRING_WORLD_SIZE"
 

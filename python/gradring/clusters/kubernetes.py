@@ -9,9 +9,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from gradring.clusters import parse
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring import parse
+from gradring.clusters.cluster import Cluster, Environment
 from gradring.errors import ConfigError
+from gradring.parse import Place
 
 INDEX, WORLD_SIZE = "JOB_COMPLETION_INDEX", "GRADRING_WORLD_SIZE"
 

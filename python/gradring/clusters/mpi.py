@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradring.clusters import parse
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring import parse
+from gradring.clusters.cluster import Cluster, Environment
 from gradring.errors import ConfigError
+from gradring.parse import Place
 
 
 def environment(source: str, rank_name: str, size_name: str, job_name: str | None) -> Environment:

@@ -12,9 +12,11 @@ import socket
 import zlib
 from collections.abc import Mapping
 
-from gradring.clusters import mpi, own_host, parse, pmix
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring import parse
+from gradring.clusters import mpi, own_host, pmix
+from gradring.clusters.cluster import Cluster, Environment
 from gradring.errors import ConfigError
+from gradring.parse import Place
 
 RANK, SIZE, LOCAL_SIZE = (
     "OMPI_COMM_WORLD_RANK",

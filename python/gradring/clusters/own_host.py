@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-from gradring.clusters import parse
+from gradring import parse
 from gradring.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"

@@ -29,9 +29,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from gradring.clusters import mpi, own_host, parse
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring import parse
+from gradring.clusters import mpi, own_host
+from gradring.clusters.cluster import Cluster, Environment
 from gradring.errors import RendezvousError
+from gradring.parse import Place
 
 RANK, SIZE, FD, LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "PMI_FD", "MPI_LOCALNRANKS"
 HOST_NAMES = ("PMI_HOSTNAME", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gradring.clusters import mpi, own_host, parse
-from gradring.clusters.cluster import Place
+from gradring import parse
+from gradring.clusters import mpi, own_host
 from gradring.errors import RendezvousError
+from gradring.parse import Place
 
 JOB, RANK, SERVER, HOST = "PMIX_NAMESPACE", "PMIX_RANK", "PMIX_SERVER_URI41", "PMIX_HOSTNAME"
 CLIENT = Path(__file__).with_name("pmix_client.py")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from gradring.clusters import parse
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring import parse
+from gradring.clusters.cluster import Cluster, Environment
 from gradring.errors import ConfigError
+from gradring.parse import Place
 
 HOSTS, OWN = "SM_HOSTS", "SM_CURRENT_HOST"
 

@@ -10,9 +10,10 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 
-from gradring.clusters import parse
-from gradring.clusters.cluster import Cluster, Environment, Place
+from gradring import parse
+from gradring.clusters.cluster import Cluster, Environment
 from gradring.errors import ConfigError
+from gradring.parse import Place
 
 STEP, RANK, STEP_SIZE, SIZE = (
     "SLURM_STEP_ID",

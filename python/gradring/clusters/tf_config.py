@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradring.clusters import parse
-from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment, Place
+from gradring import parse
+from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
 from gradring.errors import ConfigError
+from gradring.parse import Place
 
 VARIABLE = "TF_CONFIG"
 JOINING = ("chief", "worker")

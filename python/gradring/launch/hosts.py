@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gradring.clusters.parse import MAX_PORT, whole_number
+from gradring.parse import MAX_PORT, whole_number
 from gradring.ports import LOOPBACK
 
 LOCAL_NAMES = ("localhost", LOOPBACK, "::1")

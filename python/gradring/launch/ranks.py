@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from gradring.clusters import without_cluster_variables
-from gradring.clusters.parse import JOB_ID, at_first_port
+from gradring.parse import JOB_ID, at_first_port
 from gradring.ports import LOOPBACK, free_ports
 
 TOKEN_BYTES, JOB_ID_BYTES = 32, 8

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradring.clusters.parse import joined_address
 from gradring.config import Settings
 from gradring.launch.collect import collect, new_job
 from gradring.launch.guardian import Guardian
@@ -21,6 +20,7 @@ from gradring.launch.program import Program
 from gradring.launch.ranks import environments_at, rank_environments, thread_counts
 from gradring.launch.ssh import RemoteRankProcess, Ssh, forwarded
 from gradring.launch.survey import survey
+from gradring.parse import joined_address
 
 
 class World:

@@ -15,9 +15,9 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Literal
 
 from gradring._native import build_info
-from gradring.clusters.parse import joined_address
 from gradring.communicator import Communicator
 from gradring.observe.step_report import Totals
+from gradring.parse import joined_address
 
 _Counter = Literal["count", "bytes", "bytes_sent", "waiting_s", "moving_s"]
 #: What a `gradring.Monitor` has counted, and the loss; None without one.

@@ -1,13 +1,13 @@
-"""Readers shared by the environments: text from outside becomes checked values here, once."""
+"""Text from outside becomes checked values here, once: addresses, ports, numbers, names, ranks."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from gradring.clusters.cluster import Place
 from gradring.errors import ConfigError
 
 RENDEZVOUS, JOB_ID, PORT = "GRADRING_RENDEZVOUS", "GRADRING_JOB_ID", "GRADRING_PORT"
@@ -21,6 +21,18 @@ MAX_JOB_ID = 64
 """Bytes of a job's name that travel: every rank gets that of every other."""
 MAX_SHOWN = 80
 """Characters of a wrong value that a message repeats."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's position in its group; always ``0 <= rank < world_size``."""
+
+    rank: int
+    world_size: int
+
+    def __str__(self) -> str:
+        """The words used in messages: ``rank 1 of 4``."""
+        return f"rank {self.rank} of {self.world_size}"
 
 
 def value(environ: Mapping[str, str], name: str) -> str | None:
