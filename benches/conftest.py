@@ -24,13 +24,13 @@ from gradring.launch.processes import RankProcesses
 from gradring.launch.ranks import rank_environments
 
 WORLD_SIZE = 2
+#: Time for rank 1 to end by itself.
 PEER_END_S = 30
-"""Time for rank 1 to end by itself."""
 RESULTS = Path(__file__).parent / "results"
 
 
+#: Of the machine before anything is measured; tells whether others were using it.
 LOAD_AT_START = machine.load()
-"""Of the machine before anything is measured; tells whether others were using it."""
 
 
 @pytest.fixture(scope="session")

@@ -39,8 +39,8 @@ from gradring.testing import run_ranks, simulated_hosts
 
 WIRE_DTYPES = (None, "bfloat16")
 WARM_UPS = 2
+#: Relative, of what bfloat16 has rounded twice; float32 must be exact.
 TOLERANCE = 2.0**-7
-"""Relative, of what bfloat16 has rounded twice; float32 must be exact."""
 TIMEOUT_S = 600.0
 BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 

@@ -18,8 +18,8 @@ from gradring.bench.systems import LocalReduction, LocalSystem, load_peer
 from gradring.bench.systems.own import Gradring
 
 OP, DTYPE = "sum", "float32"
+#: As TensorFlow's own: shared memory would be no like to gRPC.
 TRANSPORT = "tcp"
-"""As TensorFlow's own: shared memory would be no like to gRPC."""
 
 
 class Command(IntEnum):

@@ -30,21 +30,21 @@ class Look:
     width: float = 1.6
 
 
+#: By the first part of a system's name: in a panel, each occurs once.
 LOOKS = {
     "gradring": Look("gradring", "#d1495b", "o", 2.4),
     "tensorflow": Look("TensorFlow", "#1f5fa8", "s"),
     "gloo": Look("Gloo", "#4f9d69", "^"),
     "mpi": Look("Open MPI", "#8d5fb0", "D"),
 }
-"""By the first part of a system's name: in a panel, each occurs once."""
 OTHER = "#b08a3c"
+#: Titles of the panels, in their order.
 KINDS = {
     f"{ARRAY} over TCP": "array, TCP",
     f"{ARRAY} through shared memory": "array, shared memory",
     f"{OP} over TCP": "TensorFlow op, TCP",
     f"{STRATEGY} over TCP": "strategy, TCP",
 }
-"""Titles of the panels, in their order."""
 
 STYLE = {
     "font.size": 11,

@@ -37,15 +37,15 @@ from gradring.testing import run_ranks
 
 WORKERS = 2
 WAYS = ("alone", "apart", "gradring", "mirrored")
+#: Of four hidden layers between 784 inputs and 10 classes. A step of the tiny one is nearly all
+#: overhead: what a strategy adds to it, it adds to every step.
 MLP_WIDTHS = {"mlp-tiny": 8, "mlp-1m": 460, "mlp-10m": 1700, "mlp-25m": 2760}
-"""Of four hidden layers between 784 inputs and 10 classes. A step of the tiny one is nearly all
-overhead: what a strategy adds to it, it adds to every step."""
 MODELS = (*MLP_WIDTHS, "cnn")
 INPUTS, CLASSES = 784, 10
 WARM_UP_STEPS = 3
 TIMEOUT_S = 1800.0
+#: Between weights of two strategies, which add in different orders.
 CLOSE = 1e-3
-"""Between weights of two strategies, which add in different orders."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gradring.errors import ConfigError
 
+#: Linux' request for the IPv4 address of an interface.
 SIOCGIFADDR = 0x8915
-"""Linux' request for the IPv4 address of an interface."""
 _NAME_BYTES = 16
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 

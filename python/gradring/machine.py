@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+#: Of the first line of /proc/stat after its name: idle, and idle with a disk at work.
 _IDLE_COLUMNS = (3, 4)
-"""Of the first line of /proc/stat after its name: idle, and idle with a disk at work."""
 
 
 def date() -> str:

@@ -11,16 +11,16 @@ from typing import Any
 from gradring.errors import ConfigError
 
 RENDEZVOUS, JOB_ID, PORT = "GRADRING_RENDEZVOUS", "GRADRING_JOB_ID", "GRADRING_PORT"
+#: Of rank 0, where a launcher tells its host only; that of torch and Kubeflow, too.
 DEFAULT_PORT = 29500
-"""Of rank 0, where a launcher tells its host only; that of torch and Kubeflow, too."""
 MAX_PORT = 65535
 MAX_DIGITS = 18
+#: A number beyond it is a slip: rank 0 could not hold that many connections.
 MAX_WORLD_SIZE = 2048
-"""A number beyond it is a slip: rank 0 could not hold that many connections."""
+#: Bytes of a job's name that travel: every rank gets that of every other.
 MAX_JOB_ID = 64
-"""Bytes of a job's name that travel: every rank gets that of every other."""
+#: Characters of a wrong value that a message repeats.
 MAX_SHOWN = 80
-"""Characters of a wrong value that a message repeats."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 10240
 DEFAULT_EPHEMERAL_START = 32768
+#: Ports tried at random before the kernel is asked for any.
 ATTEMPTS = 1000
-"""Ports tried at random before the kernel is asked for any."""
 
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

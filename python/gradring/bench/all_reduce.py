@@ -16,12 +16,12 @@ from gradring.bench.plan import Plan
 from gradring.bench.record import Record
 from gradring.testing import run_ranks
 
+#: Time for the ranks to start, and a slow peer's library with them.
 START_UP_S = 120.0
-"""Time for the ranks to start, and a slow peer's library with them."""
+#: Time for one size, of which all systems together normally take less than a minute.
 SIZE_S = 600.0
-"""Time for one size, of which all systems together normally take less than a minute."""
+#: Time for one iteration of all systems at the largest sizes.
 ITERATION_S = 2.0
-"""Time for one iteration of all systems at the largest sizes."""
 POLL_S = 0.2
 
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from gradring.bench.measurement import Measurement
 from gradring.bench.systems import link
 
+#: What goes through the links that `link` measures.
 TCP_TRANSPORTS = ("tcp", "tls", "grpc")
-"""What goes through the links that `link` measures."""
 QUANTILES = ("p50", "p90", "p99")
 ARRAY, OP, STRATEGY = "array", "TensorFlow op", "strategy"
 
+#: How a system is called, by its name; all others get an array of this process.
 _CALLED = {
     "tensorflow-raw": OP,
     "gradring-op": OP,
     "tensorflow-strategy": STRATEGY,
     "gradring-strategy": STRATEGY,
 }
-"""How a system is called, by its name; all others get an array of this process."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+#: Of fewer, no p99 is told: it would be the longest one, whatever that was.
 P99_ITERATIONS = 100
-"""Of fewer, no p99 is told: it would be the longest one, whatever that was."""
 
 
 @dataclass(frozen=True)

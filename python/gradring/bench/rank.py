@@ -34,15 +34,15 @@ from gradring.communicator import Communicator
 from gradring.config import TLS_VARIABLES, Settings, TlsFiles
 from gradring.ports import LOOPBACK
 
+#: Many, since each finds the ranks on other cores, or both on one, where they stay for a while.
 ROUNDS = 20
-"""Many, since each finds the ranks on other cores, or both on one, where they stay for a while."""
+#: Time that the iterations of one system at one size may take, with their checks,
 CELL_S = 3.0
-"""Time that the iterations of one system at one size may take, with their checks,"""
+#: or that they may take where fewer would be too few for a p99.
 PATIENCE_S = 60.0
-"""or that they may take where fewer would be too few for a p99."""
 MIN_ITERATIONS, MAX_ITERATIONS = 10, 2000
+#: The first of them traces, allocates and connects; the last few tell how long one takes.
 WARM_UP_ITERATIONS, PROBES = 5, 3
-"""The first of them traces, allocates and connects; the last few tell how long one takes."""
 
 
 def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:

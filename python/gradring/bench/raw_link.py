@@ -18,10 +18,10 @@ from gradring.bench.systems.link import Exchange, open_ring
 from gradring.bench.table import format_time
 from gradring.testing import run_ranks
 
+#: Sent in each direction by one exchange.
 VOLUME_BYTES = 64 << 20
-"""Sent in each direction by one exchange."""
+#: What it repeats, so that it stays in cache.
 BLOCKS_BYTES = (256 << 10, 1 << 20, 4 << 20)
-"""What it repeats, so that it stays in cache."""
 EXCHANGES = 20
 ROUND_TRIPS = 1000
 WARM_UPS = 3

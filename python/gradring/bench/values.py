@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from gradring.errors import ConfigError
 
 OPS = ("sum", "mean", "min", "max", "product")
+#: By dtype: up to where it holds every integer, or as much of that as a test needs.
 LARGEST_INTEGERS = {
     "float32": 1 << 24,
     "float64": 1 << 24,
@@ -28,7 +29,6 @@ LARGEST_INTEGERS = {
     "int64": 1 << 24,
     "uint8": 1 << 8,
 }
-"""By dtype: up to where it holds every integer, or as much of that as a test needs."""
 
 SHORTEST_PERIOD = 3
 

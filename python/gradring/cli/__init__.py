@@ -1,6 +1,6 @@
 """The ``gradring`` command: one file per sub-command, and ``arguments`` for several of them.
 
-Each module in :data:`COMMANDS` has ``NAME``, ``HELP``, ``add_arguments(parser)`` and
+Each module in `COMMANDS` has ``NAME``, ``HELP``, ``add_arguments(parser)`` and
 ``run(arguments) -> exit code``, and does its heavy imports inside ``run``. Only the chosen one is
 imported, so that ``gradring run`` starts at once.
 """
@@ -18,8 +18,8 @@ from typing import NoReturn, Protocol, cast
 import gradring
 from gradring.errors import GradringError
 
+#: Names of the sub-commands and of their modules in this package, in the order of the help.
 COMMANDS = ("run", "env", "doctor", "bench", "demo", "explain")
-"""Names of the sub-commands and of their modules in this package, in the order of the help."""
 
 USAGE_ERROR = 2
 

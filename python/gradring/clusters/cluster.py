@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gradring.parse import Place
 
+#: The rendezvous of a world of one: nobody ever connects to it.
 ALONE_RENDEZVOUS = "127.0.0.1:0"
-"""The rendezvous of a world of one: nobody ever connects to it."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
 from gradring.errors import ConfigError
 from gradring.parse import Place
 
+#: Those that tell this process's place, in the order in which they are asked.
 ENVIRONMENTS: tuple[Environment, ...] = (
     env.ENVIRONMENT,
     tf_config.ENVIRONMENT,
@@ -38,15 +39,14 @@ ENVIRONMENTS: tuple[Environment, ...] = (
     mpi.JSM,
     mpi.FLUX,
 )
-"""Those that tell this process's place, in the order in which they are asked."""
 
+#: Those that tell the place of a host or a pod: that of the process, if nothing tells its own, for
+#: then it is the only one there.
 NODES: tuple[Environment, ...] = (
     kubeflow.ENVIRONMENT,
     sagemaker.ENVIRONMENT,
     kubernetes.ENVIRONMENT,
 )
-"""Those that tell the place of a host or a pod: that of the process, if nothing tells its own, for
-then it is the only one there."""
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Cluster:

@@ -36,8 +36,8 @@ from gradring.errors import RendezvousError
 from gradring.parse import Place
 
 RANK, SIZE, FD, LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "PMI_FD", "MPI_LOCALNRANKS"
+#: How ``mpiexec`` calls this host: MPICH 5, MPICH 4, Intel MPI.
 HOST_NAMES = ("PMI_HOSTNAME", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")
-"""How ``mpiexec`` calls this host: MPICH 5, MPICH 4, Intel MPI."""
 PROXY = "hydra_pmi_proxy"
 KEY = "gradring-rank-0"
 _UCRED = struct.Struct("3i")

@@ -12,14 +12,15 @@ from gradring.errors import ConfigError
 
 OURS = "GRADRING_RANK, GRADRING_WORLD_SIZE and GRADRING_RENDEZVOUS"
 
+#: Where rank 0 is, without this process's rank; and what is missing.
 ADDRESSES = {
     parse.RENDEZVOUS: "GRADRING_RANK and GRADRING_WORLD_SIZE",
     "MASTER_ADDR": "RANK and WORLD_SIZE",
     "MASTER_PORT": "RANK and WORLD_SIZE",
     "JAX_COORDINATOR_ADDRESS": "JAX_PROCESS_ID and JAX_NUM_PROCESSES",
 }
-"""Where rank 0 is, without this process's rank; and what is missing."""
 
+#: The least number that tells of other processes: a rank, or how many there are.
 NUMBERS = {
     "LOCAL_WORLD_SIZE": 2,
     "LOCAL_RANK": 1,
@@ -34,7 +35,6 @@ NUMBERS = {
     "ALPS_APP_PE": 1,
     "TPU_WORKER_ID": 1,
 }
-"""The least number that tells of other processes: a rank, or how many there are."""
 
 
 def check(environ: Mapping[str, str]) -> None:

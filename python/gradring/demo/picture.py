@@ -12,8 +12,8 @@ from gradring.demo.trainings import GRADRING, MIRRORED, SINGLE
 from gradring.demo.verdict import REQUIRED_ACCURACY
 
 NAME = "comparison.png"
+#: Of text and lines, and between bars; colours that nothing else has.
 INK, PAPER = "#1a1b1d", "#fefdfc"
-"""Of text and lines, and between bars; colours that nothing else has."""
 SIZE_INCHES, DOTS_PER_INCH = (11, 7.6), 130
 PARTS = {
     "compute": "#3b6ea5",

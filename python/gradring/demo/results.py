@@ -80,8 +80,8 @@ class Results:
     mirrored: tuple[RankResult, ...]
     single: RankResult
     cores: int
+    #: By title of the training: the fraction of the processors' time that other programs used.
     others: Mapping[str, float]
-    """By title of the training: the fraction of the processors' time that other programs used."""
 
     @property
     def largest_difference(self) -> float:

@@ -25,8 +25,8 @@ from gradring.errors import ConfigError
 from gradring.machine import Usage, share_of_others
 
 EPOCHS = 20
+#: By the name that is imported: what the extra ``demo`` brings.
 NEEDED = {"tensorflow": "TensorFlow", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
-"""By the name that is imported: what the extra ``demo`` brings."""
 INTRODUCTION = """\
 Two workers train a small convolutional network on scikit-learn's handwritten digits;
 then TensorFlow's own strategy and a single process run the same script:

@@ -19,8 +19,8 @@ COLUMNS = (
     ("SHA-256", f"first {HASH_DIGITS} hex digits of the hash of all weights' bytes"),
 )
 HOW_AVERAGED = "Times are averages of all steps but the first, which builds the graphs."
+#: Other programs that use more than this of the processors make times hard to compare.
 BUSY_SHARE = 0.1
-"""Other programs that use more than this of the processors make times hard to compare."""
 
 
 def rank_table(ranks: Sequence[RankResult]) -> str:

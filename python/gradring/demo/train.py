@@ -34,13 +34,13 @@ import gradring.tensorflow
 
 GLOBAL_BATCH = 72
 STEPS_PER_EPOCH = 20
+#: 1440 of the 1797 images; the others are never trained on.
 TRAINING_IMAGES = GLOBAL_BATCH * STEPS_PER_EPOCH
-"""1440 of the 1797 images; the others are never trained on."""
 LOCAL_STEPS = 5
 SEED = 1
 EVERY_S = 1.0
+#: After the checkpoint in the middle: what a restart has to do again.
 LOST_STEPS = 7
-"""After the checkpoint in the middle: what a restart has to do again."""
 
 
 def main() -> None:

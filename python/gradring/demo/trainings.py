@@ -16,13 +16,13 @@ from typing import TextIO
 from gradring.errors import GradringError
 
 WORKERS = 2
+#: For one training, which takes about ten seconds; a strategy that waits for ever ends then.
 DEADLINE_S = 180.0
-"""For one training, which takes about ten seconds; a strategy that waits for ever ends then."""
+#: For the launcher to end its ranks after SIGTERM; its own grace period is shorter.
 CLOSING_S = 20.0
-"""For the launcher to end its ranks after SIGTERM; its own grace period is shorter."""
 LAST_LINES = 25
+#: Between two lines where they cannot be rewritten, such as in the log of a CI job.
 PLAIN_S = 2.0
-"""Between two lines where they cannot be rewritten, such as in the log of a CI job."""
 
 
 @dataclass(frozen=True)

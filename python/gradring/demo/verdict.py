@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gradring.demo.results import Results
 
 REQUIRED_ACCURACY = 0.97
+#: Bound between a weight of the workers and of the single process; rounding alone stays below.
 LARGEST_DIFFERENCE = 1e-5
-"""Bound between a weight of the workers and of the single process; rounding alone stays below."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from gradring.doctor import here
 from gradring.doctor.pair import PairMeasurement, answer, call
 from gradring.launch.hosts import address_towards
 
+#: With more ranks, the bandwidth is measured between neighbours of the ring only.
 MOST_RANKS_FOR_ALL_BANDWIDTHS = 8
-"""With more ranks, the bandwidth is measured between neighbours of the ring only."""
+#: A link with less than this share of the median bandwidth is pointed out.
 SLOW_SHARE = 0.5
-"""A link with less than this share of the median bandwidth is pointed out."""
 CLOCK_TOLERANCE_MS = 100.0
 
 Say = Callable[[str], None]

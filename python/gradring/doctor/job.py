@@ -15,10 +15,10 @@ from gradring import _native
 from gradring.config import TlsFiles
 from gradring.errors import AuthenticationError, GradringError
 
+#: How long one rank may take to answer.
 LIMIT_S = 5.0
-"""How long one rank may take to answer."""
+#: A rank that has waited for less is not worth mentioning.
 PATIENCE_S = 1.0
-"""A rank that has waited for less is not worth mentioning."""
 ASKED_AT_ONCE = 32
 
 

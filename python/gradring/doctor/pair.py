@@ -19,10 +19,10 @@ ROUND_TRIPS = 50
 CLOCK_READINGS = 20
 WRITE_BYTES = 1 << 20
 FIRST_VOLUME_BYTES, MOST_BYTES = 4 << 20, 128 << 20
+#: About how long the bandwidth is measured each time.
 AIM_S = 0.1
-"""About how long the bandwidth is measured each time."""
+#: The best counts: other programs may take the cores for a moment.
 TIMES = 3
-"""The best counts: other programs may take the cores for a moment."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _tell_clock(end: socket.socket) -> None:
 
 
 def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
-    """Sends a little at first, and then a few times what takes :data:`AIM_S`; in 1e9 bytes/s.
+    """Sends a little at first, and then a few times what takes `AIM_S`; in 1e9 bytes/s.
 
     Args:
         link: To the other rank.

@@ -1,7 +1,7 @@
 """Starting ranks here and on other hosts, and never leaving one behind.
 
 ====================  ===================================================================
-``launcher``          what ``gradring run`` does, as the function :func:`launch`
+``launcher``          what ``gradring run`` does, as the function `launch`
 ``world``             which rank runs where, at which address
 ``hosts``             the hosts and their numbers of ranks
 ``hostfile``          the same, from a file

@@ -23,8 +23,8 @@ from gradring.launch.hosts import Host
 from gradring.launch.ssh import Ssh
 from gradring.observe.places import parts_of
 
+#: For one host: a host that is gone must not keep the launcher for long.
 LIMIT_S = 30.0
-"""For one host: a host that is gone must not keep the launcher for long."""
 JOB_BYTES = 8
 TRACE_NAME = "timeline.json"
 

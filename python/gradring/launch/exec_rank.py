@@ -10,8 +10,8 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+#: Exit code of a command that cannot be executed, as in a shell.
 CANNOT_START = 127
-"""Exit code of a command that cannot be executed, as in a shell."""
 
 
 def main() -> None:

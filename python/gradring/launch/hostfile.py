@@ -18,8 +18,8 @@ from pathlib import Path
 
 from gradring.launch.hosts import Host, parse_host, parse_port
 
+#: Open MPI's names. No host gets more ranks than slots, so nothing follows from max_slots.
 KEYWORDS = ("slots", "max_slots", "port", "username")
-"""Open MPI's names. No host gets more ranks than slots, so nothing follows from max_slots."""
 
 
 def read_hosts(path: Path) -> list[Host]:

@@ -43,10 +43,10 @@ from gradring.observe import places, step_log
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
 CLOSING_TICK_S = 0.02
+#: Before the first restart, the bound to which the pause doubles, and how often it does.
 FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
-"""Before the first restart, the bound to which the pause doubles, and how often it does."""
+#: How long output may still arrive after the last process of all groups has ended.
 DRAIN_S = 1.0
-"""How long output may still arrive after the last process of all groups has ended."""
 
 
 def launch(

@@ -1,7 +1,7 @@
 """Whole, prefixed lines: what many ranks print at once stays readable.
 
 A line is passed on when its end has arrived. A progress bar redraws one line with carriage returns;
-of these only the newest state is shown, at most every :data:`PROGRESS_S` seconds.
+of these only the newest state is shown, at most every `PROGRESS_S` seconds.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 from collections import deque
 from typing import IO
 
+#: A longer line is passed on in pieces, so that memory stays bounded.
 MAX_LINE_BYTES = 64 * 1024
-"""A longer line is passed on in pieces, so that memory stays bounded."""
 PROGRESS_S = 2.0
 READ_BYTES = 64 * 1024
+#: Of a terminal, without red and what is hard to read.
 COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
-"""Of a terminal, without red and what is hard to read."""
+#: Lines of each stream that are kept for the report of a failure.
 TAIL_LINES = 400
-"""Lines of each stream that are kept for the report of a failure."""
 
 
 class LineBuffer:

@@ -1,7 +1,7 @@
 """Rank processes, each the leader of its own session and process group.
 
 A group is signalled as a whole, so that the children of a rank (data loaders, a shell's command)
-end with it. Leaving the ``with`` block of :class:`RankProcesses` kills whatever is left.
+end with it. Leaving the ``with`` block of `RankProcesses` kills whatever is left.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import BinaryIO
 from gradring.launch import exec_rank
 from gradring.launch.guardian import Guardian
 
+#: How long a killed process may take to disappear before it is left to the kernel.
 REAP_S = 5.0
-"""How long a killed process may take to disappear before it is left to the kernel."""
 
 Stream = int | BinaryIO | None
 PIPE = subprocess.PIPE
@@ -115,7 +115,7 @@ class RankProcesses:
     """The rank processes of one world, in rank order; a context manager that leaves none behind."""
 
     def __init__(self) -> None:
-        """Makes an empty world; :meth:`start` adds the ranks one after the other."""
+        """Makes an empty world; `start` adds the ranks one after the other."""
         self.ranks: list[RankProcess] = []
         self._guardian = Guardian()
 
@@ -127,7 +127,7 @@ class RankProcesses:
         stdout: Stream = None,
         stderr: Stream = None,
     ) -> RankProcess:
-        """Starts the next rank on this machine; the arguments are those of :class:`RankProcess`."""
+        """Starts the next rank on this machine; the arguments are those of `RankProcess`."""
         return self.add(
             lambda rank, guardian: RankProcess(
                 rank, command, environ, guardian, stdout=stdout, stderr=stderr

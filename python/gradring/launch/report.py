@@ -13,17 +13,17 @@ CHAINED = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",
 )
+#: An error of gradring's that names a rank; the second form is inside an error of TensorFlow's.
 BLAME = re.compile(
     rb"\bgradring(?:\.errors\.| )(\w+Error): (?:.*?\(collective #\d+\): )??rank (\d+) on "
 )
-"""An error of gradring's that names a rank; the second form is inside an error of TensorFlow's."""
+#: In a traceback, and as ``python -m`` says it.
 NO_MODULE = re.compile(rb": No module named '?(\w[\w.]*)")
-"""In a traceback, and as ``python -m`` says it."""
+#: What TensorFlow prints when it starts, which says nothing about a rank's end.
 START_UP = re.compile(
     rb"\d{4}-\d\d-\d\d [\d:.]+: [IWE] (tensorflow|external)/|[IWE]\d{4} \d\d:\d\d:|"
     rb"WARNING: All log messages before absl::InitializeLog|To enable the following instructions: "
 )
-"""What TensorFlow prints when it starts, which says nothing about a rank's end."""
 LAST_LINES = 20
 MAX_LINES = 100
 

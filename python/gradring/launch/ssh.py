@@ -27,10 +27,10 @@ OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15"),
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
 )
+#: Variables of this kind travel to other hosts unasked.
 FORWARDED_PREFIXES = ("GRADRING_", "TF_", "KERAS_", "OMP_", "PYTHON")
-"""Variables of this kind travel to other hosts unasked."""
+#: How long the other end has to kill its rank before the ssh client itself is killed.
 CLOSING_S = 2.0
-"""How long the other end has to kill its rank before the ssh client itself is killed."""
 
 
 @dataclass(frozen=True)

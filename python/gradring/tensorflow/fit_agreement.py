@@ -29,8 +29,8 @@ class _Fit:
     """A `fit` that is running on all ranks."""
 
     model: Any
+    #: Whether the chief has a `ModelCheckpoint`, so that the others need not use theirs.
     chief_saves: bool = True
-    """Whether the chief has a `ModelCheckpoint`, so that the others need not use theirs."""
 
 
 _fit: ContextVar[_Fit] = ContextVar("fit")

@@ -9,7 +9,7 @@
     assert gradring.testing.run_ranks(double_sum, 2) == [[2.0] * 3] * 2
 
 ====================  ===================================================================
-``harness``           :func:`run_ranks`: starts the interpreters, waits, judges
+``harness``           `run_ranks`: starts the interpreters, waits, judges
 ``outcome``           what became of a rank, and the exceptions that report it
 ``function``          how a function is named so that another interpreter finds it
 ``worker``            what each interpreter runs

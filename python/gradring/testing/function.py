@@ -1,7 +1,7 @@
 """How a function is named so that a fresh interpreter finds it again.
 
 A test file need not be importable, and a script's functions live in ``__main__``: both are loaded
-by path. The parent knows the script as ``__main__`` and the child as :data:`SCRIPT`, so that its
+by path. The parent knows the script as ``__main__`` and the child as `SCRIPT`, so that its
 ``if __name__ == "__main__":`` part does not run again.
 """
 
@@ -26,7 +26,7 @@ class FunctionName:
     """Where a module-level function is defined.
 
     Attributes:
-        module: Its module's name, :data:`SCRIPT` for the running script.
+        module: Its module's name, `SCRIPT` for the running script.
         path: The file of that module, where it has one.
         name: The function's own name, with the classes around it.
         is_main: Whether the parent knows that module as ``__main__``.

@@ -33,13 +33,13 @@ from gradring.testing.outcome import (
 from gradring.testing.worker import DUMP_SIGNAL, Call, Report
 
 POLL_S = 0.01
+#: How long the other ranks may go on when one has failed: time to report their own errors.
 GRACE_S = 10.0
-"""How long the other ranks may go on when one has failed: time to report their own errors."""
+#: How long ranks that are out of time may take to begin to print where their threads are, and how
+#: long they print.
 DUMP_BEGIN_S, DUMP_S = 5.0, 0.5
-"""How long ranks that are out of time may take to begin to print where their threads are, and how
-long they print."""
+#: Of the rendezvous on simulated hosts, where nothing else listens.
 HOSTS_PORT = 29500
-"""Of the rendezvous on simulated hosts, where nothing else listens."""
 MAX_OUTPUT_BYTES = 1 << 20
 
 _BOOTSTRAP = """\
@@ -75,7 +75,7 @@ def run_ranks(
         hosts: Simulated hosts (see ``simulated_hosts``) for the ranks, in turn; default: this one.
 
     Returns:
-        The results with ``check=True``, and one :class:`Outcome` per rank with ``check=False``.
+        The results with ``check=True``, and one `Outcome` per rank with ``check=False``.
 
     Raises:
         RankFailure: With ``check=True``: a rank raised, or its process died. The others had

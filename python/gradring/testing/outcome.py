@@ -9,8 +9,8 @@ from typing import Any
 from gradring.launch.processes import describe_exit
 from gradring.launch.report import first_cause
 
+#: Last lines of a failed rank's output that its report shows.
 OUTPUT_LINES = 30
-"""Last lines of a failed rank's output that its report shows."""
 
 
 class RemoteError(Exception):

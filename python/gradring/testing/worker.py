@@ -19,8 +19,8 @@ from typing import Any
 
 from gradring.testing.function import FunctionName
 
+#: Makes a rank print where all its threads are; the harness sends it before it kills.
 DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a rank print where all its threads are; the harness sends it before it kills."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@
 ``agree``             ports that all ranks know
 ====================  ===================================================================
 
-To add a peer, write its file and name it in :data:`PEERS`.
+To add a peer, write its file and name it in `PEERS`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import cast
 
 from gradring.bench.systems.system import LocalReduction, LocalSystem, Peer, System
 
+#: Names of the peers and of their modules in this package.
 PEERS = ("tensorflow", "gloo", "mpi")
-"""Names of the peers and of their modules in this package."""
 
 __all__ = ["PEERS", "LocalReduction", "LocalSystem", "Peer", "System", "load_peer"]
 
 
 def load_peer(name: str) -> Peer:
-    """The module of one of :data:`PEERS`; imports nothing of the peer itself."""
+    """The module of one of `PEERS`; imports nothing of the peer itself."""
     return cast(Peer, importlib.import_module(f"{__name__}.{name}"))

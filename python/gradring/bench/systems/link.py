@@ -28,12 +28,12 @@ from gradring.ports import LOOPBACK
 
 NAME = "link"
 CACHED_NAME = "link in cache"
+#: What repeats in cache; 1 MiB is the fastest over loopback.
 CACHED_BYTES = 1 << 20
-"""What repeats in cache; 1 MiB is the fastest over loopback."""
+#: Of a buffer whose time the bandwidth of the links decides, and not their latency.
 LEAST_BYTES = 4 << 20
-"""Of a buffer whose time the bandwidth of the links decides, and not their latency."""
+#: Without any progress.
 TIMEOUT_S = 60.0
-"""Without any progress."""
 
 
 class Link:

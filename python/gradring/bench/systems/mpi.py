@@ -60,11 +60,11 @@ TRANSPORTS = {
     "tcp": Transport("tcp,self", "ofi", "pt2pt"),
     "shm": Transport("^tcp", "shm", "shm"),
 }
+#: Time for `mpirun` to start its ranks.
 START_UP_S = 60.0
-"""Time for `mpirun` to start its ranks."""
 POLL_S = 0.1
+#: Time for `mpirun` to end when its ranks have.
 END_S = 10.0
-"""Time for `mpirun` to end when its ranks have."""
 
 
 def missing() -> str | None:

@@ -37,10 +37,10 @@ from gradring.ports import LOOPBACK
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 FINAL_OPS = {"sum": "Id", "mean": "Div"}
+#: Far from the keys that a strategy gives to its groups.
 GROUP_KEY = 1 << 20
-"""Far from the keys that a strategy gives to its groups."""
+#: Of a tensor per device: about twice as fast at 100 MiB as the default, and no slower below.
 SUBDIVISIONS = 4
-"""Of a tensor per device: about twice as fast at 100 MiB as the default, and no slower below."""
 
 
 def missing() -> str | None:
