@@ -44,6 +44,17 @@ def address_of(text: str, name: str) -> str:
     return address
 
 
+def interface_of(address: str) -> str | None:
+    """The interface with this IP address, or None."""
+    own = ipaddress.ip_address(address)
+    if own.is_loopback:
+        return "lo"
+    if own.version == 6:
+        return next((name for found, name in _ipv6_addresses() if found == own), None)
+    names = (interface for _, interface in socket.if_nameindex())
+    return next((name for name in names if _ipv4(name) == address), None)
+
+
 def _ipv4(interface: str) -> str | None:
     request = struct.pack(f"{2 * _NAME_BYTES}s", interface.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -56,9 +67,14 @@ def _ipv4(interface: str) -> str | None:
 
 
 def _ipv6(interface: str) -> str | None:
+    found = (address for address, name in _ipv6_addresses() if name == interface)
+    return next((str(address) for address in found if not address.is_link_local), None)
+
+
+def _ipv6_addresses() -> list[tuple[ipaddress.IPv6Address, str]]:
+    """All of this host, each with its interface."""
     try:
         rows = [row.split() for row in _IPV6_ADDRESSES.read_text().splitlines()]
     except OSError:
-        return None
-    found = [ipaddress.ip_address(bytes.fromhex(row[0])) for row in rows if row[-1] == interface]
-    return next((str(address) for address in found if not address.is_link_local), None)
+        return []
+    return [(ipaddress.IPv6Address(bytes.fromhex(row[0])), row[-1]) for row in rows]

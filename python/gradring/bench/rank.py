@@ -7,7 +7,7 @@ that no iteration hides behind the one before. Copying the input into place and 
 happen on all ranks outside of the clock.
 
 All systems are measured in turns: round by round, a share of the iterations each. A machine that
-changes its speed does so for all of them. Whoever is not at turn sleeps.
+changes its speed does so for all of them. A system that is not at turn sleeps.
 """
 
 from __future__ import annotations

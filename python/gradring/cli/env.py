@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the decision; a ConfigError goes to the caller."""
+    """Prints the decision; a `ConfigError` leaves it."""
     from gradring.doctor.here import decision
 
     for name, text in decision():

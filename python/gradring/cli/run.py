@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of ranks; with --hosts or --hostfile, as many as they have room for by "
         "default",
     )
-    places = parser.add_mutually_exclusive_group()
-    places.add_argument(
+    placement = parser.add_mutually_exclusive_group()
+    placement.add_argument(
         "--hosts",
         type=_hosts,
         default=[],
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the ranks run, such as node-a:2,node-b:2; ssh must reach the others without a "
         "password",
     )
-    places.add_argument(
+    placement.add_argument(
         "--hostfile",
         type=_hosts_of_file,
         default=[],

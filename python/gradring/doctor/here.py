@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
-import ipaddress
 import os
 import platform
-import socket
-import struct
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 
 import gradring
 from gradring.clusters import Cluster, detect
 from gradring.config import Settings
+from gradring.interfaces import interface_of
 from gradring.launch.hosts import address_towards
 
 PACKAGES = ("numpy", "tensorflow", "tensorflow-cpu", "keras", "tf_keras")
-SIOCGIFADDR = 0x8915
-_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def decision(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
@@ -82,23 +76,4 @@ def interface_towards(address: str) -> str:
         own = address_towards(host)
     except OSError as error:
         return f"unknown: {host} cannot be resolved or routed to ({error.strerror})"
-    return f"{own} ({_interface_of(own) or 'of no known interface'})"
-
-
-def _interface_of(address: str) -> str | None:
-    own = ipaddress.ip_address(address)
-    if own.is_loopback:
-        return "lo"
-    if own.version == 6:
-        rows = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
-        return next((row[-1] for row in rows if int(row[0], 16) == int(own)), None)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(asking, SIOCGIFADDR, request)
-            except OSError:
-                continue  # it has no IPv4 address
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+    return f"{own} ({interface_of(own) or 'of no known interface'})"

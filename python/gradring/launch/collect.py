@@ -46,7 +46,7 @@ def trace_of(job: str) -> Path:
 
 
 def make_room(job: str) -> Path:
-    """As `trace_of`, in a directory that is there now and nobody else's."""
+    """As `trace_of`, in a directory that is there now and no other user's."""
     trace = trace_of(job)
     trace.parent.mkdir(mode=0o700, exist_ok=True)
     return trace

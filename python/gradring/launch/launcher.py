@@ -331,7 +331,7 @@ class _Launch:
         self._processes.signal(signal.SIGTERM if signum == signal.SIGPIPE else signum)
 
     def _discard_output(self) -> None:
-        """Whoever read our output has gone, as in ``gradring run ... | head``: end quietly."""
+        """The reader of our output has gone, as in ``gradring run ... | head``: end quietly."""
         with open(os.devnull, "wb") as nowhere:
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(nowhere.fileno(), stream.fileno())

@@ -107,7 +107,7 @@ class RankProcess:
             return False
         except PermissionError:
             return True
-        # In a container whose first process collects nobody, ended children stay for ever.
+        # In a container whose first process collects no other, ended children stay for ever.
         return any(group == self.pid and state not in "ZX" for group, state in _all_processes())
 
 

@@ -4,8 +4,8 @@ Which of the two is decided by the `mpirun` of this environment; one environment
 
 An MPI process has one transport for its whole life, and `mpirun` starts it. So each of the two has
 ranks of its own, started by our rank 0, which tells them through a pipe what to measure: see
-`mpi_rank`. Between commands they sleep in the kernel, because whoever waits inside of MPI spins and
-takes the core from the system whose turn it is.
+`mpi_rank`. Between commands they sleep in the kernel, because a rank that waits inside of MPI
+spins and takes the core from the system whose turn it is.
 
 They are not bound to cores, like the ranks of all others, and yield when there are more of them
 than cores.

@@ -43,8 +43,8 @@ def main(address: str) -> None:
             else:
                 assert reduction is not None
                 samples = reduction.iterate(command, world.Barrier)
-                # Whoever leaves MPI may owe bytes that another rank still waits for, and sends them
-                # only inside of MPI.
+                # A rank that leaves MPI may owe bytes that another rank still waits for, and sends
+                # them only inside of MPI.
                 world.Barrier()
                 pipe.send(samples)
 
