@@ -9,7 +9,7 @@ from launching import gradring, script
 
 from gradring.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
 from gradring.launch.tracing import merge
-from gradring.observe.places import part_of
+from gradring.observe.paths import part_of
 
 SLEEP = "time.sleep(300)\n"
 

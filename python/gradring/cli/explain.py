@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation."""
-    from gradring.observe import explanation, places, records, timeline
+    from gradring.observe import explanation, paths, records, timeline
 
-    attempts = places.attempts(arguments.directory)
+    attempts = paths.attempts(arguments.directory)
     for directory in attempts:
         if len(attempts) > 1:
             print(f"{directory}:")

@@ -62,7 +62,7 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
     Raises:
         ConfigError: A package is missing.
     """
-    from gradring.observe import explanation, places
+    from gradring.observe import explanation, paths
     from gradring.observe.records import read
 
     require_packages()
@@ -75,8 +75,8 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
         checkpoint = Path(temporary, "checkpoint")
         options = ["--kill", str(rank), "--checkpoint", str(checkpoint)]
         exit_code, lines = _train(report, ["--max-restarts", "1"], options, stream)
-    first = places.of_attempt(places.flight_of(report), 0)
-    if any(places.written(first)):
+    first = paths.of_attempt(paths.flight_of(report), 0)
+    if any(paths.written(first)):
         say(stream, f"\ngradring explain {first}")
         for sentence in explanation.explain(read(first)):
             say(stream, sentence)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gradring.launch.hosts import Host
 from gradring.launch.ssh import Ssh
-from gradring.observe.places import parts_of
+from gradring.observe.paths import parts_of
 
 #: For one host: a host that is gone must not keep the launcher for long.
 LIMIT_S = 30.0

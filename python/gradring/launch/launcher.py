@@ -38,7 +38,7 @@ from gradring.launch.signals import signals_as_bytes
 from gradring.launch.ssh import Ssh
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
-from gradring.observe import places, step_log
+from gradring.observe import paths, step_log
 
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
@@ -115,17 +115,17 @@ def launch(
             **environ,
             "GRADRING_LOG_DIR": str(log_dir.absolute()),
             "GRADRING_FLIGHT_DIR": environ.get("GRADRING_FLIGHT_DIR")
-            or str(places.flight_of(log_dir.absolute())),
+            or str(paths.flight_of(log_dir.absolute())),
         }
     flight = Path(environ["GRADRING_FLIGHT_DIR"]) if environ.get("GRADRING_FLIGHT_DIR") else None
     if flight is not None:
-        places.forget(flight)
+        paths.forget(flight)
     with signals_as_bytes() as wakeup:
         for attempt in itertools.count():
             numbered = {**environ, "GRADRING_RESTART": str(attempt)}
             if max_restarts > 0 and flight is not None:
                 # What the first attempt has left is of more interest than the next one's.
-                numbered["GRADRING_FLIGHT_DIR"] = str(places.of_attempt(flight, attempt))
+                numbered["GRADRING_FLIGHT_DIR"] = str(paths.of_attempt(flight, attempt))
             try:
                 exit_code, stopped = _attempt(program, world, numbered, log_dir, grace_s, wakeup)
             except SurveyError as error:
@@ -277,7 +277,7 @@ class _Launch:
         lines = last_words(list(err.tail), list(out.tail))
         log = log_dir / f"rank-{rank}.log" if log_dir else None
         advice = f"all output: {log}" if log else "--log-dir keeps all output"
-        if flight_dir and any(places.written(Path(flight_dir))):
+        if flight_dir and any(paths.written(Path(flight_dir))):
             advice += f"; what each rank was doing: gradring explain {flight_dir}"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
         how = describe_exit(exit_code)

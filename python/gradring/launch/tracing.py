@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from gradring.errors import ConfigError
-from gradring.observe.places import parts_of, written
+from gradring.observe.paths import parts_of, written
 
 
 def forget_parts(trace: Path) -> None:

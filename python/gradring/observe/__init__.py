@@ -7,7 +7,7 @@
 ``metrics``           counters for Prometheus
 ``observer``          what of it the settings ask for, from when a group is joined to its end
 ``records``           the file that each rank writes about its last collectives
-``places``            where it is
+``paths``             where it is
 ``timeline``          the records of all ranks as one timeline, in Chrome's trace format
 ``explanation``       the records of all ranks as sentences: who did not come, who waits for it
 ====================  ===================================================================

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gradring import _native
 from gradring.communicator import TRACE_LIMIT, Communicator
 from gradring.config import DEFAULTS, Settings
-from gradring.observe.places import part_of
+from gradring.observe.paths import part_of
 from gradring.observe.step_report import Totals
 
 if TYPE_CHECKING:
