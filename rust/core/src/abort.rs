@@ -6,9 +6,6 @@ use std::time::Duration;
 
 use crate::error::Error;
 
-/// How long what waits goes without asking whether there is a reason to give up.
-pub const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);
-
 /// Poison for one communicator. The first cause wins.
 #[derive(Default)]
 pub struct AbortSwitch {

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
+use crate::caller::Interrupt;
 use crate::collective::{Collective, Request};
 use crate::dtype::{DType, ReduceOp};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::choice::{Cost, Measured, Policy, Rules};
-use crate::work::Interrupt;
 
 /// Sizes of the buffers, in bytes, and how often each is reduced; the fastest time counts.
 const SMALL: (usize, usize) = (8, 8);

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::abort::AbortSwitch;
 use crate::calibration;
+use crate::caller::Interrupt;
 use crate::collective::Request;
 use crate::config::{Config, TransportChoice};
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
@@ -29,7 +30,7 @@ use crate::observe::stats::Stats;
 use crate::observe::{clock, record, signals};
 use crate::schedule::choice::Policy;
 use crate::wire::gossip::Gossip;
-use crate::work::{Interrupt, Work};
+use crate::work::Work;
 
 /// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
 const NARROWED_FROM_BYTES: usize = 64 << 10;

@@ -6,36 +6,34 @@
 //! No lock is held while the program's signal handlers and finalizers run, so these may close the
 //! communicator; what they may not do is to launch a collective in the middle of another one.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::buffer::Buffer;
+use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::collective::{Call, Request};
-use crate::error::{Error, Result};
-use crate::executor::{Execution, Progress, Scratch};
+use crate::drive::{Context, Drive, Launched, Limits, Measured, Memory, Step};
+use crate::error::{Error, Result, message_of};
+use crate::host::host_name;
 use crate::link::Transport;
 use crate::link::forks::{self, Process};
+use crate::lock::{self, lock};
 use crate::observe::flight_recorder::{FlightRecorder, State};
-use crate::observe::stats::{Measured, Stats};
+use crate::observe::stats::Stats;
 use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
-use crate::wire::handshake::GENERATION;
-use crate::work::{INTERRUPT_INTERVAL, Interrupt, WaitOutcome, Work};
+use crate::work::{WaitOutcome, Work};
 
 mod queue;
 mod spin_policy;
-pub(crate) mod stall_detector;
 mod steps;
-mod suspicion;
 
-use queue::{Launched, Prepared, Queue};
+pub use crate::drive::{Stall, Supervisor, Suspicion};
+use queue::Queue;
 pub use spin_policy::SpinPolicy;
-use stall_detector::{Limits, StallDetector};
-pub use suspicion::{Stall, Supervisor, Suspicion};
 
 /// How often a spinning caller looks at its links before it looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
@@ -49,7 +47,7 @@ pub struct Parts {
     /// The links.
     pub transport: Box<dyn Transport>,
     /// Finds the causes behind suspicions.
-    pub supervisor: Arc<dyn Supervisor>,
+    pub supervisor: Arc<dyn Supervisor + Send + Sync>,
     /// The group's abort switch on this rank.
     pub abort: Arc<AbortSwitch>,
     /// Memory of the last calls.
@@ -65,9 +63,7 @@ pub struct Parts {
 /// What it takes to drive a collective: whoever does has it for that time.
 struct Driver {
     transport: Box<dyn Transport>,
-    scratch: Scratch,
-    /// Memory of elements that travel in another type than their own.
-    narrowed: Vec<u64>,
+    memory: Memory,
 }
 
 /// Runs collectives in launch order.
@@ -81,7 +77,7 @@ struct Shared {
     topology: Arc<Topology>,
     limits: Limits,
     spin_policy: SpinPolicy,
-    supervisor: Arc<dyn Supervisor>,
+    supervisor: Arc<dyn Supervisor + Send + Sync>,
     abort: Arc<AbortSwitch>,
     recorder: Arc<FlightRecorder>,
     queue: Mutex<Queue>,
@@ -99,8 +95,7 @@ impl Engine {
         parts.abort.wake_with(parts.transport.waker());
         let driver = Box::new(Driver {
             transport: parts.transport,
-            scratch: Scratch::new(),
-            narrowed: Vec::new(),
+            memory: Memory::default(),
         });
         let shared = Arc::new(Shared {
             rank: parts.rank,
@@ -354,11 +349,7 @@ impl Shared {
         let call = Arc::clone(&prepared.call);
         self.recorder
             .launched((sequence, step), call, prepared.algorithm, at, at_once);
-        Ok(Launched {
-            header: prepared.contract.header(GENERATION, sequence, step),
-            prepared,
-            sequence,
-        })
+        Ok(prepared.launch(sequence, step))
     }
 
     fn enqueue(
@@ -427,9 +418,7 @@ impl Shared {
     }
 
     fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        self.changed
-            .wait(queue)
-            .unwrap_or_else(PoisonError::into_inner)
+        lock::wait(&self.changed, queue)
     }
 
     /// Lets the program act, which may have something to say or even close this engine; whether it
@@ -486,7 +475,6 @@ impl Shared {
             }
             Err(error) => {
                 self.recorder.over(sequence, State::Failed, started);
-                self.recorder.note_waiting(None);
                 Err(placed(error, &call, sequence, started))
             }
         }
@@ -497,81 +485,44 @@ impl Shared {
         &self,
         driver: &mut Driver,
         launched: &Launched,
-        mut buffer: Buffer,
+        buffer: Buffer,
         started: Instant,
         spin_policy: SpinPolicy,
         interrupt: Interrupt<'_>,
     ) -> Result<Option<Measured>> {
-        let world_size = self.topology.world_size();
-        if world_size == 1 {
+        if self.topology.world_size() == 1 {
             return self.abort.cause().map_or(Ok(None), Err);
         }
-        let Driver {
-            transport,
-            scratch,
-            narrowed,
-        } = driver;
-        let Prepared {
-            call,
-            algorithm,
-            wire_dtype,
-            ..
-        } = &launched.prepared;
-        let narrow = wire_dtype.map(|dtype| {
-            // SAFETY: nobody else has the driver's memory until the collective has ended.
-            unsafe { buffer.narrowed(dtype, narrowed) }
-        });
-        let mut narrow = narrow.transpose().map_err(|error| self.fail(error))?;
-        let mut execution = Execution::new(
-            narrow.as_mut().unwrap_or(&mut buffer),
-            call,
-            *algorithm,
-            (self.rank, &self.topology),
-            launched.header,
-            scratch,
-        )
-        .map_err(|error| self.fail(error))?;
-        let sequence = launched.sequence;
-        let mut stall = StallDetector::new(call, sequence, self.limits, &self.recorder, started);
-        // None if everything came at once.
-        let mut entered_at = None;
+        let Driver { transport, memory } = driver;
+        let context = Context {
+            rank: self.rank,
+            topology: &self.topology,
+            limits: self.limits,
+            abort: &self.abort,
+            supervisor: &*self.supervisor,
+            waits: &self.recorder.waits,
+        };
+        let mut operand = memory
+            .operand(buffer, launched)
+            .map_err(|error| self.fail(error))?;
+        let mut drive = Drive::new(context, launched, &mut operand, started)
+            .map_err(|error| self.fail(error))?;
         let mut asked_at = started;
-        let mut moved = false;
         let mut looks = 0_u32;
         loop {
-            if let Some(cause) = self.abort.cause() {
-                if execution.ends_all_the_same(&mut **transport) {
-                    break;
-                }
-                return Err(cause);
+            match drive.step(&mut **transport, Instant::now) {
+                Step::Done => break,
+                Step::Failed(cause) => return Err(cause),
+                Step::Moved => continue,
+                Step::Blocked => {}
             }
-            match execution.advance(&mut **transport) {
-                Ok(Progress::Done) => break,
-                Ok(Progress::Moved) => {
-                    moved = true;
-                    if entered_at.is_none() && execution.last_to_enter.is_some() {
-                        entered_at = Some(Instant::now());
-                    }
-                    continue;
-                }
-                Ok(Progress::Blocked) => {
-                    looks += 1;
-                    if !spin_policy.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
-                        std::hint::spin_loop();
-                        continue;
-                    }
-                }
-                Err(fault) => {
-                    return Err(self
-                        .supervisor
-                        .investigate(stall.suspicion(fault, &execution)));
-                }
+            looks += 1;
+            if !spin_policy.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                std::hint::spin_loop();
+                continue;
             }
             let now = Instant::now();
-            if std::mem::take(&mut moved) {
-                stall.moved(now);
-            }
-            let idle = stall.idle(now);
+            let idle = drive.idle(now);
             if idle < spin_policy.yielding {
                 if idle < spin_policy.spinning {
                     std::hint::spin_loop();
@@ -580,13 +531,11 @@ impl Shared {
                 }
                 continue;
             }
-            let limit = stall
-                .look(&execution, now, |stall| self.supervisor.warn(stall))
-                .map_err(|suspicion| self.supervisor.investigate(suspicion))?;
-            transport.wait(execution.interests(), limit);
+            let limit = drive.look(now);
+            transport.wait(drive.interests(), limit);
             if asked_at.elapsed() >= INTERRUPT_INTERVAL {
                 asked_at = Instant::now();
-                let interrupted = self.ask(sequence, interrupt);
+                let interrupted = self.ask(launched.sequence, interrupt);
                 if !self.process.is_this() {
                     return Err(Error::aborted(forks::INSIDE));
                 }
@@ -595,19 +544,10 @@ impl Shared {
                 }
             }
         }
-        stall.end();
-        let (bytes_sent, last_to_enter) = (execution.bytes_sent, execution.last_to_enter);
-        let ended = Instant::now();
-        if let Some(narrow) = narrow {
-            buffer.widen_all_from(&narrow);
-        }
-        Ok(Some(Measured {
-            algorithm: algorithm.name(),
-            bytes_sent,
-            started,
-            everyone_entered: last_to_enter.map(|peer| (entered_at.unwrap_or(ended), peer)),
-            ended,
-        }))
+        let measured = drive.measured(Instant::now());
+        drop(drive);
+        drop(operand.finish());
+        Ok(Some(measured))
     }
 
     /// Fails all works of all ranks; returns the first cause.
@@ -624,22 +564,12 @@ impl Shared {
     }
 
     fn blame_self(&self, error: Error) -> Error {
-        error.blaming(self.rank, crate::host::host_name())
+        error.blaming(self.rank, host_name())
     }
 }
 
 fn closed() -> Error {
     Error::aborted("the communicator is closed")
-}
-
-/// What a panic said.
-#[must_use]
-pub fn message_of(panic: &(dyn Any + std::marker::Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("no message")
 }
 
 /// The error of a collective begun at `started`; placed in it if the cause did not come with
@@ -650,8 +580,4 @@ fn placed(mut error: Error, call: &Call, sequence: u64, started: Instant) -> Err
         return error;
     }
     error.during(call.to_string(), sequence)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

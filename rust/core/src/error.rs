@@ -1,5 +1,6 @@
 //! Errors as facts: what happened, in which collective, and who is to blame.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::time::Duration;
@@ -395,6 +396,16 @@ pub(crate) fn shortened(text: &str) -> String {
         short.push_str(" ...");
     }
     short
+}
+
+/// What a panic said.
+#[must_use]
+pub fn message_of(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message")
 }
 
 #[cfg(test)]

@@ -10,9 +10,12 @@
 pub mod abort;
 pub mod buffer;
 mod calibration;
+pub mod caller;
 pub mod collective;
 pub mod communicator;
 pub mod config;
+#[doc(hidden)]
+pub mod drive;
 pub mod dtype;
 pub mod engine;
 pub mod error;
@@ -24,6 +27,7 @@ pub mod fuzzing;
 mod host;
 pub mod kernel;
 pub mod link;
+pub mod lock;
 pub mod observe;
 pub mod schedule;
 #[cfg(test)]

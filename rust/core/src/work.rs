@@ -3,32 +3,10 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::error::{Error, Result, shortened};
 use crate::link::forks::{self, Process};
 use crate::observe::flight_recorder::FlightRecorder;
-
-/// The program behind a call that waits. A closure is one whose place is not known.
-pub trait Caller {
-    /// Called about ten times a second while the call waits; `true` asks it to give up.
-    fn interrupts(&mut self) -> bool;
-
-    /// Where in the program the call is, such as `train.py:31`; not called before the call has
-    /// waited for a while.
-    fn place(&mut self) -> Option<String> {
-        None
-    }
-}
-
-impl<F: FnMut() -> bool> Caller for F {
-    fn interrupts(&mut self) -> bool {
-        self()
-    }
-}
-
-/// The caller, who may give up.
-pub type Interrupt<'a> = &'a mut dyn Caller;
-
-pub use crate::abort::INTERRUPT_INTERVAL;
 
 /// How a wait on a work ended.
 #[derive(Debug, Clone, PartialEq)]

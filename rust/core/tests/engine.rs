@@ -30,7 +30,7 @@ struct Recording {
 }
 
 impl Supervisor for Recording {
-    fn investigate(&self, suspicion: Suspicion) -> Error {
+    fn investigate(&self, suspicion: Suspicion) {
         let error = match suspicion {
             Suspicion::LinkBroken { peer, reason } => Error::peer_lost(reason).blaming(peer, "h"),
             Suspicion::Garbled { peer, problem } => Error::protocol(problem).blaming(peer, "h"),
@@ -51,9 +51,7 @@ impl Supervisor for Recording {
                 Error::timeout("is late").blaming(awaited[0], "h")
             }
         };
-        let error = self.first.get_or_init(|| error).clone();
-        self.abort(error.clone());
-        error
+        self.abort(self.first.get_or_init(|| error).clone());
     }
 
     fn abort(&self, cause: Error) {
@@ -611,7 +609,7 @@ fn a_panic_fails_the_works_and_all_later_ones_but_not_the_process() {
 }
 
 #[test]
-fn a_standstill_is_warned_of_at_doubled_intervals_before_it_fails() {
+fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
     let mut mesh = memory::mesh(2, 1000).into_iter();
     let (transport, _absent) = (mesh.next().unwrap(), mesh.next());
     let warning_after = Duration::from_millis(40);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gradring_core::work::Caller;
+use gradring_core::caller::Caller;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::types::PyString;

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gradring_core::engine::message_of;
 use gradring_core::error::Error;
+use gradring_core::error::message_of;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 

@@ -7,11 +7,9 @@ use super::Driver;
 use super::steps::Steps;
 use crate::buffer::Buffer;
 use crate::collective::Call;
-use crate::dtype::DType;
+use crate::drive::{Launched, Prepared};
 use crate::error::Result;
-use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
-use crate::wire::contract::{Contract, Header};
 use crate::work::Work;
 
 /// The order of collectives.
@@ -46,23 +44,6 @@ impl Here {
     fn now() -> Self {
         HERE.with(|here| Self((&raw const *here).addr()))
     }
-}
-
-/// A collective with its place in the order.
-pub(super) struct Launched {
-    pub(super) prepared: Prepared,
-    pub(super) header: Header,
-    pub(super) sequence: u64,
-}
-
-/// All that follows from a call and the policy.
-#[derive(Clone)]
-pub(super) struct Prepared {
-    pub(super) call: Arc<Call>,
-    pub(super) algorithm: Algorithm,
-    /// Type in which elements travel, if it is not their own.
-    pub(super) wire_dtype: Option<DType>,
-    pub(super) contract: Contract,
 }
 
 impl Queue {
@@ -114,14 +95,7 @@ impl Queue {
         if let Some(last) = self.last.as_ref().filter(|last| *last.call == call) {
             return Ok(last.clone());
         }
-        call.validate(self.policy.topology.world_size())?;
-        let algorithm = self.policy.choose(&call);
-        let prepared = Prepared {
-            algorithm,
-            wire_dtype: self.policy.wire_dtype(&call),
-            contract: Contract::of(&call, algorithm),
-            call: Arc::new(call),
-        };
+        let prepared = Prepared::new(call, &self.policy)?;
         self.last = Some(prepared.clone());
         Ok(prepared)
     }

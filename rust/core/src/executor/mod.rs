@@ -46,8 +46,8 @@ pub(crate) struct Scratch {
     interests: Vec<Interest>,
 }
 
-impl Scratch {
-    pub(crate) fn new() -> Self {
+impl Default for Scratch {
+    fn default() -> Self {
         Self {
             tile: vec![0; TILE_BYTES / size_of::<u64>()],
             fold: FoldMemory::default(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
-use crate::engine::Suspicion;
+use crate::drive::Suspicion;
 use crate::error::{Error, shortened};
 use crate::failure::diagnosis::Diagnosis;
 use crate::observe::clock;
@@ -432,10 +432,14 @@ impl Detector {
                     .last_left_step()
                     .map(|(step, by)| (step, shortened(&by))),
             }),
-            waits: recorder.waiting().filter(|_| in_time).map(|waiting| Waits {
-                awaited: waiting.awaited,
-                idle: now.saturating_duration_since(waiting.since),
-            }),
+            waits: recorder
+                .waits
+                .now()
+                .filter(|_| in_time)
+                .map(|waiting| Waits {
+                    awaited: waiting.awaited,
+                    idle: now.saturating_duration_since(waiting.since),
+                }),
         };
         diagnosis.hear(report.clone());
         self.report_due = None;

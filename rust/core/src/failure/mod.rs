@@ -7,11 +7,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::abort::AbortSwitch;
-use crate::engine::{Stall, Supervisor, Suspicion, message_of};
-use crate::error::{Error, shortened};
+use crate::drive::{Stall, Supervisor, Suspicion};
+use crate::error::{Error, message_of, shortened};
 use crate::link::forks;
 use crate::link::poll::WakeUp;
 use crate::link::tcp::connection::Connection;
@@ -26,9 +26,6 @@ pub(crate) mod thread;
 use detector::LINK_GRACE;
 use requests::{Request, Requests};
 use thread::MonitorThread;
-
-/// Bound on `investigate`.
-pub(crate) const INVESTIGATION_LIMIT: Duration = Duration::from_secs(5);
 
 /// The failure monitor of one communicator.
 pub(crate) struct Monitor {
@@ -115,17 +112,8 @@ impl Monitor {
 }
 
 impl Supervisor for Monitor {
-    fn investigate(&self, suspicion: Suspicion) -> Error {
-        let fallback = format!("the group could not find the cause of: {suspicion:?}");
+    fn investigate(&self, suspicion: Suspicion) {
         self.requests.request(Request::Investigate(suspicion));
-        self.requests
-            .abort
-            .wait(INVESTIGATION_LIMIT)
-            .unwrap_or_else(|| {
-                let cause = Error::protocol(fallback);
-                self.abort(cause.clone());
-                cause
-            })
     }
 
     fn abort(&self, cause: Error) {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abort::{AbortSwitch, Waker};
-use crate::engine::Suspicion;
+use crate::drive::Suspicion;
 use crate::error::Error;
 
 /// The requests that the monitor has not seen yet, and the switch that it raises.

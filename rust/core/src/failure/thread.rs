@@ -11,7 +11,7 @@ use super::requests::{Request, Requests};
 use crate::link::poll::{self, WakeUp};
 use crate::link::tcp::connection::Connection;
 use crate::observe::journal::Journal;
-use crate::observe::signals;
+use crate::observe::{record, signals};
 use crate::wire::control;
 
 /// Bound on sending the last messages.
@@ -124,13 +124,13 @@ impl<S: Read + Write> MonitorThread<S> {
         let asked = signals::asked();
         let cause = || self.requests.abort.cause();
         if std::mem::replace(&mut self.asked, asked) != asked {
-            self.journal.write(cause().as_ref(), "SIGUSR2");
+            record::write_down(&self.journal, cause().as_ref(), "SIGUSR2");
         }
         if !self.written
             && let Some(cause) = cause()
         {
             self.written = true;
-            self.journal.write(Some(&cause), "error");
+            record::write_down(&self.journal, Some(&cause), "error");
         }
     }
 }

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
-use crate::engine::message_of;
+use crate::error::message_of;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forming::listener::{Admission, Listener};
 use crate::forming::meeting::{Answer, Guest, Host, Meeting};
@@ -26,7 +27,6 @@ use crate::link::tcp::patient::Patient;
 use crate::link::tcp::tls::{self, Tls};
 use crate::observe::own_state::OwnState;
 use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
-use crate::work::{INTERRUPT_INTERVAL, Interrupt};
 
 pub(crate) mod calls;
 mod missing;

@@ -7,13 +7,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::caller::Caller;
 use crate::collective::Call;
+use crate::drive::{Measured, Waits};
 use crate::observe::exposure::Exposure;
-use crate::observe::stats::{Measured, Stats};
+use crate::observe::stats::Stats;
 use crate::schedule::Algorithm;
 use crate::wire::contract::{Contract, Header};
 use crate::wire::handshake::GENERATION;
-use crate::work::Caller;
 
 /// How many collectives are remembered by default: a few seconds of training.
 pub const CAPACITY: usize = 4096;
@@ -22,17 +23,9 @@ pub const CAPACITY: usize = 4096;
 #[derive(Debug, Default)]
 pub struct FlightRecorder {
     memory: Mutex<Memory>,
-    waiting: Mutex<Option<Waiting>>,
+    /// For whom this rank waits.
+    pub waits: Waits,
     left_step: Mutex<Option<(u64, String)>>,
-}
-
-/// A collective under way that does not move.
-#[derive(Debug, Clone)]
-pub struct Waiting {
-    /// The ranks without which nothing moves.
-    pub awaited: Vec<usize>,
-    /// When something moved last.
-    pub since: Instant,
 }
 
 #[derive(Debug)]
@@ -170,18 +163,6 @@ impl FlightRecorder {
         if let Some(entry) = self.lock().entry(sequence) {
             entry.place = Some(place.into());
         }
-    }
-
-    /// Remembers that this rank waits, or that it does not.
-    pub fn note_waiting(&self, waiting: Option<Waiting>) {
-        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
-    }
-
-    /// For whom this rank waits, if it has done so for a while.
-    #[must_use]
-    pub fn waiting(&self) -> Option<Waiting> {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.clone()
     }
 
     /// Remembers which step the program left early last, and by what.

@@ -1,12 +1,11 @@
 //! Everything that one rank writes down, and where.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::error::Error;
+use crate::lock::lock;
 use crate::observe::board::Board;
 use crate::observe::flight_recorder::FlightRecorder;
-use crate::observe::record;
 use crate::wire::gossip::ClockOffset;
 
 /// Everything that one rank writes down.
@@ -45,43 +44,29 @@ impl Journal {
     /// This rank's clock against that of rank 0, as far as it is known.
     #[must_use]
     pub fn clock(&self) -> Option<ClockOffset> {
-        *self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.clock)
     }
 
     pub(crate) fn set_clock(&self, offset: ClockOffset) {
-        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = Some(offset);
+        *lock(&self.clock) = Some(offset);
     }
 
     /// Records are written to `directory` from now on, when the group fails or somebody asks.
     pub fn write_to(&self, directory: &Path) {
-        *self
-            .directory
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(directory.into());
+        *lock(&self.directory) = Some(directory.into());
         // What an earlier run has left there is not about this one.
-        let _ = std::fs::remove_file(record::path_in(directory, self.rank));
+        let _ = std::fs::remove_file(path_in(directory, self.rank));
     }
 
-    /// Writes the record, if a directory for it was named. There is nobody to tell if that fails
-    /// but the person at the terminal.
-    pub(crate) fn write(&self, failure: Option<&Error>, reason: &str) {
-        let directory = self
-            .directory
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let Some(directory) = directory else {
-            return;
-        };
-        let json = record::to_json(self, failure, reason, 0);
-        if let Err(error) = record::write(&directory, self.rank, &json) {
-            eprintln!(
-                "gradring: rank {} on {} cannot write its flight record to {} ({error}); set \
-                 GRADRING_FLIGHT_DIR to a directory that it can write to",
-                self.rank,
-                self.hosts[self.rank],
-                directory.display()
-            );
-        }
+    /// The directory to which records are written, if one was named.
+    #[must_use]
+    pub fn directory(&self) -> Option<PathBuf> {
+        lock(&self.directory).clone()
     }
+}
+
+/// Name of a rank's file in the directory of records.
+#[must_use]
+pub fn path_in(directory: &Path, rank: usize) -> PathBuf {
+    directory.join(format!("rank-{rank}.json"))
 }

@@ -140,7 +140,7 @@ impl OwnState {
 impl Formed {
     fn phase(&self) -> Phase {
         let (entered, ended) = self.recorder.now();
-        let waiting = entered.as_ref().and_then(|_| self.recorder.waiting());
+        let waiting = entered.as_ref().and_then(|_| self.recorder.waits.now());
         let collective = |entry: &Entry, since: Option<Instant>| Collective {
             sequence: entry.sequence,
             call: match entry.step {

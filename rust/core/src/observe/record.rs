@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::observe::clock;
 use crate::observe::flight_recorder::Entry;
-use crate::observe::journal::Journal;
+use crate::observe::journal::{Journal, path_in};
 use crate::wire::gossip::ClockOffset;
 
 /// Grows with every incompatible change of the file.
@@ -121,10 +121,22 @@ pub fn to_json(journal: &Journal, failure: Option<&Error>, reason: &str, since_n
     serde_json::to_vec(&file).expect("numbers and strings can be written as JSON")
 }
 
-/// Name of a rank's file in the directory of records.
-#[must_use]
-pub fn path_in(directory: &Path, rank: usize) -> PathBuf {
-    directory.join(format!("rank-{rank}.json"))
+/// Writes what `journal` remembers, if a directory for it was named. There is nobody to tell if that
+/// fails but the person at the terminal.
+pub(crate) fn write_down(journal: &Journal, failure: Option<&Error>, reason: &str) {
+    let Some(directory) = journal.directory() else {
+        return;
+    };
+    let json = to_json(journal, failure, reason, 0);
+    if let Err(error) = write(&directory, journal.rank, &json) {
+        eprintln!(
+            "gradring: rank {} on {} cannot write its flight record to {} ({error}); set \
+             GRADRING_FLIGHT_DIR to a directory that it can write to",
+            journal.rank,
+            journal.hosts[journal.rank],
+            directory.display()
+        );
+    }
 }
 
 /// Writes `json` to the rank's file in `directory`, which is made if it is missing; whoever reads

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::collective::Call;
+use crate::drive::Measured;
 
 /// Half of the time that counts as recent.
 const RECENT_HALF: Duration = Duration::from_secs(5);
@@ -58,22 +59,6 @@ pub struct Lateness {
     half_ends: Option<Instant>,
     this_half: Duration,
     last_half: Duration,
-}
-
-/// How one collective went.
-#[derive(Debug, Clone, Copy)]
-pub struct Measured {
-    /// Algorithm used.
-    pub algorithm: &'static str,
-    /// Bytes of payload that this rank sent.
-    pub bytes_sent: u64,
-    /// When this rank started.
-    pub started: Instant,
-    /// When the last of the peers that it listens to had entered, and who that was; nothing if it
-    /// listens to nobody.
-    pub everyone_entered: Option<(Instant, usize)>,
-    /// When it had ended.
-    pub ended: Instant,
 }
 
 impl Stats {

@@ -401,7 +401,7 @@ impl World {
             Fault::Aborts { .. } => {
                 drop(network);
                 if rank.engine.is_some() {
-                    rank.process.abort();
+                    rank.process.program_aborts();
                 }
             }
             _ => {}

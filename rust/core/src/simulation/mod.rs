@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::engine::message_of;
+use crate::error::message_of;
 
 mod check;
 mod cluster;

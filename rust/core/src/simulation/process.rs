@@ -14,19 +14,14 @@ use super::time::{Clock, MILLISECOND, Moment, SECOND, nanoseconds};
 use super::trace::Trace;
 use super::values::Values;
 use crate::abort::AbortSwitch;
-use crate::collective::Call;
-use crate::engine::Suspicion;
-use crate::engine::stall_detector::StallDetector;
+use crate::drive::{
+    Context, Drive, Launched, Memory, Prepared, Stall, Step, Supervisor, Suspicion,
+};
 use crate::error::Error;
-use crate::executor::{Execution, Progress, Scratch};
-use crate::failure::INVESTIGATION_LIMIT;
 use crate::failure::requests::{Request, Requests};
 use crate::link::Interest;
 use crate::observe::flight_recorder::{FlightRecorder, State};
 use crate::observe::journal::Journal;
-use crate::schedule::Algorithm;
-use crate::wire::contract::Contract;
-use crate::wire::handshake::GENERATION;
 
 /// How often an engine may look in vain at what is ready, at one moment.
 const ROUNDS_MAX: u32 = 1000;
@@ -48,7 +43,7 @@ struct Program {
     scenario: Rc<Scenario>,
     links: SimulatedLinks,
     random: Random,
-    scratch: Scratch,
+    memory: Memory,
 }
 
 /// What the threads of one rank and the world share.
@@ -103,7 +98,7 @@ impl Process {
     }
 
     /// This rank's program calls `abort`.
-    pub(super) fn abort(&self) {
+    pub(super) fn program_aborts(&self) {
         let cause = Error::aborted("aborted the communicator: it wants to");
         let host = self.journal.hosts[self.rank].clone();
         self.requests.abort(cause.blaming(self.rank, host));
@@ -131,23 +126,6 @@ impl Process {
         }
     }
 
-    /// What `Monitor::investigate` does, in virtual time.
-    async fn investigate(&self, suspicion: Suspicion) -> Error {
-        self.say(|| format!("suspects {suspicion:?}"));
-        let until = self.clock.now() + nanoseconds(INVESTIGATION_LIMIT);
-        self.suspects.set(true);
-        self.requests.request(Request::Investigate(suspicion));
-        while self.clock.now() < until {
-            if let Some(cause) = self.aborted() {
-                return cause;
-            }
-            self.doze(until).await;
-        }
-        let cause = Error::protocol("the group could not find the cause");
-        self.requests.abort(cause.clone());
-        cause
-    }
-
     /// What a program does from its first collective to its end.
     pub(super) async fn run(
         self: Rc<Self>,
@@ -159,7 +137,7 @@ impl Process {
             scenario,
             links,
             random,
-            scratch: Scratch::new(),
+            memory: Memory::default(),
         };
         let outcome = self.collectives(&mut program).await;
         let Program {
@@ -186,9 +164,9 @@ impl Process {
             self.sleep(self.clock.now() + scenario.computing(self.rank, number))
                 .await;
             let together = scenario.collectives[number + 1..].iter();
-            let launched = number..number + 1 + together.take_while(|next| next.together).count();
-            let mut calls = Vec::new();
-            for number in launched.clone() {
+            let numbers = number..number + 1 + together.take_while(|next| next.together).count();
+            let mut launched = Vec::new();
+            for number in numbers.clone() {
                 let Some(call) = scenario.called(self.rank, number) else {
                     self.reached.set(Some(number));
                     break;
@@ -196,160 +174,150 @@ impl Process {
                 if let Some(cause) = self.aborted() {
                     return Outcome::Failed(cause);
                 }
-                let call = Arc::new(call);
-                let algorithm = scenario.collectives[number].policy.choose(&call);
-                let now = self.clock.instant();
-                let recorder = &self.journal.recorder;
-                recorder.launched(
-                    (number as u64 + 1, 0),
-                    Arc::clone(&call),
-                    algorithm,
-                    now,
+                let prepared = Prepared::new(call, &scenario.collectives[number].policy)
+                    .expect("a scenario's calls make sense");
+                let (call, sequence) = (Arc::clone(&prepared.call), number as u64 + 1);
+                self.journal.recorder.launched(
+                    (sequence, 0),
+                    call,
+                    prepared.algorithm,
+                    self.clock.instant(),
                     false,
                 );
                 self.launched.set(number + 1);
-                calls.push((number, call, algorithm));
+                launched.push((number, prepared.launch(sequence, 0)));
             }
-            let left = calls.len() < launched.len();
-            for (number, call, algorithm) in calls {
+            let left = launched.len() < numbers.len();
+            for (number, launched) in launched {
                 self.reached.set(self.reached.get().max(Some(number)));
-                if let Err(outcome) = self.perform(program, number, &call, algorithm).await {
+                if let Err(outcome) = self.perform(program, number, &launched).await {
                     return outcome;
                 }
             }
             if left {
                 return Outcome::Done;
             }
-            number = launched.end;
+            number = numbers.end;
         }
         Outcome::Done
     }
 
-    /// One collective, as the engine's driver performs it.
+    /// One collective, as an engine performs it.
     async fn perform(
         &self,
-        Program {
+        program: &mut Program,
+        number: usize,
+        launched: &Launched,
+    ) -> Result<(), Outcome> {
+        let Program {
             scenario,
             links,
             random,
-            scratch,
-        }: &mut Program,
-        number: usize,
-        call: &Call,
-        algorithm: Algorithm,
-    ) -> Result<(), Outcome> {
-        let narrow = scenario.collectives[number].policy.wire_dtype(call);
-        let sequence = number as u64 + 1;
+            memory,
+        } = program;
+        let (prepared, sequence) = (&launched.prepared, launched.sequence);
         let values = Values {
-            call,
+            call: &prepared.call,
             world_size: scenario.world_size(),
             sequence,
-            narrow: narrow.is_some(),
+            narrow: prepared.wire_dtype.is_some(),
         };
-        let mut buffer = values.buffer(self.rank, random);
-        let mut memory = Vec::new();
-        // SAFETY: the memory outlives the copy and is left alone meanwhile.
-        let copy = narrow.map(|dtype| unsafe { buffer.narrowed(dtype, &mut memory) });
-        let mut copy = copy.transpose().expect("a simulation has memory");
+        let buffer = values.buffer(self.rank, random);
         for (peer, byte) in scenario.changed_headers(self.rank, number) {
             links.garble(peer, byte);
         }
         let (recorder, started) = (&*self.journal.recorder, self.clock.instant());
-        self.say(|| format!("starts #{sequence} {call} by {}", algorithm.name()));
+        self.say(|| {
+            let algorithm = prepared.algorithm.name();
+            format!("starts #{sequence} {} by {algorithm}", prepared.call)
+        });
         recorder.started(sequence, started);
-        let execution = Execution::new(
-            copy.as_mut().unwrap_or(&mut buffer),
-            call,
-            algorithm,
-            (self.rank, &scenario.topology),
-            Contract::of(call, algorithm).header(GENERATION, sequence, 0),
-            scratch,
-        )
-        .expect("a simulation has memory");
-        let stall = StallDetector::new(call, sequence, scenario.limits, recorder, started);
-        let driven = self.drive(execution, stall, links).await;
-        let state = if driven.is_ok() {
-            State::Done
-        } else {
-            State::Failed
+        let context = Context {
+            rank: self.rank,
+            topology: &scenario.topology,
+            limits: scenario.limits,
+            abort: &self.requests.abort,
+            supervisor: self,
+            waits: &recorder.waits,
+        };
+        let mut operand = memory
+            .operand(buffer, launched)
+            .expect("a simulation has memory");
+        let mut drive =
+            Drive::new(context, launched, &mut operand, started).expect("a simulation has memory");
+        let driven = self.drive(&mut drive, links).await;
+        drop(drive);
+        let state = match driven {
+            Ok(()) => State::Done,
+            Err(_) => State::Failed,
         };
         recorder.over(sequence, state, started);
         driven?;
-        if let Some(copy) = copy {
-            buffer.widen_all_from(&copy);
-        }
-        match values.check(self.rank, &buffer) {
+        match values.check(self.rank, &operand.finish()) {
             Some(problem) => Err(Outcome::Wrong(problem)),
             None => Ok(()),
         }
     }
 
-    /// The engine's loop, in virtual time.
+    /// What surrounds the drive in an engine, in virtual time.
     async fn drive(
         &self,
-        mut execution: Execution<'_>,
-        mut stall: StallDetector<'_>,
+        drive: &mut Drive<'_>,
         links: &mut SimulatedLinks,
     ) -> Result<(), Outcome> {
-        let (mut moved, mut in_vain) = (false, false);
+        let wrong = |problem: &str| Err(Outcome::Wrong(problem.into()));
+        let mut in_vain = false;
         let (mut rounds, mut steps) = (0, 0);
         loop {
-            if let Some(cause) = self.aborted() {
-                if execution.ends_all_the_same(links) {
-                    break;
-                }
-                return Err(Outcome::Failed(cause));
+            let step = drive.step(links, || self.clock.instant());
+            if in_vain && matches!(step, Step::Done | Step::Moved) {
+                return wrong("something moved for which the executor did not wait");
             }
-            match execution.advance(links) {
-                Ok(progress @ (Progress::Done | Progress::Moved)) => {
-                    if in_vain {
-                        let problem = "something moved for which the executor did not wait";
-                        return Err(Outcome::Wrong(problem.into()));
-                    }
-                    if progress == Progress::Done {
-                        break;
-                    }
-                    moved = true;
+            match step {
+                Step::Done => return Ok(()),
+                Step::Failed(cause) => return Err(Outcome::Failed(cause)),
+                Step::Moved if steps == STEPS_MAX => return wrong("the executor moves for ever"),
+                Step::Moved => {
                     steps += 1;
-                    if steps > STEPS_MAX {
-                        return Err(Outcome::Wrong("the executor moves for ever".into()));
-                    }
                     continue;
                 }
-                Ok(Progress::Blocked) => {}
-                Err(fault) => {
-                    let suspicion = stall.suspicion(fault, &execution);
-                    return Err(Outcome::Failed(self.investigate(suspicion).await));
-                }
+                Step::Blocked => {}
             }
-            let now = self.clock.instant();
-            if std::mem::take(&mut moved) {
-                stall.moved(now);
-            }
-            let looked = stall.look(&execution, now, |stall| {
-                let interests = execution.interests();
-                self.say(|| format!("warns that it waits for {:?}: {interests:?}", stall.awaited));
-            });
-            let limit = match looked {
-                Ok(limit) => limit,
-                Err(suspicion) => return Err(Outcome::Failed(self.investigate(suspicion).await)),
+            let limit = drive.look(self.clock.instant());
+            let ready = |links: &SimulatedLinks| {
+                let mut interests = drive.interests().iter();
+                interests.any(|&interest| links.is_ready(interest))
             };
-            let interests = execution.interests();
-            if interests.iter().any(|&interest| links.is_ready(interest)) {
+            if limit.is_zero() || ready(links) {
                 rounds += 1;
                 if rounds > ROUNDS_MAX {
-                    return Err(Outcome::Wrong("the engine spins".into()));
+                    return wrong("the engine spins");
                 }
                 continue;
             }
             rounds = 0;
-            self.interests.borrow_mut().extend_from_slice(interests);
+            self.interests
+                .borrow_mut()
+                .extend_from_slice(drive.interests());
             self.doze(self.clock.now() + nanoseconds(limit)).await;
-            let mut interests = execution.interests().iter();
-            in_vain = !interests.any(|&interest| links.is_ready(interest));
+            in_vain = !ready(links);
         }
-        stall.end();
-        Ok(())
+    }
+}
+
+impl Supervisor for Process {
+    fn investigate(&self, suspicion: Suspicion) {
+        self.say(|| format!("suspects {suspicion:?}"));
+        self.suspects.set(true);
+        self.requests.request(Request::Investigate(suspicion));
+    }
+
+    fn abort(&self, cause: Error) {
+        self.requests.abort(cause);
+    }
+
+    fn warn(&self, stall: &Stall<'_>) {
+        self.say(|| format!("warns that it waits for {:?}", stall.awaited));
     }
 }
 

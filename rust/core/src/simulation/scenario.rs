@@ -8,8 +8,8 @@ use super::random::Random;
 use super::time::{MICROSECOND, MILLISECOND, Moment, SECOND};
 use super::values;
 use crate::collective::{Call, Collective};
+use crate::drive::Limits;
 use crate::dtype::DType;
-use crate::engine::stall_detector::Limits;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::{Policy, Rules};
 use crate::schedule::topology::Topology;
@@ -158,9 +158,10 @@ fn planned(random: &mut Random, policy: &Policy, large: bool, idle: bool) -> Pla
     let world_size = policy.topology.world_size();
     let longest = random.pick(&[100 * MICROSECOND, 2 * MILLISECOND, 50 * MILLISECOND]);
     let base = if idle { 12 * SECOND } else { 0 };
-    let rules = match random.below(6) {
-        4 | 5 => Rules::default(),
-        chosen => Rules::always(Algorithm::ALL[chosen]),
+    // Each algorithm for one in six, as long as there are four of them.
+    let rules = match Algorithm::ALL.get(random.below(Algorithm::ALL.len() + 2)) {
+        Some(&algorithm) => Rules::always(algorithm),
+        None => Rules::default(),
     };
     Planned {
         call: values::random_call(random, world_size, large),

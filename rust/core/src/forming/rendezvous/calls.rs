@@ -5,6 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::{Forming, socket_fails};
+use crate::caller::INTERRUPT_INTERVAL;
 use crate::error::{Error, Result};
 use crate::forming::listener::is_worth_another_call;
 use crate::forming::roster::Roster;
@@ -12,7 +13,6 @@ use crate::link::tcp::connection::Connection;
 use crate::link::tcp::patient::Patient;
 use crate::link::tcp::{self, tls};
 use crate::wire::handshake::{self, Hello, Purpose};
-use crate::work::INTERRUPT_INTERVAL;
 
 /// Pause between two attempts to reach a rank that does not listen yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::Forming;
 use super::calls::{LOOK_UP_GOES_ON, Resolve, connect};
+use crate::caller::INTERRUPT_INTERVAL;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::forming::listener::Listener;
-use crate::work::INTERRUPT_INTERVAL;
 
 /// Bound on a look at the address of a rank that did not join.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);

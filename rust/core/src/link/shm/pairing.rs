@@ -27,7 +27,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::arena::Arena;
 use super::{RING_BYTES, ShmLink, passing};
-use crate::abort::INTERRUPT_INTERVAL;
+use crate::caller::INTERRUPT_INTERVAL;
 use crate::link::poll;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::patient::{GoOn, Patient, gave_up};

@@ -8,7 +8,7 @@ use rustix::event::PollFd;
 
 use super::connection::Connection;
 use super::socket::is_later;
-use crate::abort::INTERRUPT_INTERVAL;
+use crate::caller::INTERRUPT_INTERVAL;
 use crate::link::poll;
 
 /// How long one who is sent away has to hear why.

@@ -3,19 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Stall, Suspicion};
-use crate::collective::Call;
+use super::{Context, Launched, Stall, Supervisor, Suspicion, Waiting, Waits};
+use crate::caller::INTERRUPT_INTERVAL;
 use crate::executor::{Execution, Fault};
-use crate::observe::flight_recorder::{FlightRecorder, Waiting};
 use crate::wire::contract;
-use crate::work::INTERRUPT_INTERVAL;
 
 /// How long nothing has moved in one collective, and what was done about it.
-pub(crate) struct StallDetector<'a> {
-    call: &'a Call,
-    sequence: u64,
+pub(super) struct StallDetector<'a> {
+    launched: &'a Launched,
     limits: Limits,
-    recorder: &'a FlightRecorder,
+    waits: &'a Waits,
     moved_at: Instant,
     noted: bool,
     /// How long nothing will have moved when people are warned next.
@@ -24,7 +21,7 @@ pub(crate) struct StallDetector<'a> {
 
 /// How long a collective may stand still.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Until somebody is suspected.
     pub timeout: Duration,
     /// Until people are warned first, and then each time that twice as much has gone by.
@@ -32,65 +29,57 @@ pub(crate) struct Limits {
 }
 
 impl<'a> StallDetector<'a> {
-    pub(crate) fn new(
-        call: &'a Call,
-        sequence: u64,
-        limits: Limits,
-        recorder: &'a FlightRecorder,
-        started: Instant,
-    ) -> Self {
+    pub(super) fn new(context: &Context<'a>, launched: &'a Launched, started: Instant) -> Self {
         Self {
-            call,
-            sequence,
-            limits,
-            recorder,
+            launched,
+            limits: context.limits,
+            waits: context.waits,
             moved_at: started,
             noted: false,
-            next_warning: first_warning(limits),
+            next_warning: first_warning(context.limits),
         }
     }
 
     /// Something has moved.
-    pub(crate) fn moved(&mut self, now: Instant) {
+    pub(super) fn moved(&mut self, now: Instant) {
         self.moved_at = now;
         self.next_warning = first_warning(self.limits);
-        self.end();
+        self.forget();
     }
 
     /// Nobody waits any more.
-    pub(crate) fn end(&mut self) {
+    fn forget(&mut self) {
         if std::mem::take(&mut self.noted) {
-            self.recorder.note_waiting(None);
+            self.waits.note(None);
         }
     }
 
     /// How long nothing has moved.
-    pub(crate) fn idle(&self, now: Instant) -> Duration {
+    pub(super) fn idle(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.moved_at)
     }
 
-    /// Does what is due by now; returns for how long to wait before the next look.
+    /// Does what is due after so long; returns for how long to wait before the next look.
     ///
     /// # Errors
     /// The suspicion, once nothing has moved for as long as the timeout allows.
-    pub(crate) fn look(
+    pub(super) fn look(
         &mut self,
         execution: &Execution<'_>,
-        now: Instant,
-        warn: impl FnOnce(&Stall<'_>),
+        idle: Duration,
+        supervisor: &dyn Supervisor,
     ) -> Result<Duration, Suspicion> {
-        let timeout = self.limits.timeout;
-        let (sequence, idle) = (self.sequence, self.idle(now));
+        let (timeout, sequence) = (self.limits.timeout, self.launched.sequence);
         // Also if there was no look between the two limits.
         if idle >= self.next_warning && self.next_warning < timeout {
             while self.next_warning <= idle {
                 self.next_warning *= 2;
             }
             let (awaited, entered) = execution.late();
-            warn(&Stall {
+            supervisor.warn(&Stall {
                 awaited,
                 entered,
-                call: self.call,
+                call: &self.launched.prepared.call,
                 sequence,
                 idle,
                 timeout,
@@ -105,7 +94,7 @@ impl<'a> StallDetector<'a> {
         }
         if idle >= INTERRUPT_INTERVAL {
             self.noted = true;
-            self.recorder.note_waiting(Some(Waiting {
+            self.waits.note(Some(Waiting {
                 awaited: execution.awaited(),
                 since: self.moved_at,
             }));
@@ -114,13 +103,13 @@ impl<'a> StallDetector<'a> {
     }
 
     /// What a fault gives reason to suspect.
-    pub(crate) fn suspicion(&self, fault: Fault, execution: &Execution<'_>) -> Suspicion {
-        let sequence = self.sequence;
+    pub(super) fn suspicion(&self, fault: Fault, execution: &Execution<'_>) -> Suspicion {
+        let sequence = self.launched.sequence;
         match fault {
             Fault::Link { peer, broken } if broken.corrupted => Suspicion::Corrupted {
                 peer,
                 reason: broken.reason,
-                call: self.call.to_string(),
+                call: self.launched.prepared.call.to_string(),
                 sequence,
             },
             Fault::Link { peer, broken } => Suspicion::LinkBroken {
@@ -146,6 +135,12 @@ impl<'a> StallDetector<'a> {
                 },
             },
         }
+    }
+}
+
+impl Drop for StallDetector<'_> {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 

@@ -1,11 +1,11 @@
-//! What an engine notices, and who finds the cause.
+//! What a drive notices, and who finds the cause.
 
 use std::time::Duration;
 
 use crate::collective::Call;
 use crate::error::Error;
 
-/// Something an engine noticed and cannot explain alone.
+/// Something a drive noticed and cannot explain alone.
 #[derive(Debug)]
 pub enum Suspicion {
     /// The pipe to or from a peer broke.
@@ -52,9 +52,10 @@ pub enum Suspicion {
 }
 
 /// Investigates suspicions for the whole group, and spreads aborts.
-pub trait Supervisor: Send + Sync {
-    /// Finds the cause and raises the abort switch with it, on all ranks, in bounded time.
-    fn investigate(&self, suspicion: Suspicion) -> Error;
+pub trait Supervisor {
+    /// Has the cause found and the abort switch raised with it, on all ranks, in bounded time.
+    /// Does not wait for that.
+    fn investigate(&self, suspicion: Suspicion);
 
     /// Raises the abort switch on all ranks, unless it has been raised before.
     fn abort(&self, cause: Error);

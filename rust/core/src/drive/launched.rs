@@ -1,0 +1,59 @@
+//! A collective with all that is known of it before it starts.
+
+use std::sync::Arc;
+
+use crate::collective::Call;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::schedule::Algorithm;
+use crate::schedule::choice::Policy;
+use crate::wire::contract::{Contract, Header};
+use crate::wire::handshake::GENERATION;
+
+/// All that follows from a call and the policy.
+#[derive(Clone)]
+pub struct Prepared {
+    /// The call.
+    pub call: Arc<Call>,
+    /// How it is performed.
+    pub algorithm: Algorithm,
+    /// Type in which elements travel, if it is not their own.
+    pub wire_dtype: Option<DType>,
+    contract: Contract,
+}
+
+/// A collective with its place in the order.
+pub struct Launched {
+    /// What it is.
+    pub prepared: Prepared,
+    pub(super) header: Header,
+    /// Its ordinal.
+    pub sequence: u64,
+}
+
+impl Prepared {
+    /// The call, performed as `policy` says.
+    ///
+    /// # Errors
+    /// `Misuse` for a call that makes no sense.
+    pub fn new(call: Call, policy: &Policy) -> Result<Self> {
+        call.validate(policy.topology.world_size())?;
+        let algorithm = policy.choose(&call);
+        Ok(Self {
+            algorithm,
+            wire_dtype: policy.wire_dtype(&call),
+            contract: Contract::of(&call, algorithm),
+            call: Arc::new(call),
+        })
+    }
+
+    /// With its ordinal and the step of the program that it belongs to.
+    #[must_use]
+    pub fn launch(self, sequence: u64, step: u64) -> Launched {
+        Launched {
+            header: self.contract.header(GENERATION, sequence, step),
+            prepared: self,
+            sequence,
+        }
+    }
+}

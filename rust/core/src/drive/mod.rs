@@ -1,0 +1,229 @@
+//! One collective from its first byte to its end, as a function of what its links do and of time.
+//!
+//! A [`Drive`] decides everything: what moves, when a stall is worth a warning or a suspicion, how
+//! long the cause of a suspicion is awaited, and when a collective has ended although the group has
+//! failed. It has no thread, never sleeps and owns no clock. The engine adds spinning, sleeping and
+//! signals; the simulation of `rust/simulation` adds a virtual clock. Both call `step` until it says
+//! `Blocked`, then `look` with the time, and then wait as long as that says.
+
+use std::time::{Duration, Instant};
+
+use crate::abort::AbortSwitch;
+use crate::caller::INTERRUPT_INTERVAL;
+use crate::error::Error;
+use crate::executor::{Execution, Progress};
+use crate::link::{Interest, Transport};
+use crate::schedule::topology::Topology;
+
+mod launched;
+mod memory;
+mod stall_detector;
+mod suspicion;
+mod waits;
+
+pub use launched::{Launched, Prepared};
+pub use memory::{Memory, Operand};
+pub use stall_detector::Limits;
+use stall_detector::StallDetector;
+pub use suspicion::{Stall, Supervisor, Suspicion};
+pub use waits::{Waiting, Waits};
+
+/// How long the supervisor may take to find the cause of a suspicion.
+const INVESTIGATION_LIMIT: Duration = Duration::from_secs(5);
+
+/// What all collectives of one rank have in common.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The rank.
+    pub rank: usize,
+    /// All ranks, and their hosts.
+    pub topology: &'a Topology,
+    /// How long a collective may stall.
+    pub limits: Limits,
+    /// Raised when the group has failed.
+    pub abort: &'a AbortSwitch,
+    /// Explains what this rank cannot explain alone.
+    pub supervisor: &'a dyn Supervisor,
+    /// Where it is noted for whom this rank waits.
+    pub waits: &'a Waits,
+}
+
+/// What became of an attempt to go on.
+#[derive(Debug)]
+pub enum Step {
+    /// Something moved; more may move at once.
+    Moved,
+    /// Nothing can move before one of the `interests` is served, the switch is raised, or it is
+    /// time for something: `look` says when.
+    Blocked,
+    /// The collective has ended on this rank.
+    Done,
+    /// The group has failed.
+    Failed(Error),
+}
+
+/// How one collective went.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    /// Algorithm used.
+    pub algorithm: &'static str,
+    /// Bytes of payload that this rank sent.
+    pub bytes_sent: u64,
+    /// When this rank started.
+    pub started: Instant,
+    /// When the last of the peers that it listens to had entered, and who that was; nothing if it
+    /// listens to nobody.
+    pub everyone_entered: Option<(Instant, usize)>,
+    /// When it had ended.
+    pub ended: Instant,
+}
+
+/// One collective under way.
+pub struct Drive<'a> {
+    context: Context<'a>,
+    launched: &'a Launched,
+    execution: Execution<'a>,
+    stall: StallDetector<'a>,
+    started: Instant,
+    /// Whether something has moved since the clock was read last.
+    moved: bool,
+    /// None if everything came at once.
+    entered_at: Option<Instant>,
+    investigation: Option<Investigation>,
+}
+
+/// What the supervisor was asked to explain.
+struct Investigation {
+    suspicion: String,
+    /// None until the clock is read next.
+    until: Option<Instant>,
+}
+
+impl<'a> Drive<'a> {
+    /// Prepares a collective whose turn has come.
+    ///
+    /// # Errors
+    /// `Exhausted` when there is no memory for it.
+    pub fn new(
+        context: Context<'a>,
+        launched: &'a Launched,
+        operand: &'a mut Operand<'_>,
+        started: Instant,
+    ) -> Result<Self, Error> {
+        let Prepared {
+            call, algorithm, ..
+        } = &launched.prepared;
+        let (buffer, scratch) = operand.parts();
+        let place = (context.rank, context.topology);
+        let header = launched.header;
+        let execution = Execution::new(buffer, call, *algorithm, place, header, scratch)?;
+        Ok(Self {
+            context,
+            launched,
+            execution,
+            stall: StallDetector::new(&context, launched, started),
+            started,
+            moved: false,
+            entered_at: None,
+            investigation: None,
+        })
+    }
+
+    /// Moves what can be moved without waiting. Asks for the time once in a collective, at most.
+    pub fn step(&mut self, transport: &mut dyn Transport, clock: impl FnOnce() -> Instant) -> Step {
+        if let Some(cause) = self.context.abort.cause() {
+            let may_end = self.investigation.is_none();
+            return match may_end && self.execution.ends_all_the_same(transport) {
+                true => Step::Done,
+                false => Step::Failed(cause),
+            };
+        }
+        if self.investigation.is_some() {
+            return Step::Blocked;
+        }
+        match self.execution.advance(transport) {
+            Ok(Progress::Done) => Step::Done,
+            Ok(Progress::Moved) => {
+                self.moved = true;
+                if self.entered_at.is_none() && self.execution.last_to_enter.is_some() {
+                    self.entered_at = Some(clock());
+                }
+                Step::Moved
+            }
+            Ok(Progress::Blocked) => Step::Blocked,
+            Err(fault) => {
+                self.investigate(self.stall.suspicion(fault, &self.execution));
+                self.answer()
+            }
+        }
+    }
+
+    /// How long nothing has moved by `now`.
+    pub fn idle(&mut self, now: Instant) -> Duration {
+        if std::mem::take(&mut self.moved) {
+            self.stall.moved(now);
+        }
+        self.stall.idle(now)
+    }
+
+    /// Does what is due by `now`, where nothing can move; returns for how long to wait before the
+    /// next step, at most.
+    pub fn look(&mut self, now: Instant) -> Duration {
+        let idle = self.idle(now);
+        if let Some(Investigation { suspicion, until }) = &mut self.investigation {
+            let until = *until.get_or_insert(now + INVESTIGATION_LIMIT);
+            if now >= until {
+                let problem = format!("the group could not find the cause of: {suspicion}");
+                self.context.supervisor.abort(Error::protocol(problem));
+            }
+            return until.saturating_duration_since(now).min(INTERRUPT_INTERVAL);
+        }
+        match self
+            .stall
+            .look(&self.execution, idle, self.context.supervisor)
+        {
+            Ok(limit) => limit,
+            Err(suspicion) => {
+                self.investigate(suspicion);
+                Duration::ZERO
+            }
+        }
+    }
+
+    /// What to wait for after `Step::Blocked`, beside the switch.
+    #[must_use]
+    pub fn interests(&self) -> &[Interest] {
+        match self.investigation {
+            None => self.execution.interests(),
+            Some(_) => &[],
+        }
+    }
+
+    /// How it went, if it has ended.
+    #[must_use]
+    pub fn measured(&self, ended: Instant) -> Measured {
+        let entered = |peer| (self.entered_at.unwrap_or(ended), peer);
+        Measured {
+            algorithm: self.launched.prepared.algorithm.name(),
+            bytes_sent: self.execution.bytes_sent,
+            started: self.started,
+            everyone_entered: self.execution.last_to_enter.map(entered),
+            ended,
+        }
+    }
+
+    /// The supervisor's answer, once there is one.
+    fn answer(&self) -> Step {
+        let cause = self.context.abort.cause();
+        cause.map_or(Step::Blocked, Step::Failed)
+    }
+
+    /// From here on, only the supervisor's word counts.
+    fn investigate(&mut self, suspicion: Suspicion) {
+        self.investigation = Some(Investigation {
+            suspicion: format!("{suspicion:?}"),
+            until: None,
+        });
+        self.context.supervisor.investigate(suspicion);
+    }
+}
