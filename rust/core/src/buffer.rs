@@ -138,7 +138,7 @@ impl Buffer {
     }
 
     /// The memory of a range of elements, piece by piece.
-    pub(crate) fn elements(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+    pub fn elements(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         let size = self.dtype.size_bytes();
         self.pieces(range.start * size..range.end * size)
             // SAFETY: `pieces` yields memory inside the slices, exclusively ours (`Buffer::new`).

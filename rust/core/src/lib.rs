@@ -20,8 +20,10 @@ pub mod dtype;
 pub mod engine;
 pub mod error;
 mod executor;
-mod failure;
+#[doc(hidden)]
+pub mod failure;
 mod forming;
+#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
@@ -30,8 +32,6 @@ pub mod link;
 pub mod lock;
 pub mod observe;
 pub mod schedule;
-#[cfg(test)]
-mod simulation;
 pub mod wire;
 pub mod work;
 

@@ -23,14 +23,14 @@ const FIRST_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 /// groups they are rarer.
 const GOSSIP_PER_SECOND: u32 = 64;
 /// A neighbour that is silent for so long is lost.
-pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A broken data connection alone blames its peer only after this time: if the peer itself left
 /// because of another rank, its abort arrives first.
-pub(crate) const LINK_GRACE: Duration = Duration::from_millis(500);
+pub const LINK_GRACE: Duration = Duration::from_millis(500);
 /// A rank that has not entered the collective in question waits so long before it says so.
 const REPORT_GRACE: Duration = Duration::from_millis(500);
 /// A diagnosis ends after this time, whether or not all ranks have reported.
-pub(crate) const DIAGNOSIS_LIMIT: Duration = Duration::from_secs(2);
+pub const DIAGNOSIS_LIMIT: Duration = Duration::from_secs(2);
 /// How often the monitor looks whether a collective in question has been entered.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -17,11 +17,11 @@ use crate::link::poll::WakeUp;
 use crate::link::tcp::connection::Connection;
 use crate::observe::journal::Journal;
 
-pub(crate) mod detector;
+pub mod detector;
 pub(crate) mod diagnosis;
 mod neighbour;
-pub(crate) mod requests;
-pub(crate) mod thread;
+pub mod requests;
+pub mod thread;
 
 use detector::LINK_GRACE;
 use requests::{Request, Requests};

@@ -7,15 +7,16 @@ use crate::drive::Suspicion;
 use crate::error::Error;
 
 /// The requests that the monitor has not seen yet, and the switch that it raises.
-pub(crate) struct Requests {
+pub struct Requests {
     requests: Mutex<Vec<Request>>,
     /// Ends the monitor's sleep; None when the monitor has ended.
     wake: Mutex<Option<Waker>>,
-    pub(crate) abort: Arc<AbortSwitch>,
+    /// The group's switch on this rank.
+    pub abort: Arc<AbortSwitch>,
 }
 
 /// What other threads want of the monitor.
-pub(crate) enum Request {
+pub enum Request {
     /// To find the cause of what the engine has noticed.
     Investigate(Suspicion),
     /// To tell everybody that the group has failed.
@@ -30,7 +31,7 @@ pub(crate) enum Request {
 
 impl Requests {
     /// No requests yet; `wake` ends the monitor's sleep.
-    pub(crate) fn new(abort: Arc<AbortSwitch>, wake: Waker) -> Self {
+    pub fn new(abort: Arc<AbortSwitch>, wake: Waker) -> Self {
         Self {
             requests: Mutex::default(),
             wake: Mutex::new(Some(wake)),
@@ -39,7 +40,7 @@ impl Requests {
     }
 
     /// Leaves a request, unless there is nobody to take it.
-    pub(crate) fn request(&self, request: Request) {
+    pub fn request(&self, request: Request) {
         if let Some(wake) = &*lock(&self.wake) {
             lock(&self.requests).push(request);
             wake();
@@ -56,7 +57,7 @@ impl Requests {
     }
 
     /// Ends the group for all, unless it has ended before.
-    pub(crate) fn abort(&self, cause: Error) {
+    pub fn abort(&self, cause: Error) {
         if self.abort.raise(cause.clone()) {
             self.request(Request::Spread(cause));
         }

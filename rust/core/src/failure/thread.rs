@@ -18,7 +18,7 @@ use crate::wire::control;
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// State of the monitor's thread, over control connections of any kind.
-pub(crate) struct MonitorThread<S> {
+pub struct MonitorThread<S> {
     detector: Detector,
     neighbours: Vec<Neighbour<S>>,
     requests: Arc<Requests>,
@@ -31,7 +31,7 @@ pub(crate) struct MonitorThread<S> {
 
 impl<S: Read + Write> MonitorThread<S> {
     /// Over `neighbours`, given as (rank, control connection that does not block).
-    pub(crate) fn new(
+    pub fn new(
         journal: Arc<Journal>,
         requests: Arc<Requests>,
         neighbours: Vec<(usize, S)>,
@@ -52,7 +52,7 @@ impl<S: Read + Write> MonitorThread<S> {
     }
 
     /// Does everything that can be done now; `false` once this rank is to leave.
-    pub(crate) fn turn(&mut self, clock: impl Fn() -> Instant) -> bool {
+    pub fn turn(&mut self, clock: impl Fn() -> Instant) -> bool {
         for request in self.requests.take() {
             match request {
                 Request::Investigate(suspicion) => self.detector.investigate(suspicion, clock()),
@@ -78,12 +78,12 @@ impl<S: Read + Write> MonitorThread<S> {
     }
 
     /// When the next turn is due, if nothing happens before.
-    pub(crate) fn next_turn(&self, now: Instant) -> Instant {
+    pub fn next_turn(&self, now: Instant) -> Instant {
         self.detector.next_look(now)
     }
 
     /// Sends what the connections take; whether there is more.
-    pub(crate) fn flush(&mut self) -> bool {
+    pub fn flush(&mut self) -> bool {
         self.neighbours.iter_mut().for_each(Neighbour::flush);
         self.neighbours.iter().any(Neighbour::has_more_to_send)
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 pub mod checked;
 pub mod forks;
 pub mod links;
+#[cfg(any(test, feature = "testing"))]
 pub mod memory;
 mod parts;
 pub mod poll;

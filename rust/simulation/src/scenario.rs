@@ -7,12 +7,12 @@ use super::faults::{Fault, Trigger};
 use super::random::Random;
 use super::time::{MICROSECOND, MILLISECOND, Moment, SECOND};
 use super::values;
-use crate::collective::{Call, Collective};
-use crate::drive::Limits;
-use crate::dtype::DType;
-use crate::schedule::Algorithm;
-use crate::schedule::choice::{Policy, Rules};
-use crate::schedule::topology::Topology;
+use gradring_core::collective::{Call, Collective};
+use gradring_core::drive::Limits;
+use gradring_core::dtype::DType;
+use gradring_core::schedule::Algorithm;
+use gradring_core::schedule::choice::{Policy, Rules};
+use gradring_core::schedule::topology::Topology;
 
 /// Everything about a run that is settled before it begins.
 pub(super) struct Scenario {

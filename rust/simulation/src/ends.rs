@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::network::{End, Network, PipeId};
-use crate::link::{Broken, Direction, Interest, Transport};
+use gradring_core::link::{Broken, Direction, Interest, Transport};
 
 /// The network, as all ranks share it.
 #[derive(Clone)]

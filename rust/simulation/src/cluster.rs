@@ -16,9 +16,9 @@ use super::random::Random;
 use super::scenario::Scenario;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use super::trace::Trace;
-use crate::failure::detector::PEER_TIMEOUT;
-use crate::failure::thread::MonitorThread;
-use crate::link::{Direction, Interest};
+use gradring_core::failure::detector::PEER_TIMEOUT;
+use gradring_core::failure::thread::MonitorThread;
+use gradring_core::link::{Direction, Interest};
 
 /// Bound on the events of a run.
 const EVENTS_MAX: u64 = 3_000_000;

@@ -2,10 +2,10 @@
 
 use half::{bf16, f16};
 
-use crate::buffer::{Buffer, Slice};
-use crate::collective::{Call, Collective};
-use crate::dtype::{DType, ReduceOp};
-use crate::schedule;
+use gradring_core::buffer::{Buffer, Slice};
+use gradring_core::collective::{Call, Collective};
+use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::schedule;
 
 use super::random::Random;
 

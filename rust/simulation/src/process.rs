@@ -13,15 +13,15 @@ use super::scenario::Scenario;
 use super::time::{Clock, MILLISECOND, Moment, SECOND, nanoseconds};
 use super::trace::Trace;
 use super::values::Values;
-use crate::abort::AbortSwitch;
-use crate::drive::{
+use gradring_core::abort::AbortSwitch;
+use gradring_core::drive::{
     Context, Drive, Launched, Memory, Prepared, Stall, Step, Supervisor, Suspicion,
 };
-use crate::error::Error;
-use crate::failure::requests::{Request, Requests};
-use crate::link::Interest;
-use crate::observe::flight_recorder::{FlightRecorder, State};
-use crate::observe::journal::Journal;
+use gradring_core::error::Error;
+use gradring_core::failure::requests::{Request, Requests};
+use gradring_core::link::Interest;
+use gradring_core::observe::flight_recorder::{FlightRecorder, State};
+use gradring_core::observe::journal::Journal;
 
 /// How often an engine may look in vain at what is ready, at one moment.
 const ROUNDS_MAX: u32 = 1000;

@@ -7,8 +7,8 @@ use super::network::{End, Network, PipeId};
 use super::random::Random;
 use super::scenario::Difference;
 use super::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
-use crate::failure::detector::{LINK_GRACE, PEER_TIMEOUT};
-use crate::wire::contract::HEADER_BYTES;
+use gradring_core::failure::detector::{LINK_GRACE, PEER_TIMEOUT};
+use gradring_core::wire::contract::HEADER_BYTES;
 
 /// When a fault strikes: some time after a rank has begun to compute for a collective.
 #[derive(Debug, Clone, Copy)]

@@ -1,0 +1,115 @@
+//! Whole groups on a virtual clock: the executor, the stall and the monitor of every rank, over
+//! links that chance and faults are hard on.
+//!
+//! One seed is one run: a group, its collectives, and what goes wrong (`scenario.rs`, `faults.rs`).
+//! Everything happens on one thread, one event after the other (`cluster.rs`), so a seed always
+//! gives the same run. `check.rs` says what must be true of each: nobody waits for ever, nobody
+//! takes a wrong sum for a right one, and those who fail have one cause, which names a rank that
+//! was really hit. `make simulate SEEDS=100000` makes many runs, `make simulate SEED=7` shows one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use gradring_core::error::message_of;
+
+mod check;
+mod cluster;
+mod ends;
+mod faults;
+mod network;
+mod process;
+mod random;
+mod scenario;
+mod time;
+mod trace;
+mod values;
+
+/// Which fault struck, and what it led to.
+///
+/// # Errors
+/// What should never have happened.
+pub fn outcome(seed: u64) -> Result<(&'static str, String), String> {
+    let run = catch_unwind(AssertUnwindSafe(|| cluster::run(seed, false)))
+        .map_err(|panic| format!("a panic: {}", message_of(&*panic)))?;
+    let faults = run.scenario.faults.iter().zip(&run.struck);
+    let mut struck = faults.filter_map(|(fault, struck)| struck.map(|_| fault.name()));
+    let name = match (struck.next(), struck.next()) {
+        (None, _) => "none",
+        (Some(name), None) => name,
+        (Some(_), Some(_)) => "two of these",
+    };
+    Ok((name, run.verify()?))
+}
+
+/// Shows what happens in a run, line by line.
+///
+/// # Panics
+/// When something happens that never should.
+pub fn replay(seed: u64) {
+    let run = cluster::run(seed, true);
+    println!("seed {seed}: {}", run.scenario.summary());
+    for line in &run.trace {
+        println!("{line}");
+    }
+    match run.verify() {
+        Ok(outcome) => println!("seed {seed}: {outcome}, {} events", run.events),
+        Err(problem) => panic!("seed {seed}: {problem}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Runs in an ordinary test.
+    const SEEDS: u64 = 2000;
+
+    fn number(variable: &str) -> Option<u64> {
+        let text = std::env::var(variable)
+            .ok()
+            .filter(|text| !text.is_empty())?;
+        Some(text.parse().expect("a whole number"))
+    }
+
+    #[test]
+    fn every_run_ends_right_or_with_one_cause() {
+        if let Some(seed) = number("SEED") {
+            return replay(seed);
+        }
+        let first = number("FIRST_SEED").unwrap_or(0);
+        let count = number("SEEDS").unwrap_or(SEEDS);
+        let mut table = BTreeMap::<(&str, String), u64>::new();
+        let mut problems = Vec::new();
+        for seed in first..first + count {
+            match outcome(seed) {
+                Ok(row) => *table.entry(row).or_default() += 1,
+                Err(problem) => problems.push(format!("  make simulate SEED={seed}   # {problem}")),
+            }
+        }
+        for ((fault, outcome), runs) in &table {
+            println!("{fault:>16}  {outcome:<24} {runs:>7}");
+        }
+        println!(
+            "{count} runs from seed {first}, {} went wrong",
+            problems.len()
+        );
+        let shown = problems.len().min(20);
+        assert!(
+            problems.is_empty(),
+            "{} of {count} runs went wrong; to see one:\n{}",
+            problems.len(),
+            problems[..shown].join("\n")
+        );
+    }
+
+    #[test]
+    fn a_seed_always_gives_the_same_run() {
+        for seed in 0..20 {
+            let (first, second) = (cluster::run(seed, true), cluster::run(seed, true));
+            assert!(!first.trace.is_empty());
+            assert_eq!(first.trace, second.trace, "seed {seed}");
+            assert_eq!(first.events, second.events, "seed {seed}");
+        }
+    }
+}
