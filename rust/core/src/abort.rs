@@ -1,10 +1,11 @@
 //! The switch that ends everything: raised once, with the first cause, and seen by every wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::lock::{self, lock};
 
 /// Poison for one communicator. The first cause wins.
 #[derive(Default)]
@@ -57,16 +58,11 @@ impl AbortSwitch {
     /// Waits for the switch to be raised, at most for `timeout`.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> Option<Error> {
-        self.changed
-            .wait_timeout_while(lock(&self.cause), timeout, |cause| cause.is_none())
-            .unwrap_or_else(PoisonError::into_inner)
-            .0
-            .clone()
+        lock::wait_while(&self.changed, lock(&self.cause), timeout, |cause| {
+            cause.is_none()
+        })
+        .clone()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

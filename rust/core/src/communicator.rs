@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use crate::abort::AbortSwitch;
@@ -24,6 +24,7 @@ use crate::link::checked::Checked;
 use crate::link::forks::PerProcess;
 use crate::link::links::Links;
 use crate::link::tcp::patient::GoOn;
+use crate::lock::lock;
 use crate::observe::flight_recorder::{self, FlightRecorder};
 use crate::observe::journal::Journal;
 use crate::observe::stats::Stats;
@@ -366,9 +367,7 @@ impl Communicator {
     }
 
     fn traced_since(&self) -> MutexGuard<'_, Option<u64>> {
-        self.traced_since_ns
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.traced_since_ns)
     }
 
     /// Leaves the group in good order. A collective under way fails as aborted.
@@ -377,10 +376,7 @@ impl Communicator {
         // What the monitor has to tell goes first: the end of a link alone says less.
         self.monitor.close();
         self.engine.close();
-        self.listener
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        lock(&self.listener).take();
         // Whoever keeps what is closed keeps its counters, but no megabyte of records.
         self.journal.recorder.keep(1);
     }

@@ -1,11 +1,12 @@
 //! The handle of an asynchronous collective.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::error::{Error, Result, shortened};
 use crate::link::forks::{self, Process};
+use crate::lock::{self, lock};
 use crate::observe::flight_recorder::FlightRecorder;
 
 /// How a wait on a work ended.
@@ -102,13 +103,10 @@ impl Work {
                 let problem = format!("has not ended within the {seconds} s of this wait");
                 return WaitOutcome::TimedOut(Error::timeout(problem));
             }
-            let (guard, wait) = self
-                .shared
-                .ended
-                .wait_timeout(outcome, left.min(INTERRUPT_INTERVAL))
-                .unwrap_or_else(PoisonError::into_inner);
-            outcome = guard;
-            if wait.timed_out() && outcome.is_none() {
+            let limit = left.min(INTERRUPT_INTERVAL);
+            let under_way = |outcome: &mut Option<Result<()>>| outcome.is_none();
+            outcome = lock::wait_while(&self.shared.ended, outcome, limit, under_way);
+            if outcome.is_none() {
                 drop(outcome);
                 if let Some(recorder) = recorder {
                     recorder.locate(self.shared.sequence, interrupt);
@@ -143,10 +141,6 @@ impl Work {
         drop(lock(&self.shared.recorder).take());
         self.shared.ended.notify_all();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

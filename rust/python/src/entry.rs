@@ -8,12 +8,12 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gradring_core::error::Error;
-use gradring_core::error::message_of;
+use gradring_core::error::{Error, message_of};
+use gradring_core::lock::lock;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -96,7 +96,7 @@ pub(crate) fn refusal(py: Python<'_>) -> Option<PyErr> {
     if PHASE.load(Ordering::SeqCst) == RUNNING || ENDS_THE_INTERPRETER.get() {
         return None;
     }
-    let refusal = REFUSAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let refusal = lock(&REFUSAL);
     Some(match &*refusal {
         Some(refusal) => PyErr::from_value(refusal.bind(py).clone()),
         None => PyRuntimeError::new_err("the interpreter ends"),
@@ -113,7 +113,7 @@ pub(crate) fn stay_away_once_gone() {
 /// The interpreter ends: from now on, all threads but this one are refused with `exception`.
 #[pyfunction]
 pub(crate) fn refuse_others(exception: Py<PyAny>) {
-    *REFUSAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(exception);
+    *lock(&REFUSAL) = Some(exception);
     ENDS_THE_INTERPRETER.set(true);
     PHASE.store(LEAVING, Ordering::SeqCst);
 }

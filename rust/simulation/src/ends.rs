@@ -1,11 +1,12 @@
 //! What ranks hold of the network: the transport of an engine, the connections of a monitor.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::network::{End, Network, PipeId};
 use gradring_core::link::{Broken, Direction, Interest, Transport};
+use gradring_core::lock::lock;
 
 /// The network, as all ranks share it.
 #[derive(Clone)]
@@ -17,7 +18,7 @@ impl Shared {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Network> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

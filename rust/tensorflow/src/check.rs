@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use gradring_core::communicator::Communicator;
 use gradring_core::dtype::DType;
 use gradring_core::kernel;
+use gradring_core::lock::lock;
 
 use crate::context::Construction;
 use crate::ops::attr;
@@ -43,7 +44,7 @@ impl<K: Eq + Hash, V: Default> Shared<K, V> {
     }
 
     fn of(&self, key: K) -> Arc<V> {
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = lock(&self.0);
         if let Some(value) = values.get(&key).and_then(Weak::upgrade) {
             return value;
         }
@@ -109,7 +110,7 @@ impl Check {
         match self.action {
             Action::Raise => communicator.abort(&text),
             Action::Warn => {
-                let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut said = lock(&self.said);
                 if let Some(more) = said.now(Instant::now()) {
                     communicator.log_line(&format!("{text}{more}"));
                 }

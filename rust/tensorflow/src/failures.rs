@@ -4,7 +4,7 @@
 //! after the message. So the errors behind the last messages are remembered here.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use gradring_core::error::Error;
 
@@ -44,7 +44,7 @@ pub fn remember(error: &Error) {
 }
 
 fn lock() -> MutexGuard<'static, VecDeque<Error>> {
-    REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner)
+    gradring_core::lock::lock(&REMEMBERED)
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@
 //! handle: a step that fails in between drops its tensors, and the entry goes with the handle.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use gradring_core::collective::Request;
 use gradring_core::communicator::Communicator;
 use gradring_core::error::Error;
+use gradring_core::lock::lock;
 use gradring_core::work::{WaitOutcome, Work};
 
 use crate::api::Api;
@@ -133,10 +134,6 @@ impl Drop for Number {
         let forgotten = lock(&TABLE).take(self.0);
         drop(forgotten);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Numbers grow and are never used again.

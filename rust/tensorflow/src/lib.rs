@@ -29,7 +29,7 @@ mod ops;
 mod status;
 mod tensor;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 pub use api::RegisterError;
 
@@ -41,7 +41,7 @@ pub use api::RegisterError;
 /// [`RegisterError`] when TensorFlow is not loaded, is too old, or refuses an op.
 pub fn register() -> Result<(), RegisterError> {
     static REGISTERED: Mutex<bool> = Mutex::new(false);
-    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut registered = gradring_core::lock::lock(&REGISTERED);
     if !*registered {
         let api = api::Api::get()?;
         ops::register(api)?;

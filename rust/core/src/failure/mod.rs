@@ -5,7 +5,7 @@
 //! they reach all ranks around either side of a lost one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use crate::error::{Error, message_of, shortened};
 use crate::link::forks;
 use crate::link::poll::WakeUp;
 use crate::link::tcp::connection::Connection;
+use crate::lock::lock;
 use crate::observe::journal::Journal;
 
 pub mod detector;
@@ -98,11 +99,7 @@ impl Monitor {
     /// Says goodbye and ends the monitor.
     pub(crate) fn close(&self) {
         self.requests.request(Request::Close);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             // A thread that panicked has nothing left to say.
             let _ = thread.join();

@@ -1,10 +1,11 @@
 //! Where other threads leave requests for the monitor.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::abort::{AbortSwitch, Waker};
 use crate::drive::Suspicion;
 use crate::error::Error;
+use crate::lock::lock;
 
 /// The requests that the monitor has not seen yet, and the switch that it raises.
 pub struct Requests {
@@ -62,8 +63,4 @@ impl Requests {
             self.request(Request::Spread(cause));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -16,7 +16,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::patient::Patient;
 use crate::link::tcp::tls::{self, Tls};
+use crate::lock::lock;
 use crate::observe::own_state::OwnState;
 use crate::wire::handshake::{self, GENERATION, Hello, Purpose};
 
@@ -225,10 +226,6 @@ fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
         .into_iter()
         .find(|listener| addresses.contains(&listener.address) && listener.own_state.is_formed())?
         .close()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn serve(

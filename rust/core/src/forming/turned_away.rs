@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::error::Error;
+use crate::lock::lock;
 use crate::wire::handshake;
 
 /// Different reasons of members that are kept.
@@ -89,7 +90,7 @@ impl TurnedAway {
                 STRANGERS_REASONS_MAX,
             ),
         };
-        let mut visits = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut visits = lock(&self.visits);
         if let Some(visits) = visits.get_mut(&(sort, kind.clone())) {
             visits.alike &= visits.caller == caller_name && visits.reason == reason;
             visits.count += 1;
@@ -110,7 +111,7 @@ impl TurnedAway {
 
 impl fmt::Display for TurnedAway {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let visits = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
+        let visits = lock(&self.visits);
         for (index, visits) in visits.values().enumerate() {
             f.write_str(if index == 0 { "; turned away: " } else { "; " })?;
             write!(f, "{}: {}", visits.caller, visits.reason)?;

@@ -6,7 +6,9 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::lock::lock;
 
 /// Inodes, which no other socket has: a descriptor may be duplicated, closed and used again.
 static NOTED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
@@ -69,7 +71,7 @@ impl<T: Default> PerProcess<T> {
             if let Some(owned) = unsafe { present.as_ref() }
                 && owned.process.is_this()
             {
-                return owned.value.lock().unwrap_or_else(PoisonError::into_inner);
+                return lock(&owned.value);
             }
             let new = Box::into_raw(Box::new(Owned {
                 process: Process::this(),
@@ -99,7 +101,7 @@ pub(crate) fn note(socket: &impl AsRawFd) {
 }
 
 fn noted() -> Noted {
-    NOTED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&NOTED)
 }
 
 /// This thread is about to fork the process.

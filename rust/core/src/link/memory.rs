@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut, Read as _};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::{Broken, Direction, Interest, Transport};
+use crate::lock::lock;
 
 /// One rank's end of a mesh of in-process pipes.
 pub struct MemoryTransport {
@@ -60,11 +61,7 @@ impl MemoryTransport {
 
 impl Transport for MemoryTransport {
     fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-        let mut pipes = self
-            .mesh
-            .pipes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut pipes = lock(&self.mesh.pipes);
         let pipe = &mut pipes[self.pipe(peer, Direction::Send)];
         if pipe.closed {
             return Err(closed());
@@ -84,11 +81,7 @@ impl Transport for MemoryTransport {
         peer: usize,
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<usize>, Broken> {
-        let mut pipes = self
-            .mesh
-            .pipes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut pipes = lock(&self.mesh.pipes);
         let pipe = &mut pipes[self.pipe(peer, Direction::Receive)];
         if pipe.bytes.is_empty() {
             return if pipe.closed { Err(closed()) } else { Ok(None) };
@@ -107,11 +100,7 @@ impl Transport for MemoryTransport {
     }
 
     fn wait(&mut self, interests: &[Interest], timeout: Duration) {
-        let pipes = self
-            .mesh
-            .pipes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let pipes = lock(&self.mesh.pipes);
         let ready = interests.iter().any(|interest| {
             let pipe = &pipes[self.pipe(interest.peer, interest.direction)];
             pipe.closed
@@ -140,11 +129,7 @@ impl Transport for MemoryTransport {
 impl Drop for MemoryTransport {
     /// Peers see the ends of their pipes.
     fn drop(&mut self) {
-        let mut pipes = self
-            .mesh
-            .pipes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut pipes = lock(&self.mesh.pipes);
         for peer in 0..self.mesh.world_size {
             pipes[self.pipe(peer, Direction::Send)].closed = true;
             pipes[self.pipe(peer, Direction::Receive)].closed = true;

@@ -4,9 +4,10 @@
 //! that every rank knows who keeps whom waiting, without a collective and also while one hangs.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::lock::lock;
 use crate::observe::stats::Stats;
 use crate::wire::gossip::{Gossip, Late};
 
@@ -83,7 +84,7 @@ impl Board {
     }
 
     fn lock(&self) -> MutexGuard<'_, Posted> {
-        self.posted.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.posted)
     }
 }
 

@@ -4,12 +4,13 @@
 //! lock that counting would not have cost already.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use crate::caller::Caller;
 use crate::collective::Call;
 use crate::drive::{Measured, Waits};
+use crate::lock::lock;
 use crate::observe::exposure::Exposure;
 use crate::observe::stats::Stats;
 use crate::schedule::Algorithm;
@@ -167,17 +168,13 @@ impl FlightRecorder {
 
     /// Remembers which step the program left early last, and by what.
     pub fn left_step(&self, step: u64, by: String) {
-        *self
-            .left_step
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some((step, by));
+        *lock(&self.left_step) = Some((step, by));
     }
 
     /// The step that the program left early last, and by what.
     #[must_use]
     pub fn last_left_step(&self) -> Option<(u64, String)> {
-        let left = self.left_step.lock();
-        left.unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.left_step).clone()
     }
 
     /// The collective under way, if there is one, and the one that ended last.
@@ -285,7 +282,7 @@ impl FlightRecorder {
     }
 
     fn lock(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory)
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a rank knows of itself, ready for those who ask at its listener.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::error::shortened;
 use crate::host::host_name;
+use crate::lock::{self, lock};
 use crate::observe::flight_recorder::{Entry, FlightRecorder};
 use crate::wire::handshake::GroupId;
 use crate::wire::state::{Collective, Phase, State};
@@ -52,7 +53,7 @@ impl OwnState {
 
     /// A rank has joined; told to rank 0 only.
     pub(crate) fn has_joined(&self, rank: usize) {
-        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut joined = lock(&self.joined);
         joined.insert(rank);
     }
 
@@ -69,12 +70,8 @@ impl OwnState {
     /// The identity of the group, once it is known. Members that have it call those whom it has not
     /// reached.
     pub(crate) fn group(&self, limit: Duration) -> Option<GroupId> {
-        let waiting = self
-            .agreement
-            .wait_timeout_while(self.agreed(), limit, |agreed| {
-                matches!(agreed, Agreed::NotYet)
-            });
-        match *waiting.unwrap_or_else(PoisonError::into_inner).0 {
+        let not_yet = |agreed: &mut Agreed| matches!(agreed, Agreed::NotYet);
+        match *lock::wait_while(&self.agreement, self.agreed(), limit, not_yet) {
             Agreed::On(group) => Some(group),
             Agreed::NotYet | Agreed::Never => None,
         }
@@ -90,7 +87,7 @@ impl OwnState {
     }
 
     fn agreed(&self) -> MutexGuard<'_, Agreed> {
-        self.agreed.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.agreed)
     }
 
     /// The group has formed: from now on the engine is what matters.
@@ -128,7 +125,7 @@ impl OwnState {
     }
 
     fn forming(&self) -> Phase {
-        let joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let joined = lock(&self.joined);
         let known = self.rank == 0;
         let missing = (1..self.world_size).filter(|rank| known && !joined.contains(rank));
         Phase::Forming {

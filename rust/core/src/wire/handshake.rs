@@ -157,6 +157,7 @@ impl Hello {
     }
 
     /// One without a secret in it, the same every time.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn sample(purpose: Purpose) -> Self {
         Self {
             version: PROTOCOL_VERSION,

@@ -1,8 +1,10 @@
 //! Connections whose handshake is not over, which can be ended from outside.
 
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use crate::lock::lock;
 
 /// The connections in their handshake.
 #[derive(Default)]
@@ -26,9 +28,7 @@ pub(super) struct Place {
 
 impl Pending {
     fn connections(&self) -> MutexGuard<'_, Vec<PendingConnection>> {
-        self.connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connections)
     }
 
     pub(super) fn has_place(&self, places: usize) -> bool {
