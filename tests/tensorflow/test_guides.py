@@ -254,7 +254,8 @@ def disagreements(rank: int) -> Any:
             self.model.stop_training = batch == 1
 
     said = []
-    for callback in (keras.callbacks.LearningRateScheduler(lambda _: 0.5), Stop()):
+    best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    for callback in (keras.callbacks.LearningRateScheduler(lambda _: 0.5), Stop(), best):
         strategy = CustomCollectiveStrategy()
         with strategy.scope():
             model = make_model()
@@ -337,7 +338,9 @@ def test_what_the_chief_saves_alone_is_restored_by_all(ranks: Any) -> None:
 
 def test_a_callback_that_changes_one_rank_alone_is_an_error_on_all(ranks: Any) -> None:
     for rank, found in enumerate(ranks):
-        rate, stopped = found["disagreements"]
+        rate, stopped, best = found["disagreements"]
         assert f"fit on rank {rank} of" in rate
         assert f"the learning rate is {0.25 if rank else 0.5} here, and from 0.25 to 0.5" in rate
         assert "a callback has set stop_training after batch 1" in stopped
+        assert f"fit on rank {rank} of" in best
+        assert "the ranks have [1, 0] EarlyStopping(restore_best_weights=True)" in best

@@ -56,15 +56,15 @@ def pack(
     The outcome depends on nothing but its arguments, so that all ranks arrive at the same one.
 
     Args:
-      entries: the tensors, in the order in which they become ready.
-      bucket_bytes: bound on a bucket; a tensor above it has a bucket of its own.
-      first_bucket_bytes: bound on the first bucket of each dtype.
+        entries: The tensors, in the order in which they become ready.
+        bucket_bytes: Bound on a bucket; a tensor above it has a bucket of its own.
+        first_bucket_bytes: Bound on the first bucket of each dtype.
 
     Returns:
-      Buckets; every position occurs in exactly one.
+        Buckets; every position occurs in exactly one.
 
     Raises:
-      gradring.errors.ConfigError: `bucket_bytes` is not a number above 0.
+        gradring.errors.ConfigError: `bucket_bytes` is not a number above 0.
     """
     check(bucket_bytes)
     full: list[Bucket] = []

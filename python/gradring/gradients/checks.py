@@ -1,7 +1,7 @@
 """What is to be done about gradients that contain NaN or infinity.
 
-The ops look, before the reduction: afterwards all ranks have the same NaN, and nobody knows whose
-it was.
+The ops look, before the reduction: afterwards all ranks have the same NaN, and none can tell
+whose it was.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A bucket of gradients is called after its variables, so that a message can say w
 ranks have paired wrongly. The names that Keras makes up contain counters of the process: on a rank
 that has built one more layer before, `dense_1/kernel` is called `dense_2/kernel`. Both train
 correctly together, so counters are compared by their order and not by their value: of
-`dense_4/kernel` and `dense_7/kernel` in one call, the first is number 0 and the second number 1.
+`dense_4/kernel` and `dense_7/kernel` in one list, the first is number 0 and the second number 1.
 Ranks that pass the same variables in another order still differ.
 """
 
@@ -42,10 +42,10 @@ class Label:
 
 
 class Names:
-    """The names of all tensors of one call."""
+    """The names of all tensors of one reduction."""
 
     def __init__(self, label: str, shown: Sequence[str], compared: Sequence[str]) -> None:
-        """Takes the name of the call, and one of each kind for each tensor, or empty ones."""
+        """Takes the name of the reduction, and one of each kind for each tensor, or empty ones."""
         self._label = label
         self._shown = shown
         self._compared = compared
@@ -57,12 +57,12 @@ class Names:
         """Tensors are called after their variables, as far as those are known.
 
         Args:
-          label: name of the call; compared between ranks.
-          tensors: what is reduced.
-          variables: one for each tensor: a variable, or a name.
+            label: Name of the reduction; compared between ranks.
+            tensors: What is reduced.
+            variables: One for each tensor: a variable, or a name.
 
         Raises:
-          ValueError: there are more or fewer variables than tensors.
+            ValueError: There are more or fewer variables than tensors.
         """
         if variables is None:
             return cls(label, [""] * len(tensors), [""] * len(tensors))
@@ -78,8 +78,8 @@ class Names:
         """What the bucket of the tensors at these positions is called.
 
         Args:
-          positions: in the list of tensors.
-          bucket: the bucket's number, if the call has several.
+            positions: In the list of tensors.
+            bucket: The bucket's number, if there are several.
         """
         label = self._label if bucket is None else f"{self._label}/{bucket}"
         names = [self._shown[position] for position in positions if self._shown[position]]
@@ -104,7 +104,7 @@ def name_of(variable: Any) -> str:
 
 
 def without_counters(names: Sequence[str]) -> list[str]:
-    """The names with each counter replaced by its place among those of the same base.
+    """The names with each counter replaced by its order among those of the same base.
 
     >>> without_counters(["dense_4/kernel", "dense_7/kernel"])
     ['dense#0/kernel', 'dense#1/kernel']

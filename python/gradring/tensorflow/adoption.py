@@ -11,24 +11,31 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring.communicator import Communicator
 from gradring.tensorflow import compat
 
 
-def scope_of(strategy: Any) -> contextlib.AbstractContextManager[Any]:
+def scope_of(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[Any]:
     """The strategy's scope, unless the program is in it, also by `run`."""
     if tf.distribute.has_strategy() and tf.distribute.get_strategy() is strategy:
         return contextlib.nullcontext()
     return strategy.scope()  # type: ignore[no-any-return]
 
 
-def strategy_of(variables: Iterable[Any]) -> Any:
+def communicator_of(strategy: tf.distribute.Strategy | None) -> Communicator | None:
+    """The communicator of a strategy of ours; None for any other."""
+    found = getattr(strategy, "communicator", None)
+    return found if isinstance(found, Communicator) else None
+
+
+def strategy_of(variables: Iterable[Any]) -> tf.distribute.Strategy | None:
     """The strategy in whose scope the first variable was made, or None."""
     for variable in variables:
         return getattr(getattr(variable, "_value", variable), "distribute_strategy", None)
     return None
 
 
-def adopt(variables: Iterable[Any], strategy: Any) -> None:
+def adopt(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
     """Gives Keras' variables that belong to no strategy to this one, with the chief's values.
 
     Every rank must call it with the same variables.

@@ -11,14 +11,15 @@ which they are sent, and send them when they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from gradring.tensorflow import compat
 
 
-def start_as_soon_as_ready(buckets: Sequence[Sequence[Any]], starts: Sequence[Any]) -> None:
+def start_as_soon_as_ready(
+    buckets: Sequence[Sequence[tf.Tensor]], starts: Sequence[tf.Tensor]
+) -> None:
     """Adds control edges to the graph that computes the buckets; does nothing when eager.
 
     An operation belongs to the first bucket that needs it. Edges lead from the Start of a bucket
@@ -28,14 +29,14 @@ def start_as_soon_as_ready(buckets: Sequence[Sequence[Any]], starts: Sequence[An
     first bucket.
 
     Args:
-      buckets: tensors of each bucket, in the order in which the buckets are sent.
-      starts: a tensor made by the Start op of each bucket.
+        buckets: Tensors of each bucket, in the order in which the buckets are sent.
+        starts: A tensor made by the Start op of each bucket.
     """
     if len(buckets) < 2 or tf.executing_eagerly():
         return
     start_ops = [tensor.op for tensor in starts]
     graph, token = start_ops[0].graph, start_ops[0].inputs[0]
-    bucket_of: dict[Any, int] = {}
+    bucket_of: dict[tf.Operation, int] = {}
     _add_ancestors(set(token.consumers()) - set(start_ops), bucket_of, 0)
     for number, bucket in enumerate(buckets):
         # A tensor from outside the graph is ready anyhow.
@@ -45,9 +46,11 @@ def start_as_soon_as_ready(buckets: Sequence[Sequence[Any]], starts: Sequence[An
                 compat.add_control_input(op, start_ops[number - 1])
 
 
-def _add_ancestors(ends: Iterable[Any], bucket_of: dict[Any, int], number: int) -> list[Any]:
+def _add_ancestors(
+    ends: Iterable[tf.Operation], bucket_of: dict[tf.Operation, int], number: int
+) -> list[tf.Operation]:
     """Marks `ends` and all they need, unless an earlier bucket did; returns what it marked."""
-    added: list[Any] = []
+    added: list[tf.Operation] = []
     to_visit = list(ends)
     while to_visit:
         op = to_visit.pop()
@@ -59,7 +62,9 @@ def _add_ancestors(ends: Iterable[Any], bucket_of: dict[Any, int], number: int) 
     return added
 
 
-def _waits_for_earlier_alone(op: Any, bucket_of: dict[Any, int], number: int) -> bool:
+def _waits_for_earlier_alone(
+    op: tf.Operation, bucket_of: dict[tf.Operation, int], number: int
+) -> bool:
     """Whether `op` could run as soon as earlier buckets' operations have."""
     needed = [bucket_of[tensor.op] for tensor in op.inputs]
     # Without inputs it is a constant, which TensorFlow must remain free to fold.

@@ -60,10 +60,12 @@ def broadcast_update(
 class _Traced:
     """What the trace of an update tells: the same on every rank."""
 
-    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], tensors: list[Any]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], args: Sequence[Any], tensors: list[tf.Tensor]
+    ) -> None:
         positions = [i for i, leaf in enumerate(tf.nest.flatten(list(args))) if _is_tensor(leaf)]
 
-        def on_tensors(*replaced: Any) -> Any:
+        def on_tensors(*replaced: tf.Tensor) -> Any:
             leaves = tf.nest.flatten(list(args))
             for position, tensor in zip(positions, replaced, strict=True):
                 leaves[position] = tensor
@@ -83,12 +85,12 @@ class _Traced:
         #: The variables that `fn` assigns, in the order in which it uses them.
         self.assigned = _assigned(self._concrete)
 
-    def run(self, tensors: list[Any]) -> list[Any]:
+    def run(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Executes the function; one tensor for each of `specs`."""
         results = tf.nest.flatten(self._concrete(*tensors))
         return [result for result in results if result is not None]
 
-    def pack(self, tensors: list[Any]) -> Any:
+    def pack(self, tensors: list[tf.Tensor]) -> Any:
         """The tensors in the structure that the function returned."""
         following = iter(tensors)
         leaves = [next(following) if present else None for present in self._present]
@@ -96,8 +98,8 @@ class _Traced:
 
 
 def _broadcast_results(
-    traced: _Traced, results: list[Any], communicator: Communicator
-) -> list[Any]:
+    traced: _Traced, results: list[tf.Tensor], communicator: Communicator
+) -> list[tf.Tensor]:
     """The chief's results; on other ranks, `results` is not looked at."""
     specs = traced.specs
     is_chief = communicator.rank == CHIEF
@@ -125,7 +127,9 @@ def _broadcast_results(
     return received
 
 
-def _broadcast(values: list[Any], names: Names, communicator: Communicator) -> list[Any]:
+def _broadcast(
+    values: list[tf.Tensor], names: Names, communicator: Communicator
+) -> list[tf.Tensor]:
     """The chief's tensors, all tensors of one dtype in one collective."""
     encoded = [as_native_bits(value, LABEL) for value in values]
     groups: dict[Any, list[int]] = {}
@@ -146,7 +150,7 @@ def _broadcast(values: list[Any], names: Names, communicator: Communicator) -> l
     return received
 
 
-def _assigned(concrete: Any) -> list[Any]:
+def _assigned(concrete: tf.types.experimental.ConcreteFunction) -> list[tf.Variable]:
     read_only: dict[str, bool] = {}
     for op in concrete.graph.get_operations():
         for index, tensor in enumerate(op.inputs):
@@ -161,14 +165,14 @@ def _assigned(concrete: Any) -> list[Any]:
     ]
 
 
-def _read_only_inputs(op: Any) -> Sequence[int]:
+def _read_only_inputs(op: tf.Operation) -> Sequence[int]:
     try:
         return op.get_attr(_READ_ONLY_ATTR)  # type: ignore[no-any-return]
     except ValueError:
         return ()
 
 
-def _refuse_outer_tensors(concrete: Any) -> None:
+def _refuse_outer_tensors(concrete: tf.types.experimental.ConcreteFunction) -> None:
     """An update that is traced by itself cannot reach into the function around it."""
     for outer, _ in concrete.graph.captures:
         if tf.is_symbolic_tensor(outer) and outer.dtype != tf.resource:
@@ -178,7 +182,7 @@ def _refuse_outer_tensors(concrete: Any) -> None:
             )
 
 
-def _refuse_collectives(concrete: Any) -> None:
+def _refuse_collectives(concrete: tf.types.experimental.ConcreteFunction) -> None:
     definition = concrete.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     if any(node.op.startswith("Gradring") for node in nodes):
@@ -188,7 +192,7 @@ def _refuse_collectives(concrete: Any) -> None:
         )
 
 
-def _spec(leaf: Any) -> Any:
+def _spec(leaf: Any) -> tf.TensorSpec:
     if not isinstance(leaf, tf.Tensor | tf.TensorSpec):
         raise TypeError(
             f"{LABEL}: fn returns a {type(leaf).__name__}; return tensors, or nests of them"

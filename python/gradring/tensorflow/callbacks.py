@@ -43,18 +43,18 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """See `gradring.Monitor`.
 
         Args:
-          samples_per_step: the global batch size; without it, lines tell steps per second.
-          every_steps: a line comes after so many steps,
-          every_s: or after so many seconds, whatever comes first.
-          stream: where rank 0 writes; default standard output.
-          log: a file to which rank 0 appends a line of JSON with every line; default: as for
-            `gradring.Monitor`, in the log directory if there is one.
-          tensorboard: a directory to which rank 0 writes the numbers of all ranks as scalars, such
-            as `gradring/rank_2/wait_ms`, and Keras' logs, such as `gradring/loss`; needs no
-            tensorboard package.
-          gradient_norm: `tensorboard` also gets `gradring/gradient_norm`, the global norm of the
-            gradients that the last step reduced, before they were clipped. Costs a pass over the
-            memory of the gradients; needs Keras 3. Default False.
+            samples_per_step: The global batch size; without it, lines tell steps per second.
+            every_steps: A line comes after so many steps,
+            every_s: Or after so many seconds, whatever comes first.
+            stream: Where rank 0 writes; default standard output.
+            log: A file to which rank 0 appends a line of JSON with every line; default: as for
+                `gradring.Monitor`, in the log directory if there is one.
+            tensorboard: A directory to which rank 0 writes the numbers of all ranks as scalars,
+                such as `gradring/rank_2/wait_ms`, and Keras' logs, such as `gradring/loss`; needs
+                no tensorboard package.
+            gradient_norm: `tensorboard` also gets `gradring/gradient_norm`, the global norm of the
+                gradients that the last step reduced, before they were clipped. Costs a pass over
+                the memory of the gradients; needs Keras 3. Default False.
         """
         super().__init__()
         self._options: dict[str, Any] = {
@@ -76,8 +76,8 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Starts to measure.
 
         Raises:
-          gradring.errors.ConfigError: the model was not made under `CustomCollectiveStrategy`, or
-            has no optimizer of Keras 3 for `gradient_norm`.
+            gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`, or
+                has no optimizer of Keras 3 for `gradient_norm`.
         """
         strategy = self.model.distribute_strategy
         if getattr(strategy, "communicator", None) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -16,15 +16,17 @@ from gradring.tensorflow import compat
 
 EVALUATOR = "evaluator"
 
+ClusterResolver: TypeAlias = "tf.distribute.cluster_resolver.ClusterResolver"
 
-def resolver_of(communicator: Communicator) -> Any:
+
+def resolver_of(communicator: Communicator) -> ClusterResolver:
     """The resolver in TF_CONFIG, or one that lists the communicator's ranks as workers."""
     if os.environ.get("TF_CONFIG"):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         place = communicator.rank, communicator.world_size
         if resolver.cluster_spec().as_dict() and _place_in(resolver) == place:
             return resolver
-    # Nobody connects to these addresses: the communicator has connected already.
+    # TensorFlow connects to none of these addresses: the communicator has connected already.
     workers = [f"rank-{rank}:0" for rank in range(communicator.world_size)]
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": workers}),
@@ -34,14 +36,14 @@ def resolver_of(communicator: Communicator) -> Any:
     )
 
 
-def communicator_of(resolver: Any) -> Communicator:
+def communicator_of(resolver: ClusterResolver | None) -> Communicator:
     """Joins the group that the user's resolver describes, unless this process is in it.
 
     Rank 0 is the chief, or else the first worker; its address in the resolver is the rendezvous.
     Without a resolver, or with an empty one, the environment describes the group.
 
     Raises:
-      gradring.errors.ConfigError: the resolver names no task for this process.
+        gradring.errors.ConfigError: The resolver names no task for this process.
     """
     before = open_communicators()
     communicator = gradring.init(**_arguments(resolver))
@@ -51,7 +53,7 @@ def communicator_of(resolver: Any) -> Communicator:
     return communicator
 
 
-def _arguments(resolver: Any) -> dict[str, Any]:
+def _arguments(resolver: ClusterResolver | None) -> dict[str, Any]:
     """What `gradring.init` is told."""
     if resolver is None or not resolver.cluster_spec().as_dict():
         return {}
@@ -63,11 +65,11 @@ def _arguments(resolver: Any) -> dict[str, Any]:
     return {**place, "rendezvous": addresses[0], "listen": addresses[rank]}
 
 
-def check(resolver: Any, communicator: Communicator) -> None:
+def check(resolver: ClusterResolver, communicator: Communicator) -> None:
     """Refuses a resolver that contradicts the communicator.
 
     Raises:
-      gradring.errors.ConfigError: they differ in the rank or in the number of ranks.
+        gradring.errors.ConfigError: They differ in the rank or in the number of ranks.
     """
     rank, world_size = _place_in(resolver)
     if (rank, world_size) != (communicator.rank, communicator.world_size):
@@ -82,8 +84,8 @@ def checked_devices(devices: Sequence[str], communicator: Communicator) -> tuple
     """The full names of the local devices that the user chose; every rank must call it.
 
     Raises:
-      gradring.errors.ConfigError: there is none, one occurs twice or does not exist, or the ranks
-        have different numbers of them.
+        gradring.errors.ConfigError: There is none, one occurs twice or does not exist, or the ranks
+            have different numbers of them.
     """
     here = f"rank {communicator.rank} of {communicator.host}"
     known = {compat.canonical_device(d.name): d.name for d in tf.config.list_logical_devices()}
@@ -102,7 +104,7 @@ def checked_devices(devices: Sequence[str], communicator: Communicator) -> tuple
     return full
 
 
-def _place_in(resolver: Any) -> tuple[int, int]:
+def _place_in(resolver: ClusterResolver) -> tuple[int, int]:
     """Rank and number of ranks; those of an evaluator are its own."""
     if resolver.task_type == EVALUATOR:
         return 0, 1
@@ -116,6 +118,6 @@ def _place_in(resolver: Any) -> tuple[int, int]:
     return rank, len(_addresses(resolver))
 
 
-def _addresses(resolver: Any) -> list[str]:
+def _addresses(resolver: ClusterResolver) -> list[str]:
     cluster = compat.normalize_cluster_spec(resolver.cluster_spec()).as_dict()
     return [*cluster.get("chief", []), *cluster.get("worker", [])]

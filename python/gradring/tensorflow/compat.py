@@ -73,12 +73,12 @@ normalize_cluster_spec = multi_worker_util.normalize_cluster_spec
 LOOP_OVER_DATASET = "Dataset_scan_scan_body"
 
 
-def mirrored(per_device: Sequence[Any]) -> Any:
+def mirrored(per_device: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.distribute.DistributedValues:
     """One value for the same contents on each local device."""
     return distribute_utils.regroup(tuple(per_device), wrap_class=distribute_values.Mirrored)
 
 
-def ordering_token() -> Any:
+def ordering_token() -> tf.Variable:
     """A scalar resource variable outside every graph, strategy and distribution scope.
 
     Ops that take its handle keep their program order, also across `tf.cond` and `tf.while_loop`.
@@ -87,7 +87,7 @@ def ordering_token() -> Any:
     return plain_variable(0.0, "a_function_with_a_collective_cannot_be_exported")
 
 
-def capture(tensor: Any, graph: Any) -> Any:
+def capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     """The eager `tensor` inside the `tf.FuncGraph` that is being built.
 
     Branches and bodies capture it from the function that they are in: TensorFlow cannot make
@@ -113,12 +113,12 @@ def is_lost_in_control_flow() -> bool:
     return False
 
 
-def _is_control_flow(graph: Any) -> bool:
+def _is_control_flow(graph: tf.Graph) -> bool:
     """Whether it is a branch of a conditional, or the body of a loop."""
     return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
 
 
-def plain_variable(value: float, name: str, dtype: Any = tf.float32) -> Any:
+def plain_variable(value: float, name: str, dtype: tf.DType = tf.float32) -> tf.Variable:
     """A scalar outside every graph, strategy and distribution scope."""
     with tf.init_scope(), tf.device("/device:CPU:0"), tf.name_scope("gradring/"):
         return resource_variable_ops.ResourceVariable(
@@ -141,12 +141,12 @@ def dataset_function() -> str | None:
     return None
 
 
-def variant_dataset(variant: Any, element_spec: Any) -> Any:
+def variant_dataset(variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
     """The `tf.data.Dataset` that a variant tensor stands for."""
     return dataset_ops._VariantDataset(variant, element_spec)
 
 
-def has_one_element(variant: Any) -> bool:
+def has_one_element(variant: tf.Tensor | None) -> bool:
     """Whether a dataset's variant, or None, is known to have one element."""
     return variant is not None and int(gen_dataset_ops.dataset_cardinality(variant)) == 1
 
@@ -179,7 +179,7 @@ def positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
     return [found.index(name) for name in names] if set(names) <= set(found) else None
 
 
-def add_control_input(op: Any, before: Any) -> None:
+def add_control_input(op: tf.Operation, before: tf.Operation) -> None:
     """Lets `op`, of a graph that is still being built, run only after the operation `before`."""
     op._add_control_input(before)
 
@@ -188,9 +188,9 @@ def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
     """Says what `tf.autodiff.ForwardAccumulator` does with an op.
 
     Args:
-      op: registered name of the op.
-      rule: takes the op's attributes, inputs, outputs and the inputs' tangents; returns the
-        tangents of the outputs.
+        op: Registered name of the op.
+        rule: Takes the op's attributes, inputs, outputs and the inputs' tangents; returns the
+            tangents of the outputs.
     """
 
     def special(attrs: Sequence[Any], *args: Any) -> list[Any]:
@@ -199,7 +199,7 @@ def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
     forwardprop._SPECIAL_CASES[op] = special
 
 
-def same_op(op: Any, inputs: list[Any]) -> list[Any]:
+def same_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Adds an op like `op` of a vectorised loop's body to the graph, with other inputs."""
     dtypes = [output.dtype for output in op.outputs]
     return list(pfor._create_op(op.type, inputs, dtypes, op.node_def.attr).outputs)
@@ -207,25 +207,25 @@ def same_op(op: Any, inputs: list[Any]) -> list[Any]:
 
 def run_op(
     op: str,
-    inputs: dict[str, Any],
-    dtype: Any,
-    attrs: dict[str, Any],
+    inputs: dict[str, tf.Tensor | list[tf.Tensor]],
+    dtype: tf.DType,
+    attrs: dict[str, str | int],
     output_count: int,
     *,
     unseen: bool = False,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Runs an op at once when executing eagerly, or else adds it to the graph.
 
     Args:
-      op: registered name of the op.
-      inputs: a tensor, or a list of tensors, for each input, in the op's order.
-      dtype: the `tf.DType` that the op calls T.
-      attrs: str or int for each attribute that the inputs do not imply.
-      output_count: number of output tensors.
-      unseen: keep `tf.debugging` from looking at what the op returns.
+        op: Registered name of the op.
+        inputs: A tensor, or a list of tensors, for each input, in the op's order.
+        dtype: The `tf.DType` that the op calls T.
+        attrs: str or int for each attribute that the inputs do not imply.
+        output_count: Number of output tensors.
+        unseen: Keep `tf.debugging` from looking at what the op returns.
 
     Returns:
-      The flat list of output tensors.
+        The flat list of output tensors.
     """
     flat: list[Any] = []
     named: dict[str, Any] = {"T": dtype.as_datatype_enum}

@@ -10,7 +10,6 @@ What older versions of Keras do wrongly beyond repair is refused; docs/compatibi
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,10 +18,9 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import membership
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError
-from gradring.tensorflow import compat, fit_agreement, gradient_norm
-from gradring.tensorflow.adoption import adopt, scope_of, strategy_of
+from gradring.tensorflow import fit_agreement, gradient_norm, keras_loops
+from gradring.tensorflow.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.cross_device_ops import current_variables, gradients_of
 
 #: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
@@ -36,15 +34,13 @@ _STATISTICS = (
 
 _SUM = tf.distribute.ReduceOp.SUM
 
-_logger = logging.getLogger("gradring")
-
 _repaired = False
 
 _saves: ContextVar[bool] = ContextVar("saves", default=False)
 
 
 def saves() -> bool:
-    """Whether Keras is saving, so that variables made now are nobody's after it."""
+    """Whether Keras is saving: variables that it makes for that are gone afterwards."""
     return _saves.get()
 
 
@@ -66,21 +62,23 @@ def repair() -> None:
     _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
     # Before Keras 3.5, models are built where they are traced.
     if hasattr(keras.Model, "_maybe_symbolic_build"):
-        _replace(keras.Model, "_maybe_symbolic_build", _symbolic_build, _is_ours)
+        _replace(keras.Model, "_maybe_symbolic_build", keras_loops.symbolic_build, _is_ours)
     for kind in ("train", "test", "predict"):
-        make = functools.partial(_make_step, f"{kind}_function")
+        make = functools.partial(keras_loops.make_step, f"{kind}_function")
         _replace(keras.Model, f"make_{kind}_function", make, _is_ours)
-    _replace(keras.Model, "predict_step", _predict_step, _in_our_replica)
+    _replace(keras.Model, "predict_step", keras_loops.predict_step, _in_our_replica)
     # Keras looks whether a model's own `compile` is this one.
     trainers = sys.modules["keras.src.trainers.trainer"]
     _replace(trainers.Trainer, "compile", _compile, _is_ours, traced=False)
     _replace(optimizers.Optimizer, "build", _build, _always)
     _replace(keras.Model, "fit", fit_agreement.fit, _is_ours, traced=False)
     for loop in ("fit", "evaluate", "predict"):
-        _replace(keras.Model, loop, _leaving, _is_ours, traced=False)
-    _replace(keras.Model, "fit", _warn_of_training_alone, _is_nobodys, traced=False)
+        _replace(keras.Model, loop, keras_loops.leave, _is_ours, traced=False)
+    _replace(keras.Model, "fit", keras_loops.warn_of_training_alone, _trains_alone, traced=False)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
-    _replace(trainer, "reduce_per_replica", _reduce_logs, _always)
+    _replace(trainer, "reduce_per_replica", keras_loops.reduce_logs, _always)
+    if hasattr(keras.Model, "_get_metrics_result_or_logs"):
+        _replace(keras.Model, "_get_metrics_result_or_logs", keras_loops.logs_of_epoch, _is_ours)
     if hasattr(keras.Model, "_aggregate_additional_loss"):
         losses = sys.modules["keras.src.losses.loss"]
         _replace(losses, "scale_loss_for_distribution", _scale_loss, _in_our_replica)
@@ -128,7 +126,7 @@ def _replace(
 def _in_our_replica(_: Any) -> bool:
     """Whether the code runs inside `CustomCollectiveStrategy.run`."""
     context = tf.distribute.get_replica_context()
-    return context is not None and _communicator(context.strategy) is not None
+    return context is not None and communicator_of(context.strategy) is not None
 
 
 def _always(_: Any) -> bool:
@@ -137,14 +135,14 @@ def _always(_: Any) -> bool:
 
 
 def _in_our_scope(_: Any) -> bool:
-    return _communicator(tf.distribute.get_strategy()) is not None
+    return communicator_of(tf.distribute.get_strategy()) is not None
 
 
 def _is_ours(model: Any) -> bool:
-    return _communicator(model.distribute_strategy) is not None
+    return communicator_of(model.distribute_strategy) is not None
 
 
-def _is_nobodys(model: Any) -> bool:
+def _trains_alone(model: Any) -> bool:
     """Whether each rank trains this model for itself, though it has a group."""
     alone = model.distribute_strategy.num_replicas_in_sync == 1
     return alone and any(group.world_size > 1 for group in membership.kept())
@@ -156,12 +154,7 @@ def _trains_under_ours(callback: Any) -> bool:
 
 def _has_several_replicas(model: Any) -> bool:
     strategy = model.distribute_strategy
-    return _communicator(strategy) is not None and strategy.num_replicas_in_sync > 1
-
-
-def _communicator(strategy: Any) -> Communicator | None:
-    found = getattr(strategy, "communicator", None)
-    return found if isinstance(found, Communicator) else None
+    return communicator_of(strategy) is not None and strategy.num_replicas_in_sync > 1
 
 
 # Older versions
@@ -271,30 +264,6 @@ def _normalise(
     return outputs
 
 
-# Logs
-
-
-def _reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reduction: str) -> Any:
-    """Averages the loss and all metrics of a step in one message; Keras sends one for each.
-
-    A program's own metric may return its variable, and its own step a Python number.
-    """
-    if _communicator(strategy) is not None and reduction == "auto":
-        # Tensors of different devices would not travel together.
-        with tf.device(strategy.extended.worker_devices[0]):
-            values = tf.nest.map_structure(_log, logs)
-        return strategy.reduce("MEAN", values, axis=0)
-    return original(logs, strategy, reduction)
-
-
-def _log(value: Any) -> Any:
-    """What can be reduced; `run` returns several local replicas' values as they are."""
-    is_variable = isinstance(value, tf.Variable)
-    if isinstance(value, compat.DistributedValues) and not is_variable:
-        return value
-    return tf.convert_to_tensor(value)
-
-
 # Losses
 
 
@@ -312,90 +281,6 @@ def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any
     return original(model, loss)
 
 
-# Steps
-
-
-class _StepFunction:
-    """Keras' function for one execution of its loop: a step, as `Communicator.step` has it."""
-
-    def __init__(self, function: Callable[..., Any], communicator: Communicator) -> None:
-        self._function = function
-        self._communicator = communicator
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._communicator.step():
-            return self._function(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_function":  # not yet there while it is copied
-            raise AttributeError(name)
-        return getattr(self._function, name)
-
-
-def _make_step(
-    name: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
-) -> Any:
-    adopt(model.metrics_variables, model.distribute_strategy)
-    original(model, *args, **kwargs)
-    function = getattr(model, name)
-    communicator = _communicator(model.distribute_strategy)
-    assert communicator is not None
-    if not isinstance(function, _StepFunction):
-        setattr(model, name, _StepFunction(function, communicator))
-    return getattr(model, name)
-
-
-def _predict_step(original: Callable[..., Any], model: Any, data: Any) -> Any:
-    """Predicts a row of zeros, and drops the result, where this replica has no row.
-
-    That is so if there are fewer rows than replicas. Many layers cannot compute no row.
-    """
-    leaves = tf.nest.flatten(data)
-    are_rows = all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves)
-    if not are_rows or all(leaf.shape[0] for leaf in leaves):
-        return original(model, data)
-    is_empty = tf.equal(tf.shape(leaves[0])[0], 0)
-    filled = tf.nest.map_structure(lambda leaf: _with_row_if(is_empty, leaf), data)
-    outputs = original(model, filled)
-    return tf.nest.map_structure(
-        lambda rows: rows[: tf.where(is_empty, 0, tf.shape(rows)[0])], outputs
-    )
-
-
-def _with_row_if(is_empty: Any, rows: Any) -> Any:
-    shape = tf.concat([[tf.cast(is_empty, tf.int32)], tf.shape(rows)[1:]], axis=0)
-    return tf.concat([rows, tf.zeros(shape, rows.dtype)], axis=0)
-
-
-def _warn_of_training_alone(
-    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """The most likely mistake of a newcomer; but some models are meant for one rank."""
-    group = next(group for group in membership.kept() if group.world_size > 1)
-    _logger.warning(
-        "rank %d of %d trains the model %r alone, because it was made outside of the strategy's "
-        "scope; make it inside of `with strategy.scope():` to train it with all ranks",
-        group.rank,
-        group.world_size,
-        model.name,
-    )
-    return original(model, *args, **kwargs)
-
-
-def _leaving(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """An exception between two steps, such as a callback's, counts as a step that was left early.
-
-    So a rank that leaves the loop alone does not begin another one with sums of the others' steps.
-    """
-    communicator = _communicator(model.distribute_strategy)
-    assert communicator is not None
-    try:
-        return original(model, *args, **kwargs)
-    except BaseException:
-        with communicator.step():
-            raise
-
-
 # Building and saving
 
 
@@ -408,31 +293,10 @@ def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None:
     """Takes an optimizer that was made outside of any scope into that of the variables."""
     strategy = strategy_of(variables)
-    if _communicator(strategy) is not None and optimizer._distribution_strategy is not strategy:
+    if communicator_of(strategy) is not None and optimizer._distribution_strategy is not strategy:
         optimizer._distribution_strategy = strategy
         adopt(optimizer.variables, strategy)
     original(optimizer, variables)
-
-
-def _symbolic_build(
-    original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
-) -> None:
-    """Builds from this replica's part of the first batch, where Keras takes the mean over all.
-
-    Only shapes and dtypes matter, and there is no mean of parts of different sizes, nor of strings.
-
-    A model without `call`, such as a GAN, cannot be traced: only its own `train_step` knows which
-    layers it calls. Without a strategy, Keras builds every model in its first step.
-    """
-    if type(model).call is sys.modules["keras"].Model.call:
-        return
-    if iterator is not None:
-        # In older versions the iterator itself cannot be iterated.
-        epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
-        for *_, batches in epoch:
-            data_batch = compat.select_replica(0, next(batches))
-            break
-    original(model, data_batch=data_batch)
 
 
 def _save_state(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

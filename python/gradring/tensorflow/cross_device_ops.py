@@ -16,13 +16,13 @@ from gradring.gradients.reduction import Reduction
 from gradring.tensorflow import compat
 from gradring.tensorflow.dtypes import as_tensor
 from gradring.tensorflow.ops import all_gather
-from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.reduction import Leaf, reduce_leaves
 
-_reduced_now: ContextVar[Sequence[Any] | None] = ContextVar("reduced_now", default=None)
+_reduced_now: ContextVar[Sequence[tf.Variable] | None] = ContextVar("reduced_now", default=None)
 
 
 @contextlib.contextmanager
-def gradients_of(variables: Sequence[Any]) -> Iterator[None]:
+def gradients_of(variables: Sequence[tf.Variable]) -> Iterator[None]:
     """Inside, reductions of as many tensors are called after these variables.
 
     For optimizers that hand gradients to `tf.distribute` without their variables.
@@ -34,7 +34,7 @@ def gradients_of(variables: Sequence[Any]) -> Iterator[None]:
         _reduced_now.reset(token)
 
 
-def current_variables(count: int) -> Sequence[Any] | None:
+def current_variables(count: int) -> Sequence[tf.Variable] | None:
     """The variables of `gradients_of`, if there are `count` of them."""
     variables = _reduced_now.get()
     return variables if variables is not None and len(variables) == count else None
@@ -43,7 +43,7 @@ def current_variables(count: int) -> Sequence[Any] | None:
 class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
     """Reduces and gathers over the local devices first, then over the ranks.
 
-    Everything that one call reduces travels in as few buckets as possible. The base class keeps
+    What is reduced together travels in as few buckets as possible. The base class keeps
     its part of the work: choosing destinations, and skipping a world of one.
     """
 
@@ -57,10 +57,11 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         """Makes the operations; nothing is sent yet.
 
         Args:
-          communicator: a `gradring.Communicator`.
-          devices: the local devices that hold one replica each.
-          bucket_bytes: bound on the tensors that travel together, in bytes.
-          check_gradients: what to do about gradients that are not finite: "warn", "raise" or None.
+            communicator: A `gradring.Communicator`.
+            devices: The local devices that hold one replica each.
+            bucket_bytes: Bound on the tensors that travel together, in bytes.
+            check_gradients: What to do about gradients that are not finite: "warn", "raise" or
+                None.
         """
         # The base class's own constructor would make TensorFlow's launchers of collectives.
         compat.CrossDeviceOps.__init__(self)
@@ -75,16 +76,16 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._launchers: list[Any] = []
 
-    def reduce_local(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
+    def reduce_local(self, reduce_op: tf.distribute.ReduceOp, values: Sequence[Leaf]) -> list[Leaf]:
         """Reduces one tensor or `tf.IndexedSlices` per entry over the ranks.
 
         Args:
-          reduce_op: `tf.distribute.ReduceOp`.
-          values: this rank's sums over its local devices.
+            reduce_op: `tf.distribute.ReduceOp`.
+            values: This rank's sums over its local devices.
 
         Returns:
-          The results, in order. MEAN divides by the number of replicas; for integers it is
-          float64, as TensorFlow's own strategies have it.
+            The results, in order. MEAN divides by the number of replicas; for integers it is
+            float64, as TensorFlow's own strategies have it.
         """
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
@@ -140,7 +141,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             ]
         return [self._mirrored(value) for value in gathered]
 
-    def _gathered(self, values: Sequence[Any], axis: Any) -> Any:
+    def _gathered(self, values: Sequence[tf.Tensor], axis: int | tf.Tensor) -> tf.Tensor:
         static, dimensions = tf.get_static_value(axis), values[0].shape.rank
         if None not in (static, dimensions) and not -dimensions <= static < dimensions:
             raise ValueError(
@@ -158,7 +159,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         gathered = all_gather(tf.transpose(local, to_front), "gather", self._communicator)
         return tf.transpose(gathered, tf.math.invert_permutation(to_front))
 
-    def _mirrored(self, value: Any) -> Any:
+    def _mirrored(self, value: Leaf) -> tf.distribute.DistributedValues:
         copies = []
         for device in self._devices:
             with tf.device(device):
@@ -169,16 +170,16 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         return self
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: Any) -> Leaf:
     return value if isinstance(value, tf.IndexedSlices) else as_tensor(value, "reduce")
 
 
-def _names_of_ops(name: str, tensors: Sequence[Any]) -> Names:
+def _names_of_ops(name: str, tensors: Sequence[Leaf]) -> Names:
     """Tensors are called after the ops that make them, which are shown and not compared."""
     return Names(name, [_op_name(tensor) for tensor in tensors], [""] * len(tensors))
 
 
-def _op_name(tensor: Any) -> str:
+def _op_name(tensor: Leaf) -> str:
     """The op of a graph that makes the tensor; eager tensors have no names."""
     values = getattr(tensor, "values", tensor)
     try:
@@ -188,11 +189,11 @@ def _op_name(tensor: Any) -> str:
     return name.removeprefix("gradient_tape/").removesuffix(":0")
 
 
-def _identity(value: Any) -> Any:
+def _identity(value: Leaf) -> Leaf:
     return tf.nest.map_structure(tf.identity, value, expand_composites=True)
 
 
-def _sum(values: Sequence[Any]) -> Any:
+def _sum(values: Sequence[Leaf]) -> Leaf:
     if len(values) == 1:
         return values[0]
     if any(isinstance(value, tf.IndexedSlices) for value in values):
@@ -204,7 +205,7 @@ def _sum(values: Sequence[Any]) -> Any:
     return tf.add_n(values)
 
 
-def _divided(value: Any, count: int) -> Any:
+def _divided(value: Leaf, count: int) -> Leaf:
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(value.values / count, value.indices, value.dense_shape)
     return value / count

@@ -1,8 +1,9 @@
 """One order of elements on all ranks, for datasets that are dealt out element by element.
 
 Every rank runs the whole pipeline and keeps its part of each batch. If the pipeline shuffles and
-nobody has seeded it alike, the ranks have different orders: their parts overlap, and what none of
-them takes is lost. So the chief's seeds count on all ranks; where there are none, it draws them.
+the program has not seeded it alike, the ranks have different orders: their parts overlap, and what
+none of them takes is lost. So the chief's seeds count on all ranks; where there are none, it draws
+them.
 
 TensorFlow fixes the seeds when a dataset is made, long before it is distributed. From the import of
 gradring on, datasets therefore remember the op that has made them and its arguments, and a dataset
@@ -11,12 +12,14 @@ whose seeds differ is made once more, with the functions that were traced for it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +48,26 @@ _IN_MEMORY = ("tensor_dataset", "tensor_slice_dataset")
 _COMPARED_ELEMENTS = 4096
 
 _numbers = itertools.count()
+
+
+#: Whether the loop that is running has been warned.
+_warned: ContextVar[list[bool]] = ContextVar("warned")
+
+
+@contextlib.contextmanager
+def warning_once() -> Iterator[None]:
+    """Inside, as in `fit`, which distributes two datasets, one warning is enough."""
+    token = _warned.set(_warned.get([False]))
+    try:
+        yield
+    finally:
+        _warned.reset(token)
+
+
+def _may_warn() -> bool:
+    warned = _warned.get([False])
+    was_warned, warned[0] = warned[0], True
+    return not was_warned
 
 
 @dataclass(frozen=True)
@@ -81,41 +104,43 @@ def _is_variant(value: Any) -> bool:
     return isinstance(value, compat.EagerTensor) and value.dtype == tf.variant
 
 
-def agreed(dataset: Any, communicator: Communicator) -> Any:
+def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Dataset:
     """The dataset with the chief's seeds; every rank that distributes it must call it.
 
     Args:
-      dataset: a `tf.data.Dataset` of global batches.
-      communicator: a `gradring.Communicator`.
+        dataset: A `tf.data.Dataset` of global batches.
+        communicator: A `gradring.Communicator`.
 
     Returns:
-      `dataset` itself if it has no order to agree on, or shares no elements out.
+        `dataset` itself if it has no order to agree on, or shares no elements out.
 
     Raises:
-      gradring.errors.ConfigError: it shuffles without a seed, and was made before gradring was
-        imported.
-      gradring.errors.MismatchError: another rank's pipeline shuffles at other places.
+        gradring.errors.ConfigError: It shuffles without a seed, and was made before gradring was
+            imported.
+        gradring.errors.MismatchError: Another rank's pipeline shuffles at other places.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
     if communicator.world_size == 1 or policy == policies.OFF:
         return dataset
     # Whole files are dealt out before their elements lose their order.
-    plan = _Plan(keeps_order=policy != policies.FILE)
-    plan.collect(dataset._variant_tensor)
+    pipeline = _Pipeline(keeps_order=policy != policies.FILE)
+    pipeline.collect(dataset._variant_tensor)
     _refuse_forgotten(dataset)
-    is_unordered = plan.keeps_order and dataset.options().deterministic is False
-    if not plan.seeds and not plan.sources and not plan.unordered and not is_unordered:
+    is_unordered = pipeline.keeps_order and dataset.options().deterministic is False
+    if not pipeline.seeds and not pipeline.sources and not pipeline.unordered and not is_unordered:
         return dataset
-    seeds = np.array(plan.seeds, np.int64).reshape(-1, 2)
+    seeds = np.array(pipeline.seeds, np.int64).reshape(-1, 2)
     if communicator.rank == _CHIEF:
         unseeded = ~seeds.any(axis=1)
         seeds[unseeded] = np.random.default_rng().integers(1, 2**62, (unseeded.sum(), 2))
-    told = np.concatenate([seeds.ravel(), np.array(plan.sources, np.int64)])
-    name = f"order of {type(dataset).__name__}: {len(seeds)} shuffles, {len(plan.sources)} sources"
+    told = np.concatenate([seeds.ravel(), np.array(pipeline.sources, np.int64)])
+    name = (
+        f"order of {type(dataset).__name__}: {len(seeds)} shuffles, {len(pipeline.sources)} sources"
+    )
     told = communicator.all_gather(told, name=name).reshape(communicator.world_size, -1)
     differs = (told != told[_CHIEF]).any(axis=0)
-    if (told[communicator.rank] != told[_CHIEF])[seeds.size :].any():
+    if (told[communicator.rank] != told[_CHIEF])[seeds.size :].any() and _may_warn():
         _logger.warning(
             "%s on rank %d of %s: its tensors differ from the chief's, so the workers' parts of a "
             "batch are parts of different batches; load the same data in the same order on all "
@@ -127,25 +152,25 @@ def agreed(dataset: Any, communicator: Communicator) -> Any:
         )
     # What is not alike is made anew on all ranks, the chief too: it may come to be another op.
     agree_on = differs[: seeds.size].reshape(-1, 2).any(axis=1)
-    if not agree_on.any() and not plan.unordered and not is_unordered:
+    if not agree_on.any() and not pipeline.unordered and not is_unordered:
         return dataset
     chiefs = told[_CHIEF, : seeds.size].reshape(-1, 2).tolist()
-    plan.wanted = iter(
+    pipeline.wanted = iter(
         [pair if is_new else None for pair, is_new in zip(chiefs, agree_on, strict=True)]
     )
-    variant = plan.make(dataset._variant_tensor)
+    variant = pipeline.make(dataset._variant_tensor)
     remade = compat.variant_dataset(variant, dataset.element_spec).with_options(dataset.options())
     if is_unordered:
         ordered = tf.data.Options()
         ordered.deterministic = True
         remade = remade.with_options(ordered)
     # It owns what Python code in the pipeline needs.
-    remade._gradring_needs = dataset, plan.functions
+    remade._gradring_needs = dataset, pipeline.functions
     return remade
 
 
 @dataclass
-class _Plan:
+class _Pipeline:
     """What decides about the order of elements, in the order in which it is met."""
 
     keeps_order: bool
@@ -155,7 +180,7 @@ class _Plan:
     unordered: int = 0
     #: The chief's seeds; None for those that are alike on all ranks.
     wanted: Iterator[list[int] | None] = field(default_factory=lambda: iter(()))
-    #: What the new dataset needs: TensorFlow forgets functions that nobody in Python has.
+    #: What the new dataset needs: TensorFlow forgets functions that no object in Python has.
     functions: list[Any] = field(default_factory=list)
     #: Whether the functions that are visited run once in each iterator.
     _once: bool = False

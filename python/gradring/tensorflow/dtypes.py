@@ -39,11 +39,11 @@ def accumulator(dtype: tf.DType) -> tf.DType:
     return _ACCUMULATORS.get(dtype, dtype)
 
 
-def as_tensor(value: Any, label: str) -> Any:
+def as_tensor(value: Any, label: str) -> tf.Tensor:
     """A tensor with the contents of `value`.
 
     Raises:
-      TypeError: there is no such tensor.
+        TypeError: There is no such tensor.
     """
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
@@ -59,8 +59,12 @@ def as_tensor(value: Any, label: str) -> Any:
         ) from error
 
 
-def as_native(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
-    """The tensor in a dtype that the engine reduces, and the way back."""
+def as_native(tensor: tf.Tensor, label: str) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """The tensor in one of `NATIVE_DTYPES`, of the same shape, and the way back.
+
+    Raises:
+        TypeError: Its dtype cannot be reduced.
+    """
     dtype = tensor.dtype
     if dtype in NATIVE_DTYPES:
         return tensor, lambda result: result
@@ -70,8 +74,14 @@ def as_native(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
     raise TypeError(f"{label}: {dtype.name} cannot be reduced; cast it to one of {known}")
 
 
-def as_native_bits(tensor: Any, label: str) -> tuple[Any, Callable[[Any], Any]]:
-    """The tensor's bits in a dtype that the engine moves, and the way back."""
+def as_native_bits(
+    tensor: tf.Tensor, label: str
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """The tensor's bits in one of `NATIVE_DTYPES`, and the way back; bytes are one dimension more.
+
+    Raises:
+        TypeError: Its dtype has no fixed width.
+    """
     dtype = tensor.dtype
     if dtype in NATIVE_DTYPES:
         return tensor, lambda result: result

@@ -20,6 +20,9 @@ _FACTS = ("rank", "host", "collective", "sequence", "elapsed_s")
 #: Without it a message is none of gradring's: in all of them, and in paths of its tracebacks.
 _MARK = "gradring"
 
+#: How TensorFlow begins a message that says where in the program a graph's op was made.
+_TRACE = "Graph execution error"
+
 _installed = False
 
 
@@ -39,12 +42,12 @@ def failure_of(error: BaseException) -> GradringError | None:
     """The exception of gradring behind another one, or None.
 
     Args:
-      error: what was caught: an exception of gradring; one of TensorFlow that carries its message;
-        or one that was raised because of such an exception, or while it was handled.
+        error: What was caught: an exception of gradring; one of TensorFlow that carries its
+            message; or one that was raised because of such an exception, or while it was handled.
 
     Returns:
-      An exception with `.rank`, `.host`, `.collective`, `.sequence` and `.elapsed_s`; `error`
-      itself if it is one.
+        An exception with `.rank`, `.host`, `.collective`, `.sequence` and `.elapsed_s`; `error`
+        itself if it is one.
     """
     following: list[BaseException] = [error]
     seen: set[int] = set()
@@ -89,6 +92,22 @@ def _failure_in(message: Any) -> GradringError | None:
     return failure
 
 
+def _sentence_first(message: str) -> str:
+    """The message with gradring's sentence before TensorFlow's trace of some forty lines."""
+    failure = _failure_in(message) if message.startswith(_TRACE) else None
+    trace, sentence, rest = message.partition(f"{type(failure).__name__}: {failure}")
+    return (
+        f"gradring {sentence}{rest}\n\n{trace.removesuffix('gradring ').rstrip()}"
+        if sentence
+        else message
+    )
+
+
+def _set_message(error: Any, message: str) -> None:
+    """In place of the attribute, which TensorFlow sets again when it has found the trace."""
+    error.__dict__["_message"] = _sentence_first(message)
+
+
 class _Named(type):
     """The class of a class that tells another name than the one that C++ sees.
 
@@ -106,8 +125,8 @@ def _combined(kind: Any, raised: Any) -> Any:
     """A class that is both gradring's `kind` and TensorFlow's `raised`."""
     members = {
         "__new__": _make,
-        # As TensorFlow's, for those who make another one like it with more words.
         "__init__": raised.__init__,
+        "_message": property(lambda error: error.__dict__["_message"], _set_message),
         "__str__": raised.__str__,
         "__reduce__": _reduce,
         "__module__": kind.__module__,
@@ -123,7 +142,7 @@ def _reduce(error: Any) -> Any:
 
 
 def _revived(kind: Any, raised: Any, message: str, facts: dict[str, Any]) -> Any:
-    """A copy, also in another process, where nobody knows the message."""
+    """A copy, also in another process, which has never seen the message."""
     cls = _combined(kind, raised)
     error = kind.__new__(cls)
     cls.__init__(error, None, None, message)

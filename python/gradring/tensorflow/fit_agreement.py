@@ -1,9 +1,10 @@
 """What all ranks do together in Keras' `fit`, whatever callbacks each of them has.
 
-A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must need nobody. So no
-callback has collectives of its own; the ranks meet where each of them comes by in any case: at the
-beginning and the end of `fit`, and at the end of an epoch. The functions that stand in for methods
-of Keras get the original first, as in `compat_keras.py`, which says where they are used.
+A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must not need the other
+ranks. So no callback has collectives of its own; the ranks meet where each of them comes by in any
+case: at the beginning and the end of `fit`, and at the end of an epoch. The functions that stand in
+for methods of Keras get the original first, as in `compat_keras.py`, which says where they are
+used.
 """
 
 from __future__ import annotations
@@ -60,9 +61,30 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
 
     fit = _fit.get()
     saves = bool(those(keras.callbacks.ModelCheckpoint))
-    fit.chief_saves = bool(_from_chief(fit.model, saves, "ModelCheckpoint"))
+    stops = those(keras.callbacks.EarlyStopping)
+    restores = sum(callback.restore_best_weights for callback in stops)
+    _agree_on_callbacks(fit, saves, restores)
     backups = those(keras.callbacks.BackupAndRestore)
     _restored(fit.model, backups, lambda: original(callbacks, logs))
+
+
+def _agree_on_callbacks(fit: _Fit, saves: bool, restores: int) -> None:
+    """Learns whether the chief saves.
+
+    Raises:
+        gradring.errors.MismatchError: Some ranks alone would restore their best weights at the end.
+    """
+    communicator = _communicator(fit.model)
+    found = communicator.all_gather(np.array([[saves, restores]]), name="fit: callbacks")
+    fit.chief_saves = bool(found[CHIEF, 0])
+    if (found[:, 1] != restores).any():
+        raise MismatchError(
+            f"fit on rank {communicator.rank} of {communicator.host}: the ranks have "
+            f"{found[:, 1].tolist()} EarlyStopping(restore_best_weights=True), and those that have "
+            "one would end with other weights; give it to every rank, or to none",
+            rank=communicator.rank,
+            host=communicator.host,
+        )
 
 
 def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: Any = None) -> None:

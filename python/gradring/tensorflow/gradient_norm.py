@@ -18,11 +18,11 @@ from gradring.tensorflow import compat
 _norms: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def watch(model: Any) -> Any:
+def watch(model: tf.keras.Model) -> tf.Variable:
     """The variable with the norm of the model's reduced gradients, before they are clipped.
 
     Raises:
-      gradring.errors.ConfigError: the model's optimizer is not of Keras 3.
+        gradring.errors.ConfigError: The model's optimizer is not of Keras 3.
     """
     # A `LossScaleOptimizer` hands unscaled gradients to the one inside.
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -38,7 +38,7 @@ def watch(model: Any) -> Any:
     return _norms[optimizer]
 
 
-def note(optimizer: Any, reduced: Sequence[Any]) -> None:
+def note(optimizer: Any, reduced: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> None:
     """Tells the watcher, if there is one, the sums over all replicas."""
     if optimizer in _norms:
         values = [getattr(gradient, "values", gradient) for gradient in reduced]

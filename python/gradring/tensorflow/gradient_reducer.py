@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -44,15 +43,15 @@ class GradientReducer:
         """Makes a reducer; nothing is sent yet.
 
         Args:
-          op: "mean" (default) for losses averaged over each rank's own batch, or any other op of
-            `all_reduce`.
-          bucket_bytes: bound on the gradients that travel together, in bytes; default 16 MiB.
-          communicator: as for `all_reduce`.
-          check_gradients: "warn", "raise" or None, as for `CustomCollectiveStrategy`.
+            op: "mean" (default) for losses averaged over each rank's own batch, or any other op of
+                `all_reduce`.
+            bucket_bytes: Bound on the gradients that travel together, in bytes; default 16 MiB.
+            communicator: As for `all_reduce`.
+            check_gradients: "warn", "raise" or None, as for `CustomCollectiveStrategy`.
 
         Raises:
-          gradring.errors.ConfigError: `check_gradients` is something else, or `bucket_bytes` not
-            above 0.
+            gradring.errors.ConfigError: `check_gradients` is something else, or `bucket_bytes` not
+                above 0.
         """
         buckets.check(bucket_bytes)
         checks.check(check_gradients)
@@ -63,18 +62,20 @@ class GradientReducer:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def __call__(
-        self, gradients: Sequence[Any], variables: Sequence[Any] | None = None
-    ) -> list[Any]:
+        self,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        variables: Sequence[tf.Variable | str] | None = None,
+    ) -> list[tf.Tensor | tf.IndexedSlices | None]:
         """Reduces the gradients of one step, as `gradring.Communicator.step` has it.
 
         Args:
-          gradients: in the order of their variables, the same on every rank. None stays None and
-            must be None on every rank. `tf.IndexedSlices` as in `all_reduce`.
-          variables: what these are the gradients of, or names, as many as gradients: shown in
-            messages and compared between ranks.
+            gradients: In the order of their variables, the same on every rank. None stays None and
+                must be None on every rank. `tf.IndexedSlices` as in `all_reduce`.
+            variables: What these are the gradients of, or names, as many as gradients: shown in
+                messages and compared between ranks.
 
         Returns:
-          The reduced gradients, in the same order.
+            The reduced gradients, in the same order.
 
         Raises what `all_reduce` raises.
         """

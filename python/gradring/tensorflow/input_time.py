@@ -19,7 +19,7 @@ _total: Any = None
 
 
 def watch() -> bool:
-    """Counts from now on, what is traced from now on; whether nobody has asked before."""
+    """Counts from now on, what is traced from now on; whether this is the first time."""
     global _total
     if _total is not None:
         return False

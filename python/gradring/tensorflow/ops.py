@@ -1,7 +1,7 @@
 """Collectives on TensorFlow tensors, eagerly and inside a `tf.function`.
 
-A call emits the Starts of all its buckets before its first Wait, so that communication overlaps
-whatever else the graph still has to compute.
+A reduction emits the Starts of all its buckets before its first Wait, so that communication
+overlaps whatever else the graph still has to compute.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gradring.gradients import buckets
 from gradring.gradients.names import Label, Names, name_of, without_counters
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.tensorflow import cluster
+from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.dtypes import as_native_bits, as_tensor
 from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.rows import gather_rows, row_counts
@@ -40,31 +41,31 @@ def all_reduce(
     same order among its other collectives. Gradients flow through "sum" and "mean".
 
     Args:
-      tensors: a tensor, or a nest of tensors, of any shapes; float32, float64, float16, bfloat16,
-        int8, int16, int32, int64, uint8, uint16 or uint32. `tf.IndexedSlices` are allowed for
-        "sum" and "mean": the rows of all ranks are gathered, or the whole table is reduced where
-        that moves fewer bytes. Pass gradients in the order of their variables: they are started
-        last first, as a backward pass produces them.
-      op: "sum" (default), "mean", "min", "max" or "product". The integer mean is an integer,
-        rounded towards zero.
-      name: shown in messages and compared between ranks; default "all_reduce".
-      communicator: what to reduce over; default that of the current strategy, or else the only
-        one that is open, or else a new one from `gradring.init()`.
-      variables: the variables whose gradients these are, or names, in the order of the flattened
-        `tensors`: shown in messages and compared between ranks, up to counters that Keras adds.
-      bucket_bytes: bound on the tensors that travel together, in bytes; default 16 MiB.
+        tensors: A tensor, or a nest of tensors, of any shapes; float32, float64, float16, bfloat16,
+            int8, int16, int32, int64, uint8, uint16 or uint32. `tf.IndexedSlices` are allowed for
+            "sum" and "mean": the rows of all ranks are gathered, or the whole table is reduced
+            where that moves fewer bytes. Pass gradients in the order of their variables: they are
+            started last first, as a backward pass produces them.
+        op: "sum" (default), "mean", "min", "max" or "product". The integer mean is an integer,
+            rounded towards zero.
+        name: Shown in messages and compared between ranks; default "all_reduce".
+        communicator: What to reduce over; default that of the current strategy, or else the only
+            one that is open, or else a new one from `gradring.init()`.
+        variables: The variables whose gradients these are, or names, in the order of the flattened
+            `tensors`: shown in messages and compared between ranks, up to counters that Keras adds.
+        bucket_bytes: Bound on the tensors that travel together, in bytes; default 16 MiB.
 
     Returns:
-      The reduced tensors, in the structure of `tensors`.
+        The reduced tensors, in the structure of `tensors`.
 
     Raises:
-      TypeError: one of them is no tensor, such as None or a `tf.RaggedTensor`, or its dtype cannot
-        be reduced; nothing is sent then.
-      ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or `variables` are not
-        as many as the tensors; or `bucket_bytes` is not above 0.
-      tf.errors.AbortedError: the collective failed; names the rank to blame. It is an exception
-        of `gradring.errors` as well, also from a `tf.function`.
-      tf.errors.DeadlineExceededError: the communicator's timeout is over; likewise.
+        TypeError: One of them is no tensor, such as None or a `tf.RaggedTensor`, or its dtype
+            cannot be reduced; nothing is sent then.
+        ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or `variables` are
+            not as many as the tensors; or `bucket_bytes` is not above 0.
+        tf.errors.AbortedError: The collective failed; names the rank to blame. It is an exception
+            of `gradring.errors` as well, also from a `tf.function`.
+        tf.errors.DeadlineExceededError: The communicator's timeout is over; likewise.
     """
     leaves = tf.nest.flatten(tensors)
     names = Names.of_variables(name or "all_reduce", leaves, variables)
@@ -75,33 +76,36 @@ def all_reduce(
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def broadcast(
-    value: Any, root: int = 0, name: str | None = None, communicator: Communicator | None = None
-) -> Any:
+    value: tf.Tensor,
+    root: int = 0,
+    name: str | None = None,
+    communicator: Communicator | None = None,
+) -> tf.Tensor:
     """Gives every rank the root's tensor.
 
     No gradient flows through it.
 
     Args:
-      value: a tensor; the same shape and dtype on every rank. Any dtype of fixed width.
-      root: the rank whose contents win; default 0.
-      name: shown in messages and compared between ranks; default "broadcast".
-      communicator: as for `all_reduce`.
+        value: A tensor; the same shape and dtype on every rank. Any dtype of fixed width.
+        root: The rank whose contents win; default 0.
+        name: Shown in messages and compared between ranks; default "broadcast".
+        communicator: As for `all_reduce`.
 
     Returns:
-      A tensor like `value`.
+        A tensor like `value`.
 
     Raises:
-      TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
-        sent then.
-      ValueError: `root` is not a rank.
-      tf.errors.AbortedError: as for `all_reduce`.
+        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
+            sent then.
+        ValueError: `root` is not a rank.
+        tf.errors.AbortedError: As for `all_reduce`.
     """
     return broadcast_labelled(value, root, Label.of(name or "broadcast"), communicator)
 
 
 def broadcast_labelled(
-    value: Any, root: int, label: Label, communicator: Communicator | None
-) -> Any:
+    value: tf.Tensor, root: int, label: Label, communicator: Communicator | None
+) -> tf.Tensor:
     """As `broadcast`, where what is shown and what is compared differ."""
     comm = communicator or current_communicator()
     check_root(root, comm.world_size)
@@ -118,9 +122,9 @@ def broadcast_variables(
     """Assigns the root's values to the variables of every rank.
 
     Args:
-      variables: `tf.Variable`s or Keras variables, the same list on every rank.
-      root: the rank whose values win; default 0.
-      communicator: as for `all_reduce`.
+        variables: `tf.Variable`s or Keras variables, the same list on every rank.
+        root: The rank whose values win; default 0.
+        communicator: As for `all_reduce`.
 
     Raises what `broadcast` raises, and TypeError for what is no variable.
     """
@@ -140,24 +144,24 @@ def broadcast_variables(
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def all_gather(
-    value: Any, name: str | None = None, communicator: Communicator | None = None
-) -> Any:
+    value: tf.Tensor, name: str | None = None, communicator: Communicator | None = None
+) -> tf.Tensor:
     """Concatenates every rank's tensor along the first dimension, in rank order.
 
     Args:
-      value: a tensor of at least one dimension; ranks may differ in the size of the first. Any
-        dtype of fixed width.
-      name: shown in messages and compared between ranks; default "all_gather".
-      communicator: as for `all_reduce`.
+        value: A tensor of at least one dimension; ranks may differ in the size of the first. Any
+            dtype of fixed width.
+        name: Shown in messages and compared between ranks; default "all_gather".
+        communicator: As for `all_reduce`.
 
     Returns:
-      A tensor of shape `[sum of the first dimensions, ...]`. Gradients flow through it.
+        A tensor of shape `[sum of the first dimensions, ...]`. Gradients flow through it.
 
     Raises:
-      TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
-        sent then.
-      ValueError: `value` is a scalar.
-      tf.errors.AbortedError: as for `all_reduce`.
+        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
+            sent then.
+        ValueError: `value` is a scalar.
+        tf.errors.AbortedError: As for `all_reduce`.
     """
     label = Label.of(name or "all_gather")
     comm = communicator or current_communicator()
@@ -177,12 +181,13 @@ def current_communicator() -> Communicator:
     """The communicator of the current strategy, or the only one that is open, or a new one.
 
     Raises:
-      gradring.errors.ConfigError: several are open.
-      gradring.errors.RendezvousError: none is open, and the group could not be formed.
+        gradring.errors.ConfigError: Several are open.
+        gradring.errors.RendezvousError: None is open, and the group could not be formed.
     """
-    strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-    if strategy is not None and isinstance(getattr(strategy, "communicator", None), Communicator):
-        return strategy.communicator  # type: ignore[no-any-return]
+    if tf.distribute.has_strategy():
+        communicator = communicator_of(tf.distribute.get_strategy())
+        if communicator is not None:
+            return communicator
     candidates = open_communicators()
     if len(candidates) > 1:
         raise ConfigError(

@@ -55,14 +55,14 @@ def measure_overlap(communicator: Communicator | None = None) -> Iterator[Overla
     ```
 
     Steps must have ended when the block does: read a result of the last one. An op waits only when
-    all gradients of its call have been started, so exposed time is what the backward pass does not
-    hide; an optimizer that already works on other gradients may still hide some of it.
+    all gradients of its reduction have been started, so exposed time is what the backward pass does
+    not hide; an optimizer that already works on other gradients may still hide some of it.
 
     Args:
-      communicator: whose collectives to count; default as for `all_reduce`.
+        communicator: Whose collectives to count; default as for `all_reduce`.
 
     Yields:
-      The measurement; all zero until the block ends.
+        The measurement; all zero until the block ends.
     """
     comm = communicator or current_communicator()
     overlap = Overlap()

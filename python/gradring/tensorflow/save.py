@@ -27,7 +27,10 @@ CHIEF = 0
 
 
 def save(
-    model: Any, path: str | os.PathLike[str], *, communicator: Communicator | None = None
+    model: tf.keras.Model | tf.train.Checkpoint,
+    path: str | os.PathLike[str],
+    *,
+    communicator: Communicator | None = None,
 ) -> None:
     """Saves a model or a checkpoint once; every rank must call it, eagerly.
 
@@ -44,41 +47,41 @@ def save(
     `keras.saving.load_model`, `model.load_weights`, `tf.saved_model.load`, `checkpoint.read`.
 
     Args:
-      model: a Keras model, a `tf.Module` or a `tf.train.Checkpoint`, the same on every rank.
-      path: the destination, on the chief's file system; its directory must exist there.
-      communicator: as for `all_reduce`.
+        model: A Keras model, a `tf.Module` or a `tf.train.Checkpoint`, the same on every rank.
+        path: The destination, on the chief's file system; its directory must exist there.
+        communicator: As for `all_reduce`.
 
     Returns:
-      None, on every rank when the chief has put everything in its place.
+        None, on every rank when the chief has put everything in its place.
 
     Raises:
-      gradring.errors.SaveError: on every rank, when one of them could not save; it is an `OSError`
-        and says which rank and why. The communicator stays usable, unless the rank failed in the
-        middle of a collective of its own.
+        gradring.errors.SaveError: On every rank, when one of them could not save; it is an
+            `OSError` and says which rank and why. The communicator stays usable, unless the rank
+            failed in the middle of a collective of its own.
     """
     comm = communicator or current_communicator()
     destination = Path(path).absolute()
-    with _workplace(destination, comm) as place:
-        written = place / destination.name
+    with _workspace(destination, comm) as workspace:
+        written = workspace / destination.name
         with _agreed(comm, f"save {destination}"):
             _write(model, written)
         with _agreed(comm, f"save {destination}"):
             if comm.rank == CHIEF:
-                _put(place, destination)
+                _put(workspace, destination)
 
 
 @contextlib.contextmanager
-def _workplace(destination: Path, communicator: Communicator) -> Iterator[Path]:
+def _workspace(destination: Path, communicator: Communicator) -> Iterator[Path]:
     """An empty directory: the chief's is beside the destination, so that a rename moves it."""
     directory = destination.parent if communicator.rank == CHIEF else None
-    place = None
+    workspace = None
     try:
         with _agreed(communicator, f"save {destination}"):
-            place = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=directory))
-        yield place
+            workspace = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=directory))
+        yield workspace
     finally:
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
+        if workspace is not None:
+            shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _write(model: Any, path: Path) -> None:
@@ -96,13 +99,13 @@ def _write(model: Any, path: Path) -> None:
         tf.saved_model.save(model, str(path))
 
 
-def _put(place: Path, destination: Path) -> None:
-    """Moves everything from `place` to where `destination` is, an index of a checkpoint last."""
-    for written in sorted(place.iterdir(), key=lambda file: file.suffix == ".index"):
+def _put(workspace: Path, destination: Path) -> None:
+    """Moves all from `workspace` to where `destination` is, an index of a checkpoint last."""
+    for written in sorted(workspace.iterdir(), key=lambda file: file.suffix == ".index"):
         target = destination.with_name(written.name)
         if target.is_dir():
             # A directory cannot replace one that has contents.
-            target.rename(place / f"{target.name}.old")
+            target.rename(workspace / f"{target.name}.old")
         os.replace(written, target)
 
 

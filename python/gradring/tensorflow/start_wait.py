@@ -213,7 +213,7 @@ def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
     """The collective that an op with these attributes has started.
 
     Raises:
-      NotImplementedError: TensorFlow cannot lead a derivative to where it is.
+        NotImplementedError: TensorFlow cannot lead a derivative to where it is.
     """
     label = Label(_text(attr("label")), _text(attr("identity")))
     if compat.is_lost_in_control_flow():

@@ -68,25 +68,26 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """Joins the group, unless `communicator` has done so.
 
         Args:
-          cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; default: what
-            `gradring.init()` finds, such as TF_CONFIG.
-          communication_options: accepted for compatibility; gradring has its own choices.
-          communicator: a `gradring.Communicator` to use; default: a new one.
-          devices: the local devices, such as `["CPU:0", "CPU:1"]`, with one replica on each; as
-            many on every rank. Default, as for the strategy that this one replaces: all GPUs, or
-            else one CPU.
-          bucket_bytes: bound on the gradients that travel together, in bytes; default 16 MiB.
-          check_gradients: "warn": a gradient that contains NaN or infinity is named in the log of
-            its rank and of the chief, with rank, host and variable, at most once a minute;
-            "raise": it ends the training on every rank with `gradring.errors.AbortedError`, which
-            says the same; None (default): nobody looks. Looking costs a pass over the memory of
-            the gradients, which are those that a Keras 3 optimizer reduces.
+            cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`; default: what
+                `gradring.init()` finds, such as TF_CONFIG.
+            communication_options: Accepted for compatibility; gradring has its own choices.
+            communicator: A `gradring.Communicator` to use; default: a new one.
+            devices: The local devices, such as `["CPU:0", "CPU:1"]`, with one replica on each; as
+                many on every rank. Default, as for the strategy that this one replaces: all GPUs,
+                or else one CPU.
+            bucket_bytes: Bound on the gradients that travel together, in bytes; default 16 MiB.
+            check_gradients: "warn": a gradient that contains NaN or infinity is named in the log of
+                its rank and of the chief, with rank, host and variable, at most once a minute;
+                "raise": it ends the training on every rank with `gradring.errors.AbortedError`,
+                which says the same; None (default): no check. A check costs a pass over the memory
+                of the gradients, which are those that a Keras 3 optimizer reduces.
 
         Raises:
-          gradring.errors.ConfigError: `check_gradients` is something else; or `bucket_bytes` is not
-            above 0; or `cluster_resolver` and `communicator` contradict each other; or `devices`
-            names none, one twice, one that does not exist, or not as many as on the other ranks.
-          gradring.errors.RendezvousError: the group could not be formed; says who is missing.
+            gradring.errors.ConfigError: `check_gradients` is something else; or `bucket_bytes` is
+                not above 0; or `cluster_resolver` and `communicator` contradict each other; or
+                `devices` names none, one twice, one that does not exist, or not as many as on the
+                other ranks.
+            gradring.errors.RendezvousError: The group could not be formed; says who is missing.
         """
         checks.check(check_gradients)
         buckets.check(bucket_bytes)
@@ -131,15 +132,15 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """Reduces `value` over all replicas; see `tf.distribute.Strategy.reduce`.
 
         Args:
-          reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
-          value: what `run` has returned, or a nest of tensors. Every element is reduced, in as few
-            messages as possible.
-          axis: None to combine the replicas' values; a dimension to reduce over it too. MEAN over
-            a dimension is exact for batches of different sizes. Scalars have no dimension and are
-            combined as they are.
+            reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
+            value: What `run` has returned, or a nest of tensors. Every element is reduced, in as
+                few messages as possible.
+            axis: None to combine the replicas' values; a dimension to reduce over it too. MEAN over
+                a dimension is exact for batches of different sizes. Scalars have no dimension and
+                are combined as they are.
 
         Returns:
-          The same structure of tensors.
+            The same structure of tensors.
         """
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
@@ -167,29 +168,30 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         which traces it once.
 
         Args:
-          fn: takes `args` and returns a tensor, a nest of tensors and None, or nothing. It must
-            create no variables and call no collective. Variables that it assigns, also in
-            conditionals, loops and other functions, have the chief's values on every rank
-            afterwards; those that it only reads stay as they are. Iterators, tables and other
-            resources that it moves are moved on the chief alone.
-          *args: tensors, nests of them, or Python values. The chief's values count; the
-            tensors' shapes and dtypes must be the same on every rank.
+            fn: Takes `args` and returns a tensor, a nest of tensors and None, or nothing. It must
+                create no variables and call no collective. Variables that it assigns, also in
+                conditionals, loops and other functions, have the chief's values on every rank
+                afterwards; those that it only reads stay as they are. Iterators, tables and other
+                resources that it moves are moved on the chief alone.
+            *args: Tensors, nests of them, or Python values. The chief's values count; the tensors'
+                shapes and dtypes must be the same on every rank.
 
         Returns:
-          What `fn` has returned on the chief, as tensors: any shapes of known rank; any dtype of
-          fixed width. No gradient flows through it.
+            What `fn` has returned on the chief, as tensors: any shapes of known rank; any dtype of
+            fixed width. No gradient flows through it.
 
         Raises:
-          RuntimeError: called inside `run`.
-          TypeError: `fn` returns something else than tensors, or a string, which has no fixed
-            width.
-          ValueError: `fn` calls a collective, uses a tensor of the `tf.function` around it that is
-            no argument, or returns a tensor whose number of dimensions is unknown.
-          gradring.errors.AbortedError: on the other ranks, when one rank raises; carries that
-            exception's text. When the chief fails while *executing* `fn` inside a `tf.function`,
-            its own error is raised from that function, and the others' is a `PeerLostError`,
-            `MismatchError` or `AbortedError` as soon as the chief's process ends, calls another
-            collective or aborts; at the latest after the communicator's timeout.
+            RuntimeError: Called inside `run`.
+            TypeError: `fn` returns something else than tensors, or a string, which has no fixed
+                width.
+            ValueError: `fn` calls a collective, uses a tensor of the `tf.function` around it that
+                is no argument, or returns a tensor whose number of dimensions is unknown.
+            gradring.errors.AbortedError: On the other ranks, when one rank raises; carries that
+                exception's text. When the chief fails while *executing* `fn` inside a
+                `tf.function`, its own error is raised from that function, and the others' is a
+                `PeerLostError`, `MismatchError` or `AbortedError` as soon as the chief's process
+                ends, calls another collective or aborts; at the latest after the communicator's
+                timeout.
         """
         return broadcast_update(fn, args, self.communicator)
 

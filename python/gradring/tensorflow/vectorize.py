@@ -6,7 +6,7 @@ treats every element by itself, so of a stacked tensor it is the same op; a gath
 behind the dimension of the iterations. Tensors that are equal in all iterations are sent once.
 
 The ops of the body as it was traced stay in the graph, and run for the first iteration, because
-they are stateful; nobody reads their results.
+they are stateful; their results are not read.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ fn check_disjoint(slices: &[Slice], element_bytes: usize) -> PyResult<()> {
     }
     let mut ranges = ranges(slices, element_bytes);
     ranges.sort_unstable();
-    if ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+    if ranges.windows(2).any(|two| two[0].1 > two[1].0) {
         return Err(PyValueError::new_err(
             "two arrays of one bucket share memory; pass each array once",
         ));
@@ -223,7 +223,7 @@ fn ranges(slices: &[Slice], element_bytes: usize) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// The memory of asynchronous collectives under way, of whatever communicator: from the first
+/// The memory of asynchronous collectives under way, of any communicator: from the first
 /// address to the last.
 static CLAIMED: PerProcess<BTreeMap<usize, usize>> = PerProcess::new();
 /// How many ranges that are; small messages notice a lock.

@@ -1,6 +1,6 @@
 //! Memory that another library lends by DLPack: the one place that reads its structures.
 //!
-//! The layout is that of `dlpack.h`, version 1. A capsule that nobody has consumed gives the memory
+//! The layout is that of `dlpack.h`, version 1. A capsule that has not been consumed gives the memory
 //! back when it is collected, so to borrow is to keep the capsule.
 
 use std::ffi::{CStr, c_void};

@@ -121,7 +121,7 @@ impl Context {
         self.owned(tensor, &status)
     }
 
-    /// Output `output` with the contents of input `input`, in memory that nobody else uses: the
+    /// Output `output` with the contents of input `input`, in memory that nothing else uses: the
     /// input's own when this op is its last reader, a copy otherwise.
     pub(crate) fn take_over(&self, input: c_int, output: c_int) -> Result<Tensor, Failure> {
         // TensorFlow forwards only what has a single reference, so ours has to go first.

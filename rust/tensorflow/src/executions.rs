@@ -16,7 +16,7 @@ pub(crate) struct Execution {
 /// What is in flight, and who was.
 #[derive(Debug, Default)]
 pub(crate) struct Executions {
-    /// By handle: until its Wait has ended. What nobody waits for stays, until the next execution.
+    /// By handle: until its Wait has ended. What no op waits for stays, until the next execution.
     in_flight: BTreeMap<i64, (Execution, String)>,
     /// By communicator: the last executions that started something, the newest last.
     recent: BTreeMap<u64, VecDeque<i64>>,
@@ -75,7 +75,7 @@ impl Executions {
         self.in_flight.insert(handle, (execution, name.to_owned()));
     }
 
-    /// Nobody waits for what has this handle any more.
+    /// No op waits for what has this handle any more.
     pub(crate) fn ended(&mut self, handle: i64) {
         self.in_flight.remove(&handle);
     }

@@ -88,7 +88,7 @@ pub(crate) fn start(
         communicator: communicator.id(),
         number,
     };
-    // From here on nobody comes in between.
+    // From here on no other thread comes in between.
     let mut executions = lock(&EXECUTIONS);
     // In a world of one there is no other order.
     let looked_at =

@@ -76,8 +76,8 @@ pub fn next() -> u64 {
 
 /// Puts our handler in front of Python's, again if Python has put its own back since.
 ///
-/// A signal that is ignored or ends the process stays so. And whoever has put a handler of his own
-/// in front of ours keeps it: his calls ours, so one more in front of it would go in circles.
+/// A signal that is ignored or ends the process stays so. A handler that another library has put in
+/// front of ours stays there: it calls ours, so one more in front of it would go in circles.
 fn listen() {
     // SAFETY: all-zero bytes are a valid sigaction, and the pointers are alive during the calls.
     unsafe {

@@ -377,7 +377,7 @@ fn register_kernel<K: Kernel>(
 }
 
 unsafe extern "C" fn create<K: Kernel>(raw: *mut RawConstruction) -> *mut c_void {
-    // The table exists: nobody else could have registered this function.
+    // The table exists: this function was registered by it.
     let Ok(api) = Api::get() else {
         return std::ptr::null_mut();
     };

@@ -192,7 +192,7 @@ unsafe fn infer(
     status: *mut RawStatus,
     body: impl FnOnce(&Shapes) -> Result<(), Failure>,
 ) {
-    // The table exists: nobody else could have registered this function.
+    // The table exists: this function was registered by it.
     let Ok(api) = Api::get() else { return };
     let shapes = Shapes {
         api,

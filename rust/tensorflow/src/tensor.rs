@@ -58,7 +58,7 @@ impl Tensor {
     /// Takes over the reference `raw`.
     ///
     /// # Safety
-    /// `raw` must be a live `TF_Tensor` in host memory that nobody else deletes.
+    /// `raw` must be a live `TF_Tensor` in host memory that nothing else deletes.
     pub(crate) unsafe fn from_raw(api: &'static Api, raw: NonNull<RawTensor>) -> Self {
         Self { api, raw }
     }

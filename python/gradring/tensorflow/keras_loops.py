@@ -1,0 +1,154 @@
+"""The loops of Keras 3: what `fit`, `evaluate` and `predict` do in each step and around all.
+
+Each public function stands in for one of Keras and gets the original as its first argument;
+`compat_keras.py` says for which, and when.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gradring import membership
+from gradring.communicator import Communicator
+from gradring.tensorflow import compat, data_order
+from gradring.tensorflow.adoption import adopt, communicator_of
+
+_logger = logging.getLogger("gradring")
+
+
+def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reduction: str) -> Any:
+    """Averages the loss and all metrics of a step in one message; Keras sends one for each.
+
+    A program's own metric may return its variable, and its own step a Python number.
+    """
+    if communicator_of(strategy) is not None and reduction == "auto":
+        # Tensors of different devices would not travel together.
+        with tf.device(strategy.extended.worker_devices[0]):
+            values = tf.nest.map_structure(_log, logs)
+        return strategy.reduce("MEAN", values, axis=0)
+    return original(logs, strategy, reduction)
+
+
+def _log(value: Any) -> Any:
+    """What can be reduced; `run` returns several local replicas' values as they are."""
+    is_variable = isinstance(value, tf.Variable)
+    if isinstance(value, compat.DistributedValues) and not is_variable:
+        return value
+    return tf.convert_to_tensor(value)
+
+
+def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
+    """Reads a metric's own variable, which some versions hand to the callbacks as it is."""
+    return tf.nest.map_structure(
+        lambda log: tf.convert_to_tensor(log) if hasattr(log, "assign") else log,
+        original(model, logs),
+    )
+
+
+class _StepFunction:
+    """Keras' function for one execution of its loop: a step, as `Communicator.step` has it."""
+
+    def __init__(self, function: Callable[..., Any], communicator: Communicator) -> None:
+        self._function = function
+        self._communicator = communicator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._communicator.step():
+            return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_function":  # not yet there while it is copied
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+
+def make_step(
+    name: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Makes each execution of a loop's function a step, and adopts the model's metrics."""
+    adopt(model.metrics_variables, model.distribute_strategy)
+    original(model, *args, **kwargs)
+    function = getattr(model, name)
+    communicator = communicator_of(model.distribute_strategy)
+    assert communicator is not None
+    if not isinstance(function, _StepFunction):
+        setattr(model, name, _StepFunction(function, communicator))
+    return getattr(model, name)
+
+
+def predict_step(original: Callable[..., Any], model: Any, data: Any) -> Any:
+    """Predicts a row of zeros, and drops the result, where this replica has no row.
+
+    That is so if there are fewer rows than replicas. Many layers cannot compute no row.
+    """
+    leaves = tf.nest.flatten(data)
+    are_rows = all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves)
+    if not are_rows or all(leaf.shape[0] for leaf in leaves):
+        return original(model, data)
+    is_empty = tf.equal(tf.shape(leaves[0])[0], 0)
+    filled = tf.nest.map_structure(lambda leaf: _with_row_if(is_empty, leaf), data)
+    outputs = original(model, filled)
+    return tf.nest.map_structure(
+        lambda rows: rows[: tf.where(is_empty, 0, tf.shape(rows)[0])], outputs
+    )
+
+
+def _with_row_if(is_empty: Any, rows: Any) -> Any:
+    shape = tf.concat([[tf.cast(is_empty, tf.int32)], tf.shape(rows)[1:]], axis=0)
+    return tf.concat([rows, tf.zeros(shape, rows.dtype)], axis=0)
+
+
+def warn_of_training_alone(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The most likely mistake of a newcomer; but some models are meant for one rank."""
+    group = next(group for group in membership.kept() if group.world_size > 1)
+    _logger.warning(
+        "rank %d of %d trains the model %r alone, because it was made outside of the strategy's "
+        "scope; make it inside of `with strategy.scope():` to train it with all ranks",
+        group.rank,
+        group.world_size,
+        model.name,
+    )
+    return original(model, *args, **kwargs)
+
+
+def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """An exception between two steps, such as a callback's, counts as a step that was left early.
+
+    So a rank that leaves the loop alone does not begin another one with sums of the others' steps.
+    """
+    communicator = communicator_of(model.distribute_strategy)
+    assert communicator is not None
+    with data_order.warning_once():
+        try:
+            return original(model, *args, **kwargs)
+        except BaseException:
+            with communicator.step():
+                raise
+
+
+def symbolic_build(
+    original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
+) -> None:
+    """Builds from this replica's part of the first batch, where Keras takes the mean over all.
+
+    Only shapes and dtypes matter, and there is no mean of parts of different sizes, nor of strings.
+
+    A model without `call`, such as a GAN, cannot be traced: only its own `train_step` knows which
+    layers it calls. Without a strategy, Keras builds every model in its first step.
+    """
+    if type(model).call is sys.modules["keras"].Model.call:
+        return
+    if iterator is not None:
+        # In older versions the iterator itself cannot be iterated.
+        epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
+        for *_, batches in epoch:
+            data_batch = compat.select_replica(0, next(batches))
+            break
+    original(model, data_batch=data_batch)
