@@ -146,7 +146,7 @@ def run_tests(versions: Versions) -> None:
         [
             *(str(versions.python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
             *("-o", "junit_family=xunit1", f"--junitxml={versions.report}"),
-            *(str(ROOT / "tests" / "tensorflow"), str(ROOT / "tests" / "examples")),
+            *(str(ROOT / "tests" / folder) for folder in ("gradients", "tensorflow", "examples")),
         ],
         cwd=versions.directory,
         env=environment,
