@@ -156,7 +156,7 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
         return dataset
     chiefs = told[_CHIEF, : seeds.size].reshape(-1, 2).tolist()
     pipeline.wanted = iter(
-        [pair if is_new else None for pair, is_new in zip(chiefs, agree_on, strict=True)]
+        [own if is_new else None for own, is_new in zip(chiefs, agree_on, strict=True)]
     )
     variant = pipeline.make(dataset._variant_tensor)
     remade = compat.variant_dataset(variant, dataset.element_spec).with_options(dataset.options())

@@ -1,4 +1,4 @@
-"""The global norm of the gradients that a Keras 3 optimizer reduces, for who asks for it.
+"""The global norm of the gradients that a Keras 3 optimizer reduces, on request.
 
 It leaves the graph in a variable, for Keras offers an optimizer no way into the logs.
 """
