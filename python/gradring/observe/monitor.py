@@ -14,14 +14,17 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gradring import steps
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
-from gradring.observe import step_log, step_report
+from gradring.observe import step_report
 from gradring.observe.observer import observer_of, serve_metrics
 from gradring.observe.step_report import Totals
+
+if TYPE_CHECKING:
+    from gradring.observe.step_log import StepLog
 
 #: Between two notes to the other ranks; they are sent about once a second.
 NOTE_S = 1.0
@@ -109,11 +112,14 @@ class Monitor:
         self._every_s = every_s
         self._stream = stream or sys.stdout
         self._on_line = on_line
-        self._log: step_log.StepLog | None = None
-        if communicator.rank == 0 and log is not None:
-            self._log = step_log.StepLog(log)
-        elif communicator.rank == 0 and observer.log_dir is not None:
-            self._log = step_log.in_directory(observer.log_dir)
+        self._log: StepLog | None = None
+        if communicator.rank == 0 and (log is not None or observer.log_dir is not None):
+            from gradring.observe import step_log  # most programs write none
+
+            if log is not None:
+                self._log = step_log.StepLog(log)
+            elif observer.log_dir is not None:
+                self._log = step_log.in_directory(observer.log_dir)
         watch = getattr(of, "_input_clock", None)
         self._input_clock: Callable[[], float] = watch() if watch is not None else lambda: 0.0
         self._input_s = 0.0

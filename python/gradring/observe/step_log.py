@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import logging
 import os
+import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ NAME = "steps.jsonl"
 _log = logging.getLogger("gradring")
 
 
-class StepLog:
+class StepLog(RotatingFileHandler):
     """Appends lines; a disk that is full ends the log and not the training."""
 
     def __init__(self, path: str | os.PathLike[str], *, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -27,34 +29,24 @@ class StepLog:
         Raises:
             OSError: It cannot be written.
         """
-        self._path = Path(path)
-        self._limit_bytes = limit_bytes
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: io.FileIO | None = self._open()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(path, maxBytes=limit_bytes, backupCount=1, encoding="utf-8")
+        self._has_failed = False
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends a line; warns, once, if that fails."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(json.dumps(row).encode() + b"\n")
-            if self._file.tell() >= self._limit_bytes:
-                self._file.close()
-                self._path.replace(older(self._path))
-                self._file = self._open()
-        except OSError as error:
-            _log.warning("%s cannot be written any more (%s)", self._path, error.strerror)
+        if not self._has_failed:
+            self.handle(logging.makeLogRecord({"msg": json.dumps(row)}))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ends the log."""
+        self._has_failed = True
+        error = sys.exc_info()[1]
+        reason = getattr(error, "strerror", None) or error
+        _log.warning("%s cannot be written any more (%s)", self.baseFilename, reason)
+        # What is left in a buffer cannot be written either.
+        with contextlib.suppress(OSError):
             self.close()
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open(self) -> io.FileIO:
-        # Without a buffer, so that a job that dies has written all it has shown.
-        return self._path.open("ab", buffering=0)
 
 
 def in_directory(directory: Path) -> StepLog | None:
