@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,7 @@ from import_graph import Graph, circles, python_graph, rust_graph
 
 from documents import ROOT
 
-Known = Set[tuple[str, str]]
-
-#: Imports that are still to be mended. This list only shrinks: one that is no more must go from it.
-KNOWN: dict[str, Known] = {
-    "rust/core/src": set(),
-    "python/gradring": {("gradring.config", "gradring.parse")},
-}
+DIRECTORIES = ("rust/core/src", "python/gradring")
 
 
 def layers(directory: str) -> list[list[str]]:
@@ -31,20 +25,17 @@ def graph_of(directory: Path) -> Graph:
     return rust_graph(directory) if directory.name == "src" else python_graph(directory)
 
 
-def problems(graph: Graph, drawn: Sequence[Sequence[str]], known: Known) -> Iterator[str]:
-    """What in a graph differs from a drawing, but for what is known."""
+def problems(graph: Graph, drawn: Sequence[Sequence[str]]) -> Iterator[str]:
+    """What in a graph differs from a drawing."""
     place = {name: line for line, names in enumerate(drawn) for name in names}
     for module in sorted({_top(module) for module in graph if module != "lib"} ^ set(place)):
         yield f"{module} stands in the drawing or among the modules, but not in both"
-    imports = {(module, other) for module, others in graph.items() for other in others}
-    for module, other in sorted(imports - known):
+    for module, other in sorted((m, o) for m, others in graph.items() for o in others):
         mine, its = _top(module), _top(other)
         if mine in place and mine != its and place[mine] >= place.get(its, 0):
             yield f"{module} uses {other}, but {its} stands above or beside {mine}"
-    for circle in circles({m: {o for o in graph[m] if (m, o) not in known} for m in graph}):
+    for circle in circles(graph):
         yield f"these use each other in a circle: {', '.join(circle)}"
-    for module, other in sorted(known - imports):
-        yield f"{module} does not use {other} any more: it is no exception now"
 
 
 def _top(module: str) -> str:
@@ -52,9 +43,9 @@ def _top(module: str) -> str:
     return parts[parts[0] == "gradring" and len(parts) > 1]
 
 
-@pytest.mark.parametrize("directory", KNOWN)
+@pytest.mark.parametrize("directory", DIRECTORIES)
 def test_no_module_uses_one_above_it_and_there_are_no_circles(directory: str) -> None:
-    found = problems(graph_of(ROOT / directory), layers(directory), KNOWN[directory])
+    found = problems(graph_of(ROOT / directory), layers(directory))
     assert not (said := list(found)), "\n".join(said)
 
 
@@ -81,7 +72,7 @@ RUST = {
 }
 
 
-def found_in(directory: Path, files: dict[str, str], known: Known = frozenset()) -> list[str]:
+def found_in(directory: Path, files: dict[str, str]) -> list[str]:
     """The problems of a package or a crate with these files."""
     is_rust = "lib.rs" in files
     source = directory / ("src" if is_rust else "gradring")
@@ -90,7 +81,7 @@ def found_in(directory: Path, files: dict[str, str], known: Known = frozenset())
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     drawn = [["high"], ["low"]] if is_rust else [["gradring"], ["high", "deep"], ["low"]]
-    return list(problems(graph_of(source), drawn, known))
+    return list(problems(graph_of(source), drawn))
 
 
 def test_uses_below_are_no_problem_nor_are_those_of_tests(tmp_path: Path) -> None:
@@ -115,8 +106,3 @@ def test_what_points_up_or_closes_a_circle_is_found(
 ) -> None:
     files = RUST if changed.endswith(".rs") else PYTHON
     assert said in "\n".join(found_in(tmp_path, {**files, changed: text}))
-
-
-def test_an_exception_that_is_none_must_go(tmp_path: Path) -> None:
-    (said,) = found_in(tmp_path, RUST, {("low", "high")})
-    assert said == "low does not use high any more: it is no exception now"
