@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import time
 from typing import Any
 
 import gradring
+from benches.turns import in_turns
 from gradring.bench.plan import refuse_debug_build
 from gradring.testing import run_ranks
 
@@ -21,7 +21,7 @@ STEPS = 4
 BATCH = 64
 
 
-def _rank(width: int, layers: int) -> tuple[int, list[tuple[float, float]]]:
+def _rank(width: int, layers: int) -> tuple[int, list[list[float]]]:
     import tensorflow as tf
 
     from gradring.tensorflow import GradientReducer
@@ -51,16 +51,9 @@ def _rank(width: int, layers: int) -> tuple[int, list[tuple[float, float]]]:
 
         return step
 
-    def seconds(step: Any) -> float:
-        comm.barrier()
-        started = time.perf_counter()
-        for _ in range(STEPS):
-            step()
-        return (time.perf_counter() - started) / STEPS
-
     without, with_check = step_with(None), step_with("warn")
     without(), with_check()
-    rows = [(seconds(without), seconds(with_check)) for _ in range(ROUNDS)]
+    rows = in_turns(comm, [without, with_check], ROUNDS, STEPS)
     return layers * width * width, rows
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import statistics
-import time
 
 import numpy as np
 
 import gradring
+from benches.turns import in_turns
 from gradring.bench.plan import refuse_debug_build
 from gradring.testing import run_ranks
 
@@ -21,22 +21,20 @@ STEPS = 400
 STEP_MS = 1.0
 
 
-def _rank() -> list[tuple[float, float]]:
+def _rank() -> list[list[float]]:
     with gradring.init() as comm:
         x = np.ones(1000, np.float32)
 
-        def steps(monitor: gradring.Monitor | None) -> float:
-            comm.barrier()
-            started = time.perf_counter()
-            for _ in range(STEPS):
-                comm.all_reduce(x, op="mean", name="g")
-                if monitor is not None:
-                    monitor.step()
-            return (time.perf_counter() - started) / STEPS
+        def step() -> None:
+            comm.all_reduce(x, op="mean", name="g")
+
+        def monitored_step() -> None:
+            step()
+            monitor.step()
 
         monitor = gradring.Monitor(comm, every_s=1.0, stream=io.StringIO())
         monitor.step()
-        return [(steps(None), steps(monitor)) for _ in range(ROUNDS)]
+        return in_turns(comm, [step, monitored_step], ROUNDS, STEPS)
 
 
 def main() -> None:

@@ -52,3 +52,15 @@ def test_the_run_command_does_not_import_the_other_commands() -> None:
         "assert not {'tensorflow', 'gradring.cli.bench', 'gradring.cli.demo'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_benchmark_for_each_rank_is_refused_with_what_to_type() -> None:
+    done = gradring(
+        *("bench", "all-reduce"),
+        GRADRING_RANK="0",
+        GRADRING_WORLD_SIZE="2",
+        GRADRING_RENDEZVOUS="127.0.0.1:1",
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a benchmark starts its ranks itself" in done.stderr
+    assert done.stderr.endswith("gradring bench all-reduce --world-size 2\n")

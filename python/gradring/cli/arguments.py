@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from gradring.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def seconds(text: str) -> float:
@@ -18,6 +22,29 @@ def seconds(text: str) -> float:
     if not (math.isfinite(number) and number >= 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
     return number
+
+
+def count(what: str, *, least: int = 1) -> Callable[[str], int]:
+    """The type of an argument that is a number of ``what``."""
+
+    def parsed(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"{text!r} is not a number of {what} of at least {least}")
+        return int(text)
+
+    return usage(parsed)
+
+
+def usage(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """The type of an argument that ``parse`` reads: argparse shows the text of its `ValueError`."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
 def make_directory(option: str, directory: Path) -> None:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
-from gradring.cli.arguments import check_file
-from gradring.clusters.detection import outer_place
+from gradring.cli.arguments import check_file, count, usage
+from gradring.clusters import outer_place
 from gradring.errors import ConfigError
 
 NAME = "bench"
 HELP = "measure collectives, check every result, compare with other systems"
 
 WRONG_RESULT = 1
-
-T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,18 +64,22 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     sub.add_argument(
-        "--world-size", type=_count, default=2, metavar="N", help="number of ranks (default 2)"
+        "--world-size",
+        type=count("ranks"),
+        default=2,
+        metavar="N",
+        help="number of ranks (default 2)",
     )
     sub.add_argument(
         "--sizes",
-        type=_usage(plan.parse_sizes),
+        type=usage(plan.parse_sizes),
         default=plan.DEFAULT_SIZES,
         help="bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 "
         "(default %(default)s)",
     )
     sub.add_argument(
         "--transport",
-        type=_usage(plan.parse_transports),
+        type=usage(plan.parse_transports),
         default="auto",
         dest="transports",
         metavar="TRANSPORTS",
@@ -95,7 +95,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     sub.add_argument(
         "--streams",
-        type=_count,
+        type=count("connections"),
         default=1,
         metavar="K",
         help="gradring's TCP connections with each peer, 1 to 16 (default 1)",
@@ -109,13 +109,13 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     sub.add_argument("--op", choices=values.OPS, default="sum")
     sub.add_argument(
         "--iterations",
-        type=_count,
+        type=count("iterations"),
         metavar="K",
         help="timed iterations of each system at each size (default: adapted to their time)",
     )
     sub.add_argument(
         "--compare",
-        type=_usage(plan.parse_peers),
+        type=usage(plan.parse_peers),
         default=(),
         metavar="PEERS",
         help=f"also measure, in turns: {', '.join(systems.PEERS)}",
@@ -187,21 +187,3 @@ def _run_link(arguments: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _usage(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Lets argparse show the message of a ValueError."""
-
-    def parsed(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parsed
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)

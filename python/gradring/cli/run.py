@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
-from gradring.cli.arguments import check_file, make_directory, seconds
+from gradring.cli.arguments import check_file, count, make_directory, seconds, usage
 from gradring.clusters import outer_place
 from gradring.launch.hostfile import read_hosts
 from gradring.launch.hosts import Host, parse_hosts, parse_port
@@ -19,9 +17,6 @@ from gradring.parse import MAX_WORLD_SIZE
 
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"
-
-A = TypeVar("A")
-R = TypeVar("R")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-np",
         "-n",
-        type=_count,
+        type=count("ranks"),
         metavar="N",
         dest="world_size",
         help="number of ranks; with --hosts or --hostfile, as many as they have room for by "
@@ -44,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     placement = parser.add_mutually_exclusive_group()
     placement.add_argument(
         "--hosts",
-        type=_hosts,
+        type=usage(parse_hosts),
         default=[],
         metavar="HOST:RANKS,...",
         help="where the ranks run, such as node-a:2,node-b:2; ssh must reach the others without a "
@@ -52,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     placement.add_argument(
         "--hostfile",
-        type=_hosts_of_file,
+        type=usage(lambda text: read_hosts(Path(text))),
         default=[],
         metavar="FILE",
         help="the same from a file with a line for each host, such as node-a slots=2 or node-a:2",
     )
     parser.add_argument(
         "--max-restarts",
-        type=_count_or_none,
+        type=count("restarts", least=0),
         default=0,
         metavar="R",
         help="start all ranks again when one has failed, R times at most; GRADRING_RESTART tells "
@@ -103,13 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ssh-port",
-        type=_port,
+        type=usage(lambda text: parse_port(text, "port")),
         metavar="PORT",
         help="of the ssh servers (default: what ssh's configuration says, or 22)",
     )
     parser.add_argument(
         "--ssh-identity-file",
-        type=_existing_file,
+        type=usage(_existing_file),
         metavar="FILE",
         help="the private key for ssh (default: ssh's own)",
     )
@@ -198,40 +193,8 @@ def _misused(problem: str) -> int:
     return 2
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks of at least 1")
-    return int(text)
-
-
-def _hosts(text: str) -> list[Host]:
-    return _checked(parse_hosts, text)
-
-
-def _hosts_of_file(text: str) -> list[Host]:
-    return _checked(read_hosts, Path(text))
-
-
-def _port(text: str) -> int:
-    return _checked(lambda given: parse_port(given, "port"), text)
-
-
 def _existing_file(text: str) -> Path:
     path = Path(text).expanduser().absolute()
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+        raise ValueError(f"there is no file {text!r}")
     return path
-
-
-def _checked(read: Callable[[A], R], given: A) -> R:
-    """What ``read`` makes of it; its ``ValueError`` becomes the parser's."""
-    try:
-        return read(given)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count_or_none(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts")
-    return int(text)
