@@ -131,15 +131,14 @@ impl<'a> Drive<'a> {
 
     /// Moves what can be moved without waiting. Asks for the time once in a collective, at most.
     pub fn step(&mut self, transport: &mut dyn Transport, clock: impl FnOnce() -> Instant) -> Step {
+        if self.investigation.is_some() {
+            return self.answer();
+        }
         if let Some(cause) = self.context.abort.cause() {
-            let may_end = self.investigation.is_none();
-            return match may_end && self.execution.ends_all_the_same(transport) {
+            return match self.execution.ends_all_the_same(transport) {
                 true => Step::Done,
                 false => Step::Failed(cause),
             };
-        }
-        if self.investigation.is_some() {
-            return Step::Blocked;
         }
         match self.execution.advance(transport) {
             Ok(Progress::Done) => Step::Done,
@@ -227,3 +226,6 @@ impl<'a> Drive<'a> {
         self.context.supervisor.investigate(suspicion);
     }
 }
+
+#[cfg(test)]
+mod tests;

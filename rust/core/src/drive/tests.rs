@@ -1,0 +1,146 @@
+use std::cell::RefCell;
+
+use super::*;
+use crate::buffer::Buffer;
+use crate::collective::{Collective, Request};
+use crate::dtype::{DType, ReduceOp};
+use crate::link::memory;
+use crate::schedule::choice::Policy;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+const LIMITS: Limits = Limits {
+    timeout: TIMEOUT,
+    stall_warning: TIMEOUT,
+};
+
+/// Raises the switch when it is told to, and finds no causes.
+#[derive(Default)]
+struct Clueless {
+    abort: AbortSwitch,
+    suspicions: RefCell<Vec<Suspicion>>,
+}
+
+impl Supervisor for Clueless {
+    fn investigate(&self, suspicion: Suspicion) {
+        self.suspicions.borrow_mut().push(suspicion);
+    }
+
+    fn abort(&self, cause: Error) {
+        self.abort.raise(cause);
+    }
+
+    fn warn(&self, _: &Stall<'_>) {}
+}
+
+/// An all-reduce of 1000 bytes between two ranks.
+fn launched() -> (Launched, Buffer) {
+    let request = Request {
+        collective: Collective::AllReduce { op: ReduceOp::Sum },
+        buffer: Buffer::zeroed(DType::F64, 125),
+        name: "x".into(),
+        shapes: String::new(),
+    };
+    let (call, buffer) = request.into_parts();
+    let policy = Policy::new(Topology::one_host(2));
+    (Prepared::new(call, &policy).unwrap().launch(1, 0), buffer)
+}
+
+fn context<'a>(
+    rank: usize,
+    topology: &'a Topology,
+    supervisor: &'a Clueless,
+    waits: &'a Waits,
+) -> Context<'a> {
+    Context {
+        rank,
+        topology,
+        limits: LIMITS,
+        abort: &supervisor.abort,
+        supervisor,
+        waits,
+    }
+}
+
+#[test]
+fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
+    let topology = Topology::one_host(2);
+    let supervisors = [Clueless::default(), Clueless::default()];
+    let waits = [Waits::default(), Waits::default()];
+    let started = Instant::now();
+    let mut memories = [Memory::default(), Memory::default()];
+    let calls = [launched().0, launched().0];
+    let mut operands: Vec<_> = memories
+        .iter_mut()
+        .zip(&calls)
+        .map(|(memory, call)| memory.operand(launched().1, call).unwrap())
+        .collect();
+    let mut drives: Vec<_> = operands
+        .iter_mut()
+        .enumerate()
+        .map(|(rank, operand)| {
+            let context = context(rank, &topology, &supervisors[rank], &waits[rank]);
+            Drive::new(context, &calls[rank], operand, started).unwrap()
+        })
+        .collect();
+    let mut links: Vec<_> = memory::mesh(2, 100).into_iter().collect();
+    let (mut now, mut done) = (started, [false; 2]);
+    while done != [true; 2] {
+        for rank in 0..2 {
+            while !done[rank] {
+                match drives[rank].step(&mut links[rank], || now) {
+                    Step::Moved => {}
+                    Step::Blocked => break,
+                    Step::Done => done[rank] = true,
+                    Step::Failed(cause) => panic!("{cause}"),
+                }
+            }
+            if !done[rank] {
+                drives[rank].look(now);
+            }
+        }
+        now += TIMEOUT / 2;
+    }
+    assert!(now - started > 4 * TIMEOUT, "{:?}", now - started);
+    assert!(supervisors.iter().all(|s| s.suspicions.borrow().is_empty()));
+}
+
+#[test]
+fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
+    let topology = Topology::one_host(2);
+    for explained in [true, false] {
+        let (supervisor, waits) = (Clueless::default(), Waits::default());
+        let mut memory = Memory::default();
+        let (call, buffer) = launched();
+        let mut operand = memory.operand(buffer, &call).unwrap();
+        let started = Instant::now();
+        let context = context(0, &topology, &supervisor, &waits);
+        let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
+        let mut links = memory::mesh(2, 100).into_iter();
+        let (mut link, _absent) = (links.next().unwrap(), links.next());
+        while matches!(drive.step(&mut link, || started), Step::Moved) {}
+        drive.look(started);
+        let early = started + TIMEOUT - Duration::from_millis(1);
+        assert_eq!(drive.look(early), Duration::from_millis(1));
+        assert!(supervisor.suspicions.borrow().is_empty());
+        assert_eq!(waits.now().unwrap().awaited, [1]);
+        drive.look(started + TIMEOUT);
+        drive.look(started + TIMEOUT);
+        assert_eq!(supervisor.suspicions.borrow().len(), 1);
+        assert!(matches!(drive.step(&mut link, || started), Step::Blocked));
+        assert!(drive.interests().is_empty());
+        match explained {
+            true => supervisor.abort(Error::aborted("the cause")),
+            false => drop(drive.look(started + TIMEOUT + INVESTIGATION_LIMIT)),
+        }
+        let Step::Failed(cause) = drive.step(&mut link, || started) else {
+            panic!("the switch is raised");
+        };
+        let expected = match explained {
+            true => "the cause",
+            false => "the group could not find the cause of: Stalled",
+        };
+        assert!(cause.to_string().contains(expected), "{cause}");
+        drop(drive);
+        assert!(waits.now().is_none());
+    }
+}
