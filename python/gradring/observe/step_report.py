@@ -23,7 +23,7 @@ class Totals:
 
     steps: int = 0
     elapsed_s: float = 0.0
-    #: In which the program stood still for collectives: moving bytes, and waiting for peers.
+    #: Exposed communication and exposed waiting, as docs/observability.md defines them.
     comm_s: float = 0.0
     wait_s: float = 0.0
     #: By rank that was the last to enter: how long this rank waited for it.
