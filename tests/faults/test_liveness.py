@@ -112,14 +112,52 @@ def test_an_address_at_which_rank_0_cannot_listen_is_its_own_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         in_use = f"127.0.0.1:{taken.getsockname()[1]}"
         elsewhere = "203.0.113.5:4000"  # for documentation only (RFC 5737)
-        for address, problem in [
-            (in_use, "in use .*; end the program that holds the port, or choose another port"),
-            (elsewhere, "assign requested address .*; choose an address of this host"),
+        for address, kind, problem in [
+            (
+                in_use,
+                errors.RendezvousError,
+                "in use .*; end the program that holds the port, or choose another port",
+            ),
+            (
+                elsewhere,
+                errors.ConfigError,
+                "assign requested address .*; choose an address of this host",
+            ),
         ]:
-            with pytest.raises(errors.RendezvousError) as raised:
+            with pytest.raises(kind) as raised:
                 gradring.init(rank=0, world_size=2, rendezvous=address, token="t", timeout=5)
             assert re.search(f"cannot listen on {address}: .* {problem}", str(raised.value))
             assert (raised.value.rank, raised.value.host) == (0, socket.gethostname())
+
+
+def test_a_rank_with_the_address_of_another_host_does_not_wait_for_rank_0() -> None:
+    with pytest.raises(errors.ConfigError, match="choose an address of this host") as raised:
+        gradring.init(
+            rank=1,
+            world_size=2,
+            rendezvous="203.0.113.9:4000",
+            listen="203.0.113.5:4000",
+            token="t",
+            timeout=100_000,
+        )
+    assert raised.value.rank == 1
+
+
+def test_a_rank_that_waits_for_others_says_so_once_in_the_log_and_once_in_the_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(errors.RendezvousError, match=r"^rank 1, 2 of 3 did not join rank 0 at "):
+        gradring.init(
+            rank=0,
+            world_size=3,
+            rendezvous=f"127.0.0.1:{port}",
+            token="t",
+            timeout=3,
+            stall_warning=1.7,
+        )
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and said[0].endswith(" has waited 2 s for rank 1, 2 of 3 to join")
 
 
 def test_a_rendezvous_without_an_address_is_named() -> None:

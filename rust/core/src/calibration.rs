@@ -7,7 +7,7 @@ use crate::caller::Interrupt;
 use crate::collective::{Collective, Request};
 use crate::dtype::{DType, ReduceOp};
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Damage, Result};
 use crate::schedule::Algorithm;
 use crate::schedule::choice::{Cost, Measured, Policy, Rules};
 
@@ -54,9 +54,7 @@ pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
 /// What one step and two steps cost, from times in seconds that came from peers.
 fn costs(times: [f64; 4]) -> Result<[Cost; 2]> {
     if let Some(wild) = times.iter().find(|time| !(0.0..LONGEST_S).contains(*time)) {
-        return Err(Error::corrupted(format!(
-            "{wild} s arrived as the time of a calibration, which no rank measures"
-        )));
+        return Err(Damage::WildTime { seconds: *wild }.into());
     }
     let seconds = Duration::from_secs_f64;
     let cost = |small, large| Cost::fitted((SMALL.0, seconds(small)), (LARGE.0, seconds(large)));

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, Result};
+use crate::error::{Result, Text, Unusable};
 
 /// The collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,16 +167,22 @@ impl Call {
     /// `Config` for a root that does not exist, or counts that do not divide the buffer.
     pub(crate) fn validate(&self, world_size: usize) -> Result<()> {
         match &self.collective {
-            Collective::Broadcast { root } if *root >= world_size => Err(Error::config(format!(
-                "{self}: root={root} is not a rank of a world of {world_size}"
-            ))),
+            Collective::Broadcast { root } if *root >= world_size => Err(Unusable::Root {
+                call: Text::of(self),
+                root: *root,
+                world_size,
+            }
+            .into()),
             Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. }
                 if counts.len() != world_size || counts.iter().sum::<usize>() != self.count =>
             {
-                Err(Error::config(format!(
-                    "{self}: counts {counts:?} do not divide {} elements among {world_size} ranks",
-                    self.count
-                )))
+                Err(Unusable::Counts {
+                    call: Text::of(self),
+                    counts: format!("{counts:?}").into(),
+                    elements: self.count,
+                    world_size,
+                }
+                .into())
             }
             _ => Ok(()),
         }

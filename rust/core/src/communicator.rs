@@ -13,7 +13,7 @@ use crate::caller::Interrupt;
 use crate::collective::Request;
 use crate::config::{Config, TransportChoice};
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
-use crate::error::{Error, Result, shortened};
+use crate::error::{Error, NotFormed, Result, Text, Unusable, shortened};
 use crate::failure::Monitor;
 use crate::forming::listener::Listener;
 use crate::forming::rendezvous;
@@ -73,7 +73,10 @@ impl Communicator {
             let thread = (error.kind() == ErrorKind::WouldBlock).then(|| Error::no_thread(&error));
             thread
                 .or_else(|| Error::out_of_resources(&error, "cannot make its connections"))
-                .unwrap_or_else(|| Error::rendezvous(format!("a socket fails: {error}")))
+                .unwrap_or_else(|| {
+                    let error = Text::of(error);
+                    NotFormed::Socket { error }.into()
+                })
                 .blaming(config.rank, host_name())
         };
         let (roster, mut links, neighbours, listener) = if config.world_size == 1 {
@@ -265,7 +268,7 @@ impl Communicator {
 
     /// Fails every pending and later work of every rank with this reason.
     pub fn abort(&self, reason: &str) {
-        let cause = Error::aborted(format!("aborted the communicator: {}", shortened(reason)));
+        let cause = Error::aborted(reason);
         let host = self.roster.host(self.rank);
         self.monitor.abort(cause.blaming(self.rank, host));
     }
@@ -406,25 +409,23 @@ impl Config {
         let mut refused = links
             .share_memory(self.rank, &would_share, deadline, go_on)
             .map_err(|(peer, error)| {
-                let problem = match error.kind() {
-                    ErrorKind::TimedOut => format!(
-                        "did not answer rank {} in time when both were to share memory",
-                        self.rank
-                    ),
-                    _ => format!(
-                        "its connection to rank {} broke when both were to share memory: {error}",
-                        self.rank
-                    ),
+                let rank = self.rank;
+                let fact = match error.kind() {
+                    ErrorKind::TimedOut => NotFormed::MemorySilent { rank },
+                    _ => NotFormed::MemoryBroke {
+                        rank,
+                        error: Text::of(error),
+                    },
                 };
-                Error::rendezvous(problem).blaming(peer, roster.host(peer))
+                Error::from(fact).blaming(peer, roster.host(peer))
             })?;
         match refused.iter().next() {
             Some((&peer, reason)) if self.settings.transport == TransportChoice::SharedMemory => {
-                let problem = format!(
-                    "transport=\"shm\", but rank {} cannot share memory with it: {reason}",
-                    self.rank
-                );
-                Err(Error::config(problem).blaming(peer, roster.host(peer)))
+                let fact = Unusable::NoSharedMemory {
+                    rank: self.rank,
+                    reason: reason.as_str().into(),
+                };
+                Err(Error::from(fact).blaming(peer, roster.host(peer)))
             }
             _ => {
                 refused.retain(|&peer, _| roster.same_host(self.rank, peer));

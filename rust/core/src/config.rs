@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Unusable};
 use crate::schedule::choice::{MESH_RANKS_MAX, Rules};
 
 /// Most TCP connections to each peer in each direction.
@@ -155,7 +155,7 @@ macro_rules! settings {
 
         impl Default for Settings {
             fn default() -> Self {
-                Self { $($name: <$type>::read($default).expect("a default can be used"),)* }
+                Self { $($name: <$type>::read(stringify!($name), $default).expect("a default can be used"),)* }
             }
         }
 
@@ -168,8 +168,8 @@ macro_rules! settings {
                 let mut settings = Self::default();
                 for (name, text) in texts {
                     match name.as_str() {
-                        $(stringify!($name) => settings.$name = <$type>::read(text)?,)*
-                        _ => return Err(Error::config(format!("{name:?} is no setting of a group"))),
+                        $(stringify!($name) => settings.$name = <$type>::read(name, text)?,)*
+                        _ => return Err(Unusable::NoSuchSetting { name: name.as_str().into() }.into()),
                     }
                 }
                 Ok(settings)
@@ -206,20 +206,27 @@ settings! {
 
 /// What a setting can be: it is read from text, and shown to people.
 trait Value: Sized {
-    /// The value that `text` says.
-    fn read(text: &str) -> Result<Self>;
+    /// The value that `text` says for the setting `name`.
+    fn read(name: &str, text: &str) -> Result<Self>;
 
     /// The value as ranks compare it.
     fn shown(&self) -> String;
 }
 
-fn wrong(text: &str, wanted: &str) -> Error {
-    Error::config(format!("{text:?} is not {wanted}"))
+fn wrong(name: &str, value: &str, wanted: &str) -> Error {
+    let (name, value, wanted) = (name.into(), value.into(), wanted.into());
+    Unusable::Value {
+        name,
+        value,
+        wanted,
+    }
+    .into()
 }
 
 impl Value for usize {
-    fn read(text: &str) -> Result<Self> {
-        text.parse().map_err(|_| wrong(text, "a whole number"))
+    fn read(name: &str, text: &str) -> Result<Self> {
+        text.parse()
+            .map_err(|_| wrong(name, text, "a whole number"))
     }
 
     fn shown(&self) -> String {
@@ -228,11 +235,11 @@ impl Value for usize {
 }
 
 impl Value for bool {
-    fn read(text: &str) -> Result<Self> {
+    fn read(name: &str, text: &str) -> Result<Self> {
         match text {
             "1" => Ok(true),
             "0" => Ok(false),
-            _ => Err(wrong(text, "1 or 0")),
+            _ => Err(wrong(name, text, "1 or 0")),
         }
     }
 
@@ -242,11 +249,11 @@ impl Value for bool {
 }
 
 impl Value for Duration {
-    fn read(text: &str) -> Result<Self> {
+    fn read(name: &str, text: &str) -> Result<Self> {
         let seconds = text.parse::<f64>().ok();
         seconds
             .and_then(|seconds| Self::try_from_secs_f64(seconds.min(LONGEST_S)).ok())
-            .ok_or_else(|| wrong(text, "a number of seconds"))
+            .ok_or_else(|| wrong(name, text, "a number of seconds"))
     }
 
     fn shown(&self) -> String {
@@ -255,7 +262,7 @@ impl Value for Duration {
 }
 
 impl Value for Rules {
-    fn read(text: &str) -> Result<Self> {
+    fn read(_: &str, text: &str) -> Result<Self> {
         Self::parse(text)
     }
 
@@ -265,14 +272,14 @@ impl Value for Rules {
 }
 
 impl Value for Option<DType> {
-    fn read(text: &str) -> Result<Self> {
+    fn read(name: &str, text: &str) -> Result<Self> {
         if text.is_empty() {
             return Ok(None);
         }
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == text);
         dtype
             .map(Some)
-            .ok_or_else(|| wrong(text, "an element type"))
+            .ok_or_else(|| wrong(name, text, "an element type"))
     }
 
     fn shown(&self) -> String {
@@ -281,10 +288,10 @@ impl Value for Option<DType> {
 }
 
 impl Value for TransportChoice {
-    fn read(text: &str) -> Result<Self> {
+    fn read(name: &str, text: &str) -> Result<Self> {
         let all = [Self::Auto, Self::Tcp, Self::SharedMemory];
         let found = all.into_iter().find(|choice| choice.shown() == text);
-        found.ok_or_else(|| wrong(text, "auto, tcp or shm"))
+        found.ok_or_else(|| wrong(name, text, "auto, tcp or shm"))
     }
 
     fn shown(&self) -> String {
@@ -357,42 +364,30 @@ pub struct Config {
 
 impl Config {
     pub(crate) fn validate(&self) -> Result<()> {
-        let settings = &self.settings;
-        if self.rank >= self.world_size {
-            return Err(Error::config(format!(
-                "rank {} does not exist in a world of {}; ranks run from 0 to world_size - 1",
-                self.rank, self.world_size
-            )));
+        let (settings, rank, world_size) = (&self.settings, self.rank, self.world_size);
+        if rank >= world_size {
+            return Err(Unusable::NoSuchRank { rank, world_size }.into());
         }
-        if let Some(dtype) = settings
-            .wire_dtype
-            .filter(|d| !matches!(d, DType::F16 | DType::Bf16))
+        if let Some(dtype) = settings.wire_dtype
+            && !matches!(dtype, DType::F16 | DType::Bf16)
         {
-            return Err(Error::config(format!(
-                "wire_dtype={} is not a 16-bit float; choose bfloat16 or float16",
-                dtype.name()
-            )));
+            return Err(wrong("wire_dtype", dtype.name(), "a 16-bit float"));
         }
         if !(1..=STREAMS_MAX).contains(&settings.streams) {
-            return Err(Error::config(format!(
-                "streams={} is not a number of connections from 1 to {STREAMS_MAX}",
-                settings.streams
-            )));
+            let wanted = format!("a number of connections from 1 to {STREAMS_MAX}");
+            return Err(wrong("streams", &settings.streams.to_string(), &wanted));
         }
         for (name, limit) in [
             ("timeout", settings.timeout),
             ("stall_timeout", settings.stall_timeout),
         ] {
             if limit.is_zero() {
-                let problem = format!("{name} must be more than 0 seconds");
-                return Err(Error::config(problem));
+                return Err(wrong(name, "0", "more than 0 seconds"));
             }
         }
-        if settings.reproducible && self.world_size > MESH_RANKS_MAX {
-            return Err(Error::config(format!(
-                "reproducible=True works with at most {MESH_RANKS_MAX} ranks, not {}",
-                self.world_size
-            )));
+        let most = MESH_RANKS_MAX;
+        if settings.reproducible && world_size > most {
+            return Err(Unusable::TooManyForReproducible { world_size, most }.into());
         }
         Ok(())
     }

@@ -16,10 +16,10 @@ use crate::buffer::Buffer;
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::collective::{Call, Request};
 use crate::drive::{Context, Drive, Launched, Limits, Measured, Memory, Step};
-use crate::error::{Error, Result, message_of};
+use crate::error::{Abort, Disorder, Error, Result, Text, message_of};
 use crate::host::host_name;
 use crate::link::Transport;
-use crate::link::forks::{self, Process};
+use crate::link::forks::Process;
 use crate::lock::{self, lock};
 use crate::observe::flight_recorder::{FlightRecorder, State};
 use crate::observe::stats::Stats;
@@ -269,8 +269,7 @@ impl Engine {
         let busy = queue.driving || !never_begun.is_empty();
         drop(queue);
         if busy {
-            let reason = "the communicator was closed while a collective was under way";
-            shared.abort.raise(Error::aborted(reason));
+            shared.abort.raise(Abort::ClosedUnderWay.into());
         }
         for (launched, buffer, work) in never_begun {
             drop(buffer);
@@ -318,16 +317,18 @@ impl Shared {
             return Ok(queue);
         }
         if own {
-            return Err(self.blame_self(Error::misuse(format!(
-                "a signal handler or finalizer that ran while {other} waits called {call}"
-            ))));
+            let fact = Disorder::InHandler {
+                call: Text::of(call),
+                other: Text::of(other),
+            };
+            return Err(self.blame_self(fact.into()));
         }
-        let problem = format!(
-            "one thread called {call} while another one was inside {other}, and nothing orders \
-             the two: other ranks may have them the other way round"
-        );
+        let fact = Disorder::TwoThreads {
+            call: Text::of(call),
+            other: Text::of(other),
+        };
         drop(queue);
-        Err(self.fail(Error::misuse(problem)))
+        Err(self.fail(fact.into()))
     }
 
     /// Gives a call its place in the order; `at_once` if its turn has come with that.
@@ -460,8 +461,7 @@ impl Shared {
         }))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
-            let cause = Error::protocol(format!("the engine failed: {what}; please report this"));
-            Err(self.fail(cause))
+            Err(self.fail(Error::panicked("the engine", what)))
         });
         match result {
             Ok(Some(measured)) => {
@@ -537,7 +537,7 @@ impl Shared {
                 asked_at = Instant::now();
                 let interrupted = self.ask(launched.sequence, interrupt);
                 if !self.process.is_this() {
-                    return Err(Error::aborted(forks::INSIDE));
+                    return Err(Abort::ForkedInside.into());
                 }
                 if interrupted {
                     self.supervisor.abort(self.interrupted());
@@ -558,9 +558,7 @@ impl Shared {
     }
 
     fn interrupted(&self) -> Error {
-        self.blame_self(Error::aborted(
-            "was interrupted (Ctrl-C or a signal handler)",
-        ))
+        self.blame_self(Abort::Interrupted.into())
     }
 
     fn blame_self(&self, error: Error) -> Error {
@@ -569,7 +567,7 @@ impl Shared {
 }
 
 fn closed() -> Error {
-    Error::aborted("the communicator is closed")
+    Abort::Closed.into()
 }
 
 /// The error of a collective begun at `started`; placed in it if the cause did not come with

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::collective::{Call, Collective};
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Damage, Error, ErrorKind, Lost, Missing, NotFormed, Result, Text};
 use crate::forming::meeting::{Answer, Status};
 use crate::schedule::Algorithm;
 use crate::wire::contract::{self, Contract, HEADER_BYTES, Header};
@@ -415,7 +415,29 @@ fn errors() -> Vec<Error> {
     vec![
         Error::aborted("why").blaming(3, "node-d"),
         Error::new(ErrorKind::Mismatch { theirs, others }).during("barrier", 7),
-        Error::peer_lost("gone").after(elapsed),
-        Error::corrupted("corrupted segment 7").blaming(1, "node-b"),
+        Error::from(Lost::LinkEnded {
+            reason: "gone".into(),
+        })
+        .after(elapsed),
+        Error::from(Damage::OnLink {
+            from: 1,
+            from_host: "node-b".into(),
+            to: 0,
+            to_host: "node-a".into(),
+            reason: "corrupted segment 7".into(),
+        })
+        .blaming(1, "node-b"),
+        NotFormed::MissingRanks {
+            missing: vec![Missing {
+                rank: 1,
+                found: Some(("node-b:1".into(), "no answer in time".into())),
+            }],
+            more: 1,
+            world_size: 3,
+            rendezvous: "node-a:1".into(),
+            within: elapsed,
+            turned_away: Text::default(),
+        }
+        .into(),
     ]
 }

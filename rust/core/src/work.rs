@@ -4,8 +4,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
-use crate::error::{Error, Result, shortened};
-use crate::link::forks::{self, Process};
+use crate::error::{Abort, Breach, Error, Late, Result, shortened};
+use crate::link::forks::Process;
 use crate::lock::{self, lock};
 use crate::observe::flight_recorder::FlightRecorder;
 
@@ -99,9 +99,8 @@ impl Work {
             let now = Instant::now();
             let left = deadline.map_or(INTERRUPT_INTERVAL, |d| d.saturating_duration_since(now));
             if left.is_zero() {
-                let seconds = timeout.unwrap_or_default().as_secs_f64();
-                let problem = format!("has not ended within the {seconds} s of this wait");
-                return WaitOutcome::TimedOut(Error::timeout(problem));
+                let limit = timeout.unwrap_or_default();
+                return WaitOutcome::TimedOut(Late::ThisWait { limit }.into());
             }
             let limit = left.min(INTERRUPT_INTERVAL);
             let under_way = |outcome: &mut Option<Result<()>>| outcome.is_none();
@@ -113,7 +112,7 @@ impl Work {
                 }
                 let interrupted = interrupt.interrupts();
                 if !process.is_this() {
-                    return WaitOutcome::Ended(Err(Error::aborted(forks::INSIDE)));
+                    return WaitOutcome::Ended(Err(Abort::ForkedInside.into()));
                 }
                 if interrupted {
                     return WaitOutcome::Interrupted;
@@ -130,9 +129,7 @@ impl Work {
     pub fn wait_forever(&self) -> Result<()> {
         match self.wait(None, &mut || false) {
             WaitOutcome::Ended(result) => result,
-            WaitOutcome::TimedOut(_) | WaitOutcome::Interrupted => {
-                Err(Error::protocol("an unlimited wait ended without a result"))
-            }
+            WaitOutcome::TimedOut(_) | WaitOutcome::Interrupted => Err(Breach::NoResult.into()),
         }
     }
 

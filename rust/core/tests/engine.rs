@@ -11,7 +11,7 @@ use gradring_core::buffer::{Buffer, Slice};
 use gradring_core::collective::{Collective, Request};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::engine::{Engine, Parts, SpinPolicy, Stall, Supervisor, Suspicion};
-use gradring_core::error::{Error, ErrorKind};
+use gradring_core::error::{Breach, Damage, Error, ErrorKind, Late, Lost};
 use gradring_core::link::checked::Checked;
 use gradring_core::link::memory::MemoryTransport;
 use gradring_core::link::{Broken, Interest, Transport, memory};
@@ -32,23 +32,35 @@ struct Recording {
 impl Supervisor for Recording {
     fn investigate(&self, suspicion: Suspicion) {
         let error = match suspicion {
-            Suspicion::LinkBroken { peer, reason } => Error::peer_lost(reason).blaming(peer, "h"),
-            Suspicion::Garbled { peer, problem } => Error::protocol(problem).blaming(peer, "h"),
+            Suspicion::LinkBroken { peer, reason } => {
+                let reason = reason.into();
+                Error::from(Lost::LinkEnded { reason }).blaming(peer, "h")
+            }
+            Suspicion::Garbled { peer, problem } => {
+                let how = problem.into();
+                Error::from(Breach::Garbled { how }).blaming(peer, "h")
+            }
             Suspicion::Corrupted {
                 peer,
                 reason,
                 call,
                 sequence,
-            } => Error::corrupted(reason)
-                .blaming(peer, "h")
-                .during(call, sequence),
+            } => Error::from(Damage::OnLink {
+                from: peer,
+                from_host: "h".into(),
+                to: 0,
+                to_host: "h".into(),
+                reason: reason.into(),
+            })
+            .blaming(peer, "h")
+            .during(call, sequence),
             Suspicion::HeadersDiffer { peer, .. } => Error::new(ErrorKind::Mismatch {
                 theirs: "theirs".into(),
                 others: "ours".into(),
             })
             .blaming(peer, "h"),
             Suspicion::Stalled { awaited, .. } => {
-                Error::timeout("is late").blaming(awaited[0], "h")
+                Error::from(Late::NotEntered).blaming(awaited[0], "h")
             }
         };
         self.abort(self.first.get_or_init(|| error).clone());

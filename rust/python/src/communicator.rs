@@ -9,7 +9,7 @@ use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator;
 use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings, TlsFiles};
 use gradring_core::dtype::ReduceOp;
-use gradring_core::error::Error;
+use gradring_core::error::{Error, Unusable};
 use gradring_core::observe::board::NOTE_BYTES_MAX;
 use gradring_core::wire::gossip::Gossip;
 use pyo3::exceptions::PyValueError;
@@ -51,8 +51,12 @@ impl Communicator {
     ) -> PyResult<Self> {
         enter(py, || {
             let interface = interface.map(str::parse).transpose().map_err(|_| {
-                let problem = format!("interface={interface:?} is no IP address");
-                to_python(py, &Error::config(problem))
+                let fact = Unusable::Value {
+                    name: "interface".into(),
+                    value: interface.unwrap_or_default().into(),
+                    wanted: "an IP address".into(),
+                };
+                to_python(py, &fact.into())
             })?;
             let config = Config {
                 rank,

@@ -68,8 +68,7 @@ pub(crate) fn enter<T>(py: Python<'_>, body: impl FnOnce() -> PyResult<T>) -> Py
     let _inside = Inside::begin();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let what = message_of(&*panic);
-        let error = Error::protocol(format!("gradring failed: {what}; please report this"));
-        Err(to_python(py, &error))
+        Err(to_python(py, &Error::panicked("gradring", what)))
     })
 }
 

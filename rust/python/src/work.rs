@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gradring_core::error::Error;
+use gradring_core::error::Abort;
 use gradring_core::link::forks::Process;
 use gradring_core::work::WaitOutcome;
 use pyo3::exceptions::PyValueError;
@@ -11,9 +11,6 @@ use pyo3::prelude::*;
 use crate::caller::Program;
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
-
-const OF_PARENT: &str = "this process was forked from the one that launched the collective, which \
-                         alone can wait for it";
 
 /// An asynchronous collective.
 #[pyclass(frozen, module = "gradring._native")]
@@ -32,7 +29,7 @@ impl Work {
     fn enter<T>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         enter(py, || match self.process.is_this() {
             true => body(),
-            false => Err(to_python(py, &Error::aborted(OF_PARENT))),
+            false => Err(to_python(py, &Abort::OfParent.into())),
         })
     }
 }

@@ -99,7 +99,7 @@ impl Process {
 
     /// This rank's program calls `abort`.
     pub(super) fn program_aborts(&self) {
-        let cause = Error::aborted("aborted the communicator: it wants to");
+        let cause = Error::aborted("it wants to");
         let host = self.journal.hosts[self.rank].clone();
         self.requests.abort(cause.blaming(self.rank, host));
     }

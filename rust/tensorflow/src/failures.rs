@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn an_error_is_found_by_its_words_within_others() {
-        let error = Error::peer_lost("the connection was closed").during("all_reduce 'w'", 7);
+        let error = Error::aborted("why").during("all_reduce 'w'", 7);
         remember(&error);
         remember(&Error::aborted("something else"));
         let message = format!("Graph execution error: {} [Op:x]", text(&error));

@@ -14,7 +14,7 @@ use gradring_core::buffer::Buffer;
 use gradring_core::collective::{Collective, Name, Request, push_shape};
 use gradring_core::communicator::Communicator;
 use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::error::Error;
+use gradring_core::error::{Abort, Error};
 
 use crate::api::{Api, DataType, RawConstruction, RawContext, RegisterError};
 use crate::check::Check;
@@ -261,12 +261,8 @@ impl CommunicatorId {
     }
 
     fn open(&self) -> Result<Arc<Communicator>, Failure> {
-        Communicator::by_id(self.0).ok_or_else(|| {
-            Failure::from(Error::aborted(
-                "this tf.function was traced with a communicator that is closed, and has to be \
-                 traced again under another one",
-            ))
-        })
+        Communicator::by_id(self.0)
+            .ok_or_else(|| Failure::from(Error::from(Abort::ClosedSinceTraced)))
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::caller::INTERRUPT_INTERVAL;
-use crate::error::Error;
+use crate::error::{Breach, Error};
 use crate::executor::{Execution, Progress};
 use crate::link::{Interest, Transport};
 use crate::schedule::topology::Topology;
@@ -172,8 +172,9 @@ impl<'a> Drive<'a> {
         if let Some(Investigation { suspicion, until }) = &mut self.investigation {
             let until = *until.get_or_insert(now + INVESTIGATION_LIMIT);
             if now >= until {
-                let problem = format!("the group could not find the cause of: {suspicion}");
-                self.context.supervisor.abort(Error::protocol(problem));
+                let suspicion = suspicion.as_str().into();
+                let cause = Breach::NoCause { suspicion };
+                self.context.supervisor.abort(cause.into());
             }
             return until.saturating_duration_since(now).min(INTERRUPT_INTERVAL);
         }

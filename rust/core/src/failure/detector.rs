@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::drive::Suspicion;
-use crate::error::{Error, shortened};
+use crate::error::{Breach, Damage, Error, Lost, shortened};
 use crate::failure::diagnosis::Diagnosis;
 use crate::observe::clock;
 use crate::observe::journal::Journal;
@@ -171,7 +171,10 @@ impl Detector {
                 self.broken.push((peer, reason, now + grace));
             }
             Suspicion::Garbled { peer, problem } => {
-                self.fail(Error::protocol(problem).blaming(peer, self.host(peer)));
+                let cause = Error::from(Breach::Garbled {
+                    how: problem.into(),
+                });
+                self.fail(cause.blaming(peer, self.host(peer)));
             }
             Suspicion::Corrupted {
                 peer,
@@ -180,12 +183,18 @@ impl Detector {
                 sequence,
             } => {
                 let (theirs, rank) = (self.host(peer), self.journal.rank);
-                let problem = format!(
-                    "the connection from rank {peer} on {theirs} to rank {rank} on {} {reason}",
-                    self.host(rank)
+                let cause = Error::from(Damage::OnLink {
+                    from: peer,
+                    from_host: theirs.into(),
+                    to: rank,
+                    to_host: self.host(rank).into(),
+                    reason: reason.into(),
+                });
+                self.fail(
+                    cause
+                        .blaming(peer, theirs)
+                        .during(shortened(&call), sequence),
                 );
-                let cause = Error::corrupted(problem).blaming(peer, theirs);
-                self.fail(cause.during(shortened(&call), sequence));
             }
             Suspicion::HeadersDiffer { peer, sequence } => {
                 if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
@@ -261,7 +270,8 @@ impl Detector {
         *ended = true;
         let rank = *rank;
         if !self.left.contains(&rank) {
-            self.fail(self.lost(rank, &format!("its control connection {reason}")));
+            let reason = reason.into();
+            self.fail(self.lost(rank, Lost::ControlEnded { reason }));
         }
     }
 
@@ -371,8 +381,8 @@ impl Detector {
         &self.journal.hosts[rank]
     }
 
-    fn lost(&self, rank: usize, problem: &str) -> Error {
-        Error::peer_lost(problem).blaming(rank, self.host(rank))
+    fn lost(&self, rank: usize, how: Lost) -> Error {
+        Error::from(how).blaming(rank, self.host(rank))
     }
 
     /// The loss of a peer that is certain by now.
@@ -383,21 +393,19 @@ impl Detector {
                 && now >= neighbour.heard_at + PEER_TIMEOUT
         });
         if let Some(neighbour) = silent {
-            let seconds = PEER_TIMEOUT.as_secs();
-            let problem = format!(
-                "no sign of life for {seconds} s; it is stopped, or the network to it is cut"
-            );
-            return Some(self.lost(neighbour.rank, &problem));
+            let silence = PEER_TIMEOUT;
+            return Some(self.lost(neighbour.rank, Lost::Silent { silence }));
         }
         let mut broken = self.broken.iter();
         let (peer, reason, _) =
             broken.find(|(peer, _, due)| now >= *due || self.left.contains(peer))?;
-        let problem = if self.left.contains(peer) {
-            "has closed its communicator while others still use it".into()
-        } else {
-            format!("the connection to it {reason}")
+        let how = match self.left.contains(peer) {
+            true => Lost::Left,
+            false => Lost::LinkEnded {
+                reason: reason.as_str().into(),
+            },
         };
-        Some(self.lost(*peer, &problem))
+        Some(self.lost(*peer, how))
     }
 
     /// What the diagnosis has found, if it is over and this rank is to say so.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Breach, Error, ErrorKind, Late};
 use crate::wire::control::{Entered, Report, Waits};
 
 /// What can be wrong at one position.
@@ -210,28 +210,24 @@ impl Diagnosis {
         let (problem, rank) = self.problem();
         let entered = rank.and_then(|rank| self.has_entered(rank)) == Some(true);
         let mut call = self.calls().next().map(|(_, entered)| entered.call.clone());
-        let timeout = |problem| {
+        let timeout = |how: Late| {
             let own = self.stalled.iter().map(|(_, idle)| *idle);
             let longest = own.chain(self.all_waits().map(|waits| waits.idle)).max();
-            Error::timeout(problem).after(longest.unwrap_or_default())
+            Error::from(how).after(longest.unwrap_or_default())
         };
         let mut error = match (problem, self.mismatch()) {
             (Problem::Different, Some((right, odd))) => {
                 call = Some(right[0].1.call.clone());
                 Error::new(ErrorKind::Mismatch {
-                    theirs: told(&odd, &right),
-                    others: format!("{} (rank {})", told(&right, &odd), names(&right)),
+                    theirs: told(&odd, &right).into(),
+                    others: format!("{} (rank {})", told(&right, &odd), names(&right)).into(),
                 })
             }
-            (Problem::Different | Problem::Changed, _) => {
-                Error::protocol("its header of a collective arrived changed")
-            }
-            (Problem::Late, _) => timeout("is alive but has not entered this collective"),
-            (Problem::Silent, _) => timeout("does not answer"),
-            (Problem::Stuck, _) if entered => {
-                timeout("has entered this collective but sends nothing")
-            }
-            (Problem::Stuck, _) => timeout("is alive but sends nothing"),
+            (Problem::Different | Problem::Changed, _) => Breach::HeaderChanged.into(),
+            (Problem::Late, _) => timeout(Late::NotEntered),
+            (Problem::Silent, _) => timeout(Late::Silent),
+            (Problem::Stuck, _) if entered => timeout(Late::EnteredSendsNothing),
+            (Problem::Stuck, _) => timeout(Late::SendsNothing),
         };
         if let Some(rank) = rank {
             error = error.blaming(rank, &hosts[rank]);
@@ -379,7 +375,7 @@ mod tests {
             calls[odd] = Some("b");
             let error = diagnose(&calls);
             assert_eq!(blamed(&error), odd);
-            assert!(matches!(&error.kind, ErrorKind::Mismatch { theirs, .. } if theirs == "b"));
+            assert!(matches!(&error.kind, ErrorKind::Mismatch { theirs, .. } if &**theirs == "b"));
         }
         assert_eq!(blamed(&diagnose(&[Some("a"), Some("b")])), 1);
     }

@@ -151,8 +151,7 @@ impl Drop for Monitor {
 fn guarded(abort: &AbortSwitch, run: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
         let what = message_of(&*panic);
-        let problem = format!("the failure monitor failed: {what}; please report this");
-        abort.raise(Error::protocol(problem));
+        abort.raise(Error::panicked("the failure monitor", what));
     }
 }
 

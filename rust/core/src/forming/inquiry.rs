@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::config::TlsFiles;
-use crate::error::{Error, Result};
+use crate::error::{Error, NotFormed, Result, Text};
 use crate::forming::rendezvous::calls::{LOOK_UP_GOES_ON, connect, in_time, resolve};
 use crate::link::tcp::patient::Patient;
 use crate::link::tcp::tls::{self, Tls};
@@ -24,7 +24,10 @@ pub fn inquire(
     let tls = tls.map(Tls::load).transpose()?;
     let deadline = Instant::now() + limit;
     let unreachable = |error: std::io::Error| {
-        Error::rendezvous(format!("nobody can be reached at {address}: {error}"))
+        Error::from(NotFormed::NobodyThere {
+            address: address.into(),
+            error: Text::of(error),
+        })
     };
     let name = address.to_owned();
     let look_up = move || resolve(&name);

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable};
 use crate::forming::pairs::callees;
 use crate::forming::turned_away::{Caller, TurnedAway};
 use crate::host::host_name;
@@ -84,14 +84,13 @@ struct Shared {
 /// The listeners of this process.
 static LISTENERS: PerProcess<Vec<Weak<Shared>>> = PerProcess::new();
 
-/// The answer of a listener whose group has formed to a process that would join.
-const BUSY: &str = "its group has formed already and has not ended";
-
 /// Whether one who called a listener should call again: the connection ended, as happens when a listener
 /// closes or strangers flood it, or an earlier group is still there.
 pub(crate) fn is_worth_another_call(error: &Error) -> bool {
-    handshake::is_broken(error)
-        || matches!(&error.kind, ErrorKind::Rendezvous { problem } if problem == BUSY)
+    matches!(
+        error.kind,
+        ErrorKind::Rendezvous(NotFormed::HandshakeBroke { .. } | NotFormed::Busy)
+    )
 }
 
 /// Whom to let in.
@@ -108,6 +107,8 @@ pub(crate) struct Admission {
     /// A caller that does not finish its handshake in this time is dropped, while the group forms.
     pub handshake_limit: Duration,
     pub own_state: Arc<OwnState>,
+    /// Shows people a warning; does not wait.
+    pub on_warning: fn(String),
 }
 
 impl Listener {
@@ -161,17 +162,16 @@ fn cannot_listen(error: &io::Error, address: &str, rank: usize) -> Error {
     if let Some(error) = Error::out_of_resources(error, &format!("cannot listen on {address}")) {
         return error.blaming(rank, host_name());
     }
-    let remedy = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "; end the program that holds the port, or choose another port (for several ranks on one \
-             host, GRADRING_PORT takes a range such as 29500-29515)"
+    let (address, kind, error) = (address.into(), error.kind(), Text::of(error));
+    let cause: Error = match kind {
+        io::ErrorKind::AddrInUse => NotFormed::PortInUse { address, error }.into(),
+        io::ErrorKind::AddrNotAvailable => {
+            Unusable::NotAnAddressOfThisHost { address, error }.into()
         }
-        io::ErrorKind::AddrNotAvailable => "; choose an address of this host",
-        io::ErrorKind::PermissionDenied => "; choose a port above 1023",
-        _ => "",
+        io::ErrorKind::PermissionDenied => NotFormed::PortForbidden { address, error }.into(),
+        _ => NotFormed::CannotListen { address, error }.into(),
     };
-    Error::rendezvous(format!("cannot listen on {address}: {error}{remedy}"))
-        .blaming(rank, host_name())
+    cause.blaming(rank, host_name())
 }
 
 impl Listener {
@@ -285,7 +285,12 @@ fn serve(
                 match greeted {
                     Ok(None) => {}
                     Ok(Some(member)) => drop(sender.send(member)),
-                    Err(error) => turned_away.note(&caller, &error),
+                    Err(error) => {
+                        if let Some(said) = turned_away.note(&caller, &error) {
+                            let (rank, host) = (admission.rank, host_name());
+                            (admission.on_warning)(format!("rank {rank} on {host} {said}"));
+                        }
+                    }
                 }
             }
         };
@@ -331,13 +336,12 @@ fn greet(
         caller.proved_rank = Some(hello.rank);
         admission.check_hello(hello, deadline)?;
         if !lock(admitted).insert((hello.rank, hello.purpose.number())) {
-            return Err(Error::rendezvous(match hello.purpose {
-                Purpose::Data { stream } => format!(
-                    "stream {stream} of rank {} has been connected already",
-                    hello.rank
-                ),
-                _ => format!("another process has joined as rank {} already", hello.rank),
-            }));
+            let rank = hello.rank;
+            return Err(match hello.purpose {
+                Purpose::Data { stream } => NotFormed::StreamTaken { rank, stream },
+                _ => NotFormed::RankTaken { rank },
+            }
+            .into());
         }
         entrance = Some((hello.rank, hello.purpose.number()));
         // From here on it is a member, whom nobody sends away.
@@ -368,20 +372,25 @@ impl Admission {
             ..
         } = *self;
         if self.own_state.is_formed() {
-            return Err(Error::rendezvous(BUSY));
+            return Err(NotFormed::Busy.into());
         }
         if hello.world_size != world_size {
-            return Err(Error::rendezvous(format!(
-                "rank {} was started with world size {}, rank {rank} with {world_size}",
-                hello.rank, hello.world_size
-            )));
+            return Err(NotFormed::OtherWorldSize {
+                caller: hello.rank,
+                theirs: hello.world_size,
+                callee: rank,
+                ours: world_size,
+            }
+            .into());
         }
         handshake::check_callee(hello.rank, hello.callee, rank)?;
         if hello.rank >= world_size || hello.rank == rank {
-            return Err(Error::rendezvous(format!(
-                "a process called rank {rank} as rank {} of {world_size}",
-                hello.rank
-            )));
+            return Err(NotFormed::NoSuchCaller {
+                caller: hello.rank,
+                callee: rank,
+                world_size,
+            }
+            .into());
         }
         let welcome = match &hello.purpose {
             Purpose::Join(member) => {
@@ -395,10 +404,8 @@ impl Admission {
             Purpose::Inquiry => true,
         };
         if !welcome {
-            return Err(Error::protocol(format!(
-                "rank {} has no such business with rank {rank}",
-                hello.rank
-            )));
+            let (caller, callee) = (hello.rank, rank);
+            return Err(Breach::NoBusiness { caller, callee }.into());
         }
         if matches!(hello.purpose, Purpose::Join(_)) {
             return Ok(());
@@ -407,14 +414,12 @@ impl Admission {
         let limit = deadline.saturating_duration_since(Instant::now());
         match self.own_state.group(limit) {
             Some(group) if group == hello.group && hello.generation == GENERATION => Ok(()),
-            Some(_) => Err(Error::rendezvous(format!(
-                "rank {} belongs to another group than rank {rank}, of another job or an earlier \
-                 start",
-                hello.rank
-            ))),
-            None => Err(Error::rendezvous(format!(
-                "rank {rank} has not heard of a group yet"
-            ))),
+            Some(_) => Err(NotFormed::OtherGroup {
+                caller: hello.rank,
+                callee: rank,
+            }
+            .into()),
+            None => Err(NotFormed::NoGroupYet { rank }.into()),
         }
     }
 
@@ -422,15 +427,12 @@ impl Admission {
         if self.job == job {
             return Ok(());
         }
-        let shown = |job: &str| match job {
-            "" => "no job that it knows of".to_owned(),
-            job => format!("job {job}"),
-        };
-        Err(Error::rendezvous(format!(
-            "rank {rank} was started by {}, rank {} by {}; two jobs may be using one address",
-            shown(job),
-            self.rank,
-            shown(&self.job)
-        )))
+        Err(NotFormed::OtherJob {
+            caller: rank,
+            theirs: job.into(),
+            callee: self.rank,
+            ours: self.job.as_str().into(),
+        }
+        .into())
     }
 }

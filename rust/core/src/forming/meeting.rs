@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, NotFormed, Result};
 use crate::link::poll;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::patient::Patient;
@@ -119,8 +119,7 @@ impl Host {
             Some(Ok(Answer::Formed { .. }) | Err(_)) => {}
         }
         self.told = true;
-        let problem = "its process ended while the group was forming";
-        Err(Error::rendezvous(problem).blaming(0, &self.name))
+        Err(Error::from(NotFormed::HostEnded).blaming(0, &self.name))
     }
 }
 
@@ -141,9 +140,8 @@ impl Meeting {
                         }
                         Some(Ok(Status::Failed(cause))) => Err(cause),
                         Some(Err(_)) => {
-                            let problem =
-                                "joined, but its process ended while the group was forming";
-                            Err(Error::rendezvous(problem).blaming(rank, &guest.member.host))
+                            let ended = Error::from(NotFormed::GuestEnded);
+                            Err(ended.blaming(rank, &guest.member.host))
                         }
                     })
             }
@@ -188,7 +186,7 @@ impl Meeting {
             Self::Guest(host) => (0, host.name.as_str()),
             Self::Outside => (0, ""),
         };
-        Error::rendezvous("joined, but did not finish connecting in time").blaming(rank, name)
+        Error::from(NotFormed::NotFinished).blaming(rank, name)
     }
 
     /// Makes the group fail for all; returns the first cause.
@@ -211,9 +209,7 @@ impl Meeting {
             let Self::Guest(host) = self else {
                 return error;
             };
-            let problem = "does not answer while the group is forming; it is stopped, or the \
-                           network to it is cut";
-            return Error::rendezvous(problem).blaming(0, &host.name);
+            return Error::from(NotFormed::HostSilent).blaming(0, &host.name);
         }
         self.tell_guests(&Answer::Failed(error.clone()));
         error

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
-use crate::error::message_of;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{
+    Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, message_of,
+};
 use crate::forming::listener::{Admission, Listener};
 use crate::forming::meeting::{Answer, Guest, Host, Meeting};
 use crate::forming::pairs::{by_rank, callees, callers, each_stream};
@@ -51,11 +52,8 @@ pub(crate) struct Formed {
 /// Forms the group; for world sizes above one. A panic makes it fail, never the process.
 pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> {
     if config.world_size > WORLD_SIZE_MAX {
-        let problem = format!(
-            "world_size={} is too large: a group has at most {WORLD_SIZE_MAX} ranks",
-            config.world_size
-        );
-        return Err(Error::config(problem));
+        let (world_size, most) = (config.world_size, WORLD_SIZE_MAX);
+        return Err(Unusable::WorldTooLarge { world_size, most }.into());
     }
     let started = Instant::now();
     let mut forming = Forming {
@@ -67,13 +65,14 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
         meeting: Meeting::Outside,
         group: GroupId::NONE,
         given_up: None,
+        started,
+        warn_after: config.settings.stall_warning.max(INTERRUPT_INTERVAL),
         own_state: Arc::new(OwnState::new(config.rank, config.world_size)),
     };
     catch_unwind(AssertUnwindSafe(|| forming.run()))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
-            let problem = format!("forming the group failed: {what}; please report this");
-            Err(Error::protocol(problem).blaming(config.rank, host_name()))
+            Err(Error::panicked("forming the group", what).blaming(config.rank, host_name()))
         })
         .map_err(|error| match error.kind {
             // Whoever noticed it is the one without.
@@ -96,6 +95,9 @@ struct Forming<'a> {
     group: GroupId,
     /// The first reason to give up.
     given_up: Option<Error>,
+    started: Instant,
+    /// When people are told the next time that it takes long, and how long that is after `started`.
+    warn_after: Duration,
     own_state: Arc<OwnState>,
 }
 
@@ -123,7 +125,7 @@ impl Forming<'_> {
         let mut control_from_predecessor = None;
         loop {
             let missing = expected.iter().find(|stream| !data.contains_key(*stream));
-            let (late, what) = match (missing, control_from_predecessor.take()) {
+            let (late, stream) = match (missing, control_from_predecessor.take()) {
                 (None, Some(control_from_predecessor)) => {
                     self.await_others()?;
                     return Ok(Formed {
@@ -140,24 +142,27 @@ impl Forming<'_> {
                 (missing, control) => {
                     control_from_predecessor = control;
                     match missing {
-                        Some((peer, stream)) => (*peer, format!("stream {stream} of {streams}")),
-                        None => (predecessor, "control".into()),
+                        Some((peer, stream)) => (*peer, Some(*stream)),
+                        None => (predecessor, None),
                     }
                 }
             };
-            let Some((hello, stream)) = self.next_caller(&listener)? else {
+            let Some((hello, connection)) = self.next_caller(&listener)? else {
                 let member = &roster.members()[late];
-                let problem = format!(
-                    "joined from {} but did not connect to rank {rank} in time ({what} is missing){}",
-                    member.address, listener.turned_away
-                );
-                return Err(Error::rendezvous(problem).blaming(late, &member.host));
+                let fact = NotFormed::NotConnected {
+                    address: member.address.as_str().into(),
+                    rank,
+                    stream,
+                    streams,
+                    turned_away: Text::of(&listener.turned_away),
+                };
+                return Err(Error::from(fact).blaming(late, &member.host));
             };
             match hello.purpose {
                 Purpose::Data { stream: index } => {
-                    data.insert((hello.rank, index), stream);
+                    data.insert((hello.rank, index), connection);
                 }
-                Purpose::Control => control_from_predecessor = Some(stream),
+                Purpose::Control => control_from_predecessor = Some(connection),
                 Purpose::Join(_) | Purpose::Inquiry => {}
             }
         }
@@ -168,18 +173,18 @@ impl Forming<'_> {
         let plan = &roster.members()[0].plan;
         let mut others = (1..).zip(&roster.members()[1..]);
         if let Some((rank, member)) = others.find(|(_, member)| member.plan != *plan) {
-            let problem = format!("was started with {}, rank 0 with {plan}", member.plan);
-            return Err(Error::config(problem).blaming(rank, &member.host));
+            let fact = Unusable::PlansDiffer {
+                theirs: member.plan.as_str().into(),
+                ours: plan.as_str().into(),
+            };
+            return Err(Error::from(fact).blaming(rank, &member.host));
         }
         let members = || (0..).zip(roster.members());
         let needs = members().find(|(_, member)| member.needs_memory);
         let refuses = members().find(|(_, member)| !member.shares_memory);
         if let (Some((needs, _)), Some((rank, member))) = (needs, refuses) {
-            let problem = format!(
-                "was started with transport=\"tcp\", rank {needs} with transport=\"shm\", which \
-                 all ranks must share"
-            );
-            return Err(Error::config(problem).blaming(rank, &member.host));
+            let fact = Unusable::TransportsDiffer { needs };
+            return Err(Error::from(fact).blaming(rank, &member.host));
         }
         Ok(())
     }
@@ -191,7 +196,7 @@ impl Forming<'_> {
             rendezvous,
             ..
         } = self.config;
-        let listener = self.open_door(rendezvous)?;
+        let listener = self.open_listener(rendezvous)?;
         self.meeting = Meeting::Host(BTreeMap::new());
         while self.joined().len() < world_size - 1 {
             let Some((hello, stream)) = self.next_caller(&listener)? else {
@@ -219,14 +224,18 @@ impl Forming<'_> {
     /// Everybody else: opens a listener, announces it to rank 0, and waits for the roster.
     fn join(&mut self) -> Result<(Listener, Roster)> {
         let rendezvous = &self.config.rendezvous;
-        let mut listener = None;
+        // An address of another host is known at once; a port that is taken may be free in time.
+        let mut listener = match self.config.listen.as_ref().map(|at| self.open_listener(at)) {
+            Some(Err(error)) if matches!(error.kind, ErrorKind::Config(_)) => return Err(error),
+            opened => opened.and_then(Result::ok),
+        };
         let mut stream = self.meet(0, rendezvous, rendezvous, |this, tcp| {
             let own_ip = tcp.local_addr().map_err(|error| socket_fails(&error))?.ip();
             let listener = match &mut listener {
                 Some(listener) => listener,
                 none => none.insert(match &this.config.listen {
-                    Some(listen) => this.open_door(listen)?,
-                    None => this.open_door_at(own_ip)?,
+                    Some(listen) => this.open_listener(listen)?,
+                    None => this.open_listener_at(own_ip)?,
                 }),
             };
             let address = this.announced(listener.address, own_ip);
@@ -244,16 +253,15 @@ impl Forming<'_> {
             Ok(Answer::Failed(error)) => return Err(error),
             Ok(Answer::Complete) | Err(_) => {
                 self.check()?;
-                let problem = if Instant::now() >= limit {
-                    "it accepted this rank but sent no roster in time"
-                } else {
-                    "it ended before the group was complete"
+                let fact = match Instant::now() >= limit {
+                    true => NotFormed::NoRoster,
+                    false => NotFormed::EndedEarly,
                 };
-                return Err(Error::rendezvous(problem).blaming(0, rendezvous));
+                return Err(Error::from(fact).blaming(0, rendezvous));
             }
         };
         if members.len() != self.config.world_size {
-            return Err(Error::protocol("rank 0 sent a roster of another size"));
+            return Err(Breach::RosterSize.into());
         }
         self.group = group;
         self.own_state.has_agreed(group);
@@ -301,14 +309,14 @@ impl Forming<'_> {
     }
 
     /// Listens at `host:port`, on the chosen interface if there is one.
-    fn open_door(&mut self, address: &str) -> Result<Listener> {
+    fn open_listener(&mut self, address: &str) -> Result<Listener> {
         let address = self.on_interface(address);
         let resolved = self.addresses_of(&address)?;
         Listener::open(&address, resolved, self.admission())
     }
 
     /// Listens at the first port that is free of those allowed, on the chosen interface or `ip`.
-    fn open_door_at(&self, ip: IpAddr) -> Result<Listener> {
+    fn open_listener_at(&self, ip: IpAddr) -> Result<Listener> {
         let ip = self.config.interface.unwrap_or(ip);
         let (first, last) = self.config.ports.unwrap_or((0, 0));
         let addresses = (first..=last).map(|port| SocketAddr::new(ip, port));
@@ -369,6 +377,7 @@ impl Forming<'_> {
             job: self.config.job.clone(),
             handshake_limit: self.config.conversation_limit(),
             own_state: Arc::clone(&self.own_state),
+            on_warning: self.config.on_warning,
         }
     }
 
@@ -390,6 +399,7 @@ impl Forming<'_> {
 
     /// Looks whether there is any reason to give up.
     fn check(&mut self) -> Result<()> {
+        self.warn_of_long_wait();
         if self.given_up.is_none() {
             self.given_up = self
                 .go_on_or_abort()
@@ -397,6 +407,41 @@ impl Forming<'_> {
                 .err();
         }
         self.given_up.clone().map_or(Ok(()), Err)
+    }
+
+    /// Tells people that it takes long, after `stall_warning`, twice that, four times and so on.
+    fn warn_of_long_wait(&mut self) {
+        let waited = self.started.elapsed();
+        if waited < self.warn_after {
+            return;
+        }
+        self.warn_after *= 2;
+        let Config {
+            rank,
+            world_size,
+            rendezvous,
+            ..
+        } = self.config;
+        let (late, named) = (self.late(), missing::NAMED_MAX);
+        let waits = match (&self.meeting, late.as_slice()) {
+            (Meeting::Host(_), []) => "all ranks, which have joined, to connect".into(),
+            (Meeting::Host(_), late) => {
+                let names: Vec<_> = late.iter().take(named).map(usize::to_string).collect();
+                let more = late.len().saturating_sub(named);
+                let more = if more > 0 {
+                    format!(" and {more} more")
+                } else {
+                    String::new()
+                };
+                format!("rank {}{more} of {world_size} to join", names.join(", "))
+            }
+            _ => format!("the group to form at {rendezvous}; the log of rank 0 says who is late"),
+        };
+        (self.config.on_warning)(format!(
+            "rank {rank} on {} has waited {:.0} s for {waits}",
+            host_name(),
+            waited.as_secs_f64()
+        ));
     }
 
     fn go_on_or_abort(&mut self) -> Result<()> {
@@ -409,12 +454,14 @@ impl Forming<'_> {
 
 /// What ends the start when somebody wants this rank to stop.
 pub(crate) fn interrupted(rank: usize) -> Error {
-    Error::aborted("was interrupted while the group was forming").blaming(rank, host_name())
+    Error::from(Abort::InterruptedForming).blaming(rank, host_name())
 }
 
 fn socket_fails(error: &std::io::Error) -> Error {
-    Error::out_of_resources(error, "cannot make a connection")
-        .unwrap_or_else(|| Error::rendezvous(format!("a socket fails: {error}")))
+    Error::out_of_resources(error, "cannot make a connection").unwrap_or_else(|| {
+        let error = Text::of(error);
+        NotFormed::Socket { error }.into()
+    })
 }
 
 #[cfg(test)]

@@ -5,9 +5,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use crate::error::Error;
+use crate::error::{Breach, Error, ErrorKind};
 use crate::lock::lock;
-use crate::wire::handshake;
 
 /// Different reasons of members that are kept.
 const MEMBERS_REASONS_MAX: usize = 8;
@@ -62,7 +61,7 @@ impl Caller {
     fn sort(&self, error: &Error) -> Sort {
         if self.proved_rank.is_some() {
             Sort::Member
-        } else if handshake::is_other_version(error) {
+        } else if matches!(error.kind, ErrorKind::Protocol(Breach::OtherVersion { .. })) {
             Sort::OtherVersion
         } else {
             Sort::Stranger(error.kind.exception(), self.is_connected)
@@ -80,7 +79,9 @@ impl fmt::Display for Caller {
 }
 
 impl TurnedAway {
-    pub(crate) fn note(&self, caller: &Caller, error: &Error) {
+    /// Notes a visit; returns what people should hear of it, the first time that it is for this
+    /// reason.
+    pub(crate) fn note(&self, caller: &Caller, error: &Error) -> Option<String> {
         let (caller_name, reason) = (caller.to_string(), error.to_string());
         let sort = caller.sort(error);
         let (kind, reasons_max) = match sort {
@@ -94,10 +95,12 @@ impl TurnedAway {
         if let Some(visits) = visits.get_mut(&(sort, kind.clone())) {
             visits.alike &= visits.caller == caller_name && visits.reason == reason;
             visits.count += 1;
-            return;
+            return None;
         }
         let of_this_sort = visits.keys().filter(|(other, _)| *other == sort);
-        if of_this_sort.count() < reasons_max {
+        let is_kept = of_this_sort.count() < reasons_max;
+        let said = is_kept.then(|| format!("turned away {caller_name}: {reason}"));
+        if is_kept {
             let first = Visits {
                 caller: caller_name,
                 reason,
@@ -106,6 +109,7 @@ impl TurnedAway {
             };
             visits.insert((sort, kind), first);
         }
+        said
     }
 }
 
@@ -130,6 +134,8 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::error::{NotFormed, NotTrusted};
+    use crate::wire::handshake;
 
     fn caller(number: u32, proved_rank: Option<usize>) -> Caller {
         Caller {
@@ -143,11 +149,11 @@ mod tests {
         let turned_away = TurnedAway::default();
         assert_eq!(turned_away.to_string(), "");
         for visit in 0..1000 {
-            let error = Error::rendezvous(format!("reason {}", visit % 100));
+            let error = Error::aborted(&format!("reason {}", visit % 100));
             turned_away.note(&caller(0, Some(3)), &error);
         }
         let note = turned_away.to_string();
-        let first = "; turned away: rank 3 at 10.0.0.0: reason 0";
+        let first = "; turned away: rank 3 at 10.0.0.0: aborted the communicator: reason 0";
         assert!(note.starts_with(first), "{note}");
         assert_eq!(note.matches("(10 times)").count(), MEMBERS_REASONS_MAX);
     }
@@ -156,24 +162,28 @@ mod tests {
     fn strangers_do_not_crowd_out_what_others_were_turned_away_for() {
         let turned_away = TurnedAway::default();
         for number in 0..1000 {
-            let length = format!("a message of {number} bytes was announced");
-            let alert = format!("alert {}", "x".repeat(number as usize));
+            let (bytes, most) = (number as usize, 7);
+            let alert = "x".repeat(bytes).into();
+            let (caller_speaks, callee) = (number, handshake::PROTOCOL_VERSION);
             for error in [
-                Error::protocol(length),
-                Error::authentication(alert),
-                handshake::other_version(number, handshake::PROTOCOL_VERSION),
+                Error::from(Breach::TooLong { bytes, most }),
+                NotTrusted::OwnCertificate { alert }.into(),
+                handshake::other_version(caller_speaks, callee),
             ] {
                 turned_away.note(&caller(number, None), &error);
             }
         }
         let mut honest = caller(7, None);
         honest.is_connected = true;
-        turned_away.note(&honest, &Error::authentication("no token"));
-        turned_away.note(&caller(8, Some(2)), &Error::rendezvous("world size 3"));
+        turned_away.note(&honest, &NotTrusted::NoCertificate.into());
+        turned_away.note(&caller(8, Some(2)), &NotFormed::Busy.into());
         let note = turned_away.to_string();
-        assert!(note.starts_with("; turned away: rank 2 at 10.0.0.8: world size 3"));
-        assert!(note.contains("10.0.0.7: no token"), "{note}");
-        for (text, count) in [("speaks", 1), ("announced", 1), ("alert", 2)] {
+        assert!(note.starts_with("; turned away: rank 2 at 10.0.0.8: its group has formed"));
+        assert!(
+            note.contains("10.0.0.7: it presents no certificate"),
+            "{note}"
+        );
+        for (text, count) in [("speaks", 1), ("announced", 1), ("(alert", 2)] {
             assert_eq!(note.matches(text).count(), count, "{note}");
         }
         assert!(note.contains("(and the like, 1000 times)"), "{note}");

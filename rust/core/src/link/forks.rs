@@ -24,10 +24,6 @@ thread_local! {
 /// How often this process and those that it was forked from have been forked.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// What ends a call in whose middle the process was forked, in the fork.
-pub(crate) const INSIDE: &str = "this process was forked in the middle of the call, which goes on in its \
-                                 parent only";
-
 /// A process, as opposed to its forks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process(u32);

@@ -12,7 +12,7 @@ use super::Algorithm;
 use super::topology::Topology;
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Unusable};
 
 /// Most ranks that are connected with one another; more are connected as a ring.
 pub const MESH_RANKS_MAX: usize = 64;
@@ -88,11 +88,11 @@ impl Rules {
         }
         let wrong = |problem: String| {
             let names: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
-            Error::config(format!(
-                "algorithm={text:?}: {problem}; give auto, {}, or text such as \
-                 one_shot:64KiB,direct",
-                names.join(", ")
-            ))
+            Error::from(Unusable::Algorithm {
+                value: text.into(),
+                problem: problem.into(),
+                known: names.join(", ").into(),
+            })
         };
         let mut rules: Vec<(Algorithm, usize)> = Vec::new();
         for part in text.split(',') {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Breach, Error, Text};
 use crate::wire::gossip::{Gossip, Tick};
 
 /// Bound on one message. The longest holds the description of a bucket.
@@ -97,15 +97,18 @@ pub(crate) fn decode(bytes: &mut Vec<u8>) -> Result<Option<Message>, Error> {
     };
     let length = u32::from_le_bytes(*length) as usize;
     if length > MESSAGE_BYTES_MAX {
-        return Err(Error::protocol(format!(
-            "a control message of {length} bytes was announced; at most {MESSAGE_BYTES_MAX} are accepted"
-        )));
+        return Err(Breach::ControlTooLong {
+            bytes: length,
+            most: MESSAGE_BYTES_MAX,
+        }
+        .into());
     }
     let Some(body) = bytes.get(4..4 + length) else {
         return Ok(None);
     };
-    let message = postcard::from_bytes(body)
-        .map_err(|error| Error::protocol(format!("a control message is malformed: {error}")))?;
+    let message = postcard::from_bytes(body).map_err(|error| Breach::ControlMalformed {
+        error: Text::of(error),
+    })?;
     bytes.drain(..4 + length);
     Ok(Some(message))
 }
@@ -136,7 +139,7 @@ mod tests {
 
     #[test]
     fn an_abort_with_an_endless_reason_arrives() {
-        let abort = Message::abort(Error::aborted("why ".repeat(100_000)));
+        let abort = Message::abort(Error::aborted(&"why ".repeat(100_000)));
         assert_eq!(decode(&mut encode(&abort)), Ok(Some(abort)));
     }
 

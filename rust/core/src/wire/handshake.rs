@@ -18,10 +18,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text, Unusable};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 8;
+pub(crate) const PROTOCOL_VERSION: u32 = 9;
 
 /// Of every group: it grows when a group forms again, which none does yet.
 pub(crate) const GENERATION: u32 = 0;
@@ -123,6 +123,8 @@ pub(crate) enum Message {
     Proof([u8; 32]),
     Accepted,
     Refused(Error),
+    /// The callee's version. What stands above it may change, if this stays where it is.
+    OtherVersion(u32),
 }
 
 /// Tells the other side, from whichever, why there will be no conversation.
@@ -148,6 +150,11 @@ impl Hello {
             purpose,
             nonce: random()?,
         })
+    }
+
+    /// The rank of the caller, unless it is no rank of the group.
+    fn caller(&self) -> Option<usize> {
+        (self.purpose != Purpose::Inquiry).then_some(self.rank)
     }
 
     /// The same from a member of `group`.
@@ -176,18 +183,19 @@ impl Hello {
 pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
     let transcript = encode(&hello)?;
     let meant = (hello.purpose != Purpose::Inquiry).then_some(hello.callee);
-    let caller = hello.rank;
+    let (caller, version) = (hello.caller(), hello.version);
     write_message(stream, &Message::Hello(hello))?;
     let (rank, nonce, proof) = match hear(stream)? {
         Message::Welcome { rank, nonce, proof } => (rank, nonce, proof),
+        Message::OtherVersion(theirs) => return Err(other_version(version, theirs)),
         Message::Refused(error) if token.is_empty() => return Err(error.fit_to_travel()),
         Message::Refused(error) => return Err(in_our_words(&error)),
         _ => return Err(unexpected("a welcome")),
     };
     let transcript = continued(&transcript, rank, &nonce);
     if !is_proof(token, b"callee", &transcript, &proof) {
-        let error = Error::authentication("the rank that answered does not know this job's token");
-        refuse(stream, &wrong_token());
+        let error = tokens_differ(caller, rank);
+        refuse(stream, &error);
         return Err(error);
     }
     write_message(
@@ -196,7 +204,9 @@ pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8])
     )?;
     match hear(stream)? {
         // It should have refused.
-        Message::Accepted => meant.map_or(Ok(()), |meant| check_callee(caller, meant, rank)),
+        Message::Accepted => meant.map_or(Ok(()), |meant| {
+            check_callee(caller.unwrap_or_default(), meant, rank)
+        }),
         Message::Refused(error) => Err(error.fit_to_travel()),
         _ => Err(unexpected("an acceptance")),
     }
@@ -213,9 +223,8 @@ pub(crate) fn answer(
         return Err(unexpected("a greeting"));
     };
     if hello.version != PROTOCOL_VERSION {
-        let error = other_version(hello.version, PROTOCOL_VERSION);
-        write_message(stream, &Message::Refused(error.clone()))?;
-        return Err(error);
+        write_message(stream, &Message::OtherVersion(PROTOCOL_VERSION))?;
+        return Err(other_version(hello.version, PROTOCOL_VERSION));
     }
     let nonce = random()?;
     let transcript = continued(&encode(&hello)?, rank, &nonce);
@@ -224,8 +233,8 @@ pub(crate) fn answer(
     let checked = match hear(stream)? {
         Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => check(&hello),
         // What a stranger gives as the reason is not worth repeating.
-        Message::Refused(_) => return Err(not_believed()),
-        _ => Err(wrong_token()),
+        Message::Refused(_) => return Err(tokens_differ(hello.caller(), rank)),
+        _ => Err(tokens_differ(hello.caller(), rank)),
     };
     match checked {
         Ok(()) => {
@@ -244,10 +253,12 @@ pub(crate) fn check_callee(caller: usize, meant: usize, reached: usize) -> Resul
     if meant == reached {
         return Ok(());
     }
-    Err(Error::rendezvous(format!(
-        "rank {caller} called rank {meant} and reached rank {reached}: the name, address or \
-         forwarded port of the one leads to the other"
-    )))
+    Err(NotFormed::OtherRank {
+        caller,
+        meant,
+        reached,
+    }
+    .into())
 }
 
 /// What was said, with what the callee adds to it.
@@ -261,7 +272,7 @@ pub(crate) fn write_message(stream: &mut impl Write, message: &impl Serialize) -
     let length = u32::try_from(body.len())
         .ok()
         .filter(|&length| length as usize <= MESSAGE_BYTES_MAX)
-        .ok_or_else(|| Error::protocol("a message is too long to send"))?;
+        .ok_or_else(|| Error::from(Breach::TooLongToSend))?;
     let bytes = [&length.to_le_bytes()[..], &body].concat();
     stream.write_all(&bytes).map_err(|error| broken(&error))
 }
@@ -284,21 +295,27 @@ fn read_bounded<T: DeserializeOwned>(stream: &mut impl Read, bytes_max: usize) -
         .map_err(|error| broken(&error))?;
     let length = u32::from_le_bytes(length) as usize;
     if length > bytes_max {
-        return Err(Error::protocol(format!(
-            "a message of {length} bytes was announced; at most {bytes_max} are accepted"
-        )));
+        return Err(Breach::TooLong {
+            bytes: length,
+            most: bytes_max,
+        }
+        .into());
     }
     let mut body = vec![0; length];
     stream
         .read_exact(&mut body)
         .map_err(|error| broken(&error))?;
-    postcard::from_bytes(&body)
-        .map_err(|error| Error::protocol(format!("a message could not be decoded: {error}")))
+    postcard::from_bytes(&body).map_err(|error| {
+        let error = Text::of(error);
+        Breach::NotDecoded { error }.into()
+    })
 }
 
 fn encode(message: &impl Serialize) -> Result<Vec<u8>> {
-    postcard::to_stdvec(message)
-        .map_err(|error| Error::protocol(format!("a message could not be encoded: {error}")))
+    postcard::to_stdvec(message).map_err(|error| {
+        let error = Text::of(error);
+        Breach::NotEncoded { error }.into()
+    })
 }
 
 fn mac(token: &[u8], role: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
@@ -320,59 +337,34 @@ fn is_proof(token: &[u8], role: &[u8], transcript: &[u8], proof: &[u8; 32]) -> b
 
 fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::protocol(format!("no random numbers from the system: {error}")))?;
+    getrandom::fill(&mut bytes).map_err(|error| Breach::NoRandomNumbers {
+        error: Text::of(error),
+    })?;
     Ok(bytes)
 }
 
-const OTHER_VERSION: &str = "the caller speaks protocol version ";
-
 /// The versions are numbers, whoever named them.
 pub(crate) fn other_version(caller: u32, callee: u32) -> Error {
-    Error::protocol(format!(
-        "{OTHER_VERSION}{caller}, the rank it called version {callee}"
-    ))
-}
-
-/// Whether two versions of the protocol met.
-pub(crate) fn is_other_version(error: &Error) -> bool {
-    matches!(&error.kind, ErrorKind::Protocol { problem } if problem.starts_with(OTHER_VERSION))
+    Breach::OtherVersion { caller, callee }.into()
 }
 
 /// What a refusal means that came before any proof. It may be a stranger's, who does not choose
-/// what the user reads: of its text only a version is taken.
+/// what the user reads.
 fn in_our_words(refusal: &Error) -> Error {
     match &refusal.kind {
-        ErrorKind::Protocol { problem } => {
-            let version = problem.rsplit_once(" version ");
-            let version = version.and_then(|(_, version)| version.parse().ok());
-            version.map_or_else(refused, |version| other_version(PROTOCOL_VERSION, version))
-        }
-        ErrorKind::Config { .. } => Error::config(
-            "it takes TLS only, and this rank does not speak it; set GRADRING_TLS_CA, \
-             GRADRING_TLS_CERT and GRADRING_TLS_KEY on every rank or on none",
-        ),
-        _ => refused(),
+        ErrorKind::Config(_) => Unusable::OnlyTls.into(),
+        _ => NotFormed::Refused.into(),
     }
 }
 
-fn refused() -> Error {
-    Error::rendezvous("it refused this rank, and did not prove that it belongs to the job")
-}
-
-fn wrong_token() -> Error {
-    Error::authentication("this rank does not know the job's token")
-}
-
-fn not_believed() -> Error {
-    Error::authentication("the caller says that this rank does not know its job's token")
+fn tokens_differ(caller: Option<usize>, callee: usize) -> Error {
+    NotTrusted::TokensDiffer { caller, callee }.into()
 }
 
 fn unexpected(wanted: &str) -> Error {
-    Error::protocol(format!("something else than {wanted} arrived"))
+    let wanted = wanted.into();
+    Breach::Unexpected { wanted }.into()
 }
-
-const BROKEN: &str = "the connection broke during the handshake";
 
 /// What is to be said about a connection that fails meanwhile: the error inside, if it is ours.
 pub(crate) fn broken(error: &std::io::Error) -> Error {
@@ -382,15 +374,13 @@ pub(crate) fn broken(error: &std::io::Error) -> Error {
     }
     match error.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
-            Error::rendezvous("there was no answer in time during the handshake")
+            NotFormed::HandshakeSilent.into()
         }
-        _ => Error::rendezvous(format!("{BROKEN}: {error}")),
+        _ => NotFormed::HandshakeBroke {
+            error: Text::of(error),
+        }
+        .into(),
     }
-}
-
-/// Whether the other side went away instead of answering.
-pub(crate) fn is_broken(error: &Error) -> bool {
-    matches!(&error.kind, ErrorKind::Rendezvous { problem } if problem.starts_with(BROKEN))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Forming, socket_fails};
 use crate::caller::INTERRUPT_INTERVAL;
-use crate::error::{Error, Result};
+use crate::error::{Error, NotFormed, Result, Text};
 use crate::forming::listener::is_worth_another_call;
 use crate::forming::roster::Roster;
 use crate::link::tcp::connection::Connection;
@@ -79,9 +79,12 @@ impl Forming<'_> {
             };
             self.check()?;
             if Instant::now() + RETRY_INTERVAL >= self.deadline {
-                let own = self.config.rank;
-                let problem = format!("rank {own} cannot reach it at {address}: {reason}");
-                return Err(Error::rendezvous(problem).blaming(rank, host));
+                let fact = NotFormed::Unreachable {
+                    caller: self.config.rank,
+                    address: address.into(),
+                    error: Text::of(reason),
+                };
+                return Err(Error::from(fact).blaming(rank, host));
             }
             known = Some(reason);
             std::thread::sleep(RETRY_INTERVAL);

@@ -8,15 +8,22 @@ use super::Forming;
 use super::calls::{LOOK_UP_GOES_ON, Resolve, connect};
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Missing, NotFormed, Result, Text};
 use crate::forming::listener::Listener;
 
 /// Bound on a look at the address of a rank that did not join.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Ranks that did not join and are named; each of them takes a thread to look at its address.
-const NAMED_MAX: usize = 32;
+pub(super) const NAMED_MAX: usize = 32;
 
 impl Forming<'_> {
+    /// The ranks that have not joined rank 0, which this one is.
+    pub(super) fn late(&self) -> Vec<usize> {
+        let joined = self.joined();
+        let others = 1..self.config.world_size;
+        others.filter(|rank| !joined.contains_key(rank)).collect()
+    }
+
     /// The error for the ranks that did not join.
     pub(super) fn missing(&mut self, listener: &Listener) -> Result<Error> {
         let Config {
@@ -26,27 +33,25 @@ impl Forming<'_> {
             settings,
             ..
         } = self.config;
-        let missing: Vec<usize> = (1..*world_size)
-            .filter(|rank| !self.joined().contains_key(rank))
-            .collect();
+        let missing = self.late();
         let named = &missing[..missing.len().min(NAMED_MAX)];
         let looks = self.look_at(named)?;
-        let name = |rank: &usize| match (addresses.get(*rank), looks.get(rank)) {
-            (Some(address), Some(look)) => format!("{rank} at {address} ({look})"),
-            _ => rank.to_string(),
+        let fact = |&rank: &usize| Missing {
+            rank,
+            found: (addresses.get(rank).zip(looks.get(&rank)))
+                .map(|(address, look)| (address.as_str().into(), look.as_str().into())),
         };
-        let mut names = named.iter().map(name).collect::<Vec<_>>().join(", ");
-        if missing.len() > named.len() {
-            names += &format!(" and {} more", missing.len() - named.len());
-        }
-        let problem = format!(
-            "rank {names} of {world_size} did not join rank 0 at {rendezvous} within {:.0} s{}",
-            settings.timeout.as_secs_f64(),
-            listener.turned_away,
-        );
+        let fact = NotFormed::MissingRanks {
+            missing: named.iter().map(fact).collect(),
+            more: missing.len() - named.len(),
+            world_size: *world_size,
+            rendezvous: rendezvous.as_str().into(),
+            within: settings.timeout,
+            turned_away: Text::of(&listener.turned_away),
+        };
         let host = addresses.get(missing[0]);
         let host = host.map_or("an unknown host", String::as_str);
-        Ok(Error::rendezvous(problem).blaming(missing[0], host))
+        Ok(Error::from(fact).blaming(missing[0], host))
     }
 
     /// What is found where these ranks should listen, for those with an address. Every look has a

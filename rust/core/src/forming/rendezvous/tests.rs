@@ -51,6 +51,8 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
         meeting: Meeting::Outside,
         group: GroupId::NONE,
         given_up: None,
+        started: Instant::now(),
+        warn_after: TIMEOUT,
         own_state: Arc::new(OwnState::new(1, 2)),
     };
     let (_door, roster) = forming.join().unwrap();
@@ -121,6 +123,8 @@ fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
         meeting: Meeting::Outside,
         group: GroupId::NONE,
         given_up: None,
+        started: Instant::now(),
+        warn_after: TIMEOUT,
         own_state: Arc::new(OwnState::new(config.rank, 2)),
     };
     forming.run().err().expect("nobody else comes")

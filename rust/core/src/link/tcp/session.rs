@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use rustls::CertificateError;
 
 use super::socket::is_later;
-use crate::error::Error;
+use crate::error::{Breach, Error, NotTrusted, Text, Unusable};
 
 /// Plaintext encrypted at a time: sixteen records, which stay in cache until they are sent.
 const SEND_BYTES: usize = 256 << 10;
@@ -146,27 +146,26 @@ pub(super) fn refusal(error: &rustls::Error) -> Error {
         AlertReceived, InvalidCertificate, InvalidMessage, NoCertificatesPresented,
     };
     match error {
-        InvalidCertificate(reason) => Error::authentication(wrong_certificate(reason)),
-        NoCertificatesPresented => Error::authentication("it presents no certificate"),
-        AlertReceived(alert) => Error::authentication(format!(
-            "it does not accept this rank's certificate (alert {alert:?}); this rank's \
-             GRADRING_TLS_CERT must be valid now and lead to an authority in the other's \
-             GRADRING_TLS_CA"
-        )),
-        InvalidMessage(_) => Error::config(format!("it answers without TLS; {ALL_OR_NONE}")),
-        error => Error::protocol(format!("TLS fails: {error}")),
+        InvalidCertificate(reason) => wrong_certificate(reason).into(),
+        NoCertificatesPresented => NotTrusted::NoCertificate.into(),
+        AlertReceived(alert) => NotTrusted::OwnCertificate {
+            alert: format!("{alert:?}").into(),
+        }
+        .into(),
+        InvalidMessage(_) => Unusable::AnswersWithoutTls.into(),
+        error => Breach::Tls {
+            error: Text::of(error),
+        }
+        .into(),
     }
 }
 
-fn wrong_certificate(reason: &CertificateError) -> String {
+fn wrong_certificate(reason: &CertificateError) -> NotTrusted {
     use CertificateError as C;
     match reason {
-        C::UnknownIssuer | C::BadSignature => {
-            "its certificate does not lead to an authority in GRADRING_TLS_CA".into()
-        }
-        reason => format!("its certificate is refused: {reason}"),
+        C::UnknownIssuer | C::BadSignature => NotTrusted::UnknownAuthority,
+        reason => NotTrusted::Certificate {
+            reason: Text::of(reason),
+        },
     }
 }
-
-pub(super) const ALL_OR_NONE: &str =
-    "set GRADRING_TLS_CA, GRADRING_TLS_CERT and GRADRING_TLS_KEY on every rank or on none";

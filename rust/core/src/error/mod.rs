@@ -7,6 +7,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+mod facts;
+
+pub use facts::{
+    Abort, Breach, Damage, Disorder, Late, Lost, Missing, NotFormed, NotTrusted, Shortage, Text,
+    Unusable,
+};
+
 /// Result of anything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -41,67 +48,61 @@ pub struct Blamed {
     pub host: String,
 }
 
-/// The kinds of failure; each is one exception class in Python.
+/// The kinds of failure, each with what happened; each is one exception class in Python.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ErrorKind {
     /// A setting cannot be used.
-    Config {
-        /// The sentence for the user.
-        problem: String,
-    },
+    Config(Unusable),
     /// The group could not be formed.
-    Rendezvous {
-        /// The sentence for the user.
-        problem: String,
-    },
-    /// A peer could not prove that it knows the job's token.
-    Authentication {
-        /// The sentence for the user.
-        problem: String,
-    },
+    Rendezvous(NotFormed),
+    /// A peer could not prove that it belongs to the job.
+    Authentication(NotTrusted),
     /// Ranks called different collectives at the same position.
     Mismatch {
         /// What the blamed rank called.
-        theirs: String,
+        theirs: Text,
         /// What the other ranks called.
-        others: String,
+        others: Text,
     },
     /// A rank has gone.
-    PeerLost {
-        /// How that was noticed.
-        problem: String,
-    },
+    PeerLost(Lost),
     /// A rank is alive but did not take part in time.
-    CollectiveTimeout {
-        /// What was waited for.
-        problem: String,
-    },
+    CollectiveTimeout(Late),
     /// Somebody aborted the communicator, or it is closed.
-    Aborted {
-        /// The reason given.
-        reason: String,
-    },
+    Aborted(Abort),
     /// Bytes arrived that no correct peer sends, or the engine itself failed.
-    Protocol {
-        /// The sentence for the user.
-        problem: String,
-    },
+    Protocol(Breach),
     /// Bytes arrived other than they were sent, and were not used.
-    Corrupted {
-        /// Between whom, and what was seen.
-        problem: String,
-    },
+    Corrupted(Damage),
     /// Collectives were called where no order among them is possible.
-    Misuse {
-        /// What was called where.
-        problem: String,
-    },
+    Misuse(Disorder),
     /// The system refused memory, a thread or a descriptor.
-    Exhausted {
-        /// What there was no room for, and which limit to raise.
-        problem: String,
-    },
+    Exhausted(Shortage),
 }
+
+/// A fact is an error of its kind.
+macro_rules! kinds {
+    ($($kind:ident($fact:ident)),*) => { $(
+        impl From<$fact> for Error {
+            fn from(fact: $fact) -> Self {
+                Self::new(ErrorKind::$kind(fact))
+            }
+        }
+    )* };
+}
+
+kinds!(
+    Config(Unusable),
+    Rendezvous(NotFormed),
+    Authentication(NotTrusted),
+    PeerLost(Lost),
+    CollectiveTimeout(Late),
+    Aborted(Abort),
+    Protocol(Breach),
+    Corrupted(Damage),
+    Misuse(Disorder),
+    Exhausted(Shortage)
+);
 
 impl Error {
     /// An error of this kind with nothing else known.
@@ -116,113 +117,45 @@ impl Error {
         }
     }
 
-    /// A setting cannot be used.
+    /// The program, or a person, wants no more.
     #[must_use]
-    pub fn config(problem: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Config {
-            problem: problem.into(),
-        })
-    }
-
-    /// The group could not be formed.
-    #[must_use]
-    pub fn rendezvous(problem: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Rendezvous {
-            problem: problem.into(),
-        })
-    }
-
-    /// A proof was wrong or missing.
-    #[must_use]
-    pub fn authentication(problem: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Authentication {
-            problem: problem.into(),
-        })
-    }
-
-    /// A rank has gone.
-    #[must_use]
-    pub fn peer_lost(problem: impl Into<String>) -> Self {
-        Self::new(ErrorKind::PeerLost {
-            problem: problem.into(),
-        })
-    }
-
-    /// A rank did not take part in time.
-    #[must_use]
-    pub fn timeout(problem: impl Into<String>) -> Self {
-        Self::new(ErrorKind::CollectiveTimeout {
-            problem: problem.into(),
-        })
-    }
-
-    /// Somebody aborted the communicator.
-    #[must_use]
-    pub fn aborted(reason: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Aborted {
-            reason: reason.into(),
-        })
-    }
-
-    /// A peer broke the protocol.
-    #[must_use]
-    pub fn protocol(problem: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Protocol {
-            problem: problem.into(),
-        })
-    }
-
-    /// Bytes arrived other than they were sent.
-    #[must_use]
-    pub fn corrupted(problem: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Corrupted {
-            problem: problem.into(),
-        })
-    }
-
-    /// Collectives were called where no order among them is possible.
-    #[must_use]
-    pub fn misuse(problem: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Misuse {
-            problem: problem.into(),
-        })
+    pub fn aborted(reason: &str) -> Self {
+        let reason = reason.into();
+        Abort::ByProgram { reason }.into()
     }
 
     /// There is no memory for so many bytes.
     #[must_use]
     pub(crate) fn no_memory(bytes: usize, what: &str) -> Self {
-        let problem = format!(
-            "has no memory for {bytes} bytes of {what}: reduce smaller buckets, or give its process \
-             more (ulimit -v, or the limit of its container)"
-        );
-        Self::new(ErrorKind::Exhausted { problem })
+        let what = what.into();
+        Shortage::NoMemory { bytes, what }.into()
     }
 
     /// The system has no room for a thread.
     #[must_use]
     pub(crate) fn no_thread(error: &io::Error) -> Self {
-        let problem = format!(
-            "cannot start a thread ({error}): raise the number of its user's processes (ulimit -u), or \
-             the limit of its container on processes or memory"
-        );
-        Self::new(ErrorKind::Exhausted { problem })
+        let error = Text::of(error);
+        Shortage::NoThread { error }.into()
     }
 
     /// What `error` means if it says that the system is out of something that `what` needs.
     #[must_use]
     pub(crate) fn out_of_resources(error: &io::Error, what: &str) -> Option<Self> {
-        let limit = match error.raw_os_error()? {
-            libc::EMFILE => "raise the number of files that its process may have open (ulimit -n)",
-            libc::ENFILE => {
-                "raise the number of files that its host may have open (sysctl fs.file-max)"
-            }
-            libc::ENOMEM | libc::ENOBUFS => {
-                "give its process more memory (ulimit -v, or the limit of its container)"
-            }
+        let code = error.raw_os_error()?;
+        let (what, error) = (what.into(), Text::of(error));
+        Some(match code {
+            libc::EMFILE => Shortage::NoFile { what, error }.into(),
+            libc::ENFILE => Shortage::NoFileOfHost { what, error }.into(),
+            libc::ENOMEM | libc::ENOBUFS => Shortage::NoBuffers { what, error }.into(),
             _ => return None,
-        };
-        let problem = format!("{what}: {error}: {limit}");
-        Some(Self::new(ErrorKind::Exhausted { problem }))
+        })
+    }
+
+    /// A part of this program failed with a panic.
+    #[must_use]
+    pub fn panicked(part: &str, panic: &str) -> Self {
+        let (part, panic) = (part.into(), panic.into());
+        Breach::Panicked { part, panic }.into()
     }
 
     /// The same error, blaming `rank` on `host`.
@@ -250,26 +183,11 @@ impl Error {
         self
     }
 
-    /// The same error with every text cut to a length that fits into a message, and without
-    /// characters that would garble a terminal or a log: it may come from anybody.
+    /// The same error with texts beside the fact as `Text` has them: they may come from anybody.
     #[must_use]
     pub(crate) fn fit_to_travel(mut self) -> Self {
-        let texts = match &mut self.kind {
-            ErrorKind::Config { problem }
-            | ErrorKind::Rendezvous { problem }
-            | ErrorKind::Authentication { problem }
-            | ErrorKind::PeerLost { problem }
-            | ErrorKind::CollectiveTimeout { problem }
-            | ErrorKind::Protocol { problem }
-            | ErrorKind::Corrupted { problem }
-            | ErrorKind::Misuse { problem }
-            | ErrorKind::Exhausted { problem } => [Some(problem), None],
-            ErrorKind::Aborted { reason } => [Some(reason), None],
-            ErrorKind::Mismatch { theirs, others } => [Some(theirs), Some(others)],
-        };
         let host = self.blamed.as_mut().map(|blamed| &mut blamed.host);
-        let facts = [host, self.collective.as_mut()];
-        for text in texts.into_iter().chain(facts).flatten() {
+        for text in [host, self.collective.as_mut()].into_iter().flatten() {
             *text = shortened(text);
         }
         self
@@ -277,41 +195,41 @@ impl Error {
 
     fn advice(&self) -> &'static str {
         match self.kind {
-            ErrorKind::Config { .. } => "correct the setting and start again",
-            ErrorKind::Rendezvous { .. } => {
+            ErrorKind::Config(_) => "correct the setting and start again",
+            ErrorKind::Rendezvous(_) => {
                 "check that every rank was started with the same world size and rendezvous address, \
                  and that no firewall is between them"
             }
-            ErrorKind::Authentication { .. } => {
+            ErrorKind::Authentication(_) => {
                 "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE, and with TLS a \
                  certificate for its own name or address from a common authority"
             }
             ErrorKind::Mismatch { .. } => {
                 "make every rank call the same collectives, with the same shapes, in the same order"
             }
-            ErrorKind::PeerLost { .. } => {
+            ErrorKind::PeerLost(_) => {
                 "look at that rank's own output for the cause, and restart the job"
             }
             // Nobody is to blame for a wait that its caller made short.
-            ErrorKind::CollectiveTimeout { .. } if self.blamed.is_none() => {
+            ErrorKind::CollectiveTimeout(_) if self.blamed.is_none() => {
                 "it goes on: wait again, or ask gradring doctor for whom it waits"
             }
-            ErrorKind::CollectiveTimeout { .. } => {
+            ErrorKind::CollectiveTimeout(_) => {
                 "look at what that rank is doing; if it is only slow, raise stall_timeout (GRADRING_STALL_TIMEOUT_S)"
             }
-            ErrorKind::Aborted { .. } => "make a new communicator to go on",
-            ErrorKind::Protocol { .. } => {
+            ErrorKind::Aborted(_) => "make a new communicator to go on",
+            ErrorKind::Protocol(_) => {
                 "check that all ranks run the same version of gradring and that nothing else uses its ports"
             }
-            ErrorKind::Corrupted { .. } => {
+            ErrorKind::Corrupted(_) => {
                 "no rank used those bytes: restart the job; if it happens again, look at the memory, \
                  network cards and cables of these hosts"
             }
-            ErrorKind::Misuse { .. } => {
+            ErrorKind::Misuse(_) => {
                 "call the collectives of a communicator from one thread, or give each thread a \
                  communicator of its own; in a signal handler, set a flag or call close()"
             }
-            ErrorKind::Exhausted { .. } => "raise that limit and start again",
+            ErrorKind::Exhausted(_) => "raise that limit and start again",
         }
     }
 }
@@ -332,12 +250,16 @@ impl fmt::Display for Error {
                 write!(f, "one rank called {theirs}; the others called {others}")?;
             }
             // Either end may have done it, or what is between them.
-            (ErrorKind::Corrupted { problem }, _) => f.write_str(problem)?,
+            (ErrorKind::Corrupted(_), _)
+            // It names the ranks itself.
+            | (ErrorKind::Rendezvous(NotFormed::MissingRanks { .. }), _) => {
+                f.write_str(&self.kind.sentence())?;
+            }
             (kind, blamed) => {
                 if let Some(Blamed { rank, host }) = blamed {
                     write!(f, "rank {rank} on {host}: ")?;
                 }
-                f.write_str(kind.problem())?;
+                f.write_str(&kind.sentence())?;
             }
         }
         if let Some(elapsed) = self.elapsed.filter(|&elapsed| elapsed >= WORTH_SAYING) {
@@ -352,32 +274,32 @@ impl ErrorKind {
     #[must_use]
     pub const fn exception(&self) -> &'static str {
         match self {
-            Self::Config { .. } => "ConfigError",
-            Self::Rendezvous { .. } => "RendezvousError",
-            Self::Authentication { .. } => "AuthenticationError",
+            Self::Config(_) => "ConfigError",
+            Self::Rendezvous(_) => "RendezvousError",
+            Self::Authentication(_) => "AuthenticationError",
             Self::Mismatch { .. } => "MismatchError",
-            Self::PeerLost { .. } => "PeerLostError",
-            Self::CollectiveTimeout { .. } => "CollectiveTimeoutError",
-            Self::Aborted { .. } => "AbortedError",
-            Self::Protocol { .. } | Self::Corrupted { .. } => "ProtocolError",
-            Self::Misuse { .. } => "GradringError",
-            Self::Exhausted { .. } => "ConfigError",
+            Self::PeerLost(_) => "PeerLostError",
+            Self::CollectiveTimeout(_) => "CollectiveTimeoutError",
+            Self::Aborted(_) => "AbortedError",
+            Self::Protocol(_) | Self::Corrupted(_) => "ProtocolError",
+            Self::Misuse(_) => "GradringError",
+            Self::Exhausted(_) => "ConfigError",
         }
     }
 
-    fn problem(&self) -> &str {
+    fn sentence(&self) -> String {
         match self {
-            Self::Config { problem }
-            | Self::Rendezvous { problem }
-            | Self::Authentication { problem }
-            | Self::PeerLost { problem }
-            | Self::CollectiveTimeout { problem }
-            | Self::Protocol { problem }
-            | Self::Corrupted { problem }
-            | Self::Misuse { problem }
-            | Self::Exhausted { problem } => problem,
-            Self::Aborted { reason } => reason,
-            Self::Mismatch { theirs, .. } => theirs,
+            Self::Config(fact) => fact.to_string(),
+            Self::Rendezvous(fact) => fact.to_string(),
+            Self::Authentication(fact) => fact.to_string(),
+            Self::Mismatch { theirs, .. } => theirs.to_string(),
+            Self::PeerLost(fact) => fact.to_string(),
+            Self::CollectiveTimeout(fact) => fact.to_string(),
+            Self::Aborted(fact) => fact.to_string(),
+            Self::Protocol(fact) => fact.to_string(),
+            Self::Corrupted(fact) => fact.to_string(),
+            Self::Misuse(fact) => fact.to_string(),
+            Self::Exhausted(fact) => fact.to_string(),
         }
     }
 }
@@ -414,9 +336,9 @@ mod tests {
 
     #[test]
     fn texts_that_travel_are_short_and_harmless() {
-        let error = Error::aborted("\u{1b}[2Jx".repeat(10_000)).blaming(1, "h\u{7}");
+        let error = Error::aborted(&"\u{1b}[2Jx".repeat(10_000)).blaming(1, "h\u{7}");
         let error = error.fit_to_travel();
-        let ErrorKind::Aborted { reason } = &error.kind else {
+        let ErrorKind::Aborted(Abort::ByProgram { reason }) = &error.kind else {
             panic!("the kind stays");
         };
         assert!(reason.len() <= TEXT_BYTES_MAX + 4 && reason.starts_with("?[2Jx?[2J"));
@@ -428,13 +350,14 @@ mod tests {
 
     #[test]
     fn a_message_names_collective_rank_host_time_and_advice() {
-        let error = Error::peer_lost("the connection was closed")
+        let reason = "was closed".into();
+        let error = Error::from(Lost::LinkEnded { reason })
             .blaming(2, "node-b")
             .during("all_reduce 'w' float32[4]", 7)
             .after(Duration::from_millis(1500));
         assert_eq!(
             error.to_string(),
-            "all_reduce 'w' float32[4] (collective #7): rank 2 on node-b: the connection was closed \
+            "all_reduce 'w' float32[4] (collective #7): rank 2 on node-b: the connection to it was closed \
              (after 1.5 s); look at that rank's own output for the cause, and restart the job"
         );
         let at_once = error.after(Duration::ZERO).to_string();

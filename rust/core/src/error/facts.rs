@@ -1,0 +1,399 @@
+//! What happened, and the sentence that says it to people. Code asks for the fact; nothing reads a
+//! sentence.
+
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::shortened;
+
+/// A text that came from outside, such as the system's word on an error. It is short and without
+/// characters that would garble a terminal or a log, also after a journey: it may come from anybody.
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(from = "String")]
+pub struct Text(String);
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self(shortened(&text))
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self(shortened(text))
+    }
+}
+
+impl Text {
+    /// What something shows of itself.
+    pub fn of(shown: impl fmt::Display) -> Self {
+        shown.to_string().into()
+    }
+}
+
+impl Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Makes an enum of facts, each with its sentence.
+macro_rules! facts {
+    ($(#[$doc:meta] $name:ident { $($facts:tt)* })*) => { $(
+        #[$doc]
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Error)]
+        #[expect(missing_docs, reason = "the sentences say it")]
+        pub enum $name { $($facts)* }
+    )* };
+}
+
+const ALL_OR_NONE: &str =
+    "set GRADRING_TLS_CA, GRADRING_TLS_CERT and GRADRING_TLS_KEY on every rank or on none";
+
+facts! {
+    /// Why a setting cannot be used.
+    Unusable {
+        #[error("rank {rank} does not exist in a world of {world_size}; ranks run from 0 to world_size - 1")]
+        NoSuchRank { rank: usize, world_size: usize },
+        #[error("world_size={world_size} is too large: a group has at most {most} ranks")]
+        WorldTooLarge { world_size: usize, most: usize },
+        #[error("reproducible=True works with at most {most} ranks, not {world_size}")]
+        TooManyForReproducible { world_size: usize, most: usize },
+        #[error("{name} is no setting of a group")]
+        NoSuchSetting { name: Text },
+        #[error("{name}={value} is not {wanted}")]
+        Value { name: Text, value: Text, wanted: Text },
+        #[error("algorithm={value:?}: {problem}; give auto, {known}, or text such as one_shot:64KiB,direct")]
+        Algorithm { value: Text, problem: Text, known: Text },
+        #[error("{call}: root={root} is not a rank of a world of {world_size}")]
+        Root { call: Text, root: usize, world_size: usize },
+        #[error("{call}: counts {counts} do not divide {elements} elements among {world_size} ranks")]
+        Counts { call: Text, counts: Text, elements: usize, world_size: usize },
+        #[error("was started with {theirs}, rank 0 with {ours}")]
+        PlansDiffer { theirs: Text, ours: Text },
+        #[error(
+            "was started with transport=\"tcp\", rank {needs} with transport=\"shm\", which all ranks \
+             must share"
+        )]
+        TransportsDiffer { needs: usize },
+        #[error("transport=\"shm\", but rank {rank} cannot share memory with it: {reason}")]
+        NoSharedMemory { rank: usize, reason: Text },
+        #[error("cannot listen on {address}: {error}; choose an address of this host")]
+        NotAnAddressOfThisHost { address: Text, error: Text },
+        #[error("{variable}={path} cannot be read as PEM: {error}")]
+        NotPem { variable: Text, path: Text, error: Text },
+        #[error("{variable}={path} cannot be used: {error}")]
+        Certificate { variable: Text, path: Text, error: Text },
+        #[error("{host:?} is no name that a certificate can be for")]
+        NotAName { host: Text },
+        #[error("it takes TLS only; the caller does not speak it; {ALL_OR_NONE}")]
+        CallerWithoutTls,
+        #[error("it takes TLS only, and this rank does not speak it; {ALL_OR_NONE}")]
+        OnlyTls,
+        #[error("it does not speak TLS; the caller does; {ALL_OR_NONE}")]
+        CalleeWithoutTls,
+        #[error("it answers without TLS; {ALL_OR_NONE}")]
+        AnswersWithoutTls,
+    }
+
+    /// Why no group has formed, or why a caller was refused meanwhile.
+    NotFormed {
+        #[error("{}", who_is_missing(missing, *more, *world_size, rendezvous, *within, turned_away))]
+        MissingRanks {
+            missing: Vec<Missing>,
+            more: usize,
+            world_size: usize,
+            rendezvous: Text,
+            within: Duration,
+            turned_away: Text,
+        },
+        #[error(
+            "joined from {address} but did not connect to rank {rank} in time ({} is \
+             missing){turned_away}",
+            which_stream(*stream, *streams)
+        )]
+        NotConnected { address: Text, rank: usize, stream: Option<usize>, streams: usize, turned_away: Text },
+        #[error("its group has formed already and has not ended")]
+        Busy,
+        #[error("rank {caller} was started with world size {theirs}, rank {callee} with {ours}")]
+        OtherWorldSize { caller: usize, theirs: usize, callee: usize, ours: usize },
+        #[error(
+            "rank {caller} called rank {meant} and reached rank {reached}: the name, address or forwarded \
+             port of the one leads to the other"
+        )]
+        OtherRank { caller: usize, meant: usize, reached: usize },
+        #[error("a process called rank {callee} as rank {caller} of {world_size}")]
+        NoSuchCaller { caller: usize, callee: usize, world_size: usize },
+        #[error("stream {stream} of rank {rank} has been connected already")]
+        StreamTaken { rank: usize, stream: usize },
+        #[error("another process has joined as rank {rank} already")]
+        RankTaken { rank: usize },
+        #[error(
+            "rank {caller} belongs to another group than rank {callee}, of another job or an earlier \
+             start"
+        )]
+        OtherGroup { caller: usize, callee: usize },
+        #[error("rank {rank} has not heard of a group yet")]
+        NoGroupYet { rank: usize },
+        #[error(
+            "rank {caller} was started by {}, rank {callee} by {}; two jobs may be using one address",
+            job(theirs), job(ours)
+        )]
+        OtherJob { caller: usize, theirs: Text, callee: usize, ours: Text },
+        #[error("it refused this rank, and did not prove that it belongs to the job")]
+        Refused,
+        #[error("rank {caller} cannot reach it at {address}: {error}")]
+        Unreachable { caller: usize, address: Text, error: Text },
+        #[error("nobody can be reached at {address}: {error}")]
+        NobodyThere { address: Text, error: Text },
+        #[error(
+            "cannot listen on {address}: {error}; end the program that holds the port, or choose another \
+             port (for several ranks on one host, GRADRING_PORT takes a range such as 29500-29515)"
+        )]
+        PortInUse { address: Text, error: Text },
+        #[error("cannot listen on {address}: {error}; choose a port above 1023")]
+        PortForbidden { address: Text, error: Text },
+        #[error("cannot listen on {address}: {error}")]
+        CannotListen { address: Text, error: Text },
+        #[error("a socket fails: {error}")]
+        Socket { error: Text },
+        #[error("the connection broke during the handshake: {error}")]
+        HandshakeBroke { error: Text },
+        #[error("there was no answer in time during the handshake")]
+        HandshakeSilent,
+        #[error("its process ended while the group was forming")]
+        HostEnded,
+        #[error("joined, but its process ended while the group was forming")]
+        GuestEnded,
+        #[error("joined, but did not finish connecting in time")]
+        NotFinished,
+        #[error("does not answer while the group is forming; it is stopped, or the network to it is cut")]
+        HostSilent,
+        #[error("it accepted this rank but sent no roster in time")]
+        NoRoster,
+        #[error("it ended before the group was complete")]
+        EndedEarly,
+        #[error("did not answer rank {rank} in time when both were to share memory")]
+        MemorySilent { rank: usize },
+        #[error("its connection to rank {rank} broke when both were to share memory: {error}")]
+        MemoryBroke { rank: usize, error: Text },
+    }
+
+    /// Why a peer is not believed to belong to the job.
+    NotTrusted {
+        #[error(
+            "{} and rank {callee} have different tokens, and either may be the one to correct",
+            caller_name(*caller)
+        )]
+        TokensDiffer { caller: Option<usize>, callee: usize },
+        #[error("it presents no certificate")]
+        NoCertificate,
+        #[error("its certificate does not lead to an authority in GRADRING_TLS_CA")]
+        UnknownAuthority,
+        #[error("its certificate is refused: {reason}")]
+        Certificate { reason: Text },
+        #[error(
+            "it does not accept this rank's certificate (alert {alert}); this rank's GRADRING_TLS_CERT \
+             must be valid now and lead to an authority in the other's GRADRING_TLS_CA"
+        )]
+        OwnCertificate { alert: Text },
+    }
+
+    /// How the loss of a rank was noticed.
+    Lost {
+        #[error("no sign of life for {} s; it is stopped, or the network to it is cut", silence.as_secs())]
+        Silent { silence: Duration },
+        #[error("has closed its communicator while others still use it")]
+        Left,
+        #[error("its control connection {reason}")]
+        ControlEnded { reason: Text },
+        #[error("the connection to it {reason}")]
+        LinkEnded { reason: Text },
+    }
+
+    /// What a rank has not done in time.
+    Late {
+        #[error("is alive but has not entered this collective")]
+        NotEntered,
+        #[error("does not answer")]
+        Silent,
+        #[error("is alive but sends nothing")]
+        SendsNothing,
+        #[error("has entered this collective but sends nothing")]
+        EnteredSendsNothing,
+        #[error("has not ended within the {} s of this wait", limit.as_secs_f64())]
+        ThisWait { limit: Duration },
+    }
+
+    /// Why a communicator works no more.
+    Abort {
+        #[error("aborted the communicator: {reason}")]
+        ByProgram { reason: Text },
+        #[error("was interrupted (Ctrl-C or a signal handler)")]
+        Interrupted,
+        #[error("was interrupted while the group was forming")]
+        InterruptedForming,
+        #[error("the communicator is closed")]
+        Closed,
+        #[error("the communicator was closed while a collective was under way")]
+        ClosedUnderWay,
+        #[error(
+            "this tf.function was traced with a communicator that is closed, and has to be traced again \
+             under another one"
+        )]
+        ClosedSinceTraced,
+        #[error("this process was forked in the middle of the call, which goes on in its parent only")]
+        ForkedInside,
+        #[error(
+            "this process was forked from the one that launched the collective, which alone can wait for \
+             it"
+        )]
+        OfParent,
+    }
+
+    /// What no correct peer sends, or a defect of this program.
+    Breach {
+        #[error("the caller speaks protocol version {caller}, the rank it called version {callee}")]
+        OtherVersion { caller: u32, callee: u32 },
+        #[error("a message of {bytes} bytes was announced; at most {most} are accepted")]
+        TooLong { bytes: usize, most: usize },
+        #[error("a message is too long to send")]
+        TooLongToSend,
+        #[error("a message could not be decoded: {error}")]
+        NotDecoded { error: Text },
+        #[error("a message could not be encoded: {error}")]
+        NotEncoded { error: Text },
+        #[error("a control message of {bytes} bytes was announced; at most {most} are accepted")]
+        ControlTooLong { bytes: usize, most: usize },
+        #[error("a control message is malformed: {error}")]
+        ControlMalformed { error: Text },
+        #[error("no random numbers from the system: {error}")]
+        NoRandomNumbers { error: Text },
+        #[error("something else than {wanted} arrived")]
+        Unexpected { wanted: Text },
+        #[error("rank {caller} has no such business with rank {callee}")]
+        NoBusiness { caller: usize, callee: usize },
+        #[error("rank 0 sent a roster of another size")]
+        RosterSize,
+        #[error("TLS fails: {error}")]
+        Tls { error: Text },
+        #[error("{part} failed: {panic}; please report this")]
+        Panicked { part: Text, panic: Text },
+        #[error("an unlimited wait ended without a result")]
+        NoResult,
+        #[error("the group could not find the cause of: {suspicion}")]
+        NoCause { suspicion: Text },
+        #[error("its header of a collective arrived changed")]
+        HeaderChanged,
+        #[error("{how}")]
+        Garbled { how: Text },
+    }
+
+    /// Where bytes changed.
+    Damage {
+        #[error("the connection from rank {from} on {from_host} to rank {to} on {to_host} {reason}")]
+        OnLink { from: usize, from_host: Text, to: usize, to_host: Text, reason: Text },
+        #[error("{seconds} s arrived as the time of a calibration, which no rank measures")]
+        WildTime { seconds: f64 },
+    }
+
+    /// Where nothing orders two collectives.
+    Disorder {
+        #[error("a signal handler or finalizer that ran while {other} waits called {call}")]
+        InHandler { call: Text, other: Text },
+        #[error(
+            "one thread called {call} while another one was inside {other}, and nothing orders the two: \
+             other ranks may have them the other way round"
+        )]
+        TwoThreads { call: Text, other: Text },
+    }
+
+    /// What the system has no more of, and which limit to raise.
+    Shortage {
+        #[error(
+            "has no memory for {bytes} bytes of {what}: reduce smaller buckets, or give its process more \
+             (ulimit -v, or the limit of its container)"
+        )]
+        NoMemory { bytes: usize, what: Text },
+        #[error(
+            "cannot start a thread ({error}): raise the number of its user's processes (ulimit -u), or \
+             the limit of its container on processes or memory"
+        )]
+        NoThread { error: Text },
+        #[error("{what}: {error}: raise the number of files that its process may have open (ulimit -n)")]
+        NoFile { what: Text, error: Text },
+        #[error("{what}: {error}: raise the number of files that its host may have open (sysctl fs.file-max)")]
+        NoFileOfHost { what: Text, error: Text },
+        #[error("{what}: {error}: give its process more memory (ulimit -v, or the limit of its container)")]
+        NoBuffers { what: Text, error: Text },
+    }
+}
+
+/// A rank that did not join.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// Which.
+    pub rank: usize,
+    /// Where it should listen, and what is found there, if that is known.
+    pub found: Option<(Text, Text)>,
+}
+
+fn who_is_missing(
+    missing: &[Missing],
+    more: usize,
+    world_size: usize,
+    rendezvous: &Text,
+    within: Duration,
+    turned_away: &Text,
+) -> String {
+    let name = |missing: &Missing| match &missing.found {
+        Some((address, found)) => format!("{} at {address} ({found})", missing.rank),
+        None => missing.rank.to_string(),
+    };
+    let names = missing.iter().map(name).collect::<Vec<_>>().join(", ");
+    let others = match more {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let within = within.as_secs_f64();
+    format!(
+        "rank {names}{others} of {world_size} did not join rank 0 at {rendezvous} within \
+         {within:.0} s{turned_away}"
+    )
+}
+
+fn which_stream(stream: Option<usize>, streams: usize) -> String {
+    stream.map_or_else(
+        || "control".into(),
+        |stream| format!("stream {stream} of {streams}"),
+    )
+}
+
+fn job(name: &Text) -> String {
+    match &**name {
+        "" => "no job that it knows of".into(),
+        name => format!("job {name}"),
+    }
+}
+
+fn caller_name(caller: Option<usize>) -> String {
+    caller.map_or_else(|| "the caller".into(), |rank| format!("rank {rank}"))
+}
