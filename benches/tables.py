@@ -15,7 +15,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gradring.bench.comparison import (
@@ -47,6 +47,9 @@ _TITLES = {
 }
 
 
+_KEYS = [field.name for field in fields(Measurement)]
+
+
 @dataclass(frozen=True)
 class Recorded:
     """What `gradring bench all-reduce --json` has written."""
@@ -64,9 +67,9 @@ class Recorded:
         """
         found = json.loads(path.read_text())
         try:
-            rows = [Measurement(**row) for row in found["measurements"]]
-            return cls(found.get("versions", ""), rows)
-        except (KeyError, TypeError):
+            rows = [Measurement(**{key: row[key] for key in _KEYS}) for row in found]
+            return cls(found[0]["versions"], rows)
+        except (LookupError, TypeError):
             raise ValueError(f"{path} has no measurements of gradring bench all-reduce") from None
 
     def title(self, row: Measurement, rows: Sequence[Measurement]) -> str:

@@ -13,12 +13,12 @@ import numpy as np
 from gradring import build_info, machine
 from gradring.bench import systems
 from gradring.bench.congestion import in_words
-from gradring.bench.measurement import Measurement, to_json
+from gradring.bench.measurement import Measurement
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a run; the fields are the keys of the JSON.
+    """What is known of a run; its facts are keys of the JSON, beside those of each measurement.
 
     Attributes:
         command: What repeats it.
@@ -57,16 +57,15 @@ class Record:
         )
 
     def write(self, path: Path) -> None:
-        """Writes one JSON object, with one line for each fact and each measurement.
+        """Writes a JSON list: a line and an object for each measurement, with the facts of the run.
 
         Raises:
             OSError: It cannot be written.
         """
         facts = asdict(self)
         del facts["measurements"]
-        lines = [f"{json.dumps(name)}: {json.dumps(fact)}," for name, fact in facts.items()]
-        lines.append(f'"measurements": {to_json(self.measurements).rstrip()}')
-        path.write_text("\n".join(["{", *lines, "}"]) + "\n")
+        rows = (json.dumps(asdict(row) | facts) for row in self.measurements)
+        path.write_text("[\n" + ",\n".join(rows) + "\n]\n")
 
 
 def versions(peers: Iterable[str] = ()) -> str:
