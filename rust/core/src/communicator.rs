@@ -11,7 +11,7 @@ use crate::abort::AbortSwitch;
 use crate::calibration;
 use crate::caller::Interrupt;
 use crate::collective::Request;
-use crate::config::{Config, TransportChoice};
+use crate::config::Config;
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
 use crate::error::{Error, NotFormed, Result, Text, Unusable, shortened};
 use crate::failure::Monitor;
@@ -19,11 +19,9 @@ use crate::forming::listener::Listener;
 use crate::forming::rendezvous;
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
-use crate::link::Transport;
-use crate::link::checked::Checked;
 use crate::link::forks::PerProcess;
-use crate::link::links::Links;
-use crate::link::tcp::patient::GoOn;
+use crate::link::kind::Kind;
+use crate::link::negotiation::{self, Failed, KINDS};
 use crate::lock::lock;
 use crate::observe::flight_recorder::{self, FlightRecorder};
 use crate::observe::journal::Journal;
@@ -42,7 +40,7 @@ pub struct Communicator {
     roster: Roster,
     streams: usize,
     checksum: bool,
-    transport_name: &'static str,
+    transport_name: String,
     memory_not_shared: BTreeMap<usize, String>,
     tcp_congestion: BTreeMap<String, BTreeSet<String>>,
     engine: Engine,
@@ -65,6 +63,27 @@ impl Communicator {
     /// `Config` for settings that cannot work; `Rendezvous`, `Authentication` or `Protocol` when
     /// the group does not form; `Aborted` when `interrupt` asked to give up.
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
+        let transport = &config.settings.transport;
+        let kinds = negotiation::offered(transport).ok_or_else(|| {
+            let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
+            Unusable::Value {
+                name: "transport".into(),
+                value: transport.as_str().into(),
+                wanted: format!("auto or one of {}", known.join(", ")).into(),
+            }
+        })?;
+        Self::connect_over(&kinds, config, interrupt)
+    }
+
+    /// As `connect`, over links of these kinds whatever the settings say.
+    ///
+    /// # Errors
+    /// As for `connect`.
+    pub fn connect_over(
+        kinds: &[Kind],
+        config: &Config,
+        interrupt: Interrupt<'_>,
+    ) -> Result<Arc<Self>> {
         config.validate()?;
         let settings = &config.settings;
         let started = Instant::now();
@@ -79,20 +98,13 @@ impl Communicator {
                 })
                 .blaming(config.rank, host_name())
         };
-        let (roster, mut links, neighbours, listener) = if config.world_size == 1 {
-            let roster = Roster::new(vec![this_member(String::new(), config)]);
-            let links = Links::new(1, BTreeMap::new());
-            (roster, links.map_err(cannot)?, Vec::new(), None)
+        let (roster, connections, neighbours, listener) = if config.world_size == 1 {
+            let roster = Roster::new(vec![this_member(String::new(), config, kinds)]);
+            (roster, BTreeMap::new(), Vec::new(), None)
         } else {
-            let formed = rendezvous::form(config, interrupt)?;
-            let links = Links::new(config.world_size, formed.data);
+            let formed = rendezvous::form(config, kinds, interrupt)?;
             let listener = Some((formed.listener, formed.own_state));
-            (
-                formed.roster,
-                links.map_err(cannot)?,
-                formed.control,
-                listener,
-            )
+            (formed.roster, formed.data, formed.control, listener)
         };
         let abort = Arc::new(AbortSwitch::default());
         let recorder = Arc::new(FlightRecorder::default());
@@ -115,21 +127,29 @@ impl Communicator {
             interrupted |= interrupt.interrupts();
             !interrupted && abort.cause().is_none()
         };
-        let shared = config.share_memory(&roster, &mut links, deadline, &mut go_on);
-        let memory_not_shared = shared.map_err(|error| {
+        let offers = roster.members().iter();
+        let offers: Vec<_> = offers.map(|member| member.transports.clone()).collect();
+        let agreed = negotiation::agree(
+            config.rank,
+            kinds,
+            &offers,
+            connections,
+            settings.checksum,
+            deadline,
+            &mut go_on,
+        );
+        let mut agreed = agreed.map_err(cannot)?.map_err(|failed| {
             let error = match interrupted {
                 true => rendezvous::interrupted(config.rank),
-                false => error,
+                false => without_link(config, &roster, &failed),
             };
             monitor.first_cause(error).after(started.elapsed())
         })?;
+        // Ranks of other hosts need no reason.
+        let refused = &mut agreed.refused;
+        refused.retain(|&peer, _| roster.same_host(config.rank, peer));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let transport_name = links.name();
-        let tcp_congestion = links.congestion().map_err(cannot)?;
-        let transport: Box<dyn Transport> = match settings.checksum {
-            true => Box::new(Checked::new(links, config.world_size)),
-            false => Box::new(links),
-        };
+        let tcp_congestion = agreed.mesh.congestion();
         let engine = Engine::new(Parts {
             rank: config.rank,
             policy: Policy {
@@ -139,7 +159,7 @@ impl Communicator {
                 narrowed_from_bytes: NARROWED_FROM_BYTES,
                 ..Policy::new(roster.topology())
             },
-            transport,
+            transport: Box::new(agreed.mesh),
             supervisor: Arc::clone(&monitor) as _,
             abort: Arc::clone(&abort),
             recorder: Arc::clone(&recorder),
@@ -163,8 +183,8 @@ impl Communicator {
             roster,
             streams: settings.streams,
             checksum: settings.checksum,
-            transport_name,
-            memory_not_shared,
+            transport_name: agreed.name,
+            memory_not_shared: agreed.refused,
             tcp_congestion,
             engine,
             monitor,
@@ -210,8 +230,8 @@ impl Communicator {
 
     /// What the links are made of.
     #[must_use]
-    pub const fn transport_name(&self) -> &'static str {
-        self.transport_name
+    pub fn transport_name(&self) -> &str {
+        &self.transport_name
     }
 
     /// TCP connections to each peer in each direction.
@@ -391,46 +411,28 @@ impl Drop for Communicator {
     }
 }
 
-impl Config {
-    /// Tries to share memory with every rank that would; returns why it cannot with ranks of this
-    /// host.
-    fn share_memory(
-        &self,
-        roster: &Roster,
-        links: &mut Links,
-        deadline: Instant,
-        go_on: GoOn<'_>,
-    ) -> Result<BTreeMap<usize, String>> {
-        let members = roster.members();
-        let would_share: Vec<usize> = (0..self.world_size)
-            .filter(|&peer| peer != self.rank)
-            .filter(|&peer| members[self.rank].shares_memory && members[peer].shares_memory)
-            .collect();
-        let mut refused = links
-            .share_memory(self.rank, &would_share, deadline, go_on)
-            .map_err(|(peer, error)| {
-                let rank = self.rank;
-                let fact = match error.kind() {
-                    ErrorKind::TimedOut => NotFormed::MemorySilent { rank },
-                    _ => NotFormed::MemoryBroke {
-                        rank,
-                        error: Text::of(error),
-                    },
-                };
-                Error::from(fact).blaming(peer, roster.host(peer))
-            })?;
-        match refused.iter().next() {
-            Some((&peer, reason)) if self.settings.transport == TransportChoice::SharedMemory => {
-                let fact = Unusable::NoSharedMemory {
-                    rank: self.rank,
-                    reason: reason.as_str().into(),
-                };
-                Err(Error::from(fact).blaming(peer, roster.host(peer)))
-            }
-            _ => {
-                refused.retain(|&peer, _| roster.same_host(self.rank, peer));
-                Ok(refused)
-            }
+/// The error of a rank that has no link to a peer.
+fn without_link(config: &Config, roster: &Roster, failed: &Failed) -> Error {
+    let rank = config.rank;
+    let (peer, error) = match failed {
+        Failed::Refused { peer, reason } => {
+            let reason = reason.as_str().into();
+            let fact = match config.settings.transport.as_str() {
+                "shm" => Unusable::NoSharedMemory { rank, reason },
+                _ => Unusable::NoLink { rank, reason },
+            };
+            (peer, Error::from(fact))
         }
-    }
+        Failed::Broken { peer, error } => {
+            let fact = match error.kind() {
+                ErrorKind::TimedOut => NotFormed::LinkSilent { rank },
+                _ => NotFormed::LinkBroke {
+                    rank,
+                    error: Text::of(error),
+                },
+            };
+            (peer, Error::from(fact))
+        }
+    };
+    error.blaming(*peer, roster.host(*peer))
 }

@@ -18,7 +18,6 @@ use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
 use crate::wire::gossip::{ClockOffset, Gossip, Late, Tick};
 use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose};
 use crate::wire::pairing as wire_pairing;
-use crate::wire::segment::{SEGMENT_BYTES_MAX, Segment};
 use crate::wire::state::{self, Phase, State};
 
 const TOKEN: &[u8] = b"what no input contains";
@@ -34,7 +33,7 @@ pub struct Decoder {
 }
 
 /// All decoders.
-pub const DECODERS: [Decoder; 9] = [
+pub const DECODERS: [Decoder; 8] = [
     Decoder {
         name: "contract",
         run: contract_header,
@@ -44,11 +43,6 @@ pub const DECODERS: [Decoder; 9] = [
         name: "frame",
         run: frame,
         samples: frame_samples,
-    },
-    Decoder {
-        name: "segment",
-        run: segment,
-        samples: segment_samples,
     },
     Decoder {
         name: "control",
@@ -103,17 +97,6 @@ pub fn frame(bytes: &[u8]) {
     if let Some(frame) = Frame::decode(header) {
         assert!((1..=FRAME_BYTES_MAX).contains(&frame.length));
         assert_eq!(&frame.encode(), header);
-    }
-}
-
-/// A segment that is taken for one is what a sender writes, and bounded.
-pub fn segment(bytes: &[u8]) {
-    let Some(header) = bytes.first_chunk() else {
-        return;
-    };
-    if let Some(segment) = Segment::decode(header) {
-        assert!((1..=SEGMENT_BYTES_MAX).contains(&segment.length));
-        assert_eq!(&segment.encode(), header);
     }
 }
 
@@ -242,18 +225,12 @@ fn contract_samples() -> Vec<Vec<u8>> {
 }
 
 fn frame_samples() -> Vec<Vec<u8>> {
-    let frames =
-        [(0, 1), (7, FRAME_BYTES_MAX)].map(|(sequence, length)| Frame { sequence, length });
-    frames.map(|frame| frame.encode().to_vec()).into()
-}
-
-fn segment_samples() -> Vec<Vec<u8>> {
-    let segments = [(0, 1), (u32::MAX, SEGMENT_BYTES_MAX)].map(|(number, length)| Segment {
-        number,
+    let frames = [(0, 1), (u32::MAX, FRAME_BYTES_MAX)].map(|(sequence, length)| Frame {
+        sequence,
         length,
-        checksum: 7,
+        checksum: 0xe306_9283,
     });
-    segments.map(|segment| segment.encode().to_vec()).into()
+    frames.map(|frame| frame.encode().to_vec()).into()
 }
 
 fn control_samples() -> Vec<Vec<u8>> {
@@ -404,8 +381,7 @@ fn member() -> Member {
         host_id: "node-a 7b1c".into(),
         job: "slurm 4711.0".into(),
         plan: "algorithm=auto".into(),
-        shares_memory: true,
-        needs_memory: false,
+        transports: vec!["shm".into(), "tcp".into()],
     }
 }
 

@@ -12,9 +12,10 @@ use gradring_core::collective::{Collective, Request};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::engine::{Engine, Parts, SpinPolicy, Stall, Supervisor, Suspicion};
 use gradring_core::error::{Breach, Damage, Error, ErrorKind, Late, Lost};
-use gradring_core::link::checked::Checked;
-use gradring_core::link::memory::MemoryTransport;
-use gradring_core::link::{Broken, Interest, Transport, memory};
+use gradring_core::link::memory::MemoryLink;
+use gradring_core::link::mesh::Mesh;
+use gradring_core::link::poll::PollFd;
+use gradring_core::link::{Broken, Direction, Interest, Link, Transport, framing, memory};
 use gradring_core::schedule::choice::{Policy, Rules};
 use gradring_core::schedule::topology::Topology;
 use gradring_core::schedule::{self, Algorithm};
@@ -565,10 +566,6 @@ impl Transport for Defective {
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
         Box::new(|| {})
     }
-
-    fn name(&self) -> &'static str {
-        "defective"
-    }
 }
 
 /// Rank 0 of two, with its supervisor.
@@ -643,7 +640,7 @@ fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
 }
 
 /// Links of a rank that reaches rank 2 where it means rank 1, and the other way round.
-struct Crossed(MemoryTransport);
+struct Crossed(Mesh);
 
 impl Crossed {
     fn reached(peer: usize) -> usize {
@@ -675,10 +672,6 @@ impl Transport for Crossed {
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
         self.0.waker()
     }
-
-    fn name(&self) -> &'static str {
-        "crossed"
-    }
 }
 
 #[test]
@@ -709,28 +702,24 @@ fn what_was_sent_to_another_rank_is_not_used() {
     }
 }
 
-/// Links that turn one bit of what arrives from rank 0, and count its bytes.
+/// A link that turns one bit of what arrives, and counts its bytes.
 struct Turning {
-    inner: MemoryTransport,
+    inner: MemoryLink,
     bit: Option<usize>,
     arrived: Arc<AtomicUsize>,
 }
 
-impl Transport for Turning {
-    fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-        self.inner.try_send(peer, parts)
+impl Link for Turning {
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        self.inner.try_send(parts)
     }
 
-    fn try_receive(
-        &mut self,
-        peer: usize,
-        parts: &mut [IoSliceMut<'_>],
-    ) -> Result<Option<usize>, Broken> {
+    fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
         let Some(part) = parts.iter_mut().find(|part| !part.is_empty()) else {
             return Ok(None);
         };
-        let received = self.inner.try_receive(peer, &mut [IoSliceMut::new(part)])?;
-        if let (0, Some(count)) = (peer, received) {
+        let received = self.inner.try_receive(&mut [IoSliceMut::new(part)])?;
+        if let Some(count) = received {
             let before = self.arrived.fetch_add(count, Ordering::Relaxed);
             if let Some(bit) = self.bit
                 && (before..before + count).contains(&(bit / 8))
@@ -741,16 +730,12 @@ impl Transport for Turning {
         Ok(received)
     }
 
-    fn wait(&mut self, interests: &[Interest], timeout: Duration) {
-        self.inner.wait(interests, timeout);
+    fn may_sleep(&mut self, direction: Direction) -> bool {
+        self.inner.may_sleep(direction)
     }
 
-    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
-        self.inner.waker()
-    }
-
-    fn name(&self) -> &'static str {
-        "turning"
+    fn awaited<'a>(&'a self, direction: Direction, awaited: &mut Vec<PollFd<'a>>) {
+        self.inner.awaited(direction, awaited);
     }
 }
 
@@ -763,22 +748,20 @@ fn turned(
     world_size: usize,
 ) -> (Vec<Result<Vec<f32>, Error>>, usize) {
     let arrived = Arc::<AtomicUsize>::default();
-    let links = memory::mesh(world_size, 1000).into_iter().enumerate();
-    let links = links.map(|(rank, inner)| {
+    let links = memory::mesh_of(world_size, 1000, |rank, peer, inner| {
+        let struck = (rank, peer) == (1, 0);
         let turning = Turning {
             inner,
-            bit: bit.filter(|_| rank == 1),
-            arrived: if rank == 1 {
+            bit: bit.filter(|_| struck),
+            arrived: if struck {
                 Arc::clone(&arrived)
             } else {
                 Arc::default()
             },
         };
-        match checked {
-            true => Box::new(Checked::new(turning, world_size)) as Box<dyn Transport>,
-            false => Box::new(turning),
-        }
+        framing::over(vec![Box::new(turning)], checked)
     });
+    let links = links.into_iter().map(|mesh| Box::new(mesh) as _);
     let topology = Topology::one_host(world_size);
     // Nobody leaves while others still need its links: this supervisor grants no grace.
     let ended = Barrier::new(world_size);

@@ -118,7 +118,7 @@ impl Communicator {
     }
 
     #[getter]
-    fn transport(&self) -> &'static str {
+    fn transport(&self) -> &str {
         self.inner.transport_name()
     }
 

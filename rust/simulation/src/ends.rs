@@ -88,13 +88,9 @@ impl SimulatedLinks {
 }
 
 fn broken(end: End) -> Broken {
-    let reason = match end {
-        End::Closed => "was closed by the other side",
-        End::Reset => "was reset",
-    };
-    Broken {
-        reason: reason.into(),
-        corrupted: false,
+    match end {
+        End::Closed => Broken::closed(),
+        End::Reset => Broken::ended("was reset"),
     }
 }
 
@@ -158,10 +154,6 @@ impl Transport for SimulatedLinks {
 
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
         Box::new(|| ())
-    }
-
-    fn name(&self) -> &'static str {
-        "simulated"
     }
 }
 

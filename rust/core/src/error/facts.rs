@@ -90,10 +90,12 @@ facts! {
         #[error("was started with {theirs}, rank 0 with {ours}")]
         PlansDiffer { theirs: Text, ours: Text },
         #[error(
-            "was started with transport=\"tcp\", rank {needs} with transport=\"shm\", which all ranks \
-             must share"
+            "was started with transport=\"{offered}\", rank {rank} with transport=\"{needed}\", which \
+             have nothing in common"
         )]
-        TransportsDiffer { needs: usize },
+        TransportsDiffer { offered: Text, rank: usize, needed: Text },
+        #[error("rank {rank} cannot have a link with it: {reason}")]
+        NoLink { rank: usize, reason: Text },
         #[error("transport=\"shm\", but rank {rank} cannot share memory with it: {reason}")]
         NoSharedMemory { rank: usize, reason: Text },
         #[error("cannot listen on {address}: {error}; choose an address of this host")]
@@ -191,10 +193,10 @@ facts! {
         NoRoster,
         #[error("it ended before the group was complete")]
         EndedEarly,
-        #[error("did not answer rank {rank} in time when both were to share memory")]
-        MemorySilent { rank: usize },
-        #[error("its connection to rank {rank} broke when both were to share memory: {error}")]
-        MemoryBroke { rank: usize, error: Text },
+        #[error("did not answer rank {rank} in time when both agreed about their link")]
+        LinkSilent { rank: usize },
+        #[error("its connection to rank {rank} broke when both agreed about their link: {error}")]
+        LinkBroke { rank: usize, error: Text },
     }
 
     /// Why a peer is not believed to belong to the job.

@@ -23,6 +23,7 @@ use crate::forming::meeting::{Answer, Guest, Host, Meeting};
 use crate::forming::pairs::{by_rank, callees, callers, each_stream};
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
+use crate::link::kind::Kind;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::patient::Patient;
 use crate::link::tcp::tls::{self, Tls};
@@ -50,7 +51,7 @@ pub(crate) struct Formed {
 }
 
 /// Forms the group; for world sizes above one. A panic makes it fail, never the process.
-pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> {
+pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) -> Result<Formed> {
     if config.world_size > WORLD_SIZE_MAX {
         let (world_size, most) = (config.world_size, WORLD_SIZE_MAX);
         return Err(Unusable::WorldTooLarge { world_size, most }.into());
@@ -58,6 +59,7 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
     let started = Instant::now();
     let mut forming = Forming {
         config,
+        kinds,
         tls: config.tls.as_ref().map(Tls::load).transpose()?,
         deadline: started + config.settings.timeout,
         resolve,
@@ -86,6 +88,8 @@ pub(crate) fn form(config: &Config, interrupt: Interrupt<'_>) -> Result<Formed> 
 
 struct Forming<'a> {
     config: &'a Config,
+    /// What it offers to make links of.
+    kinds: &'a [Kind],
     tls: Option<Tls>,
     deadline: Instant,
     resolve: Resolve,
@@ -180,11 +184,19 @@ impl Forming<'_> {
             return Err(Error::from(fact).blaming(rank, &member.host));
         }
         let members = || (0..).zip(roster.members());
-        let needs = members().find(|(_, member)| member.needs_memory);
-        let refuses = members().find(|(_, member)| !member.shares_memory);
-        if let (Some((needs, _)), Some((rank, member))) = (needs, refuses) {
-            let fact = Unusable::TransportsDiffer { needs };
-            return Err(Error::from(fact).blaming(rank, &member.host));
+        for (one, chosen) in members() {
+            let shares = |member: &Member| {
+                let mut offered = member.transports.iter();
+                offered.any(|name| chosen.transports.contains(name))
+            };
+            if let Some((rank, member)) = members().find(|(_, member)| !shares(member)) {
+                let fact = Unusable::TransportsDiffer {
+                    offered: member.transports.join("+").into(),
+                    rank: one,
+                    needed: chosen.transports.join("+").into(),
+                };
+                return Err(Error::from(fact).blaming(rank, &member.host));
+            }
         }
         Ok(())
     }
@@ -213,7 +225,7 @@ impl Forming<'_> {
         }
         // The others know where they met it.
         let announced = self.config.announce.clone().unwrap_or_default();
-        let mut members = vec![this_member(announced, self.config)];
+        let mut members = vec![this_member(announced, self.config, self.kinds)];
         members.extend(self.joined().values().map(|guest| guest.member.clone()));
         self.group = GroupId::draw()?;
         self.own_state.has_agreed(self.group);
@@ -239,7 +251,7 @@ impl Forming<'_> {
                 }),
             };
             let address = this.announced(listener.address, own_ip);
-            Ok(Purpose::Join(this_member(address, this.config)))
+            Ok(Purpose::Join(this_member(address, this.config, this.kinds)))
         })?;
         let listener = listener.expect("nobody joins without a listener");
         // Rank 0 gives up at about the same time, and knows better who is missing.

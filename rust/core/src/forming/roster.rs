@@ -1,7 +1,8 @@
 //! The agreed list of members, and what follows from it.
 
-use crate::config::{Config, TransportChoice};
+use crate::config::Config;
 use crate::host::{host_id, host_name};
+use crate::link::kind::Kind;
 use crate::schedule::topology::Topology;
 use crate::wire::handshake::Member;
 
@@ -60,15 +61,14 @@ impl Roster {
 }
 
 /// This process as a member that listens at `address`.
-pub(crate) fn this_member(address: String, config: &Config) -> Member {
+pub(crate) fn this_member(address: String, config: &Config, kinds: &[Kind]) -> Member {
     Member {
         address,
         host: host_name(),
         host_id: host_id(),
         job: config.job.clone(),
         plan: config.settings.plan(),
-        shares_memory: config.settings.transport != TransportChoice::Tcp,
-        needs_memory: config.settings.transport == TransportChoice::SharedMemory,
+        transports: kinds.iter().map(|kind| kind.name.into()).collect(),
     }
 }
 
@@ -84,8 +84,7 @@ mod tests {
             host_id: host.into(),
             job: String::new(),
             plan: String::new(),
-            shares_memory: false,
-            needs_memory: false,
+            transports: Vec::new(),
         });
         let roster = Roster::new(members.into());
         let local: Vec<_> = (0..5)

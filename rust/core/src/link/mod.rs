@@ -1,20 +1,104 @@
-//! Links: directed pipes of bytes to and from peers, non-blocking, with one place to wait.
+//! Links: bytes to and from peers, non-blocking, with one place to wait.
+//!
+//! A [`Link`] leads to one peer; each transport has a folder with its own. [`framing`] makes one link
+//! of several, or one whose bytes are checked. A [`mesh::Mesh`] has the links of a rank to all
+//! others, and waits.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-pub mod checked;
+use rustix::event::PollFd;
+
 pub mod forks;
-pub mod links;
+pub mod framing;
+pub mod kind;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
+pub mod mesh;
+pub mod negotiation;
 mod parts;
 pub mod poll;
 pub mod shm;
-mod streams;
 pub mod tcp;
 
 pub use crate::config::STREAMS_MAX;
+
+/// What leads to one peer and back: a pipe of bytes in each direction, which keeps their order.
+pub trait Link: Send {
+    /// Sends a prefix of `parts`; returns its length, or `None` if the pipe is full.
+    ///
+    /// # Errors
+    /// When the pipe is broken.
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken>;
+
+    /// Receives into a prefix of `parts`, which has room; returns its length, or `None` if nothing
+    /// is there.
+    ///
+    /// # Errors
+    /// When the pipe is broken or its other end closed.
+    fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken>;
+
+    /// What has arrived and not been received, where it lies in memory; `None` if it must be
+    /// received to be seen.
+    ///
+    /// # Errors
+    /// As for `try_receive`.
+    fn readable(&mut self) -> Result<Option<&[u8]>, Broken> {
+        Ok(None)
+    }
+
+    /// Receives the first `count` readable bytes by forgetting them.
+    fn consume(&mut self, _count: usize) {}
+
+    /// Says that this side will sleep until `direction` may go on; `false` if it may already.
+    fn may_sleep(&mut self, direction: Direction) -> bool;
+
+    /// Adds what to poll until `direction` may go on, besides the mesh's doorbell.
+    fn awaited<'a>(&'a self, direction: Direction, awaited: &mut Vec<PollFd<'a>>);
+
+    /// Takes back what `may_sleep` said; it may be called without. `slept`: whether time has passed
+    /// in which the other side may have ended.
+    fn awake(&mut self, _slept: bool) {}
+
+    /// The TCP congestion control, if it has one, and why it has that.
+    fn congestion(&self) -> Option<(String, String)> {
+        None
+    }
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        (**self).try_send(parts)
+    }
+
+    fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
+        (**self).try_receive(parts)
+    }
+
+    fn readable(&mut self) -> Result<Option<&[u8]>, Broken> {
+        (**self).readable()
+    }
+
+    fn consume(&mut self, count: usize) {
+        (**self).consume(count);
+    }
+
+    fn may_sleep(&mut self, direction: Direction) -> bool {
+        (**self).may_sleep(direction)
+    }
+
+    fn awaited<'a>(&'a self, direction: Direction, awaited: &mut Vec<PollFd<'a>>) {
+        (**self).awaited(direction, awaited);
+    }
+
+    fn awake(&mut self, slept: bool) {
+        (**self).awake(slept);
+    }
+
+    fn congestion(&self) -> Option<(String, String)> {
+        (**self).congestion()
+    }
+}
 
 /// All links of one rank.
 ///
@@ -56,9 +140,6 @@ pub trait Transport: Send {
 
     /// A handle that ends a `wait` of this transport from another thread.
     fn waker(&self) -> Box<dyn Fn() + Send + Sync>;
-
-    /// What this transport is called in statistics.
-    fn name(&self) -> &'static str;
 }
 
 /// A pipe that will carry nothing more, and what the system said about it.
@@ -68,6 +149,8 @@ pub struct Broken {
     pub reason: String,
     /// Whether bytes arrived as nobody sent them, as opposed to none arriving any more.
     pub corrupted: bool,
+    /// Whether the other side ended it in good order.
+    pub closed: bool,
 }
 
 impl Broken {
@@ -76,14 +159,23 @@ impl Broken {
         Self {
             reason: reason.into(),
             corrupted: false,
+            closed: false,
+        }
+    }
+
+    /// A pipe that the other side has ended in good order.
+    pub fn closed() -> Self {
+        Self {
+            closed: true,
+            ..Self::ended("was closed by the other side")
         }
     }
 
     /// A pipe through which bytes came as nobody sent them.
     pub fn corrupted(reason: impl Into<String>) -> Self {
         Self {
-            reason: reason.into(),
             corrupted: true,
+            ..Self::ended(reason)
         }
     }
 }

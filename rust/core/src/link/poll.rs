@@ -3,7 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+pub use rustix::event::PollFd;
+use rustix::event::{EventfdFlags, PollFlags, Timespec, eventfd};
 
 /// The longest wait: whoever waits looks again after it.
 const WAIT_MAX: Duration = Duration::from_secs(60);

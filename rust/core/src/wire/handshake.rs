@@ -21,7 +21,7 @@ use sha2::Sha256;
 use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text, Unusable};
 
 /// Grows with every change of anything that travels.
-pub(crate) const PROTOCOL_VERSION: u32 = 9;
+pub(crate) const PROTOCOL_VERSION: u32 = 10;
 
 /// Of every group: it grows when a group forms again, which none does yet.
 pub(crate) const GENERATION: u32 = 0;
@@ -91,10 +91,8 @@ pub(crate) struct Member {
     pub job: String,
     /// Settings that must be equal on all ranks, as text.
     pub plan: String,
-    /// Whether it would use shared memory.
-    pub shares_memory: bool,
-    /// Whether it must.
-    pub needs_memory: bool,
+    /// What it offers to make links of, by name.
+    pub transports: Vec<String>,
 }
 
 /// The first message of a caller.

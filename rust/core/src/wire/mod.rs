@@ -6,5 +6,4 @@ pub(crate) mod frame;
 pub mod gossip;
 pub(crate) mod handshake;
 pub(crate) mod pairing;
-pub(crate) mod segment;
 pub mod state;

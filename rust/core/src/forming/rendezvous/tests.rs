@@ -2,8 +2,9 @@ use std::net::TcpListener;
 use std::thread;
 
 use super::*;
-use crate::config::{Settings, TransportChoice};
+use crate::config::Settings;
 use crate::error::ErrorKind;
+use crate::link::negotiation::KINDS;
 
 const STREAMS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -22,7 +23,7 @@ fn config(rank: usize, rendezvous: &str) -> Config {
         job: String::new(),
         token: b"secret".into(),
         settings: Settings {
-            transport: TransportChoice::Tcp,
+            transport: "tcp".into(),
             streams: STREAMS,
             timeout: TIMEOUT,
             ..Settings::default()
@@ -39,10 +40,11 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
     drop(listener);
     let rank_0 = thread::spawn({
         let config = config(0, &address);
-        move || form(&config, &mut || false)
+        move || form(&config, KINDS, &mut || false)
     });
     let config = config(1, &address);
     let mut forming = Forming {
+        kinds: KINDS,
         config: &config,
         deadline: Instant::now() + TIMEOUT,
         tls: None,
@@ -115,6 +117,7 @@ fn resolve_slowly(address: &str) -> std::io::Result<Vec<SocketAddr>> {
 /// What becomes of a rank whose resolver is slow.
 fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
     let mut forming = Forming {
+        kinds: KINDS,
         config,
         deadline: Instant::now() + config.settings.timeout,
         tls: None,

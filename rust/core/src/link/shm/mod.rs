@@ -20,19 +20,104 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 
-use super::{Broken, Direction, poll};
+use super::kind::{Introduction, Kind};
+use super::tcp::connection::Connection;
+use super::{Broken, Direction, Link, poll};
 use arena::Arena;
 use pipe::{BATCH_BYTES, Side};
+use rustix::event::PollFd;
 
 mod arena;
 mod pairing;
 mod passing;
 mod pipe;
 
-pub use pairing::pair;
+use pairing::pair;
 
 /// What a ring holds. When ranks share a core, each change from one to the other moves at most this.
 const RING_BYTES: usize = 1 << 20;
+
+/// Memory of one host.
+pub const KIND: Kind = Kind {
+    name: "shm",
+    link: |introduction: &mut Introduction<'_>| {
+        let stream = &mut introduction.connections[0];
+        let (initiator, doorbell) = (introduction.initiator, &introduction.doorbell);
+        let deadline = introduction.deadline;
+        let paired = pair(
+            stream,
+            initiator,
+            doorbell,
+            deadline,
+            &mut *introduction.go_on,
+        )?;
+        Ok(paired.map(|memory| {
+            // One connection stays, which ends with the peer's process.
+            let witness = introduction.connections.swap_remove(0);
+            introduction.connections.clear();
+            vec![Box::new(Shared {
+                memory,
+                witness,
+                ended: false,
+            }) as _]
+        }))
+    },
+};
+
+/// A link to a rank that shares memory.
+struct Shared {
+    memory: ShmLink,
+    /// On which nothing ever arrives but its end.
+    witness: Connection,
+    /// Whether the other side's process has ended.
+    ended: bool,
+}
+
+impl Shared {
+    /// What nothing means: to wait, unless the peer has ended.
+    fn unless_ended<T>(&self, outcome: Option<T>) -> Result<Option<T>, Broken> {
+        if outcome.is_none() && self.ended {
+            return Err(Broken::ended("ended with the other side's process"));
+        }
+        Ok(outcome)
+    }
+}
+
+impl Link for Shared {
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        let sent = self.memory.try_send(parts)?;
+        self.unless_ended(sent)
+    }
+
+    fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
+        let received = self.memory.try_receive(parts)?;
+        self.unless_ended(received)
+    }
+
+    fn readable(&mut self) -> Result<Option<&[u8]>, Broken> {
+        self.memory.readable().map(Some)
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.memory.consume(count);
+    }
+
+    fn may_sleep(&mut self, direction: Direction) -> bool {
+        self.memory.announce_sleep(direction);
+        !self.memory.ready(direction)
+    }
+
+    fn awaited<'a>(&'a self, _direction: Direction, awaited: &mut Vec<PollFd<'a>>) {
+        awaited.push(poll::readable(&self.witness));
+    }
+
+    fn awake(&mut self, slept: bool) {
+        self.memory.awake();
+        if slept {
+            self.ended = self.witness.is_readable();
+        }
+    }
+}
 
 /// This process's end of a link.
 pub struct ShmLink {

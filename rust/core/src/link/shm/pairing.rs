@@ -53,7 +53,7 @@ type Nonce = [u8; RANDOM_BYTES];
 ///
 /// # Errors
 /// When the connection fails, the other side is not done by `deadline`, or `go_on` says no.
-pub fn pair(
+pub(super) fn pair(
     stream: &mut Connection,
     initiator: bool,
     doorbell: &impl AsFd,

@@ -99,7 +99,7 @@ impl Side {
     /// back only if fewer than `wanted` are known.
     pub(super) fn room(&mut self, shared: &Shared, wanted: usize) -> Result<usize, Broken> {
         if self.other_closed(shared) {
-            return Err(closed());
+            return Err(Broken::closed());
         }
         if self.capacity - (self.tail - self.head_seen) < wanted as u64 {
             self.head_seen = self.load_head(shared)?;
@@ -130,7 +130,7 @@ impl Side {
             if self.tail_seen == self.head && self.other_closed(shared) {
                 self.tail_seen = self.load_tail(shared)?;
                 if self.tail_seen == self.head {
-                    return Err(closed());
+                    return Err(Broken::closed());
                 }
             }
         }
@@ -231,10 +231,6 @@ impl Side {
     fn incoming<'a>(&self, shared: &'a Shared) -> &'a Counters {
         &shared.counters[1 - self.number]
     }
-}
-
-fn closed() -> Broken {
-    Broken::ended("was closed by the other side")
 }
 
 fn impossible(verb: &str, own: u64, other: u64) -> Broken {

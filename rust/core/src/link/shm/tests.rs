@@ -193,7 +193,7 @@ fn what_was_sent_before_the_end_arrives() {
     assert_eq!(receive(&mut b, &mut bytes), Ok(Some(4)));
     assert_eq!(b.readable(), Ok(&b" words"[..]));
     b.consume(6);
-    let closed = Broken::ended("was closed by the other side");
+    let closed = Broken::closed();
     assert_eq!(b.readable(), Err(closed.clone()));
     assert_eq!(receive(&mut b, &mut bytes), Err(closed.clone()));
     assert_eq!(send(&mut b, b"x"), Err(closed));

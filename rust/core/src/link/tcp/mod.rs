@@ -1,14 +1,15 @@
-//! A TCP connection as a stream of a pipe, non-blocking.
+//! TCP: one lane for each connection, which goes anywhere.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use rustix::event::PollFd;
 use socket2::{Domain, SockRef, Socket, Type};
 
 use self::connection::Connection;
-use super::streams::Stream;
-use super::{Broken, forks};
+use super::kind::{Introduction, Kind, Lanes};
+use super::{Broken, Direction, Link, forks, poll};
 
 pub mod connection;
 pub mod patient;
@@ -24,6 +25,16 @@ const LOOPBACK_CONGESTION: &str = "reno";
 /// Environment variable that names another one, for connections between hosts too, or is `system`
 /// to leave the choice to the kernel.
 const CONGESTION_VARIABLE: &str = "GRADRING_TCP_CONGESTION";
+
+/// The connections that ranks have made already.
+pub const KIND: Kind = Kind {
+    name: "tcp",
+    link: |introduction: &mut Introduction<'_>| {
+        let connections = std::mem::take(&mut introduction.connections).into_iter();
+        let lanes: Lanes = connections.map(|lane| Box::new(lane) as _).collect();
+        Ok(Ok(lanes))
+    },
+};
 
 /// Opens a connection. Its congestion control is chosen before it begins, because Linux goes on
 /// pacing a connection that began with BBR when it is given another one.
@@ -101,15 +112,34 @@ fn wished_congestion(inside_host: bool) -> (Option<String>, &'static str) {
     }
 }
 
-impl Stream for Connection {
+/// A connection that carries payload.
+impl Link for Connection {
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
         let sent = self.send(parts);
         sent.map_or_else(|error| later_or_broken(&error), |sent| Ok(Some(sent)))
     }
 
     fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
-        let received = self.receive(parts);
-        received.map_or_else(|error| later_or_broken(&error), |count| Ok(Some(count)))
+        match self.receive(parts) {
+            Ok(0) => Err(Broken::closed()),
+            Ok(received) => Ok(Some(received)),
+            Err(error) => later_or_broken(&error),
+        }
+    }
+
+    fn may_sleep(&mut self, direction: Direction) -> bool {
+        direction == Direction::Send || !self.has_buffered()
+    }
+
+    fn awaited<'a>(&'a self, direction: Direction, awaited: &mut Vec<PollFd<'a>>) {
+        awaited.push(match direction {
+            Direction::Send => poll::writable(self),
+            Direction::Receive => poll::readable(self),
+        });
+    }
+
+    fn congestion(&self) -> Option<(String, String)> {
+        congestion(self.tcp()).ok()
     }
 }
 

@@ -1,20 +1,21 @@
 //! Pipes over made-up streams, whose readiness the tests decide, and over real sockets.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
-use super::incoming::LAST_BYTES_LIMIT;
-use super::{Incoming, Outgoing, Stream};
-use crate::link::links::Links;
+use super::incoming::{Incoming, LAST_BYTES_LIMIT};
+use super::outgoing::Outgoing;
+use super::over;
+use crate::link::mesh::Mesh;
+use crate::link::poll::{PollFd, WakeUp};
 use crate::link::tcp::connection::Connection;
-use crate::link::{Broken, Direction, Interest, Transport};
+use crate::link::{Broken, Direction, Interest, Link, Transport};
 use crate::wire::frame::Frame;
 
 /// Repeatable random numbers: SplitMix64 of G. Steele, D. Lea and C. Flood.
@@ -48,7 +49,7 @@ fn slices<'a>(mut bytes: &'a [u8], random: &mut Random) -> Vec<IoSlice<'a>> {
 
 /// One connection, of which the test decides what it takes and what has arrived.
 #[derive(Clone, Default)]
-struct Wire(Rc<RefCell<WireState>>);
+struct Wire(Arc<Mutex<WireState>>);
 
 #[derive(Default)]
 struct WireState {
@@ -60,42 +61,50 @@ struct WireState {
 }
 
 impl Wire {
+    fn state(&self) -> MutexGuard<'_, WireState> {
+        self.0.lock().unwrap()
+    }
+
     fn arrive(&self, count: usize) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state();
         let count = count.min(state.under_way.len());
         let arriving: Vec<u8> = state.under_way.drain(..count).collect();
         state.arrived.extend(arriving);
     }
 
     fn carry(&self, bytes: &[u8]) {
-        self.0.borrow_mut().arrived.extend(bytes);
+        self.state().arrived.extend(bytes);
     }
 
     fn end(&self) {
-        self.0.borrow_mut().ended = true;
+        self.state().ended = true;
     }
 
     fn is_readable(&self) -> bool {
-        let state = self.0.borrow();
+        let state = self.state();
         state.ended || !state.arrived.is_empty()
     }
 }
 
-impl Stream for Wire {
+impl Link for Wire {
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-        let state = &mut *self.0.borrow_mut();
+        let mut state = self.state();
         let bytes = parts.iter().flat_map(|part| part.iter());
         let before = state.under_way.len();
-        state.under_way.extend(bytes.take(state.room));
+        let room = state.room;
+        state.under_way.extend(bytes.take(room));
         let sent = state.under_way.len() - before;
         state.room -= sent;
         Ok((sent > 0).then_some(sent))
     }
 
     fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
-        let state = &mut *self.0.borrow_mut();
+        let mut state = self.state();
         if state.arrived.is_empty() {
-            return Ok(state.ended.then_some(0));
+            return match state.ended {
+                true => Err(Broken::closed()),
+                false => Ok(None),
+            };
         }
         let mut received = 0;
         for slot in parts.iter_mut().flat_map(|part| part.iter_mut()) {
@@ -107,20 +116,40 @@ impl Stream for Wire {
         }
         Ok(Some(received))
     }
+
+    fn may_sleep(&mut self, _direction: Direction) -> bool {
+        true
+    }
+
+    fn awaited<'a>(&'a self, _direction: Direction, _awaited: &mut Vec<PollFd<'a>>) {}
 }
 
 fn is(one: &Wire, other: &Wire) -> bool {
-    Rc::ptr_eq(&one.0, &other.0)
+    Arc::ptr_eq(&one.0, &other.0)
+}
+
+/// Those of the streams for which a pipe waits.
+fn awaited<'a>(
+    wires: &'a [Wire],
+    awaits: impl Fn(usize) -> bool + 'a,
+) -> impl Iterator<Item = &'a Wire> {
+    let wires = wires.iter().enumerate();
+    wires.filter_map(move |(lane, wire)| awaits(lane).then_some(wire))
 }
 
 /// Sends `sent` over a pipe of made-up streams, which get room and deliver in random order, and
 /// waits as an executor would: only for the streams that the pipe asks for.
-fn transfer(streams: usize, sent: &[u8], step: usize, random: &mut Random) -> Vec<u8> {
+fn transfer(
+    (streams, checked): (usize, bool),
+    sent: &[u8],
+    step: usize,
+    random: &mut Random,
+) -> Vec<u8> {
     let wires: Vec<Wire> = (0..streams).map(|_| Wire::default()).collect();
     // Both ends have each wire.
     let (mut inlets, mut outlets) = (wires.clone(), wires.clone());
-    let mut outgoing = Outgoing::new(streams);
-    let mut incoming = Incoming::new(streams);
+    let mut outgoing = Outgoing::new(streams, checked);
+    let mut incoming = Incoming::new(streams, checked);
     let mut source = sent.to_vec();
     let (mut position, mut end) = (0, 0);
     let mut received = Vec::new();
@@ -132,9 +161,12 @@ fn transfer(streams: usize, sent: &[u8], step: usize, random: &mut Random) -> Ve
             let offer = slices(&source[position..end], random);
             let accepted = outgoing.try_send(&mut outlets, &offer).unwrap();
             if accepted.is_none() {
-                assert!(outgoing.awaited(&wires).count() > 0, "nothing to wait for");
-                let mut awaited = outgoing.awaited(&wires);
-                assert!(awaited.all(|wire| wire.0.borrow().room == 0));
+                assert!(
+                    awaited(&wires, |lane| outgoing.awaits(lane)).count() > 0,
+                    "nothing to wait for"
+                );
+                let mut awaited = awaited(&wires, |lane| outgoing.awaits(lane));
+                assert!(awaited.all(|wire| wire.state().room == 0));
                 may_send = false;
             }
             // What was accepted is on its way, whatever becomes of the buffer.
@@ -149,19 +181,22 @@ fn transfer(streams: usize, sent: &[u8], step: usize, random: &mut Random) -> Ve
             match incoming.try_receive(&mut inlets, &mut parts).unwrap() {
                 Some(count) => received.extend(&memory[..count]),
                 None => {
-                    assert!(incoming.awaited(&wires).count() > 0, "nothing to wait for");
-                    assert!(!incoming.awaited(&wires).any(Wire::is_readable));
+                    assert!(
+                        awaited(&wires, |lane| incoming.awaits(lane)).count() > 0,
+                        "nothing to wait for"
+                    );
+                    assert!(!awaited(&wires, |lane| incoming.awaits(lane)).any(Wire::is_readable));
                     may_receive = false;
                 }
             }
         }
         let wire = &wires[random.below(streams)];
-        wire.0.borrow_mut().room += random.below(step + 1);
+        wire.state().room += random.below(step + 1);
         wire.arrive(random.below(step + 1));
-        let has_room = |wire: &&Wire| wire.0.borrow().room > 0;
-        let mut may_take = outgoing.awaited(&wires);
+        let has_room = |wire: &&Wire| wire.state().room > 0;
+        let mut may_take = awaited(&wires, |lane| outgoing.awaits(lane));
         may_send |= may_take.any(|w| is(w, wire) && has_room(&w));
-        let mut may_bring = incoming.awaited(&wires);
+        let mut may_bring = awaited(&wires, |lane| incoming.awaits(lane));
         may_receive |= may_bring.any(|w| is(w, wire) && w.is_readable());
     }
     received
@@ -175,7 +210,8 @@ fn whatever_streams_are_ready_when_the_bytes_keep_their_order() {
         // What wires take and deliver at a time; smaller ones move less, to end in time.
         let step = [1, 40, 5_000, 500_000][random.below(4)];
         let sent = payload(1 + random.below((2_000 * step).min(3_000_000)), seed);
-        let received = transfer(streams, &sent, step, &mut random);
+        let checked = random.below(2) == 0;
+        let received = transfer((streams, checked), &sent, step, &mut random);
         assert!(received == sent, "seed {seed}: {streams} streams");
     }
 }
@@ -183,20 +219,20 @@ fn whatever_streams_are_ready_when_the_bytes_keep_their_order() {
 #[test]
 fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
     let mut wires = [Wire::default(), Wire::default()];
-    let mut outgoing = Outgoing::new(2);
-    wires[0].0.borrow_mut().room = 100;
-    wires[1].0.borrow_mut().room = usize::MAX;
+    let mut outgoing = Outgoing::new(2, false);
+    wires[0].state().room = 100;
+    wires[1].state().room = usize::MAX;
     let sent = payload(1 << 20, 1);
     // The first stream takes a frame's announcement and 84 bytes of it.
     let accepted = outgoing.try_send(&mut wires, &[IoSlice::new(&sent)]);
     assert_eq!(accepted, Ok(Some(84)));
-    let beyond = wires[1].0.borrow().under_way.len();
+    let beyond = wires[1].state().under_way.len();
     assert_eq!(beyond, (1 << 20) - (256 << 10) + 3 * 16);
     // All is begun: only the stalled stream can go on.
     let rest = [IoSlice::new(&sent[84..])];
     assert_eq!(outgoing.try_send(&mut wires, &rest), Ok(None));
-    assert!(outgoing.awaited(&wires).all(|wire| is(wire, &wires[0])));
-    wires[0].0.borrow_mut().room = usize::MAX;
+    assert!(awaited(&wires, |lane| outgoing.awaits(lane)).all(|wire| is(wire, &wires[0])));
+    wires[0].state().room = usize::MAX;
     let accepted = outgoing.try_send(&mut wires, &rest);
     assert_eq!(accepted, Ok(Some(sent.len() - 84)));
 }
@@ -204,11 +240,11 @@ fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
 #[test]
 fn a_header_and_the_first_payload_leave_in_one_call() {
     let mut wires = [Wire::default(), Wire::default()];
-    wires[0].0.borrow_mut().room = 1000;
-    let mut outgoing = Outgoing::new(2);
+    wires[0].state().room = 1000;
+    let mut outgoing = Outgoing::new(2, false);
     let parts = [IoSlice::new(&[1; 56]), IoSlice::new(&[2; 100])];
     assert_eq!(outgoing.try_send(&mut wires, &parts), Ok(Some(156)));
-    assert_eq!(wires[0].0.borrow().under_way.len(), 16 + 156);
+    assert_eq!(wires[0].state().under_way.len(), 16 + 156);
 }
 
 /// A pipe of two streams which carry these bytes.
@@ -217,12 +253,17 @@ fn arriving(carried: [&[u8]; 2]) -> ([Wire; 2], Incoming) {
     for (wire, bytes) in wires.iter().zip(carried) {
         wire.carry(bytes);
     }
-    (wires, Incoming::new(2))
+    (wires, Incoming::new(2, false))
 }
 
-fn framed(sequence: u64, payload: &[u8]) -> Vec<u8> {
+fn framed(sequence: u32, payload: &[u8]) -> Vec<u8> {
     let length = payload.len();
-    [&Frame { sequence, length }.encode(), payload].concat()
+    let frame = Frame {
+        sequence,
+        length,
+        checksum: 0,
+    };
+    [&frame.encode(), payload].concat()
 }
 
 fn receive(wires: &mut [Wire], incoming: &mut Incoming) -> Result<Option<usize>, Broken> {
@@ -237,11 +278,20 @@ fn frames_that_no_sender_sends_break_the_pipe() {
     for (carried, reason) in [
         (
             [&b"0123456789abcdef"[..], b""],
-            "carried a frame out of place (stream 0)",
+            "corrupted segment 0: the announcement is not what its checksum says (stream 0)",
         ),
-        ([&again, b""], "carried a frame out of place (stream 0)"),
-        ([&twice, &twice], "carried a frame out of place (stream 1)"),
-        ([&framed(1, b"a"), &framed(2, b"b")], "lost a frame"),
+        (
+            [&again, b""],
+            "corrupted segment 1: segment 0 came instead (stream 0)",
+        ),
+        (
+            [&twice, &twice],
+            "corrupted segment 0: segment 5 came instead (stream 1)",
+        ),
+        (
+            [&framed(1, b"a"), &framed(2, b"b")],
+            "corrupted segment 0: it is lost: later ones came on all streams",
+        ),
     ] {
         let (mut wires, mut incoming) = arriving(carried);
         let outcome =
@@ -256,7 +306,7 @@ fn last_bytes_arrive_after_another_stream_has_ended() {
     wires[1].end();
     assert_eq!(receive(&mut wires, &mut incoming), Ok(Some(1)));
     assert_eq!(receive(&mut wires, &mut incoming), Ok(None));
-    assert!(incoming.awaited(&wires).all(|wire| is(wire, &wires[0])));
+    assert!(awaited(&wires, |lane| incoming.awaits(lane)).all(|wire| is(wire, &wires[0])));
     wires[0].carry(&framed(1, b"bc"));
     wires[0].end();
     assert_eq!(receive(&mut wires, &mut incoming), Ok(Some(2)));
@@ -304,7 +354,15 @@ pub(in crate::link) fn sockets(streams: usize) -> (Vec<Connection>, Vec<Connecti
 
 const PATIENCE: Duration = Duration::from_secs(1);
 
-fn send_all(mut links: Links, bytes: &[u8], random: &mut Random) {
+/// The mesh of a rank with one peer, over these connections.
+pub(in crate::link) fn mesh_with(peer: usize, lanes: Vec<Connection>, checked: bool) -> Mesh {
+    let lanes = lanes.into_iter().map(|lane| Box::new(lane) as _).collect();
+    let mut links = [None, None];
+    links[peer] = Some(over(lanes, checked));
+    Mesh::new(links.into(), Arc::new(WakeUp::new().unwrap())).unwrap()
+}
+
+fn send_all(mut links: Mesh, bytes: &[u8], random: &mut Random) {
     let (mut position, mut end) = (0, 0);
     while position < bytes.len() {
         end = bytes
@@ -329,11 +387,10 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
         let sent = payload(4_000_000, streams as u64);
         let sending = thread::spawn({
             let sent = sent.clone();
-            let links = Links::new(2, BTreeMap::from([(1, senders)])).unwrap();
+            let links = mesh_with(1, senders, false);
             move || send_all(links, &sent, &mut Random(7))
         });
-        let incoming = BTreeMap::from([(0, receivers)]);
-        let mut links = Links::new(2, incoming).unwrap();
+        let mut links = mesh_with(0, receivers, false);
         let mut random = Random(8);
         let mut received: Vec<u8> = Vec::new();
         while received.len() < sent.len() {
@@ -354,7 +411,7 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
 #[test]
 fn waiting_sleeps_while_no_stream_can_go_on() {
     let (senders, receivers) = sockets(3);
-    let mut sending = Links::new(2, BTreeMap::from([(1, senders)])).unwrap();
+    let mut sending = mesh_with(1, senders, false);
     let sent = payload(4_000_000, 1);
     let mut position = 0;
     let mut turns = 0;
@@ -377,15 +434,20 @@ fn waiting_sleeps_while_no_stream_can_go_on() {
 
 #[test]
 fn one_stream_adds_nothing_to_the_bytes() {
-    let (mut senders, mut receivers) = sockets(1);
+    let (senders, mut receivers) = sockets(1);
+    let mut sender = mesh_with(1, senders, false);
     let parts = [IoSlice::new(b"abc"), IoSlice::new(b"d")];
-    Outgoing::new(1).try_send(&mut senders, &parts).unwrap();
+    assert_eq!(sender.try_send(1, &parts), Ok(Some(4)));
     let mut received = [0; 4];
+    receivers[0].tcp().set_nonblocking(false).unwrap();
     receivers[0].read_exact(&mut received).unwrap();
     assert_eq!(&received, b"abcd");
 
-    senders[0].write_all(b"efgh").unwrap();
+    receivers[0].write_all(b"efgh").unwrap();
     let parts = &mut [IoSliceMut::new(&mut received)];
-    let received = Incoming::new(1).try_receive(&mut receivers, parts);
-    assert_eq!(received, Ok(Some(4)));
+    sender.wait(&[interest(1, Direction::Receive)], PATIENCE);
+    assert_eq!(sender.try_receive(1, parts), Ok(Some(4)));
+    assert_eq!(&received, b"efgh");
 }
+
+mod checked;

@@ -1,18 +1,16 @@
 //! Checked pipes over links of every kind, some of which change what they carry.
 
-use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::thread;
 use std::time::Duration;
 
-use super::Checked;
-use super::incoming::Incoming;
-use super::outgoing::Outgoing;
-use crate::link::links::Links;
+use super::{Incoming, Outgoing, Random, Wire, interest, mesh_with, payload, sockets};
+use crate::link::framing::over;
+use crate::link::poll::PollFd;
+use crate::link::shm::ShmLink;
 use crate::link::shm::tests::link;
-use crate::link::streams::tests::{Random, interest, payload, sockets};
-use crate::link::{Broken, Direction, Transport, memory};
-use crate::wire::segment::{SEGMENT_BYTES_MAX, SEGMENT_HEADER_BYTES};
+use crate::link::{Broken, Direction, Link, Transport, memory};
+use crate::wire::frame::{CHECKED_BYTES_MAX, FRAME_HEADER_BYTES};
 
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -78,9 +76,8 @@ fn bytes_keep_their_order_through_pipes_that_take_little() {
     for seed in 0..60 {
         let mut random = Random(seed);
         let capacity = [1, 15, 17, 1_000, 70_000, 5_000_000][random.below(6)];
-        let mut ranks = memory::mesh(2, capacity).into_iter();
-        let mut next = || Checked::new(ranks.next().unwrap(), 2);
-        let (mut a, mut b) = (next(), next());
+        let ranks = memory::mesh_of(2, capacity, |_, _, lane| over(vec![Box::new(lane)], true));
+        let [mut a, mut b] = ranks.try_into().ok().unwrap();
         let sent = payload(1 + random.below((2_000 * capacity).min(3_000_000)), seed);
         let (mut sender, mut received) = (Sender::new(&sent, seed), Vec::new());
         while received.len() < sent.len() {
@@ -100,9 +97,8 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
         let sent = payload(3_000_000, streams as u64);
         let sending = thread::spawn({
             let sent = sent.clone();
-            let links = Links::new(2, BTreeMap::from([(1, senders)])).unwrap();
+            let mut links = mesh_with(1, senders, true);
             move || {
-                let mut links = Checked::new(links, 2);
                 let mut sender = Sender::new(&sent, 7);
                 while !sender.is_done() {
                     if !sender.go_on(&mut links) {
@@ -111,8 +107,7 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
                 }
             }
         });
-        let incoming = BTreeMap::from([(0, receivers)]);
-        let mut links = Checked::new(Links::new(2, incoming).unwrap(), 2);
+        let mut links = mesh_with(0, receivers, true);
         let (mut random, mut received) = (Random(8), Vec::new());
         while received.len() < sent.len() {
             let before = received.len();
@@ -127,33 +122,24 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
 
 /// What a pipe carries for these payloads.
 fn carried(payloads: &[&[u8]]) -> Vec<u8> {
-    let (mut outgoing, mut carried) = (Outgoing::default(), Vec::new());
+    let (mut outgoing, mut wires) = (Outgoing::new(1, true), [Wire::default()]);
+    wires[0].state().room = usize::MAX;
     for payload in payloads {
-        let sent = outgoing.try_send(&[IoSlice::new(payload)], |parts| {
-            let before = carried.len();
-            parts
-                .iter()
-                .for_each(|part| carried.extend_from_slice(part));
-            Ok(Some(carried.len() - before))
-        });
+        let sent = outgoing.try_send(&mut wires, &[IoSlice::new(payload)]);
         assert_eq!(sent, Ok(Some(payload.len())));
     }
-    carried
+    wires[0].state().under_way.iter().copied().collect()
 }
 
 /// What is handed out when this arrives, and how it ends.
-fn hear(mut carried: &[u8]) -> (Vec<u8>, Option<Broken>) {
-    let (mut incoming, mut heard) = (Incoming::default(), Vec::new());
+fn hear(carried: &[u8]) -> (Vec<u8>, Option<Broken>) {
+    let (mut incoming, mut wires, mut heard) =
+        (Incoming::new(1, true), [Wire::default()], Vec::new());
+    wires[0].carry(carried);
     loop {
-        let looked = incoming.look(|memory| {
-            let count = memory.len().min(carried.len());
-            memory[..count].copy_from_slice(&carried[..count]);
-            carried = &carried[count..];
-            Ok((count > 0).then_some(count))
-        });
-        let count = match looked {
-            Ok([]) => return (heard, None),
-            Ok(bytes) => {
+        let count = match incoming.readable(&mut wires) {
+            Ok(None | Some([])) => return (heard, None),
+            Ok(Some(bytes)) => {
                 heard.extend(bytes);
                 bytes.len()
             }
@@ -170,7 +156,7 @@ fn any_turned_bit_breaks_the_pipe_before_its_segment_is_handed_out() {
     assert_eq!(hear(&right), (payloads.concat(), None));
     let mut ends = Vec::new();
     for payload in payloads {
-        ends.push(ends.last().unwrap_or(&0) + SEGMENT_HEADER_BYTES + payload.len());
+        ends.push(ends.last().unwrap_or(&0) + FRAME_HEADER_BYTES + payload.len());
     }
     assert_eq!(ends.last(), Some(&right.len()));
     for bit in 0..8 * right.len() {
@@ -202,14 +188,14 @@ fn a_segment_that_is_lost_repeated_or_exchanged_breaks_the_pipe() {
 
 #[test]
 fn long_payloads_are_cut_into_segments_and_found_out_early() {
-    let sent = payload(10 * SEGMENT_BYTES_MAX + 1, 3);
+    let sent = payload(10 * CHECKED_BYTES_MAX + 1, 3);
     let mut wrong = carried(&[&sent]);
-    assert_eq!(wrong.len(), sent.len() + 11 * SEGMENT_HEADER_BYTES);
+    assert_eq!(wrong.len(), sent.len() + 11 * FRAME_HEADER_BYTES);
     assert_eq!(hear(&wrong), (sent.clone(), None));
-    let in_the_fifth = 4 * (SEGMENT_BYTES_MAX + SEGMENT_HEADER_BYTES) + 1000;
+    let in_the_fifth = 4 * (CHECKED_BYTES_MAX + FRAME_HEADER_BYTES) + 1000;
     wrong[in_the_fifth] ^= 0x10;
     let (heard, broken) = hear(&wrong);
-    assert!(heard == sent[..4 * SEGMENT_BYTES_MAX]);
+    assert!(heard == sent[..4 * CHECKED_BYTES_MAX]);
     assert!(
         broken
             .unwrap()
@@ -222,31 +208,45 @@ fn long_payloads_are_cut_into_segments_and_found_out_early() {
 fn a_byte_that_changes_in_shared_memory_is_seen() {
     for at in [0, 5, 16, 40] {
         let [(mut a, _bell_a), (mut b, _bell_b)] = link(64 << 10);
-        let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());
+        let (mut outgoing, mut incoming) = (Outgoing::new(1, true), Incoming::new(1, true));
         let offer = [IoSlice::new(&[7; 100])];
-        let sent = outgoing.try_send(&offer, |parts| a.try_send(parts));
+        let sent = outgoing.try_send(std::slice::from_mut(&mut a), &offer);
         assert_eq!(sent, Ok(Some(100)));
         a.damage(at);
-        let looked = incoming.look(|memory| b.try_receive(&mut [IoSliceMut::new(memory)]));
+        let looked = incoming.readable(std::slice::from_mut(&mut b));
         assert!(looked.unwrap_err().corrupted, "byte {at}");
     }
 }
 
 #[test]
 fn the_end_of_a_pipe_comes_after_what_was_right() {
-    let (mut senders, receivers) = sockets(1);
-    let sender = senders.remove(0);
-    let links = Links::new(2, BTreeMap::from([(1, vec![sender])])).unwrap();
-    let mut links = Checked::new(links, 2);
+    let (senders, receivers) = sockets(1);
+    let mut links = mesh_with(1, senders, true);
     assert_eq!(links.try_send(1, &[IoSlice::new(b"last")]), Ok(Some(4)));
     drop(links);
-    let incoming = BTreeMap::from([(0, receivers)]);
-    let mut links = Checked::new(Links::new(2, incoming).unwrap(), 2);
+    let mut links = mesh_with(0, receivers, true);
     while links.readable(0).unwrap() == Some(&[]) {
         links.wait(&[interest(0, Direction::Receive)], PATIENCE);
     }
     assert_eq!(links.readable(0), Ok(Some(&b"last"[..])));
     links.consume(0, 4);
     let broken = links.readable(0).unwrap_err();
-    assert_eq!(broken, Broken::ended("was closed by the other side"));
+    assert_eq!(broken, Broken::closed());
+}
+
+/// Memory without a witness of the other side's life.
+impl Link for ShmLink {
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        Self::try_send(self, parts)
+    }
+
+    fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
+        Self::try_receive(self, parts)
+    }
+
+    fn may_sleep(&mut self, direction: Direction) -> bool {
+        !self.ready(direction)
+    }
+
+    fn awaited<'a>(&'a self, _direction: Direction, _awaited: &mut Vec<PollFd<'a>>) {}
 }

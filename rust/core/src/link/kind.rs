@@ -1,0 +1,37 @@
+//! What links can be made of.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use super::Link;
+use super::tcp::connection::Connection;
+use super::tcp::patient::GoOn;
+
+/// What a link can be made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    /// What users call it.
+    pub name: &'static str,
+    /// Tries to make a link with the peer of an introduction, which tries the same at the same
+    /// time; returns its lanes, or why there is none: the same on both sides. It takes the
+    /// connections that it needs, and what it leaves carries nothing of this.
+    pub link: fn(&mut Introduction<'_>) -> io::Result<Result<Lanes, String>>,
+}
+
+/// Links to one peer of which one is made.
+pub type Lanes = Vec<Box<dyn Link>>;
+
+/// Two ranks that know each other, and can agree about a link.
+pub struct Introduction<'a> {
+    /// Between them, at least one; payload has not travelled on them.
+    pub connections: Vec<Connection>,
+    /// Whether this side begins; exactly one of both does.
+    pub initiator: bool,
+    /// An eventfd that the peer may ring to wake this rank.
+    pub doorbell: BorrowedFd<'a>,
+    /// Bounds the agreement.
+    pub deadline: Instant,
+    /// Asked now and then whether to go on.
+    pub go_on: GoOn<'a>,
+}

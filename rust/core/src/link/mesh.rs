@@ -1,0 +1,104 @@
+//! The links of one rank to all others, and the one place where it waits for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::poll::{self, WakeUp};
+use super::{Broken, Interest, Link, Transport};
+
+/// The links of one rank.
+pub struct Mesh {
+    /// Indexed by rank; `None` where there is nothing to do with each other.
+    links: Vec<Option<Box<dyn Link>>>,
+    /// Woken by this process.
+    wake_up: Arc<WakeUp>,
+    /// Woken by peers that share memory.
+    doorbell: Arc<WakeUp>,
+}
+
+impl Mesh {
+    /// Of `links` by rank, which may be woken by `doorbell`.
+    ///
+    /// # Errors
+    /// When the system has no file descriptor left.
+    pub fn new(links: Vec<Option<Box<dyn Link>>>, doorbell: Arc<WakeUp>) -> io::Result<Self> {
+        let wake_up = Arc::new(WakeUp::new()?);
+        Ok(Self {
+            links,
+            wake_up,
+            doorbell,
+        })
+    }
+
+    /// The TCP congestion controls of the links that have one, and why they do.
+    #[must_use]
+    pub fn congestion(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut reasons = BTreeMap::<_, BTreeSet<_>>::new();
+        for (name, reason) in self.links.iter().flatten().filter_map(|l| l.congestion()) {
+            reasons.entry(name).or_default().insert(reason);
+        }
+        reasons
+    }
+
+    fn link(&mut self, peer: usize) -> Result<&mut dyn Link, Broken> {
+        match &mut self.links[peer] {
+            Some(link) => Ok(&mut **link),
+            None => Err(Broken::ended("does not exist")),
+        }
+    }
+}
+
+impl Transport for Mesh {
+    fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        self.link(peer)?.try_send(parts)
+    }
+
+    fn try_receive(
+        &mut self,
+        peer: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Broken> {
+        self.link(peer)?.try_receive(parts)
+    }
+
+    fn readable(&mut self, peer: usize) -> Result<Option<&[u8]>, Broken> {
+        self.link(peer)?.readable()
+    }
+
+    fn consume(&mut self, peer: usize, count: usize) {
+        if let Some(link) = &mut self.links[peer] {
+            link.consume(count);
+        }
+    }
+
+    fn wait(&mut self, interests: &[Interest], timeout: Duration) {
+        let sleeps = interests.iter().all(|interest| {
+            let link = self.links[interest.peer].as_mut();
+            link.is_none_or(|link| link.may_sleep(interest.direction))
+        });
+        if sleeps {
+            let mut awaited = vec![self.doorbell.awaited(), self.wake_up.awaited()];
+            for interest in interests {
+                if let Some(link) = &self.links[interest.peer] {
+                    link.awaited(interest.direction, &mut awaited);
+                }
+            }
+            poll::wait(awaited, timeout);
+        }
+        for interest in interests {
+            if let Some(link) = &mut self.links[interest.peer] {
+                link.awake(sleeps);
+            }
+        }
+        self.doorbell.reset();
+        // Whoever woke it for good has left word elsewhere.
+        self.wake_up.reset();
+    }
+
+    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
+        let wake_up = Arc::clone(&self.wake_up);
+        Box::new(move || wake_up.wake())
+    }
+}

@@ -1,0 +1,149 @@
+//! A transport that is not in the crate: Unix sockets, for ranks of one host. It shows what one needs.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::thread;
+
+use gradring_core::buffer::{Buffer, Slice};
+use gradring_core::collective::{Collective, Request};
+use gradring_core::communicator::Communicator;
+use gradring_core::config::{Config, Settings};
+use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::link::kind::{Introduction, Kind, Lanes};
+use gradring_core::link::poll::{self, PollFd};
+use gradring_core::link::tcp::patient::Patient;
+use gradring_core::link::{Broken, Direction, Link};
+
+const KIND: Kind = Kind { name: "unix", link };
+
+struct UnixLink(UnixStream);
+
+impl Link for UnixLink {
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        moved(self.0.write_vectored(parts))
+    }
+
+    fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
+        moved(self.0.read_vectored(parts))
+    }
+
+    fn may_sleep(&mut self, _direction: Direction) -> bool {
+        true
+    }
+
+    fn awaited<'a>(&'a self, direction: Direction, awaited: &mut Vec<PollFd<'a>>) {
+        awaited.push(match direction {
+            Direction::Send => poll::writable(&self.0),
+            Direction::Receive => poll::readable(&self.0),
+        });
+    }
+}
+
+fn moved(outcome: io::Result<usize>) -> Result<Option<usize>, Broken> {
+    match outcome {
+        Ok(0) => Err(Broken::closed()),
+        Ok(count) => Ok(Some(count)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(Broken::ended(format!("broke: {error}"))),
+    }
+}
+
+/// The initiator listens and tells the port of its connection, which names the socket; the other
+/// connects and says so.
+fn link(introduction: &mut Introduction<'_>) -> io::Result<Result<Lanes, String>> {
+    let Introduction {
+        connections,
+        initiator,
+        deadline,
+        go_on,
+        ..
+    } = introduction;
+    let tcp = connections[0].tcp();
+    let port = if *initiator {
+        tcp.local_addr()?.port()
+    } else {
+        tcp.peer_addr()?.port()
+    };
+    let address = SocketAddr::from_abstract_name(format!("unix-link-{port}"))?;
+    let mut talk = Patient::attentive(&mut connections[0], *deadline, &mut **go_on);
+    let stream = if *initiator {
+        let listener = UnixListener::bind_addr(&address)?;
+        talk.write_all(b"come")?;
+        talk.read_exact(&mut [0; 4])?;
+        listener.accept()?.0
+    } else {
+        talk.read_exact(&mut [0; 4])?;
+        let stream = UnixStream::connect_addr(&address)?;
+        talk.write_all(b"here")?;
+        stream
+    };
+    stream.set_nonblocking(true)?;
+    connections.clear();
+    Ok(Ok(vec![Box::new(UnixLink(stream))]))
+}
+
+/// The sum of what all ranks have, over Unix sockets.
+fn sum(rank: usize, world_size: usize, rendezvous: String, checksum: bool) -> Vec<f32> {
+    let config = Config {
+        rank,
+        world_size,
+        rendezvous,
+        listen: None,
+        ports: None,
+        interface: None,
+        announce: None,
+        addresses: Vec::new(),
+        job: String::new(),
+        token: b"secret".into(),
+        tls: None,
+        settings: Settings {
+            checksum,
+            ..Settings::default()
+        },
+        on_warning: |_| {},
+    };
+    let group = Communicator::connect_over(&[KIND], &config, &mut || false).unwrap();
+    assert_eq!(group.transport_name(), "unix");
+    let mut values = vec![(1 << rank) as f32; 300_001];
+    let slice = Slice {
+        start: values.as_mut_ptr().cast(),
+        count: values.len(),
+    };
+    let request = Request {
+        collective: Collective::AllReduce { op: ReduceOp::Sum },
+        // SAFETY: `run` ends before `values` is used again.
+        buffer: unsafe { Buffer::new(DType::F32, [slice], Box::new(())) },
+        name: "x".into(),
+        shapes: format!("[{}]", values.len()),
+    };
+    group.run(request, &mut || false).unwrap();
+    group.close();
+    values
+}
+
+#[test]
+fn ranks_reduce_over_links_that_only_a_test_knows() {
+    for (world_size, checksum) in [(2, false), (3, false), (3, true)] {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let rendezvous = free.local_addr().unwrap().to_string();
+        drop(free);
+        thread::scope(|scope| {
+            let start = |rank| {
+                let rendezvous = rendezvous.clone();
+                scope.spawn(move || sum(rank, world_size, rendezvous, checksum))
+            };
+            for values in (0..world_size).map(start).collect::<Vec<_>>() {
+                let expected = ((1 << world_size) - 1) as f32;
+                assert!(
+                    values
+                        .join()
+                        .unwrap()
+                        .iter()
+                        .all(|&value| value == expected)
+                );
+            }
+        });
+    }
+}
