@@ -63,5 +63,5 @@ def test_ranks_that_differ_do_not_form_a_group() -> None:
     for outcome in run_ranks(differ, 2, check=False):
         assert isinstance(outcome.exception, errors.ConfigError), outcome
         assert outcome.exception.rank == 1
-        assert "checksum=true, rank 0 with" in str(outcome.exception)
-        assert "checksum=false" in str(outcome.exception)
+        assert "was started with streams=1, checksum=true, " in str(outcome.exception)
+        assert "rank 0 with streams=1, checksum=false, " in str(outcome.exception)
