@@ -1,6 +1,6 @@
 //! A link between two processes of one host over shared memory.
 //!
-//! Two ranks [`pair`] over an authenticated connection: one passes a memfd to the other, which
+//! Two ranks pair over an authenticated connection: one passes a memfd to the other, which
 //! proves that they share a host. The memory holds one ring of bytes per direction. Sending copies
 //! into the ring; the receiver copies out of it, or works on the bytes where they are.
 //!
