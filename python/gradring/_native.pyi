@@ -16,6 +16,7 @@ __all__ = [
     "before_fork",
     "build_info",
     "check_dtype",
+    "diagnose",
     "inquire",
     "leave_to_parent",
     "refuse_others",
