@@ -87,8 +87,10 @@ impl Plan {
         element_bytes: impl Fn(Contents) -> usize,
     ) -> Self {
         let receives = || schedule.iter().filter_map(|step| step.receive.as_ref());
+        let sends = || schedule.iter().filter_map(|step| step.send.as_ref());
         let mut plan = Self {
-            keeps_partials: receives().any(|r| r.action.contents() == Contents::Partial),
+            keeps_partials: receives().any(|r| r.action.contents() == Contents::Partial)
+                || sends().any(|s| s.contents == Contents::Partial),
             places: Arc::new(Places::new(
                 receives()
                     .filter(|receive| receive.action == Action::Fold(Turn::First))
