@@ -55,6 +55,7 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
     assert others == alone
     assert {Path(name).suffix for name in names - alone} <= {
         ".css",
+        ".html",
         ".py",
         ".pyi",
         ".rs",
