@@ -22,6 +22,7 @@ from gradring.bench.measurement import Measurement
 from gradring.bench.plan import Plan, format_size, parse_sizes
 from gradring.cli import main
 from gradring.errors import ConfigError
+from gradring.gradients.reduction import REDUCE_OPS
 from gradring.testing.network import why_unavailable
 
 KEYS = [
@@ -124,7 +125,7 @@ def test_checksums_are_measured_beside_what_has_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
 def test_three_ranks_find_every_dtype_and_op_right(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
-    op = dict(zip(values.LARGEST_INTEGERS, [*values.OPS, "sum", "mean"], strict=True))[dtype]
+    op = dict(zip(values.LARGEST_INTEGERS, [*REDUCE_OPS, "sum", "mean"], strict=True))[dtype]
     arguments = ("--world-size", "3", "--sizes", "8,24K", "--iterations", "2")
     code = main([*BENCH, *arguments, "--dtype", dtype, "--op", op, "--json", str(path)])
     assert code == 0

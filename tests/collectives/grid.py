@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 import gradring
+from gradring.bench.values import dtype_of
+from gradring.gradients.reduction import REDUCE_OPS
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]
-OPS = ["sum", "mean", "min", "max", "product"]
 COUNTS = [0, 1, 2, 3, 7, 64, 1000, 4097, 1 << 20]
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 def contribution(rank: int, count: int, op: str, dtype: str) -> NDArray[Any]:
@@ -58,7 +54,7 @@ def every_dtype_op_and_count(algorithm: str = "auto") -> list[str]:
     wrong = []
     with gradring.init(algorithm=algorithm) as comm:
         for dtype in DTYPES:
-            for op in OPS:
+            for op in REDUCE_OPS:
                 for count in COUNTS:
                     x = contribution(comm.rank, count, op, dtype)
                     returned = comm.all_reduce(x, op=op)

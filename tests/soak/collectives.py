@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import gradring
 from gradring.bench import values
 from gradring.communicator import Communicator
+from gradring.gradients.reduction import REDUCE_OPS
 from soak import plan as plans
 from soak.plan import Plan
 
@@ -64,7 +65,7 @@ class Cases:
         self._narrow: list[list[Case]] = []
         for counts in SIZES:
             many = counts is SMALL
-            ops = values.OPS if many else ("sum", "mean")
+            ops = REDUCE_OPS if many else ("sum", "mean")
             names = tuple(values.LARGEST_INTEGERS) if many else ("float32", "bfloat16")
             kinds = [(count, op, dtype) for count in counts for op in ops for dtype in names]
             self._by_size.append([Case.of(world_size, *kind) for kind in kinds])

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from gradring.errors import ConfigError
 
-OPS = ("sum", "mean", "min", "max", "product")
 #: By dtype: up to where it holds every integer, or as much of that as a test needs.
 LARGEST_INTEGERS = {
     "float32": 1 << 24,

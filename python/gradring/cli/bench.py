@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from gradring.bench import plan, systems, values
+    from gradring.gradients.reduction import REDUCE_OPS
 
     sub = kinds.add_parser(
         "all-reduce",
@@ -106,7 +107,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="also measure gradring with checksums, in turns",
     )
     sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
-    sub.add_argument("--op", choices=values.OPS, default="sum")
+    sub.add_argument("--op", choices=REDUCE_OPS, default="sum")
     sub.add_argument(
         "--iterations",
         type=count("iterations"),

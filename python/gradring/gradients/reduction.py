@@ -10,7 +10,8 @@ from gradring.gradients.buckets import DEFAULT_BUCKET_BYTES, Entry, pack
 from gradring.gradients.checks import NO_CHECK, Check
 from gradring.gradients.names import Label, Names
 
-_REDUCE_OPS = ("sum", "mean", "min", "max", "product")
+#: Names of what `Communicator.all_reduce` can do.
+REDUCE_OPS = ("sum", "mean", "min", "max", "product")
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Reduction:
     check_gradients: str | None = None
 
     def __post_init__(self) -> None:
-        if self.op not in _REDUCE_OPS:
-            raise ValueError(f"op={self.op!r} is no reduce op; use one of {', '.join(_REDUCE_OPS)}")
+        if self.op not in REDUCE_OPS:
+            raise ValueError(f"op={self.op!r} is no reduce op; use one of {', '.join(REDUCE_OPS)}")
 
     def of(self, positions: Sequence[int], bucket: int | None = None) -> Collective:
         """The collective that reduces the tensors at these positions.
