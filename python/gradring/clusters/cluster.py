@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gradring import parse
+from gradring.errors import ConfigError
 from gradring.parse import Place
 
 #: The rendezvous of a world of one: nobody ever connects to it.
@@ -79,3 +81,44 @@ class Environment:
     variables: tuple[str, ...]
     place: Callable[[Mapping[str, str]], Place | None]
     join: Callable[[Mapping[str, str], Place], Cluster]
+
+
+def of_pair(
+    source: str,
+    rank_name: str,
+    size_name: str,
+    rendezvous: Callable[[Mapping[str, str], Place], str | None],
+    missing: str = "",
+    *,
+    also: tuple[str, ...] = (),
+    place: Callable[[Mapping[str, str]], Place | None] | None = None,
+    job_name: str = "",
+    because: str = ".",
+) -> Environment:
+    """A launcher that tells the rank and the number of ranks in two variables.
+
+    Args:
+        source: Name for messages.
+        rank_name: The variable with the rank,
+        size_name: and the one with the number of ranks.
+        rendezvous: Rank 0's address where ``GRADRING_RENDEZVOUS`` does not say it; None where this
+            launcher does not either, which only a world of one can do without.
+        missing: What is not set then, and what to type.
+        also: Its other variables that make up the claim.
+        place: What finds the place, if it is more than reading the two variables.
+        job_name: The variable with the name of the job, if there is one.
+        because: How the reason ends: that the two variables are set, and what follows from it.
+    """
+
+    def join(environ: Mapping[str, str], place: Place) -> Cluster:
+        address = parse.given_rendezvous(environ) or rendezvous(environ, place)
+        if address is None and place.world_size > 1:
+            raise ConfigError(f"{rank_name} and {size_name} are set but {missing}")
+        reason = f"{rank_name}={place.rank} and {size_name}={place.world_size} are set{because}"
+        job_id = parse.value(environ, job_name)
+        return Cluster.of(place, address, source, reason, job_id=job_id)
+
+    def read(environ: Mapping[str, str]) -> Place | None:
+        return parse.place(environ, rank_name, size_name)
+
+    return Environment(source, (rank_name, size_name, *also), place or read, join)

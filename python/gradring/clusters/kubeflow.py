@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradring import parse
-from gradring.clusters.cluster import Cluster, Environment
+from gradring.clusters.cluster import of_pair
 from gradring.errors import ConfigError
 from gradring.parse import Place
 
@@ -28,26 +28,15 @@ def place(environ: Mapping[str, str]) -> Place | None:
     return parse.place(environ, RANK, SIZE)
 
 
-def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """The cluster around ``PET_MASTER_ADDR:PET_MASTER_PORT``, where no ``torchrun`` listens."""
-    address = parse.given_rendezvous(environ) or parse.master_rendezvous(environ, PREFIX)
-    if address is None and place.world_size > 1:
-        raise ConfigError(
-            f"{RANK} and {SIZE} are set but PET_MASTER_ADDR and PET_MASTER_PORT are not; set "
-            f"{parse.RENDEZVOUS} to the host:port at which rank 0 listens"
-        )
-    return Cluster.of(
-        place,
-        address,
-        ENVIRONMENT.source,
-        f"{RANK}={place.rank} and {SIZE}={place.world_size} are set, and no torchrun has given "
-        "this process a rank: it is the only one of its node.",
-    )
-
-
-ENVIRONMENT = Environment(
+ENVIRONMENT = of_pair(
     "Kubeflow's PET_* variables",
-    (RANK, SIZE, "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
-    place,
-    join,
+    RANK,
+    SIZE,
+    # No `torchrun` listens there.
+    lambda environ, place: parse.master_rendezvous(environ, PREFIX),
+    f"PET_MASTER_ADDR and PET_MASTER_PORT are not; set {parse.RENDEZVOUS} to the host:port at "
+    "which rank 0 listens",
+    also=("PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    place=place,
+    because=", and no torchrun has given this process a rank: it is the only one of its node.",
 )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from gradring import parse
 from gradring.clusters import mpi, own_host, pmix
-from gradring.clusters.cluster import Cluster, Environment
+from gradring.clusters.cluster import of_pair
 from gradring.errors import ConfigError
 from gradring.parse import Place
 
@@ -24,42 +24,24 @@ RANK, SIZE, LOCAL_SIZE = (
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
 MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"
+SOURCE = "Open MPI"
 # As for Slurm: above the ports that Linux hands out for outgoing connections.
 FIRST_PORT, PORT_COUNT = 61440, 4096
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
-    """The place in ``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE``."""
-    return parse.place(environ, RANK, SIZE)
-
-
-def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """The cluster around the address that is given, or the one that Open MPI lets us find."""
-    address = mpi.given(environ)
-    if address is None and place.world_size > 1:
-        address = _rendezvous(environ, place)
-    return Cluster.of(
-        place,
-        address,
-        ENVIRONMENT.source,
-        f"{RANK}={place.rank} and {SIZE}={place.world_size} are set.",
-        job_id=parse.value(environ, pmix.JOB),
-    )
-
-
-ENVIRONMENT = Environment("Open MPI", (RANK, SIZE, LOCAL_SIZE, pmix.RANK), place, join)
-
-
-def _rendezvous(environ: Mapping[str, str], place: Place) -> str:
+def _rendezvous(environ: Mapping[str, str], place: Place) -> str | None:
+    address = parse.master_rendezvous(environ)
+    if address is not None or place.world_size == 1:
+        return address
     job = parse.value(environ, pmix.JOB)
     if job is None:
-        raise mpi.unknown_rendezvous(ENVIRONMENT.source, place)
+        raise mpi.unknown_rendezvous(SOURCE, place)
     port = parse.first_port(environ, FIRST_PORT + zlib.crc32(job.encode()) % PORT_COUNT)
     if parse.value(environ, LOCAL_SIZE) == str(place.world_size):
         return parse.joined_address(own_host.local_host(environ), port)
     if parse.value(environ, MPIRUN_URI) is not None:
         return parse.joined_address(_host_of_mpirun(environ, place), port)
-    return pmix.agreed(environ, ENVIRONMENT.source, place)
+    return pmix.agreed(environ, SOURCE, place)
 
 
 def _host_of_mpirun(environ: Mapping[str, str], place: Place) -> str:
@@ -67,7 +49,7 @@ def _host_of_mpirun(environ: Mapping[str, str], place: Place) -> str:
     uri = environ[MPIRUN_URI]
     found = re.search(r"tcp://([^,:;]+)|tcp6://\[([^],]+)", uri)
     if found is None:
-        raise mpi.unknown_rendezvous(ENVIRONMENT.source, place, f" ({MPIRUN_URI}={uri!r})")
+        raise mpi.unknown_rendezvous(SOURCE, place, f" ({MPIRUN_URI}={uri!r})")
     host = found[1] or found[2]
     if place.rank == 0 and not own_host.is_own(host):
         own = socket.gethostname()
@@ -77,3 +59,8 @@ def _host_of_mpirun(environ: Mapping[str, str], place: Place) -> str:
             f"{own}"
         )
     return host
+
+
+ENVIRONMENT = of_pair(
+    SOURCE, RANK, SIZE, _rendezvous, also=(LOCAL_SIZE, pmix.RANK), job_name=pmix.JOB
+)

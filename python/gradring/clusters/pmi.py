@@ -50,7 +50,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around the address that is given, or that rank 0 has chosen."""
-    address, job_id = mpi.given(environ), None
+    address, job_id = parse.given_rendezvous(environ) or parse.master_rendezvous(environ), None
     if address is None and place.world_size > 1:
         address, job_id = _agreed(environ, place)
     return Cluster.of(

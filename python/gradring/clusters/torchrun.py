@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradring import parse
-from gradring.clusters.cluster import Cluster, Environment
-from gradring.errors import ConfigError
+from gradring.clusters.cluster import of_pair
 from gradring.parse import Place
 
 AGENT_STORE, RUN_ID = "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
-    """The place in ``RANK`` and ``WORLD_SIZE``."""
-    return parse.place(environ, "RANK", "WORLD_SIZE")
-
-
-def rendezvous(environ: Mapping[str, str]) -> str | None:
+def rendezvous(environ: Mapping[str, str], place: Place | None = None) -> str | None:
     """``MASTER_ADDR:MASTER_PORT``, or beside it if ``torchrun`` itself is there; None if unset."""
     master = parse.master_rendezvous(environ)
     if master is None or parse.value(environ, AGENT_STORE) != "True":
@@ -28,23 +22,13 @@ def rendezvous(environ: Mapping[str, str]) -> str | None:
     return f"{host}:{neighbour}"
 
 
-def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """The cluster around ``MASTER_ADDR:MASTER_PORT``, which only a world of one may leave out."""
-    address = parse.given_rendezvous(environ) or rendezvous(environ)
-    if address is None and place.world_size > 1:
-        raise ConfigError(
-            "RANK and WORLD_SIZE are set but MASTER_ADDR and MASTER_PORT are not; "
-            "set them to the host and the port at which rank 0 listens"
-        )
-    return Cluster.of(
-        place,
-        address,
-        ENVIRONMENT.source,
-        f"RANK={place.rank} and WORLD_SIZE={place.world_size} are set.",
-        job_id=parse.value(environ, RUN_ID),
-    )
-
-
-ENVIRONMENT = Environment(
-    "torch-style variables", ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), place, join
+ENVIRONMENT = of_pair(
+    "torch-style variables",
+    "RANK",
+    "WORLD_SIZE",
+    rendezvous,
+    "MASTER_ADDR and MASTER_PORT are not; set them to the host and the port at which rank 0 "
+    "listens",
+    also=("MASTER_ADDR", "MASTER_PORT"),
+    job_name=RUN_ID,
 )
