@@ -21,6 +21,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "RendezvousError",
+    "RestoreError",
     "SaveError",
 ]
 
@@ -93,3 +94,7 @@ class ProtocolError(GradringError, RuntimeError):
 
 class SaveError(GradringError, OSError):
     """A rank could not save a model or a checkpoint; raised on all of them."""
+
+
+class RestoreError(GradringError, OSError):
+    """A model or a checkpoint could not be restored; raised on all ranks."""

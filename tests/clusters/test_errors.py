@@ -15,6 +15,7 @@ BUILTINS = {
     errors.CollectiveTimeoutError: TimeoutError,
     errors.AbortedError: RuntimeError,
     errors.ProtocolError: RuntimeError,
+    errors.RestoreError: OSError,
     errors.SaveError: OSError,
 }
 

@@ -114,6 +114,7 @@ def saved_and_updated(directory: str) -> Any:
             **loaded,
             **save_and_update(comm, place),
             **export(comm, Path(directory, f"exported-{comm.rank}")),
+            **restored_and_compared(comm, Path(directory, "restored")),
         }
 
 
@@ -218,6 +219,118 @@ def save_and_update(comm: Any, directory: Path) -> Any:
     return found
 
 
+def restored_and_compared(comm: Any, directory: Path) -> Any:
+    """What `restore` brings back from a file that only rank 1 finds, and `check_replicas` after."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.errors import MismatchError, RestoreError
+    from gradring.tensorflow import CustomCollectiveStrategy, check_replicas, restore, save
+    from gradring.tensorflow.callbacks import CheckReplicas
+
+    strategy = CustomCollectiveStrategy(communicator=comm)
+
+    def trained(seed: int) -> Any:
+        with strategy.scope():
+            model = small_model(seed)
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        x = np.random.default_rng(seed + comm.rank).normal(size=(32, 4)).astype(np.float32)
+        model.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[CheckReplicas(every_steps=2)])
+        return model
+
+    def state(model: Any) -> Any:
+        return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+
+    model, other = trained(1), trained(2)
+    with strategy.scope():
+        counter = tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        module = tf.Module()
+        module.weight = tf.Variable([1.0, 2.0])
+    strategy.run(lambda: counter.assign(comm.rank + 1.0))
+
+    def checkpoint_of(model: Any, counter: Any) -> Any:
+        return tf.train.Checkpoint(model=model, optimizer=model.optimizer, counter=counter)
+
+    # Each rank restores from a path of its own: only that of rank 1 exists.
+    shared, own = directory / "rank-1", directory / f"rank-{comm.rank}"
+    if comm.rank == 0:
+        shared.mkdir(parents=True)
+    comm.barrier()
+    save(model, shared / "model.keras")
+    save(model, shared / "model.weights.h5")
+    save(checkpoint_of(model, counter), shared / "checkpoint")
+    save(module, shared / "module")
+    (shared / "torn.keras").write_bytes((shared / "model.keras").read_bytes()[:-100])
+    comm.barrier()
+    found: dict[str, Any] = {"fresh": same(state(model), state(other))}
+    for kind in ("model.keras", "model.weights.h5", "checkpoint"):
+        with strategy.scope():
+            fresh = small_model(7)
+            fresh.compile(keras.optimizers.Adam(0.01), "mse")
+        strategy.run(lambda: counter.assign(9.0))
+        restore(checkpoint_of(fresh, counter) if kind == "checkpoint" else fresh, own / kind)
+        found[kind] = same(state(model), state(fresh))
+    found["sum over the ranks"] = float(counter.read_value())
+    module.weight.assign([0.0, 0.0])
+    restore(module, own / "module")
+    found["module"] = module.weight.numpy().tolist()
+
+    head, body = other.get_layer("head").get_weights(), model.get_layer("body").get_weights()
+    restore(other, own / "model.keras", "*/body/*")
+    found["only"] = same(other.get_layer("body").get_weights(), body)
+    found["not the others"] = same(other.get_layer("head").get_weights(), head)
+    parts = checkpoint_of(other, counter)
+    restore(parts, own / "checkpoint", [other.get_layer("head").kernel])
+    found["one variable"] = [
+        same([part], [whole])
+        for part, whole in zip(
+            other.get_layer("head").get_weights(),
+            model.get_layer("head").get_weights(),
+            strict=True,
+        )
+    ]
+
+    def refused(model: Any, kind: str, only: Any = None) -> Any:
+        with pytest.raises(RestoreError) as raised:
+            restore(model, own / kind, only)
+        return raised.value.rank, str(raised.value)
+
+    before = state(other)
+    with strategy.scope():
+        larger = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(5, name="body")])
+        unbuilt = keras.Sequential([keras.layers.Dense(5)])
+    found["refused"] = {
+        "missing": refused(other, "missing.keras"),
+        "torn": refused(other, "torn.keras"),
+        "other shape": refused(larger, "model.keras"),
+        "not built": refused(unbuilt, "model.keras"),
+        "no such variable": refused(other, "model.keras", ["*/body/*", "*/tail/*"]),
+        "directory": refused(other, "module"),
+    }
+    found["kept"] = same(before, state(other))
+
+    variables = [*other.variables, *other.optimizer.variables, counter]
+    strategy.run(lambda: counter.assign(float(comm.rank)))
+    check_replicas(variables)
+    if comm.rank == 1:
+        kernel = other.get_layer("head").kernel
+        with tf.init_scope():
+            kernel.value.values[0].assign_add(1e-6 * tf.ones_like(kernel))
+    with pytest.raises(MismatchError) as differs:
+        check_replicas(variables)
+    x = np.ones((8, 4), np.float32)
+    with pytest.raises(MismatchError) as differs_in_fit:
+        other.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[CheckReplicas(every_steps=1)])
+    found["differs"] = [
+        (raised.value.rank, str(raised.value)) for raised in (differs, differs_in_fit)
+    ]
+    return {"restored": found}
+
+
 class OnlyOn:
     """A model that only the rank with `here == 1` can save."""
 
@@ -307,3 +420,42 @@ def test_saving_leaves_nothing_else_behind(ranks: Any, directory: Path) -> None:
         "counter.index",
         "twice",
     ]
+
+
+def test_every_rank_restores_what_one_rank_has_saved(ranks: Any) -> None:
+    for found in (rank["restored"] for rank in ranks):
+        assert not found["fresh"]
+        assert found["model.keras"]
+        assert found["model.weights.h5"]
+        assert found["checkpoint"]
+        assert found["sum over the ranks"] == 3.0
+        assert found["module"] == [1.0, 2.0]
+
+
+def test_a_part_is_restored_and_the_others_keep_their_values(ranks: Any) -> None:
+    for found in (rank["restored"] for rank in ranks):
+        assert found["only"]
+        assert found["not the others"]
+        assert found["one variable"] == [True, False]
+
+
+def test_what_cannot_be_restored_is_the_same_error_on_every_rank_and_changes_nothing(
+    ranks: Any,
+) -> None:
+    for found in (rank["restored"] for rank in ranks):
+        assert found["kept"]
+        refused = found["refused"]
+        assert "no rank can restore" in refused["missing"][1]
+        assert refused["torn"][0] == 1
+        assert "rank 1 on" in refused["torn"][1]
+        assert refused["other shape"][0] == 1
+        assert "has no variables yet" in refused["not built"][1]
+        assert "only='*/tail/*' is no variable" in refused["no such variable"][1]
+        assert "ends in .keras" in refused["directory"][1]
+
+
+def test_a_replica_that_differs_is_named_with_its_first_variable(ranks: Any) -> None:
+    for found in (rank["restored"] for rank in ranks):
+        for rank, text in found["differs"]:
+            assert rank == 1
+            assert "head/kernel' is the first of" in text

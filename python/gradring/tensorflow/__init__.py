@@ -9,15 +9,18 @@ name                                  what it does
 `all_reduce`                          reduces a tensor or a nest of tensors
 `broadcast`                           gives every rank the root's tensor
 `broadcast_variables`                 gives every rank the root's variables
-`callbacks`                           for Keras' `fit`: `callbacks.LiveLine`
+`callbacks`                           for Keras' `fit`: `LiveLine`, `CheckReplicas`
+`check_replicas`                      compares the variables of all ranks
 `failure_of`                          finds gradring's exception behind another one
 `measure_overlap`                     how much communication was hidden behind computation
+`restore`                             restores on every rank what `save` has saved
 `save`                                saves a model or a checkpoint once, called on every rank
 ====================================  ==========================================================
 
-All but `save` and `measure_overlap` work eagerly and inside a `tf.function`. None works in code
-compiled with `jit_compile=True`: XLA has no kernel for gradring's ops and says so ("No registered
-... OpKernel for XLA_CPU_JIT"). Compile the forward and backward pass, and reduce outside of it.
+All but `save`, `restore`, `check_replicas` and `measure_overlap` work eagerly and inside a
+`tf.function`. None works in code compiled with `jit_compile=True`: XLA has no kernel for gradring's
+ops and says so ("No registered ... OpKernel for XLA_CPU_JIT"). Compile the forward and backward
+pass, and reduce outside of it.
 
 A collective that fails raises an exception of `gradring.errors`, such as `PeerLostError`, that
 names the rank to blame, wherever it surfaces: from an op, a `tf.function`, `fit`, a dataset. It is
@@ -33,6 +36,8 @@ from gradring.tensorflow.failures import failure_of
 from gradring.tensorflow.gradient_reducer import GradientReducer
 from gradring.tensorflow.ops import all_gather, all_reduce, broadcast, broadcast_variables
 from gradring.tensorflow.overlap import Overlap, measure_overlap
+from gradring.tensorflow.replicas import check_replicas
+from gradring.tensorflow.restore import restore
 from gradring.tensorflow.save import save
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 
@@ -45,8 +50,10 @@ __all__ = [
     "broadcast",
     "broadcast_variables",
     "callbacks",
+    "check_replicas",
     "failure_of",
     "measure_overlap",
+    "restore",
     "save",
 ]
 

@@ -12,6 +12,7 @@ from gradring.errors import ConfigError
 from gradring.observe.monitor import Monitor
 from gradring.tensorflow import gradient_norm as norms
 from gradring.tensorflow import input_time
+from gradring.tensorflow.replicas import check_replicas
 
 #: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
 _SCALAR = 1
@@ -150,6 +151,75 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 if value is not None:
                     _write_scalar(f"gradring/{name}", value)
         self._writer.flush()
+
+
+class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends `fit` on every rank when the replicas' weights or optimizer states differ by a bit.
+
+    ```python
+    model.fit(batches, callbacks=[gradring.tensorflow.callbacks.CheckReplicas(every_steps=1000)])
+    ```
+
+    Give it to all ranks. See `gradring.tensorflow.check_replicas`.
+    """
+
+    def __init__(self, every_steps: int = 1000) -> None:
+        """The check comes after so many steps of `fit`, and when `fit` ends.
+
+        Args:
+            every_steps: At least 1; the same on every rank; default 1000. A check hashes all
+                weights, at about 1 GB/s.
+
+        Raises:
+            gradring.errors.ConfigError: `every_steps` is below 1.
+        """
+        super().__init__()
+        if every_steps < 1:
+            raise ConfigError(f"CheckReplicas: every_steps={every_steps!r} is not at least 1")
+        self._every_steps = every_steps
+        self._steps = 0
+        self._batch = -1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Steps are counted from here."""
+        self._steps = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Keras counts batches from here."""
+        self._batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One step has ended, or several with ``steps_per_execution``.
+
+        Raises:
+            gradring.errors.MismatchError: The replicas differ.
+        """
+        before, self._steps = self._steps, self._steps + batch - self._batch
+        self._batch = batch
+        if self._steps // self._every_steps > before // self._every_steps:
+            self._check()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """The last check.
+
+        Raises:
+            gradring.errors.MismatchError: The replicas differ.
+        """
+        self._check()
+
+    def _check(self) -> None:
+        model = self.model
+        communicator = getattr(model.distribute_strategy, "communicator", None)
+        if communicator is None:
+            raise ConfigError(
+                "CheckReplicas needs a model made in the scope of a CustomCollectiveStrategy; this "
+                f"one was made under {type(model.distribute_strategy).__name__}"
+            )
+        optimizer = model.optimizer
+        variables = [] if optimizer is None else optimizer.variables
+        # A method in tf_keras.
+        variables = variables() if callable(variables) else variables
+        check_replicas([*model.variables, *variables], communicator)
 
 
 def _steps_done(optimizer: Any) -> int:

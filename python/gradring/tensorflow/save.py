@@ -63,9 +63,9 @@ def save(
     destination = Path(path).absolute()
     with _workspace(destination, comm) as workspace:
         written = workspace / destination.name
-        with _agreed(comm, f"save {destination}"):
+        with agreed(comm, "save", destination):
             _write(model, written)
-        with _agreed(comm, f"save {destination}"):
+        with agreed(comm, "save", destination):
             if comm.rank == CHIEF:
                 _put(workspace, destination)
 
@@ -76,7 +76,7 @@ def _workspace(destination: Path, communicator: Communicator) -> Iterator[Path]:
     directory = destination.parent if communicator.rank == CHIEF else None
     workspace = None
     try:
-        with _agreed(communicator, f"save {destination}"):
+        with agreed(communicator, "save", destination):
             workspace = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=directory))
         yield workspace
     finally:
@@ -110,7 +110,9 @@ def _put(workspace: Path, destination: Path) -> None:
 
 
 @contextlib.contextmanager
-def _agreed(communicator: Communicator, action: str) -> Iterator[None]:
+def agreed(
+    communicator: Communicator, verb: str, path: Path, error_type: type[GradringError] = SaveError
+) -> Iterator[None]:
     """Leaves when every rank has left, and raises on all of them if one has raised."""
     failure: Exception | None = None
     try:
@@ -119,17 +121,17 @@ def _agreed(communicator: Communicator, action: str) -> Iterator[None]:
         failure = error
     words = f"{type(failure).__name__}: {failure}".encode() if failure else b""
     try:
-        lengths = communicator.all_gather(np.array([len(words)]), name="save/failed")
+        lengths = communicator.all_gather(np.array([len(words)]), name=f"{verb}/failed")
         if not lengths.any():
             return
-        texts = communicator.all_gather(np.frombuffer(words, np.uint8), name="save/failure")
+        texts = communicator.all_gather(np.frombuffer(words, np.uint8), name=f"{verb}/failure")
     except GradringError as error:
         # One rank failed in the middle of a collective, and the group with it.
         raise error from failure
     rank = int(np.flatnonzero(lengths)[0])
     text = texts[: int(lengths[rank])].tobytes().decode()
-    raise SaveError(
-        f"rank {rank} on {communicator.hosts[rank]} could not {action}: {text}",
+    raise error_type(
+        f"rank {rank} on {communicator.hosts[rank]} could not {verb} {path}: {text}",
         rank=rank,
         host=communicator.hosts[rank],
     ) from failure

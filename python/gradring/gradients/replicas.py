@@ -1,0 +1,67 @@
+"""Whether the ranks still have the same weights.
+
+Synchronous replicas start alike and apply the same updates, so they must stay alike to the last
+bit. What breaks that is silent: an update on one rank alone, a random number, a library that
+computes differently on another processor, a memory error. One hash of everything is compared, 8
+bytes of each rank; only where they differ, one hash of each array.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradring.communicator import Communicator
+from gradring.errors import MismatchError
+
+#: Of a hash: two different contents have the same one once in 2**64.
+_HASH_BYTES = 8
+
+
+def check_equal(
+    communicator: Communicator, arrays: Mapping[str, NDArray[np.generic]], name: str
+) -> None:
+    """Compares arrays that must have the same bits on every rank; every rank must call it.
+
+    Args:
+        communicator: The ranks.
+        arrays: By name, in the same order on every rank; any dtype of fixed width, any shape.
+        name: What is compared, such as "weights"; shown in messages and compared between ranks.
+
+    Raises:
+        MismatchError: On every rank, if some differ; names the first array that does, and the ranks
+            that differ from most. The group stays usable.
+    """
+    hashes = np.array([_hash(array) for array in arrays.values()], np.int64)
+    label = f"check of {len(arrays)} {name}"
+    totals = communicator.all_gather(np.array([_hash(hashes)]), name=label)
+    if (totals == totals[0]).all():
+        return
+    found = communicator.all_gather(hashes[np.newaxis], name=f"{label}: each")
+    different = np.flatnonzero((found != found[0]).any(axis=0))
+    first = found[:, different[0]].tolist()
+    # Of equally many, the lowest rank is taken to be right.
+    usual = max(Counter(first).items(), key=lambda item: (item[1], -first.index(item[0])))[0]
+    ranks = [rank for rank, value in enumerate(first) if value != usual]
+    hosts = communicator.hosts
+    names = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in ranks)
+    array = list(arrays)[different[0]]
+    raise MismatchError(
+        f"{name}: the replicas differ. '{array}' is the first of {len(different)} that do, of "
+        f"{len(arrays)}; {names} has other contents than rank {first.index(usual)} on "
+        f"{hosts[first.index(usual)]}. Find what only one rank does, such as an update outside of "
+        "the strategy or an unseeded random number, and go on from the last checkpoint before",
+        rank=ranks[0],
+        host=hosts[ranks[0]],
+    )
+
+
+def _hash(array: NDArray[np.generic]) -> int:
+    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    digest.update(f"{array.dtype}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return int.from_bytes(digest.digest(), "little", signed=True)

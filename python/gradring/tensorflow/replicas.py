@@ -1,0 +1,45 @@
+"""Whether the ranks still have the same variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.communicator import Communicator
+from gradring.gradients.names import name_of
+from gradring.gradients.replicas import check_equal
+from gradring.tensorflow.ops import current_communicator
+
+
+def check_replicas(variables: Iterable[Any], communicator: Communicator | None = None) -> None:
+    """Compares variables that must have the same bits on every rank.
+
+    Every rank must call it, eagerly and between two steps. It hashes the variables (BLAKE2b) and
+    compares 8 bytes of each rank; only if these differ, 8 bytes of each variable.
+
+    ```python
+    if step % 1000 == 0:
+        gradring.tensorflow.check_replicas(model.variables + optimizer.variables)
+    ```
+
+    Args:
+        variables: `tf.Variable`s or Keras variables of any shapes, the same list on every rank.
+            Those that every replica has for itself until they are read (`ON_READ`, such as
+            metrics, or moving statistics that are not synchronised) are left out.
+        communicator: As for `all_reduce`.
+
+    Raises:
+        gradring.errors.MismatchError: On every rank; names the first variable that differs, and the
+            ranks on which it differs from most. The group stays usable.
+    """
+    comm = communicator or current_communicator()
+    arrays = {}
+    for index, variable in enumerate(variables):
+        value = getattr(variable, "value", None)
+        # Keras 3 wraps TensorFlow's variables, whose `value` is a function.
+        inner = variable if value is None or callable(value) else value
+        if getattr(inner, "synchronization", None) != tf.VariableSynchronization.ON_READ:
+            arrays[f"{index}/{name_of(variable)}"] = tf.convert_to_tensor(inner).numpy()
+    check_equal(comm, arrays, "variables")

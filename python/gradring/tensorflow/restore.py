@@ -1,0 +1,199 @@
+"""Restoring what `save` has saved, also where only one rank has the file.
+
+The first rank that finds the file reads it; every other one receives the variables from it. So all
+have the same bits, whatever stands on the disks of the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.communicator import Communicator
+from gradring.errors import ConfigError, RestoreError
+from gradring.gradients.names import name_of
+from gradring.tensorflow.ops import broadcast_variables, current_communicator
+from gradring.tensorflow.save import agreed
+
+
+def restore(
+    model: tf.keras.Model | tf.Module | tf.train.Checkpoint,
+    path: str | os.PathLike[str],
+    only: str | Sequence[Any] | None = None,
+    *,
+    communicator: Communicator | None = None,
+) -> None:
+    """Restores what `save` has saved; every rank must call it, eagerly.
+
+    The file may exist on one host only: the lowest rank that finds it reads it and sends the
+    variables to the others.
+
+    | `model` | `path` | what is restored |
+    |---|---|---|
+    | Keras model | ends in `.keras` or `.h5` | its weights, and the state of its optimizer |
+    | `tf.train.Checkpoint` | the prefix of its files | everything in it |
+    | `tf.Module` | a SavedModel directory | its variables |
+
+    Args:
+        model: What has the variables, the same on every rank. Its variables must exist: a Keras
+            model must be built. Optimizers of Keras are built if they are not.
+        path: As for `save`.
+        only: Restore these variables alone, the others keep their values: variables, or patterns of
+            their names such as `"*/body/*"` (`fnmatch.fnmatchcase`), or one pattern. All must be in
+            the file nevertheless. Default: all.
+        communicator: As for `all_reduce`.
+
+    Raises:
+        gradring.errors.RestoreError: On every rank, when no rank finds the file, or one cannot read
+            it, or it does not fit the model, which may not be built, or `only` names no variable
+            of it. It is an `OSError` and says which rank and why; the variables keep their values
+            on all ranks, and the communicator stays usable.
+    """
+    comm = communicator or current_communicator()
+    source = Path(path).absolute()
+    with agreed(comm, "restore", source, RestoreError):
+        read = _reader(model, source)
+        variables = list(_variables(model))
+        chosen = variables if only is None else _chosen(variables, only)
+    found = comm.all_gather(np.array([int(_exists(source))]), name="restore/exists")
+    if not found.any():
+        hosts = ", ".join(sorted(set(comm.hosts)))
+        raise RestoreError(
+            f"no rank can restore {source}: there is no such file on any host of the group "
+            f"({hosts}); give the path that was saved"
+        )
+    reader = int(np.flatnonzero(found)[0])
+    with agreed(comm, "restore", source, RestoreError):
+        if comm.rank == reader:
+            _read(read, variables, keep=[] if only is None else _others(variables, chosen))
+    broadcast_variables([local for variable in chosen for local in _locals(variable)], reader, comm)
+
+
+def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> None:
+    """Reads into the variables; all have their values again if it fails, and `keep` in any case."""
+    before = {
+        id(local): (local, tf.identity(local))
+        for variable in variables
+        for local in _locals(variable)
+    }
+    try:
+        read()
+    except BaseException:
+        for local, value in before.values():
+            local.assign(value)
+        raise
+    for variable in keep:
+        for local in _locals(variable):
+            local.assign(before[id(local)][1])
+
+
+def _reader(model: Any, source: Path) -> Callable[[], None]:
+    """What reads the file into the model, whose variables all exist then.
+
+    Raises:
+        gradring.errors.ConfigError: It has no variables yet, or such a file cannot be restored.
+    """
+    if isinstance(model, tf.train.Checkpoint):
+        _build_optimizers(model)
+        return lambda: model.read(str(source)).assert_existing_objects_matched()
+    if hasattr(model, "load_weights"):
+        if source.suffix not in (".keras", ".h5"):
+            raise ConfigError(
+                f"a Keras model is restored from a file that ends in .keras, .h5 or .weights.h5, "
+                f"not from {source}; a directory of `model.export` is for serving"
+            )
+        if not model.built:
+            raise ConfigError(
+                f"the model {model.name!r} has no variables yet; build it, for instance by calling "
+                "it on a batch, before it is restored"
+            )
+        _build(getattr(model, "optimizer", None), model)
+        return lambda: model.load_weights(str(source))
+    checkpoint = tf.train.Checkpoint(model)
+    variables = str(source / "variables" / "variables")
+    return lambda: checkpoint.read(variables).assert_existing_objects_matched()
+
+
+def _exists(source: Path) -> bool:
+    return source.exists() or source.with_name(f"{source.name}.index").exists()
+
+
+def _build_optimizers(checkpoint: tf.train.Checkpoint) -> None:
+    """The optimizers of the models in it, or beside one, get their variables."""
+    parts = list(tf.train.TrackableView(checkpoint).descendants())
+    models = [part for part in parts if hasattr(part, "load_weights")]
+    for model in models:
+        _build(getattr(model, "optimizer", None), model)
+    for part in parts:
+        if len(models) == 1 and hasattr(part, "apply_gradients"):
+            _build(part, models[0])
+
+
+def _build(optimizer: Any, model: Any) -> None:
+    if optimizer is None or getattr(optimizer, "built", True):
+        return
+    strategy = getattr(model, "distribute_strategy", None)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        optimizer.build(model.trainable_variables)
+
+
+def _variables(model: Any) -> Iterator[Any]:
+    """All that are restored, each once, in an order that is the same on every rank."""
+    if hasattr(model, "load_weights"):
+        metrics = {id(variable) for variable in getattr(model, "metrics_variables", ())}
+        yield from (variable for variable in model.variables if id(variable) not in metrics)
+        optimizer = getattr(model, "optimizer", None)
+        variables = () if optimizer is None else optimizer.variables
+        # A method in tf_keras.
+        yield from variables() if callable(variables) else variables
+        return
+    root = model if isinstance(model, tf.train.Checkpoint) else tf.train.Checkpoint(model)
+    for part in tf.train.TrackableView(root).descendants():
+        # Of Keras 3 they are no `tf.Variable`s; its optimizers can assign, too.
+        if hasattr(part, "assign") and hasattr(part, "shape"):
+            yield part
+
+
+def _chosen(variables: list[Any], only: str | Sequence[Any]) -> list[Any]:
+    """Those that are meant, in their order.
+
+    Raises:
+        gradring.errors.ConfigError: Nothing is meant by one of them.
+    """
+    wishes = [only] if isinstance(only, str) or hasattr(only, "assign") else list(only)
+    meant = [[variable for variable in variables if _is_meant(variable, wish)] for wish in wishes]
+    for wish, those in zip(wishes, meant, strict=True):
+        if not those:
+            names = ", ".join(sorted(map(name_of, variables)))
+            raise ConfigError(
+                f"only={wish if isinstance(wish, str) else name_of(wish)!r} is no variable of the "
+                f"model, which has {names}"
+            )
+    ids = {id(variable) for those in meant for variable in those}
+    return [variable for variable in variables if id(variable) in ids]
+
+
+def _is_meant(variable: Any, wish: Any) -> bool:
+    if isinstance(wish, str):
+        return fnmatchcase(name_of(variable), wish)
+    return _locals(variable)[0] is _locals(wish)[0]
+
+
+def _others(variables: list[Any], chosen: list[Any]) -> list[Any]:
+    ids = {id(variable) for variable in chosen}
+    return [variable for variable in variables if id(variable) not in ids]
+
+
+def _locals(variable: Any) -> Sequence[Any]:
+    """The variables of this process behind one of a strategy, whose values no reading adds up."""
+    value = getattr(variable, "value", None)
+    # Keras 3 wraps TensorFlow's variables, whose `value` is a function.
+    inner = variable if value is None or callable(value) else value
+    return getattr(inner, "values", None) or [inner]
