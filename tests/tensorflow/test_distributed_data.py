@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from keras_models import CAN_FIT, needs_fit
 from tf_worker import join
@@ -34,6 +35,10 @@ SHARDS: dict[tuple[str, str], Any] = {
 #: The last batch of an epoch, and the mean of its elements that `fit` trains with: that of the
 #: two workers' means, of which that of no elements is zero.
 LAST_BATCHES = {(1, 2, 6): ((1 + 2) / 2 + 6) / 2, (6,): (6 + 0) / 2}
+
+#: The samples of each rank, and how many are in each of its batches.
+UNEVEN = ([1.0, 2.0, 0.5, 4.0, 3.0], [0.25, 5.0, 1.5, 2.5, 3.5, 0.75, 1.25, 2.25])
+SPLITS = ([2, 2, 1], [3, 5])
 
 #: So many iterators are left before their end.
 LEFT = 32
@@ -80,6 +85,98 @@ def mean_in_a_loop(strategy: Any, batch: tuple[int, ...]) -> float:
     data = tf.data.Dataset.from_tensor_slices(tf.constant(batch, tf.float32)).batch(BATCH)
     (part,) = strategy.experimental_distribute_dataset(data)
     return float(step(part))
+
+
+def uneven_loops(comm: Any) -> dict[str, Any]:
+    """Loops over data of each rank's own: rank 0 has 5 samples in 3 batches, rank 1 has 8 in 2."""
+    import tensorflow as tf
+
+    from gradring.errors import ConfigError
+    from gradring.tensorflow import CustomCollectiveStrategy, GradientReducer, join
+
+    def batches(rank: int) -> list[Any]:
+        features = tf.constant(UNEVEN[rank])
+        return [(part, 3 * part) for part in tf.split(features, SPLITS[rank])]
+
+    def loss_of(weight: Any, features: Any, targets: Any) -> Any:
+        return tf.reduce_mean((features * weight - targets) ** 2)
+
+    def gradient_of(weight: Any, batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(weight, *batch)
+        return tape.gradient(loss, weight)
+
+    def alone() -> list[float]:
+        """One process that has the samples of both in each step."""
+        weight, values = tf.Variable(0.0), []
+        parts = [batches(rank) for rank in (0, 1)]
+        for step in range(max(map(len, parts))):
+            present = [part[step] for part in parts if step < len(part)]
+            batch = [tf.concat(column, 0) for column in zip(*present, strict=True)]
+            weight.assign_sub(0.01 * gradient_of(weight, batch))
+            values.append(float(weight))
+        return values
+
+    def by_reducer(source: Any, is_graph: bool) -> list[float]:
+        reducer, weight, values = GradientReducer(communicator=comm), tf.Variable(0.0), []
+
+        def step(features: Any, targets: Any) -> None:
+            gradient = gradient_of(weight, (features, targets))
+            rows = tf.IndexedSlices(gradient[tf.newaxis], tf.constant([comm.rank]), [2])
+            dense, sparse = reducer([gradient, rows], samples=tf.shape(features)[0])
+            tf.debugging.assert_near(dense, tf.reduce_sum(tf.convert_to_tensor(sparse)))
+            weight.assign_sub(0.01 * dense)
+
+        if is_graph:
+            spec = tf.TensorSpec([None], tf.float32)
+            step = tf.function(step, input_signature=[spec, spec])
+        for batch in join(source, comm):
+            step(*batch)
+            values.append(float(weight))
+        return values
+
+    def by_strategy(source: Any) -> list[float]:
+        strategy, values = CustomCollectiveStrategy(communicator=comm), []
+        with strategy.scope():
+            weight = tf.Variable(0.0)
+
+        def replica_step(features: Any, targets: Any) -> None:
+            context = tf.distribute.get_replica_context()
+            samples = context.all_reduce("SUM", tf.cast(tf.shape(features)[0], tf.float32))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((features * weight - targets) ** 2) / samples
+            weight.assign_sub(0.01 * context.all_reduce("SUM", tape.gradient(loss, weight)))
+
+        for batch in join(source, comm):
+            strategy.run(replica_step, batch)
+            values.append(float(weight.read_value()))
+        return values
+
+    def dataset() -> Any:
+        """Of numbers, which rank 1 has none of."""
+        numbers = tf.data.Dataset.range(5 if comm.rank == 0 else 0)
+        return [x.numpy().tolist() for x in join(numbers.batch(2), comm)]
+
+    def refused(source: Any) -> str:
+        with pytest.raises(ConfigError) as raised:
+            list(join(source, comm))
+        return f"{raised.value.rank}: {raised.value}"
+
+    own = batches(comm.rank)
+    ragged = [tf.ragged.constant([[1], [2, 3]])] * (1 + comm.rank)
+    sparse = [tf.sparse.from_dense([[1, 0], [0, 2], [3, 0]])] * (1 + comm.rank)
+    return {
+        "alone": alone(),
+        "eager": by_reducer(own, is_graph=False),
+        "graph": by_reducer(iter([tuple(map(np.asarray, batch)) for batch in own]), is_graph=True),
+        "strategy": by_strategy(own),
+        "dataset": dataset(),
+        "others": [
+            [int(part.shape[0]) for part in join(source, comm)] for source in (ragged, sparse)
+        ],
+        "refused": refused(own if comm.rank == 0 else []),
+        "usable": float(comm.all_reduce(np.ones(1))[0]),
+    }
 
 
 def leave_early(strategy: Any) -> int:
@@ -167,6 +264,7 @@ def worker(directory: str) -> Any:
             "refused": str(refused.value),
             "fit": [mean_in_fit(strategy, batch) for batch in LAST_BATCHES] if CAN_FIT else None,
             "loop": [mean_in_a_loop(strategy, batch) for batch in LAST_BATCHES],
+            "uneven loops": uneven_loops(comm),
             "left": leave_early(strategy),
         }
 
@@ -223,6 +321,27 @@ def test_fit_averages_the_workers_means_of_a_last_partial_batch_with_equal_weigh
 def test_a_loop_that_divides_by_the_elements_of_all_workers_weighs_them_alike(ranks: Any) -> None:
     for result in ranks:
         assert result["loop"] == pytest.approx([sum(b) / len(b) for b in LAST_BATCHES])
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "strategy"])
+def test_loops_of_different_length_train_as_one_process_on_all_samples(
+    ranks: Any, way: str
+) -> None:
+    loops = [result["uneven loops"] for result in ranks]
+    assert loops[0][way] == loops[1][way] == pytest.approx(loops[0]["alone"], rel=1e-6)
+    assert len(loops[0][way]) == max(map(len, SPLITS))
+
+
+def test_a_rank_that_has_ended_gets_empty_batches_of_the_same_kind(ranks: Any) -> None:
+    loops = [result["uneven loops"] for result in ranks]
+    assert [loop["dataset"] for loop in loops] == [[[0, 1], [2, 3], [4]], [[], [], []]]
+    assert [loop["others"] for loop in loops] == [[[2, 0], [3, 0]], [[2, 2], [3, 3]]]
+
+
+def test_a_rank_without_any_batch_is_named_to_all(ranks: Any) -> None:
+    for result in ranks:
+        assert result["uneven loops"]["refused"].startswith("1: join: rank 1 on ")
+        assert result["uneven loops"]["usable"] == 2.0
 
 
 def test_an_iterator_can_be_left_while_it_reads_ahead(ranks: Any) -> None:

@@ -12,12 +12,13 @@ name                                  what it does
 `callbacks`                           for Keras' `fit`: `LiveLine`, `CheckReplicas`
 `check_replicas`                      compares the variables of all ranks
 `failure_of`                          finds gradring's exception behind another one
+`join`                                goes on with empty batches until every rank's have ended
 `measure_overlap`                     how much communication was hidden behind computation
 `restore`                             restores on every rank what `save` has saved
 `save`                                saves a model or a checkpoint once, called on every rank
 ====================================  ==========================================================
 
-All but `save`, `restore`, `check_replicas` and `measure_overlap` work eagerly and inside a
+All but `save`, `restore`, `check_replicas`, `join` and `measure_overlap` work eagerly and inside a
 `tf.function`. None works in code compiled with `jit_compile=True`: XLA has no kernel for gradring's
 ops and says so ("No registered ... OpKernel for XLA_CPU_JIT"). Compile the forward and backward
 pass, and reduce outside of it.
@@ -40,6 +41,7 @@ from gradring.tensorflow.replicas import check_replicas
 from gradring.tensorflow.restore import restore
 from gradring.tensorflow.save import save
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
+from gradring.tensorflow.uneven import join
 
 __all__ = [
     "CustomCollectiveStrategy",
@@ -52,6 +54,7 @@ __all__ = [
     "callbacks",
     "check_replicas",
     "failure_of",
+    "join",
     "measure_overlap",
     "restore",
     "save",

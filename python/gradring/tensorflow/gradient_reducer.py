@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.gradients import buckets, checks
-from gradring.gradients.names import Names
-from gradring.gradients.reduction import Reduction
+from gradring.gradients.names import Label, Names
+from gradring.gradients.reduction import Collective, Reduction
+from gradring.tensorflow.dtypes import accumulator
 from gradring.tensorflow.ops import current_communicator
-from gradring.tensorflow.reduction import reduce_leaves
-from gradring.tensorflow.start_wait import eager_step
+from gradring.tensorflow.reduction import Leaf, reduce_leaves
+from gradring.tensorflow.start_wait import eager_step, reduce
 
 
 class GradientReducer:
@@ -65,6 +66,7 @@ class GradientReducer:
         self,
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
         variables: Sequence[tf.Variable | str] | None = None,
+        samples: int | tf.Tensor | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
         """Reduces the gradients of one step, as `gradring.Communicator.step` has it.
 
@@ -73,13 +75,20 @@ class GradientReducer:
                 must be None on every rank. `tf.IndexedSlices` as in `all_reduce`.
             variables: What these are the gradients of, or names, as many as gradients: shown in
                 messages and compared between ranks.
+            samples: How many samples this rank's mean is over, a scalar, 0 as well: the result is
+                the mean over the samples of all ranks, as of one process that had them all. One
+                more reduction of 8 bytes tells their number. All ranks give it or none. Default:
+                every rank counts alike.
 
         Returns:
             The reduced gradients, in the same order.
 
-        Raises what `all_reduce` raises.
+        Raises what `all_reduce` raises; ValueError for `samples` with another op than "mean";
+        TypeError for `samples` with gradients of integers.
         """
         gradients = list(gradients)
+        if samples is not None and self._op != "mean":
+            raise ValueError(f"samples weigh a mean, and have no meaning for op={self._op!r}")
         if variables is not None and len(variables) != len(gradients):
             raise ValueError(f"{len(variables)} variables cannot have {len(gradients)} gradients")
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
@@ -89,12 +98,34 @@ class GradientReducer:
         reduction = Reduction(
             self._communicator or current_communicator(),
             names,
-            self._op,
+            self._op if samples is None else "sum",
             self._bucket_bytes,
             self._check_gradients,
         )
         with eager_step(reduction.communicator):
+            if samples is not None:
+                share = _share(samples, reduction)
+                leaves = [_weighted(leaf, share) for leaf in leaves]
             reduced = reduce_leaves(leaves, reduction)
         for index, gradient in zip(present, reduced, strict=True):
             gradients[index] = gradient
         return gradients
+
+
+def _share(samples: int | tf.Tensor, reduction: Reduction) -> tf.Tensor:
+    """This rank's part of all samples, from 0 to 1; a float64 scalar."""
+    own = tf.cast(samples, tf.float64)
+    (total,) = reduce([own], Collective(reduction.communicator, Label.of("gradients/samples")))
+    return tf.math.divide_no_nan(own, total)
+
+
+def _weighted(leaf: Leaf, share: tf.Tensor) -> Leaf:
+    """What this rank's mean adds to the mean over all samples."""
+    if isinstance(leaf, tf.IndexedSlices):
+        return tf.IndexedSlices(_weighted(leaf.values, share), leaf.indices, leaf.dense_shape)
+    leaf = tf.convert_to_tensor(leaf)
+    if not leaf.dtype.is_floating:
+        raise TypeError(f"samples weigh gradients of floats, not of {leaf.dtype.name}")
+    wide = tf.cast(leaf, accumulator(leaf.dtype))
+    # The mean over no samples is a NaN, which counts for nothing.
+    return tf.cast(tf.math.multiply_no_nan(wide, tf.cast(share, wide.dtype)), leaf.dtype)

@@ -1,0 +1,97 @@
+"""Ranks whose own batches end at different times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.communicator import Communicator
+from gradring.errors import ConfigError
+from gradring.tensorflow.ops import current_communicator
+
+Batch = TypeVar("Batch")
+
+_END = object()
+
+
+def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> Iterator[Batch]:
+    """Yields this rank's batches, and then empty ones until every rank's have ended.
+
+    So all ranks take equally many steps, whatever each has to read. What Horovod's and PyTorch's
+    `join` do to a rank that has ended, it does with a batch of no samples; unlike there, all ranks
+    apply the same updates to the end.
+
+    ```python
+    for images, labels in gradring.tensorflow.join(batches):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model(images), labels)  # the mean over this rank's batch
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients = reduce_gradients(gradients, samples=len(labels))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    ```
+
+    Before every step, ranks tell each other in 8 bytes whether they go on. Datasets of
+    `strategy.experimental_distribute_dataset` end together anyway, and do not need it.
+
+    Args:
+        batches: A `tf.data.Dataset`, or anything that can be iterated, eagerly: of tensors or numpy
+            arrays of at least one dimension, or nests of them; the first dimension of each is that
+            of the samples. Every rank must call it, and iterate to the end.
+        communicator: As for `all_reduce`.
+
+    Yields:
+        The batches, and empty ones of the same structure, dtypes and shapes, with 0 for the first
+        dimension.
+
+    Raises:
+        gradring.errors.ConfigError: On every rank, when one has no batch at all and `batches` is
+            no `tf.data.Dataset`, so that nobody knows what an empty one looks like there.
+        gradring.errors.PeerLostError: Another rank has left the loop before the end; or what else
+            `gradring.Communicator.all_reduce` raises.
+        TypeError: A batch has something without a first dimension.
+    """
+    comm = communicator or current_communicator()
+    empty = _nothing(getattr(batches, "element_spec", None))
+    iterator, has_begun = iter(batches), False
+    while True:
+        batch: Any = next(iterator, _END)
+        if batch is not _END and not has_begun:
+            empty, has_begun = tf.nest.map_structure(_none_of, batch), True
+        goes_on, knows = int(batch is not _END), int(empty is not None)
+        found = comm.all_gather(np.array([[goes_on, knows]]), name="join")
+        if not found[:, 0].any():
+            return
+        if not found[:, 1].all():
+            rank = int(np.flatnonzero(found[:, 1] == 0)[0])
+            raise ConfigError(
+                f"join: rank {rank} on {comm.hosts[rank]} has no batch at all, so it cannot know "
+                "what an empty one looks like; give it a batch, or all ranks a tf.data.Dataset",
+                rank=rank,
+                host=comm.hosts[rank],
+            )
+        yield empty if batch is _END else batch
+
+
+def _none_of(part: Any) -> Any:
+    """No samples of what a batch consists of."""
+    if isinstance(part, tf.sparse.SparseTensor):
+        shape = part.dense_shape
+        return tf.sparse.slice(part, tf.zeros_like(shape), tf.concat([[0], shape[1:]], 0))
+    if len(getattr(part, "shape", ())) == 0:
+        raise TypeError(
+            f"join: a {type(part).__name__} without dimensions in a batch has no empty form; "
+            "batches consist of arrays whose first dimension is that of the samples"
+        )
+    return part[:0]
+
+
+def _nothing(spec: Any) -> Any:
+    """An empty batch of a dataset that may have none, or None where that cannot be known."""
+    leaves = tf.nest.flatten(spec)
+    if any(not isinstance(leaf, tf.TensorSpec) or not leaf.shape.rank for leaf in leaves):
+        return None
+    empty = [tf.zeros([0, *(size or 0 for size in leaf.shape[1:])], leaf.dtype) for leaf in leaves]
+    return tf.nest.pack_sequence_as(spec, empty)
