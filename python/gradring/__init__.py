@@ -15,7 +15,6 @@ from gradring.communicator import Communicator, Work
 from gradring.config import TlsFiles
 from gradring.errors import GradringError
 from gradring.initialize import init
-from gradring.observe import timeline
 from gradring.observe.monitor import Monitor
 
 __version__: str = build_info()["version"]
@@ -31,8 +30,6 @@ __all__ = [
     "errors",
     "init",
 ]
-
-Communicator._write_timeline = timeline.write_for_all
 
 _LAZY = ("tensorflow", "testing")
 

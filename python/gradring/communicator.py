@@ -8,16 +8,17 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import _native, forks, lateness, parse
+from gradring import _native, forks, lateness, parse, records, timeline
 from gradring.config import Settings, TlsFiles, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.settings import takes_settings
@@ -115,9 +116,6 @@ class Communicator:
         AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
 
-    #: Writes one timeline from the parts of all ranks, as `trace_stop` does; `gradring` sets it.
-    _write_timeline: ClassVar[Callable[[Communicator, Path, bytes], Path | None]]
-
     @takes_settings
     def __init__(
         self,
@@ -180,8 +178,7 @@ class Communicator:
         self._users = 1
         self._place = forks.Place(rendezvous, rank) if world_size > 1 else None
         self._trace_path: Path | None = None
-        #: What observes the group: `close` enters these before it leaves the group, and exits them
-        #: afterwards.
+        #: By `around_close`.
         self._around_close: list[AbstractContextManager[None]] = []
         #: The `Step` that the program is in.
         self._step: Step | None = None
@@ -389,7 +386,11 @@ class Communicator:
         part = self._native.take_trace()
         if path is None or part is None:
             return None
-        return self._write_timeline(path, part)
+        parts = all_gather_bytes(self, zlib.compress(part), "trace")
+        if self.rank != 0:
+            return None
+        timeline.write(path, [records.parse(zlib.decompress(part)) for part in parts])
+        return path
 
     def abort(self, reason: str) -> None:
         """Fails every pending and later work of every rank with `AbortedError` and ``reason``."""
@@ -480,6 +481,26 @@ class Work(Generic[T]):
 def open_communicators() -> list[Communicator]:
     """The communicators of this process that have not been closed, in no particular order."""
     return list(_open)
+
+
+def core_of(communicator: Communicator) -> _native.Communicator:
+    """The group as the core has it, for what observes it and for front ends.
+
+    Ask anew each time: a process that is forked from this one gets what refuses everything.
+    """
+    return communicator._native
+
+
+def around_close(communicator: Communicator, observer: AbstractContextManager[None]) -> None:
+    """Lets `close` enter an observer before it leaves the group, and exit it afterwards."""
+    communicator._around_close.append(observer)
+
+
+def all_gather_bytes(communicator: Communicator, own: bytes, name: str) -> list[bytes]:
+    """The bytes of every rank, by rank; they may differ in number."""
+    sizes = communicator.all_gather(np.array([len(own)]), name=f"{name}/sizes")
+    joined = communicator.all_gather(np.frombuffer(own, np.uint8), name=name).tobytes()
+    return [joined[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
 
 
 def check_root(root: int, world_size: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gradring.clusters import Cluster
-from gradring.communicator import Communicator, open_communicators
+from gradring.communicator import Communicator, core_of, open_communicators
 from gradring.config import Settings
 from gradring.errors import ConfigError
 from gradring.settings import GROUP, variables
@@ -89,7 +89,7 @@ def existing(cluster: Cluster) -> tuple[Membership, Communicator] | None:
     for communicator in open_communicators():
         membership = _joined.get(communicator)
         if membership is not None and membership.is_of(cluster):
-            if not communicator._native.has_failed:
+            if not core_of(communicator).has_failed:
                 return membership, communicator
             communicator._users = 1
             communicator.close()

@@ -18,7 +18,7 @@ import pytest
 import gradring
 from gradring import cli
 from gradring.observe.explanation import explain
-from gradring.observe.records import Collective, Record, read
+from gradring.records import Collective, Record, read
 from gradring.testing import run_ranks
 from waiting import meet, wait_until
 

@@ -16,9 +16,9 @@ from chrome_trace import ROUNDING_US, accepted
 
 import gradring
 from gradring import cli, errors
-from gradring.observe.records import Collective, Record
-from gradring.observe.timeline import write
+from gradring.records import Collective, Record
 from gradring.testing import run_ranks
+from gradring.timeline import write
 from waiting import wait_until
 
 PROGRAM = """

@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation."""
-    from gradring.observe import explanation, paths, records, timeline
+    from gradring import records, timeline
+    from gradring.observe import explanation, paths
 
     attempts = paths.attempts(arguments.directory)
     for directory in attempts:

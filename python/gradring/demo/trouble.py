@@ -63,7 +63,7 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
         ConfigError: A package is missing.
     """
     from gradring.observe import explanation, paths
-    from gradring.observe.records import read
+    from gradring.records import read
 
     require_packages()
     say(

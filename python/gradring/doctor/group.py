@@ -10,11 +10,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 import gradring
 from gradring.clusters import Cluster
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, all_gather_bytes
 from gradring.doctor import here
 from gradring.doctor.pair import PairMeasurement, answer, call
 from gradring.launch.hosts import address_towards
@@ -92,14 +90,7 @@ def _neighbours(low: int, high: int, world_size: int) -> bool:
 
 def _gather(comm: Communicator, fact: Any) -> list[Any]:
     """The facts of all ranks, by rank; they travel as JSON."""
-    encoded = np.frombuffer(json.dumps(fact).encode(), np.uint8)
-    everything = bytes(comm.all_gather(encoded, name="doctor/facts"))
-    lengths = comm.all_gather(np.array([encoded.size]), name="doctor/lengths")
-    ends = np.cumsum(lengths)
-    return [
-        json.loads(everything[end - length : end])
-        for end, length in zip(ends, lengths, strict=True)
-    ]
+    return list(map(json.loads, all_gather_bytes(comm, json.dumps(fact).encode(), "doctor")))
 
 
 def _rank_lines(facts: list[dict[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ def forget_parts(trace: Path) -> None:
 
 def merge(trace: Path) -> str:
     """Writes the timeline of all ranks that left a part; returns a sentence that says so."""
-    from gradring.observe import records, timeline
+    from gradring import records, timeline
 
     parts = parts_of(trace)
     try:

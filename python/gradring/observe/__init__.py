@@ -6,9 +6,7 @@
 ``step_log``          the same as a file of JSON lines
 ``metrics``           counters for Prometheus
 ``observer``          what of it the settings ask for, from when a group is joined to its end
-``records``           the file that each rank writes about its last collectives
-``paths``             where it is
-``timeline``          the records of all ranks as one timeline, in Chrome's trace format
+``paths``             where the files are that ranks write about their last collectives
 ``explanation``       the records of all ranks as sentences: who did not come, who waits for it
 ====================  ===================================================================
 """

@@ -144,7 +144,7 @@ def render(communicator: Communicator, counted: Counted = None) -> str:
         counted: What a `gradring.Monitor` has counted, and its loss, if there is one.
     """
     own = {"rank": str(communicator.rank)}
-    stats = communicator._native.stats()
+    stats = communicator.stats()
     lines: list[str] = []
 
     def family(name: str, kind: str, meaning: str, samples: Any) -> None:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gradring import steps
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, core_of
 from gradring.errors import ConfigError
 from gradring.observe import step_report
 from gradring.observe.observer import observer_of, serve_metrics
@@ -132,7 +132,7 @@ class Monitor:
         self._has_begun = False
         self._since: tuple[float, ...] | None = None
         #: Collectives until the step under way; None between steps.
-        self._launched: int | None = communicator._native.launched
+        self._launched: int | None = core_of(communicator).launched
         self._line_at = self._note_at = float("inf")
         self._finished = False
         me = weakref.ref(self)
@@ -159,13 +159,13 @@ class Monitor:
                 scalar tensor, which is read only when a line is due.
         """
         self._step += steps
-        self._launched = self._communicator._native.launched
+        self._launched = core_of(self._communicator).launched
         if loss is not None:
             self._loss = loss
         if not self._has_begun:
             self._has_begun = True
             self.resume()
-            self._first_late = self._communicator._native.stats()["lateness_s"]
+            self._first_late = core_of(self._communicator).stats()["lateness_s"]
             return
         if self._since is None:
             self.resume()
@@ -203,7 +203,7 @@ class Monitor:
     def resume(self) -> None:
         """Steps follow again."""
         if self._launched is None:
-            self._launched = self._communicator._native.launched
+            self._launched = core_of(self._communicator).launched
         if self._since is not None or not self._has_begun:
             return
         now = time.perf_counter()
@@ -250,13 +250,13 @@ class Monitor:
         if kind is None:
             self.finish()
         elif error is not None and self._launched is not None and steps.ends_the_group(error):
-            launched = self._communicator._native.launched - self._launched
+            launched = core_of(self._communicator).launched - self._launched
             if launched:
                 what = f"its step after {self._step}"
                 steps.abort(self._communicator, what, launched, steps.described(error))
 
     def _read(self, now: float) -> tuple[float, ...]:
-        stats = self._communicator._native.stats()
+        stats = core_of(self._communicator).stats()
         self._total.late_s = {
             rank: seconds - self._first_late.get(rank, 0.0)
             for rank, seconds in stats["lateness_s"].items()
@@ -281,7 +281,7 @@ class Monitor:
         self._total.input_s += min(reading, elapsed - exposed)
 
     def _note(self, *, now: bool) -> None:
-        self._communicator._native.note(self._total.to_note(), now)
+        core_of(self._communicator).note(self._total.to_note(), now)
 
     def _show(self, now: float) -> None:
         added = self._total.minus(self._shown)
@@ -308,7 +308,7 @@ class Monitor:
             self._on_line(facts)
 
     def _all_totals(self) -> dict[int, Totals]:
-        notes = {gossip["rank"]: gossip["note"] for gossip in self._communicator._native.gossip()}
+        notes = {gossip["rank"]: gossip["note"] for gossip in core_of(self._communicator).gossip()}
         totals = {rank: Totals.from_note(note) for rank, note in notes.items()}
         totals[self._communicator.rank] = self._total
         return {rank: total for rank, total in sorted(totals.items()) if total is not None}

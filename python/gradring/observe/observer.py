@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradring import _native
-from gradring.communicator import TRACE_LIMIT, Communicator
+from gradring.communicator import TRACE_LIMIT, Communicator, around_close, core_of
 from gradring.config import DEFAULTS, Settings
 from gradring.observe.paths import part_of
 from gradring.observe.step_report import Totals
@@ -53,14 +52,14 @@ def observe(communicator: Communicator, settings: Settings) -> None:
     observer.log_dir = settings.log_dir
     observer.metrics_address = settings.prometheus_address
     if settings.flight_dir is not None:
-        communicator._native.write_records_to(settings.flight_dir)
+        core_of(communicator).write_records_to(settings.flight_dir)
     if settings.prometheus_port is not None:
         serve_metrics(communicator, settings.prometheus_port)
     if settings.trace is not None:
         part = part_of(settings.trace, communicator.rank)
         part.unlink(missing_ok=True)
-        communicator._native.start_trace(TRACE_LIMIT)
-        communicator._around_close.append(_tracing(communicator._native, part))
+        core_of(communicator).start_trace(TRACE_LIMIT)
+        around_close(communicator, _tracing(communicator, part))
 
 
 def serve_metrics(communicator: Communicator, port: int, address: str | None = None) -> None:
@@ -78,7 +77,7 @@ def serve_metrics(communicator: Communicator, port: int, address: str | None = N
         address = address or observer.metrics_address
         observer.metrics = metrics.serve(communicator, port, address, lambda: observer.counted())
         if observer.metrics is not None:
-            communicator._around_close.append(_serving(observer, observer.metrics))
+            around_close(communicator, _serving(observer, observer.metrics))
 
 
 @contextlib.contextmanager
@@ -92,9 +91,9 @@ def _serving(observer: Observer, server: MetricsServer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tracing(native: _native.Communicator, part: Path) -> Iterator[None]:
+def _tracing(communicator: Communicator, part: Path) -> Iterator[None]:
     """Writes this rank's part of the timeline when the group has been left in good order."""
-    trace = native.take_trace()
+    trace = core_of(communicator).take_trace()
     yield
     if trace is None:
         return

@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, all_gather_bytes
 from gradring.errors import GradringError, SaveError
 from gradring.tensorflow.ops import current_communicator
 
@@ -121,17 +120,12 @@ def agreed(
         failure = error
     words = f"{type(failure).__name__}: {failure}".encode() if failure else b""
     try:
-        lengths = communicator.all_gather(np.array([len(words)]), name=f"{verb}/failed")
-        if not lengths.any():
-            return
-        texts = communicator.all_gather(np.frombuffer(words, np.uint8), name=f"{verb}/failure")
+        said = all_gather_bytes(communicator, words, f"{verb}/failure")
     except GradringError as error:
         # One rank failed in the middle of a collective, and the group with it.
         raise error from failure
-    rank = int(np.flatnonzero(lengths)[0])
-    text = texts[: int(lengths[rank])].tobytes().decode()
-    raise error_type(
-        f"rank {rank} on {communicator.hosts[rank]} could not {verb} {path}: {text}",
-        rank=rank,
-        host=communicator.hosts[rank],
-    ) from failure
+    for rank, text in enumerate(said):
+        if text:
+            host = communicator.hosts[rank]
+            sentence = f"rank {rank} on {host} could not {verb} {path}: {text.decode()}"
+            raise error_type(sentence, rank=rank, host=host) from failure

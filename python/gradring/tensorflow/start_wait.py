@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import _native
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, core_of
 from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
 from gradring.tensorflow import compat, failures, vectorize
@@ -111,7 +111,7 @@ def _attributes(collective: Collective) -> dict[str, str | int]:
     return {
         "label": collective.label.shown,
         "identity": collective.label.compared,
-        "communicator": collective.communicator._native.id,
+        "communicator": core_of(collective.communicator).id,
         "check": check.action,
         "variables": "\n".join(check.variables) if check.action else "",
         "origin": _origin(),
@@ -243,7 +243,7 @@ def _linear(collective: Collective, derivative: str) -> Collective:
 def _communicator(number: int) -> Communicator:
     """The communicator of this number; one that has started something has a token."""
     for communicator in list(_tokens):
-        if communicator._native.id == number:
+        if core_of(communicator).id == number:
             return communicator
     raise LookupError(
         "the communicator of this reduction is gone, so its gradient cannot be reduced; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,11 @@ def parse(text: bytes) -> Record:
         clock, failure = file["clock"], file["failure"] or {}
         shift_ns = clock["ns"] if clock else 0
         return Record(
-            rank=file["rank"],
-            world_size=file["world_size"],
-            host=file["host"],
-            reason=file["reason"],
+            **{name: file[name] for name in ("rank", "world_size", "host", "reason", "forgotten")},
             written_ns=file["written_ns"] + shift_ns,
             clock_within_ns=clock["within_ns"] if clock else None,
             failure=failure.get("message"),
             blamed=failure.get("rank"),
-            forgotten=file["forgotten"],
             collectives=tuple(_collective(row, shift_ns) for row in file["collectives"]),
         )
     except (KeyError, TypeError) as error:
@@ -124,22 +120,9 @@ def read(directory: Path) -> list[Record]:
 
 
 def _collective(row: dict[str, Any], shift_ns: int) -> Collective:
-    def shifted(at_ns: int | None) -> int | None:
-        return None if at_ns is None else at_ns + shift_ns
-
-    awaited = row["awaited_ns"]
-    return Collective(
-        sequence=row["sequence"],
-        call=row["call"],
-        bytes=row["bytes"],
-        algorithm=row["algorithm"],
-        state=row["state"],
-        last=row["last"],
-        launched_ns=row["launched_ns"] + shift_ns,
-        started_ns=shifted(row["started_ns"]),
-        entered_ns=shifted(row["entered_ns"]),
-        ended_ns=shifted(row["ended_ns"]),
-        awaited_ns=awaited and (awaited[0] + shift_ns, awaited[1] + shift_ns),
-        place=row.get("place"),
-        step=row.get("step", 0),
-    )
+    facts = {field.name: row[field.name] for field in fields(Collective) if field.name in row}
+    for name, found in facts.items():
+        if name.endswith("_ns") and found is not None:
+            is_span = isinstance(found, list)
+            facts[name] = tuple(t + shift_ns for t in found) if is_span else found + shift_ns
+    return Collective(**facts)

@@ -11,15 +11,11 @@ On the track ``program``, ``compute`` is whenever it did not stand still for a c
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from gradring.communicator import Communicator
-from gradring.observe.records import Collective, Record, parse
+from gradring.records import Collective, Record
 
 #: Shorter waits get no arrow: they are the time on the way.
 ARROW_NS = 50_000
@@ -38,27 +34,6 @@ def write(path: Path, records: Sequence[Record]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(timeline(records), separators=(",", ":")))
-
-
-def write_for_all(communicator: Communicator, path: Path, part: bytes) -> Path | None:
-    """Writes the timeline of all ranks on rank 0; every rank calls it with its own record.
-
-    Returns:
-        The path on rank 0, None elsewhere.
-
-    Raises:
-        OSError: The file cannot be written.
-        GradringError: The group failed.
-    """
-    packed = np.frombuffer(zlib.compress(part), np.uint8)
-    lengths = communicator.all_gather(np.array([packed.size]), name="trace/lengths")
-    joined = communicator.all_gather(packed, name="trace").tobytes()
-    if communicator.rank != 0:
-        return None
-    ends = np.cumsum(lengths).tolist()
-    parts = [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-    write(path, [parse(zlib.decompress(part)) for part in parts])
-    return path
 
 
 def timeline(records: Sequence[Record]) -> dict[str, Any]:
