@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gradring.bench import table
 from gradring.bench.measurement import Measurement
 from gradring.bench.plan import Plan
 from gradring.bench.record import Record
+from gradring.bench.systems import LocalSystem
 from gradring.launch.processes import RankProcesses
 from gradring.launch.ranks import rank_environments
 
@@ -34,7 +35,7 @@ LOAD_AT_START = machine.load()
 
 
 @pytest.fixture(scope="session")
-def bench() -> Iterator[peer_rank.Bench]:
+def comm() -> Iterator[gradring.Communicator]:
     """This process as rank 0; rank 1 is a process of its own that follows."""
     pytest.importorskip("tensorflow", reason="pip install 'gradring[tensorflow]'")
     Plan(WORLD_SIZE, (4,), peers=("tensorflow",)).check()
@@ -44,10 +45,14 @@ def bench() -> Iterator[peer_rank.Bench]:
         with patch.dict(os.environ, own):
             comm = gradring.init(transport=peer_rank.TRANSPORT)
         with comm:
-            opened = peer_rank.open_bench(comm)
-            yield opened
-            opened.announce(peer_rank.Command.STOP)
+            yield comm
+            peer_rank.told(comm, 0, 0)
         peer.popen.wait(PEER_END_S)
+
+
+@pytest.fixture(scope="session")
+def systems(comm: gradring.Communicator) -> Sequence[LocalSystem]:
+    return peer_rank.open_systems(comm)
 
 
 @pytest.hookimpl(trylast=True)

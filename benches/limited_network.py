@@ -21,19 +21,18 @@ import itertools
 import json
 import re
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import gradring
 from gradring import machine
 from gradring.bench import values
 from gradring.bench.plan import format_size, parse_sizes
+from gradring.bench.systems.system import InPlace
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks, simulated_hosts
 
@@ -88,22 +87,19 @@ def _measure(
     comm: gradring.Communicator, wire_dtype: str, size: int, iterations: int, line_gbps: float
 ) -> Row:
     problem = values.Problem(comm.rank, comm.world_size, size // 4, "sum", "float32")
-    source, expected = problem.source(), problem.expected()
-    buffer = np.empty_like(source)
+    kind = InPlace if wire_dtype == "float32" else _Rounded
+    reduction = kind(problem, lambda buffer: partial(comm.all_reduce, buffer, problem.op))
     durations_s, crossed, wrong = [], 0, 0
     for _ in range(WARM_UPS + iterations):
-        np.copyto(buffer, source)
         # Before the barrier: behind it, other ranks of this host may begin earlier than this one.
         sent_before = _sent_bytes()
-        comm.barrier()
-        start = time.perf_counter()
-        comm.all_reduce(buffer)
-        durations_s.append(time.perf_counter() - start)
+        samples = reduction.iterate(1, comm.barrier)
         algorithm = comm.stats()["algorithm"]
         # Until every rank has all, this host may still have to send.
         comm.barrier()
         crossed += _sent_bytes() - sent_before
-        wrong += _count_wrong(buffer, expected, exact=wire_dtype == "float32")
+        durations_s += samples.durations_s
+        wrong += samples.wrong
     wrong = comm.all_reduce(wrong)
     median_s = statistics.median(durations_s[WARM_UPS:])
     busbw_gbps = problem.link_bytes / median_s / 1e9
@@ -126,10 +122,10 @@ def _sent_bytes() -> int:
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
 
-def _count_wrong(result: NDArray[Any], expected: NDArray[Any], *, exact: bool) -> int:
-    if exact:
-        return values.count_wrong(result, expected)
-    return int(np.count_nonzero(~np.isclose(result, expected, rtol=TOLERANCE, atol=0.0)))
+class _Rounded(InPlace):
+    def count_wrong(self) -> int:
+        right = np.isclose(self.result(), self.expected, rtol=TOLERANCE, atol=0.0)
+        return int(np.count_nonzero(~right))
 
 
 def gbps(rate: str) -> float:

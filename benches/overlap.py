@@ -30,10 +30,10 @@ import itertools
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
+from benches.turns import in_turns
 from gradring.bench.plan import refuse_debug_build
 from gradring.testing import run_ranks, simulated_hosts
 
@@ -59,27 +59,26 @@ def rank_main(batch: int, rounds: int, threads: int, bucket_mib: float) -> dict[
         broadcast_variables(weights, communicator=comm)
         reduce_gradients = GradientReducer(bucket_bytes=int(bucket_mib * 2**20), communicator=comm)
         x = tf.random.stateless_normal([batch, SIZES[0]], [1, comm.rank])
-        steps = {mode: _step(tf, mode, weights, reduce_gradients) for mode in MODES}
-        times: dict[str, list[float]] = {mode: [] for mode in MODES}
-        overlaps: dict[str, list[Any]] = {"after": [], "during": []}
+        overlaps: dict[str, list[Any]] = {mode: [] for mode in MODES}
         values = {}
-        for number in range(rounds + 2):
-            for mode, step in steps.items():
-                comm.barrier()
+
+        def measured(mode: str) -> Callable[[], None]:
+            step = _step(tf, mode, weights, reduce_gradients)
+
+            def run() -> None:
                 with measure_overlap(comm) as overlap:
-                    since = time.perf_counter()
                     values[mode] = step(x).numpy().tobytes()
-                    elapsed = time.perf_counter() - since
-                if number >= 2:
-                    times[mode].append(elapsed * 1e3)
-                    if mode in overlaps:
-                        overlaps[mode].append(overlap)
+                overlaps[mode].append(overlap)
+
+            return run
+
+        times = in_turns(comm, {mode: measured(mode) for mode in MODES}, rounds, warm_ups=2)
+        exposed = {m: [o.exposed_s * 1e3 for o in found[2:]] for m, found in overlaps.items()}
         assert values["after"] == values["during"] != values["compute"], "wrong gradients"
         return {
             "values": values["during"].hex(),
-            "times": times,
-            "exposed": {m: [o.exposed_s * 1e3 for o in found] for m, found in overlaps.items()},
-            "hidden_share": statistics.median(o.hidden_share for o in overlaps["during"]),
+            "times": {mode: (1e3 * steps_s[:, 0]).tolist() for mode, steps_s in times.items()},
+            "exposed": exposed,
         }
 
 

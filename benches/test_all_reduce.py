@@ -11,15 +11,17 @@ them round by round instead, which is fairer on a machine whose speed drifts.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from benches import peer_rank
+import gradring
+from benches.peer_rank import prepared, told, total
 from gradring.bench.comparison import called
 from gradring.bench.measurement import P99_ITERATIONS
 from gradring.bench.plan import DEFAULT_SIZES, format_size, parse_sizes
+from gradring.bench.systems import LocalSystem
 
 SYSTEMS = (
     "gradring",
@@ -36,31 +38,38 @@ WARM_UP_ROUNDS = 3
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("size_bytes", SIZES, ids=lambda size: format_size(size).replace(" ", ""))
-def test_all_reduce(benchmark: Any, bench: peer_rank.Bench, system: str, size_bytes: int) -> None:
+def test_all_reduce(
+    benchmark: Any,
+    comm: gradring.Communicator,
+    systems: Sequence[LocalSystem],
+    system: str,
+    size_bytes: int,
+) -> None:
     # Like with like.
     benchmark.group = f"all-reduce {format_size(size_bytes)}, {called(system)}"
-    number = [known.name for known in bench.systems].index(system)
-    bench.announce(peer_rank.Command.PREPARE, number, size_bytes)
-    bench.prepare(number, size_bytes)
+    number = [known.name for known in systems].index(system)
+    told(comm, number, size_bytes)
+    reduction = prepared(comm, systems[number], size_bytes)
+    told(comm, WARM_UP_ROUNDS)
+    warm_up = reduction.iterate(WARM_UP_ROUNDS, comm.barrier)
+    wrong = warm_up.wrong
 
     def line_up() -> None:
-        bench.announce(peer_rank.Command.RUN)
-        bench.line_up()
+        nonlocal wrong
+        wrong += reduction.count_wrong()
+        told(comm, 1)
+        reduction.reset()
+        comm.barrier()
 
-    for _ in range(WARM_UP_ROUNDS):
-        start = time.perf_counter()
-        line_up()
-        bench.reduction.run()
-        round_s = time.perf_counter() - start
-    rounds = min(max(int(CELL_S / round_s), MIN_ROUNDS), MAX_ROUNDS)
-    benchmark.pedantic(bench.reduction.run, setup=line_up, rounds=rounds)
-    algorithm = bench.systems[number].algorithm
+    rounds = min(max(int(CELL_S / warm_up.durations_s[-1]), MIN_ROUNDS), MAX_ROUNDS)
+    benchmark.pedantic(reduction.run, setup=line_up, rounds=rounds)
+    algorithm = systems[number].algorithm
 
-    bench.announce(peer_rank.Command.CHECK)
-    wrong = bench.wrong()
+    told(comm, 0)
+    wrong = total(comm, wrong + reduction.count_wrong())
     benchmark.extra_info.update(
         system=system,
-        transport=bench.systems[number].transport,
+        transport=systems[number].transport,
         algorithm=algorithm,
         bytes=size_bytes,
         wrong=wrong,

@@ -20,15 +20,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benches.turns import in_turns
 from gradring import machine
 from gradring.bench.measurement import P99_ITERATIONS
 from gradring.bench.plan import refuse_debug_build
@@ -97,19 +96,13 @@ def rank_main(
         }
         x, y = _samples(comm.rank, batch)
         trainings = {way: _Training(strategies[way], model, x, y) for way in WAYS}
-        times: dict[str, list[float]] = {way: [] for way in WAYS}
-        for number in range(rounds + 1):
-            for way, training in trainings.items():
-                comm.barrier()
-                count = WARM_UP_STEPS if number == 0 else steps
-                steps_s = np.zeros(count)
-                if way != "alone" or comm.rank == 0:
-                    steps_s[:] = training.steps(count)
-                comm.barrier()
-                # Of the slower worker; the other one is not done before it either.
-                comm.all_reduce(steps_s, op="max")
-                if number > 0:
-                    times[way] += steps_s.tolist()
+        ways = {
+            way: training.step if way != "alone" or comm.rank == 0 else None
+            for way, training in trainings.items()
+        }
+        found = in_turns(comm, ways, rounds, steps, warm_ups=WARM_UP_STEPS)
+        # Of the slower worker; the other one is not done before it either.
+        times = {w: comm.all_reduce(s, op="max").ravel().tolist() for w, s in found.items()}
         _check(comm, trainings)
         comm.barrier()
         return trainings["alone"].parameters(), times
@@ -143,16 +136,8 @@ class _Training:
         def step(x: Any, y: Any) -> Any:
             return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
 
-        self._step: Callable[[], Any] = lambda: step(*batch)
-
-    def steps(self, count: int) -> list[float]:
-        """Trains; seconds of each step."""
-        ends = [time.perf_counter()]
-        for _ in range(count):
-            loss = float(self._step())
-            ends.append(time.perf_counter())
-        assert np.isfinite(loss)
-        return [end - start for start, end in pairwise(ends)]
+        #: Trains, and waits for the loss.
+        self.step: Callable[[], object] = lambda: float(step(*batch))
 
     def parameters(self) -> int:
         return int(self.model.count_params())

@@ -53,8 +53,12 @@ class LocalReduction(ABC):
             start = time.perf_counter()
             self.run()
             durations_s.append(time.perf_counter() - start)
-            wrong += values.count_wrong(self.result(), self.expected)
+            wrong += self.count_wrong()
         return Samples(durations_s, wrong)
+
+    def count_wrong(self) -> int:
+        """Elements of the last result that are not as expected."""
+        return values.count_wrong(self.result(), self.expected)
 
     @abstractmethod
     def reset(self) -> None:
