@@ -84,6 +84,27 @@ def share_of_others(before: Usage, after: Usage, cores: int) -> float:
     return min(1.0, max(0.0, others_s / available_s))
 
 
+def processes() -> list[int]:
+    """The numbers of all processes that can be seen."""
+    return sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
+
+
+def group_if_running(process: int) -> int | None:
+    """Its process group; None if it has ended, whether or not anybody has collected it."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, _parent, group = stat.rpartition(")")[2].split()[:3]
+    return None if state in "ZX" else int(group)
+
+
+def handles(process: int, signum: int) -> bool:
+    """Whether it has a handler for a signal."""
+    caught = _fact(f"/proc/{process}/status", "SigCgt") or "0"
+    return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
 def _fact(path: str, name: str) -> str | None:
     """What follows a name and a colon in a file of /proc."""
     try:

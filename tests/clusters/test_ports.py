@@ -13,18 +13,12 @@ from gradring.errors import ConfigError, RendezvousError
 from gradring.launch.ranks import rank_environments
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
+from proc import LISTEN, tcp_sockets
 
 
 def listening_ports() -> set[int]:
     """The ports at which this process listens."""
-    import os
-    from pathlib import Path
-
-    descriptors = Path(f"/proc/{os.getpid()}/fd").iterdir()
-    sockets = {os.readlink(d) for d in descriptors if d.exists() or d.is_symlink()}
-    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    listening = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
-    return {int(row[1].rpartition(":")[2], 16) for row in listening}
+    return {port for _, port in tcp_sockets(LISTEN)}
 
 
 def join_within(first: int, last: int, by_argument: bool) -> set[int]:

@@ -18,6 +18,7 @@ import gradring
 from faults import matrix
 from faults.matrix import Cell
 from faults.stage import Stage
+from proc import descriptors
 
 HOW_TO_STRIKE = signal.SIGUSR2
 """Makes the faulty rank strike wherever it is."""
@@ -201,11 +202,7 @@ def belongings() -> dict[str, int]:
     names = [name for name in names if name.startswith("gradring")]
     for line in Path("/proc/self/maps").read_text().splitlines():
         names += ["memory" for word in line.split() if word.startswith("/memfd:")]
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{number}")
-        except FileNotFoundError:  # the directory itself
-            continue
+    for target in descriptors():
         names += [kind for kind in ("socket", "eventfd", "memfd") if kind in target]
     names += [path.name for path in Path("/dev/shm").glob("gradring*")]
     return {name: names.count(name) for name in set(names)}

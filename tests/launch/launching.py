@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gradring import machine
 from waiting import wait_until
 
 DEADLINE_S = 60.0
@@ -12,11 +13,7 @@ DEADLINE_S = 60.0
 
 def is_running(pid: int) -> bool:
     """Whether the process exists and is more than a zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
+    return machine.group_if_running(pid) is not None
 
 
 def pids_noted(directory: Path, ranks: int) -> list[int]:

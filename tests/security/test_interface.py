@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from pathlib import Path
@@ -15,30 +14,13 @@ from gradring.config import Settings
 from gradring.errors import ConfigError, RendezvousError
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
+from proc import LISTEN, tcp_sockets
 from waiting import meet
-
-LISTEN = "0A"
-"""A state in /proc/net/tcp."""
 
 
 def listening() -> set[tuple[str, int]]:
-    """The addresses on which this process listens, IPv4 and IPv6."""
-    inodes = set()
-    for fd in Path("/proc/self/fd").iterdir():
-        try:
-            inodes.add(os.readlink(fd))
-        except OSError:
-            continue
-    found = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            columns = row.split()
-            host, port = columns[1].split(":")
-            if columns[3] == LISTEN and f"socket:[{columns[9]}]" in inodes:
-                words = bytes.fromhex(host)
-                packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                found.add((socket.inet_ntop(family, packed), int(port, 16)))
-    return found
+    """The addresses on which this process listens."""
+    return set(tcp_sockets(LISTEN))
 
 
 def doors_while_forming(rendezvous: str, place: Path) -> set[tuple[str, int]]:

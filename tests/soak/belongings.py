@@ -9,10 +9,10 @@ import time
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from proc import CLOSE_WAIT, descriptors, tcp_sockets
+
 SETTLE_LIMIT_S = 4.0
 """How long what belongs to a group that has ended may take to disappear."""
-CLOSE_WAIT = "08"
-"""As /proc/net/tcp writes it: the peer has gone, and this process has not closed its end."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,13 @@ class Belongings:
 def belongings() -> Belongings:
     """What this process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    opened = _opened()
     return Belongings(
         resident_kib=pages * os.sysconf("SC_PAGE_SIZE") // 1024,
-        descriptors=len(opened),
+        descriptors=len(descriptors()),
         threads=len(os.listdir("/proc/self/task")),
         mappings=Path("/proc/self/maps").read_text().count("/memfd:")
         + len(list(Path("/dev/shm").glob("gradring*"))),
-        half_closed=len(_half_closed() & set(opened)),
+        half_closed=len(tcp_sockets(CLOSE_WAIT)),
     )
 
 
@@ -66,27 +65,3 @@ def settled(usual: Belongings | None) -> Belongings:
         if usual is None or not found.exceeds(usual) or time.monotonic() > deadline:
             return found
         time.sleep(0.01)
-
-
-def _opened() -> list[str]:
-    """What the descriptors stand for, such as ``socket:[4711]``."""
-    targets = []
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            targets.append(os.readlink(f"/proc/self/fd/{number}"))
-        except FileNotFoundError:  # that of the listing itself
-            continue
-    return targets
-
-
-def _half_closed() -> set[str]:
-    """All sockets of this network namespace in CLOSE_WAIT, as `_opened` names them."""
-    found = set()
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        if not os.path.exists(table):  # no IPv6 here
-            continue
-        for line in Path(table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == CLOSE_WAIT:
-                found.add(f"socket:[{words[9]}]")
-    return found

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradring import machine
 from gradring.clusters import detect
 from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
@@ -52,14 +53,13 @@ def running_jobs() -> list[RunningJob]:
 
 
 def _environments() -> Iterator[tuple[int, Mapping[str, str]]]:
-    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-        if int(process.name) in (os.getpid(), os.getppid()):
-            continue
+    for process in sorted({*machine.processes()} - {os.getpid(), os.getppid()}):
+        directory = Path("/proc", str(process))
         try:
-            if NATIVE_MODULE not in (process / "maps").read_bytes():
+            if NATIVE_MODULE not in (directory / "maps").read_bytes():
                 continue
-            entries = (process / "environ").read_bytes().split(b"\0")
+            entries = (directory / "environ").read_bytes().split(b"\0")
         except OSError:  # it has ended, or belongs to somebody else
             continue
         pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-        yield int(process.name), {name: text for name, _, text in pairs}
+        yield process, {name: text for name, _, text in pairs}

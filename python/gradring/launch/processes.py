@@ -13,11 +13,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import BinaryIO
 
+from gradring import machine
 from gradring.launch import exec_rank
 from gradring.launch.guardian import Guardian
 
@@ -108,7 +108,7 @@ class RankProcess:
         except PermissionError:
             return True
         # In a container whose first process collects no other, ended children stay for ever.
-        return any(group == self.pid and state not in "ZX" for group, state in _all_processes())
+        return any(machine.group_if_running(other) == self.pid for other in machine.processes())
 
 
 class RankProcesses:
@@ -182,14 +182,6 @@ class RankProcesses:
     ) -> None:
         """Closes; also on Ctrl-C."""
         self.close()
-
-
-def _all_processes() -> Iterator[tuple[int, str]]:
-    """Process group and state letter of every process that can be seen."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            state, _parent, group = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
-            yield int(group), state
 
 
 def describe_exit(exit_code: int) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradring import machine
 from gradring.launch.processes import RankProcess, RankProcesses
 from gradring.launch.ranks import rank_environments
 from gradring.testing.function import FunctionName, load_from_rank
@@ -179,7 +180,8 @@ class _World:
         self._stopped = {process.rank for process in running}
         if out_of_time:
             self.unfinished = sorted(self._stopped)
-        asked = [process for process in running if _handles_dump(process)]
+        # To a rank that does not handle the signal yet, it is deadly.
+        asked = [process for process in running if machine.handles(process.pid, DUMP_SIGNAL)]
         before = {process.rank: self._output_size(process.rank) for process in asked}
         for process in asked:
             os.kill(process.pid, DUMP_SIGNAL)
@@ -249,13 +251,3 @@ def _exception(report: Report) -> BaseException:
         if isinstance(found, BaseException):
             return found
     return RemoteError(report.traceback)
-
-
-def _handles_dump(process: RankProcess) -> bool:
-    """Whether the rank handles the signal already: to one that does not, it is deadly."""
-    try:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-    except OSError:
-        return False
-    caught = next((row for row in status.splitlines() if row.startswith("SigCgt:")), "SigCgt: 0")
-    return bool(int(caught.split()[1], 16) >> (DUMP_SIGNAL - 1) & 1)
