@@ -73,16 +73,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _measurement(benchmark: Any) -> Measurement:
-    info = benchmark.extra_info
     return Measurement.of(
         benchmark.stats.data,
-        system=info["system"],
-        transport=info["transport"],
-        algorithm=info["algorithm"],
         world_size=WORLD_SIZE,
         dtype=peer_rank.DTYPE,
-        size_bytes=info["bytes"],
-        wrong=info["wrong"],
+        **benchmark.extra_info,
     )
 
 

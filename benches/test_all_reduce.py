@@ -71,7 +71,7 @@ def test_all_reduce(
         system=system,
         transport=systems[number].transport,
         algorithm=algorithm,
-        bytes=size_bytes,
+        size_bytes=size_bytes,
         wrong=wrong,
     )
     assert wrong == 0

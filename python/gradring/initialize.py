@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from gradring import parse
 from gradring.clusters import Cluster, detect
-from gradring.clusters.cluster import ALONE_RENDEZVOUS
 from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
@@ -206,15 +205,8 @@ def resolve(
             "init() has rank and world_size but no rendezvous; give the host:port at which rank 0 "
             f"listens, or set {parse.RENDEZVOUS}"
         )
-    return Cluster(
-        place.rank,
-        place.world_size,
-        address or ALONE_RENDEZVOUS,
-        None,
-        "arguments",
-        "rank and world_size are arguments of init().",
-        job_id=parse.given_job_id(environ),
-    )
+    reason = "rank and world_size are arguments of init()."
+    return Cluster.of(place, address, "arguments", reason, job_id=parse.given_job_id(environ))
 
 
 def _warn_of_misspelt_variables() -> None:

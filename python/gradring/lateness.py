@@ -37,9 +37,7 @@ def excess_s(waits: Waits, rank: int) -> float:
 
 def slowest(waits: Waits, ranks: Sequence[int]) -> Slowest | None:
     """The rank of the largest excess; None if nobody waited for anybody."""
-    found = max((Slowest(rank, excess_s(waits, rank)) for rank in ranks), key=_by_excess)
+    found = max(
+        (Slowest(rank, excess_s(waits, rank)) for rank in ranks), key=lambda found: found.excess_s
+    )
     return found if found.excess_s > 0 else None
-
-
-def _by_excess(slowest: Slowest) -> float:
-    return slowest.excess_s

@@ -162,16 +162,10 @@ def ports(given: object, name: str) -> tuple[int, int]:
     return low, high
 
 
-def given_ports(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """First and last of ``GRADRING_PORT``; None when it is unset."""
-    text = value(environ, PORT)
-    return None if text is None else ports(text, PORT)
-
-
 def first_port(environ: Mapping[str, str], otherwise: int) -> int:
     """The port of rank 0, where the launcher tells none: the first of ``GRADRING_PORT``."""
-    given = given_ports(environ)
-    return otherwise if given is None else given[0]
+    text = value(environ, PORT)
+    return otherwise if text is None else ports(text, PORT)[0]
 
 
 def at_first_port(environ: Mapping[str, str], address: str) -> str:

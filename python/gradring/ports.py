@@ -26,11 +26,12 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
         OSError: There are not enough free ports.
     """
     ports: list[int] = []
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     with contextlib.ExitStack() as held:
         for candidate in [*_candidates(), *[0] * count]:
             if len(ports) == count:
                 break
-            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            holder = held.enter_context(socket.socket(family))
             try:
                 holder.bind((host, candidate))
             except OSError:

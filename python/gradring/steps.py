@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Protocol
 
 from gradring import _native
@@ -39,12 +38,7 @@ class Step:
             communicator._native.begin_step(not self._abort_on_exception)
             communicator._step = self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         communicator = self._communicator
         if communicator._step is not self:
             return

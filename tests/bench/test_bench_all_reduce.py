@@ -314,9 +314,10 @@ def test_tensorflow_is_measured_in_the_same_run_and_right(
     assert [row["wrong"] for row in rows] == [0] * 10
     assert all(row["median_us"] <= row["p90_us"] <= row["p99_us"] for row in rows)
     # The last table: each of TensorFlow's beside what is called as it is, with three factors.
-    compared = [
-        re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()[-10:]
-    ]
+    # A time of seconds leaves one blank before it.
+    between = "  +|(?<=[sx]) (?=[0-9])"
+    lines = capsys.readouterr().out.splitlines()[-10:]
+    compared = [re.split(between, line.strip()) for line in lines]
     assert [(line[1], line[2], len(line)) for line in compared] == [
         ("array over TCP", "gradring", 6),
         ("strategy over TCP", "gradring-strategy", 6),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,27 +54,22 @@ class Measurement:
 
     @classmethod
     def of(
-        cls,
-        durations_s: Sequence[float],
-        *,
-        system: str,
-        transport: str,
-        algorithm: str,
-        world_size: int,
-        dtype: str,
-        size_bytes: int,
-        wrong: int,
+        cls, durations_s: Sequence[float], *, size_bytes: int, world_size: int, **facts: Any
     ) -> Measurement:
-        """Summarises the durations of all iterations, in seconds; there must be at least one."""
+        """Summarises the durations of all iterations, in seconds; there must be at least one.
+
+        Args:
+            durations_s: Of rank 0.
+            size_bytes: Size of the buffer.
+            world_size: Number of ranks.
+            facts: The other attributes that say what was measured.
+        """
         durations_us = np.array(durations_s) * 1e6
         median_us = float(np.median(durations_us))
         algbw_gbps = size_bytes / median_us / 1e3
         return cls(
-            system=system,
-            transport=transport,
-            algorithm=algorithm,
+            **facts,
             world_size=world_size,
-            dtype=dtype,
             bytes=size_bytes,
             iterations=len(durations_s),
             median_us=round(median_us, 3),
@@ -82,7 +78,6 @@ class Measurement:
             p99_us=_p99(durations_us),
             algbw_gbps=round(algbw_gbps, 9),
             busbw_gbps=round(algbw_gbps * 2 * (world_size - 1) / world_size, 9),
-            wrong=wrong,
         )
 
 

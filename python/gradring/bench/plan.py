@@ -120,21 +120,21 @@ class Plan:
 
     def command(self) -> str:
         """The command that repeats this run, with its defaults spelled out."""
-        words = ["gradring", "bench", "all-reduce", "--world-size", str(self.world_size)]
-        words += ["--sizes", ",".join(format_size(size).replace(" ", "") for size in self.sizes)]
-        words += ["--transport", ",".join(self.transports), "--algorithm", self.algorithm]
-        words += ["--dtype", self.dtype, "--op", self.op]
-        if self.streams != 1:
-            words += ["--streams", str(self.streams)]
-        if self.checksum:
-            words.append("--checksum")
-        if self.iterations is not None:
-            words += ["--iterations", str(self.iterations)]
-        if self.peers:
-            words += ["--compare", ",".join(self.peers)]
-        if self.congestion is not None:
-            words += ["--congestion", self.congestion]
-        return shlex.join(words)
+        options = {
+            "--world-size": self.world_size,
+            "--sizes": ",".join(format_size(size).replace(" ", "") for size in self.sizes),
+            "--transport": ",".join(self.transports),
+            "--algorithm": self.algorithm,
+            "--dtype": self.dtype,
+            "--op": self.op,
+            "--streams": self.streams if self.streams != 1 else None,
+            "--iterations": self.iterations,
+            "--compare": ",".join(self.peers),
+            "--congestion": self.congestion,
+        }
+        words = [word for name, value in options.items() if value for word in (name, str(value))]
+        checksum = ["--checksum"] if self.checksum else []
+        return shlex.join(["gradring", "bench", "all-reduce", *words, *checksum])
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

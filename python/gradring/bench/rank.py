@@ -16,7 +16,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from gradring.bench.systems.system import Reduction
 from gradring.bench.values import Problem, dtype_of
 from gradring.communicator import Communicator
 from gradring.config import TLS_VARIABLES, Settings, TlsFiles
+from gradring.parse import Place
 from gradring.ports import LOOPBACK
 
 #: Many, since each finds the ranks on other cores, or both on one, where they stay for a while.
@@ -64,8 +65,9 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
             further += [(transport, True) for transport in plan.transports]
         for transport, checksum in further:
             (port,) = agree_on_ports(comm, 1)
-            place = comm.rank, comm.world_size, f"{LOOPBACK}:{port}"
-            more = closing.enter_context(_join(plan, transport, tls, *place, checksum=checksum))
+            place = Place(comm.rank, comm.world_size)
+            joined = _join(plan, transport, tls, f"{LOOPBACK}:{port}", place, checksum=checksum)
+            more = closing.enter_context(joined)
             systems.append(_system(plan, more, transport))
         for name in plan.peers:
             systems.extend(load_peer(name).open_systems(comm, closing))
@@ -85,16 +87,14 @@ def _join(
     plan: Plan,
     transport: str,
     tls: TlsFiles | None,
-    rank: int | None = None,
-    world_size: int | None = None,
     rendezvous: str | None = None,
+    place: Place | None = None,
     *,
     checksum: bool = False,
 ) -> Communicator:
     """A communicator that uses one of the plan's transports; by default the launcher's group."""
     return gradring.init(
-        rank=rank,
-        world_size=world_size,
+        **(asdict(place) if place else {}),
         rendezvous=rendezvous,
         transport=native(transport),
         tls=tls if transport == TLS else None,

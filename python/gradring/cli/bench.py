@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from gradring.cli.arguments import check_file, count, usage
@@ -118,6 +119,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--compare",
         type=usage(plan.parse_peers),
         default=(),
+        dest="peers",
         metavar="PEERS",
         help=f"also measure, in turns: {', '.join(systems.PEERS)}",
     )
@@ -157,19 +159,7 @@ def _run_all_reduce(arguments: argparse.Namespace) -> int:
     from gradring.bench.all_reduce import bench_all_reduce
     from gradring.bench.plan import Plan
 
-    plan = Plan(
-        world_size=arguments.world_size,
-        sizes=arguments.sizes,
-        dtype=arguments.dtype,
-        op=arguments.op,
-        transports=arguments.transports,
-        algorithm=arguments.algorithm,
-        iterations=arguments.iterations,
-        peers=arguments.compare,
-        congestion=arguments.congestion,
-        streams=arguments.streams,
-        checksum=arguments.checksum,
-    )
+    plan = Plan(**{field.name: getattr(arguments, field.name) for field in fields(Plan)})
     plan.check(allow_debug=arguments.allow_debug)
     record = bench_all_reduce(plan, _say)
     if arguments.json is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from gradring.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 # For documentation only (RFC 5737, RFC 3849): the way there is the way to anywhere.
-_ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")
+ANY_PORT = 9
 
 
 def free_address(environ: Mapping[str, str], name: str | None, *, alone: bool) -> str:
@@ -32,7 +34,9 @@ def free_address(environ: Mapping[str, str], name: str | None, *, alone: bool) -
             f"rank 0 cannot listen at {host}, which is no address of its host, "
             f"{socket.gethostname()}; set GRADRING_INTERFACE, or {parse.RENDEZVOUS} for all ranks"
         )
-    return parse.joined_address(host, parse.first_port(environ, 0) or _free_port(host))
+    from gradring.ports import free_ports  # which few ranks need
+
+    return parse.joined_address(host, parse.first_port(environ, 0) or free_ports(1, host)[0])
 
 
 def local_host(environ: Mapping[str, str]) -> str:
@@ -69,17 +73,6 @@ def _chosen(environ: Mapping[str, str]) -> str | None:
     return address_of(interface, "GRADRING_INTERFACE")
 
 
-def _free_port(host: str) -> int:
-    family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    if family == socket.AF_INET:
-        from gradring.ports import free_ports
-
-        return free_ports(1, str(address[0]))[0]
-    with socket.socket(family, kind) as probe:
-        probe.bind(address)
-        return int(probe.getsockname()[1])
-
-
 def _is_reachable(name: str) -> bool:
     """Whether ``name`` has addresses, and none that is this host's for itself only.
 
@@ -92,12 +85,20 @@ def _is_reachable(name: str) -> bool:
     return not any(ipaddress.ip_address(row[4][0]).is_loopback for row in found)
 
 
+def address_towards(other: str) -> str:
+    """The address of this machine that ``other`` can reach, as the routing table has it.
+
+    Raises:
+        OSError: ``other`` has no address, or there is no route to it.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(other, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # a datagram socket sends nothing here
+        return str(probe.getsockname()[0])
+
+
 def _address_towards_anywhere() -> str | None:
-    for family, address in _ANYWHERE:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((address, 9))  # a datagram socket sends nothing here
-            except OSError:
-                continue
-            return str(probe.getsockname()[0])
+    for address in _ANYWHERE:
+        with contextlib.suppress(OSError):
+            return address_towards(address)
     return None

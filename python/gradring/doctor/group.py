@@ -12,10 +12,10 @@ from typing import Any
 
 import gradring
 from gradring.clusters import Cluster
+from gradring.clusters.own_host import address_towards
 from gradring.communicator import Communicator, all_gather_bytes
 from gradring.doctor import here
 from gradring.doctor.pair import PairMeasurement, answer, call
-from gradring.launch.hosts import address_towards
 
 #: With more ranks, the bandwidth is measured between neighbours of the ring only.
 MOST_RANKS_FOR_ALL_BANDWIDTHS = 8

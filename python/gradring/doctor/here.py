@@ -9,9 +9,9 @@ from importlib import metadata
 
 import gradring
 from gradring.clusters import Cluster, detect
+from gradring.clusters.own_host import address_towards
 from gradring.config import Settings
 from gradring.interfaces import interface_of
-from gradring.launch.hosts import address_towards
 
 PACKAGES = ("numpy", "tensorflow", "tensorflow-cpu", "keras", "tf_keras")
 

@@ -11,7 +11,6 @@ from gradring.parse import MAX_PORT, whole_number
 from gradring.ports import LOOPBACK
 
 LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
-ANY_PORT = 9
 
 
 @dataclass(frozen=True)
@@ -115,15 +114,3 @@ def place_ranks(hosts: Sequence[Host], world_size: int) -> list[Host]:
             "larger numbers"
         )
     return placed
-
-
-def address_towards(other: str) -> str:
-    """The address of this machine that ``other`` can reach, as the routing table has it.
-
-    Raises:
-        OSError: ``other`` has no address, or there is no route to it.
-    """
-    family, kind, _, _, address = socket.getaddrinfo(other, ANY_PORT, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)  # a datagram socket sends nothing here
-        return str(probe.getsockname()[0])

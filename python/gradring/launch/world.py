@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gradring.clusters.own_host import address_towards
 from gradring.config import Settings
 from gradring.launch.collect import collect, new_job
 from gradring.launch.guardian import Guardian
-from gradring.launch.hosts import Host, address_towards
+from gradring.launch.hosts import Host
 from gradring.launch.processes import PIPE, RankProcess, RankProcesses
 from gradring.launch.program import Program
 from gradring.launch.ranks import environments_at, rank_environments, thread_counts

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gradring import steps
@@ -241,15 +240,10 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
             self.finish()
-        elif error is not None and self._launched is not None and steps.ends_the_group(error):
+        elif self._launched is not None and steps.ends_the_group(error):
             launched = core_of(self._communicator).launched - self._launched
             if launched:
                 what = f"its step after {self._step}"

@@ -15,6 +15,10 @@ from gradring import lateness
 LATE_MAX = 8
 #: A rank is called slow when the others wait for it for so much of a step.
 NOTICEABLE = 0.05
+#: Of a step.
+PARTS = ("compute", "input", "comm", "wait")
+#: What `Totals` counts in seconds, as a whole.
+_TIMES = ("elapsed_s", "comm_s", "wait_s", "input_s")
 
 
 @dataclass
@@ -46,17 +50,12 @@ class Totals:
         # A note lists the longest waits only: what it leaves out was at most the shortest of them.
         complete = len(other.late_s) < LATE_MAX
         unlisted = 0.0 if complete else min(other.late_s.values())
-        return Totals(
-            self.steps - other.steps,
-            self.elapsed_s - other.elapsed_s,
-            self.comm_s - other.comm_s,
-            self.wait_s - other.wait_s,
-            {
-                rank: max(0.0, late - other.late_s.get(rank, unlisted))
-                for rank, late in self.late_s.items()
-            },
-            input_s=self.input_s - other.input_s,
-        )
+        late_s = {
+            rank: max(0.0, late - other.late_s.get(rank, unlisted))
+            for rank, late in self.late_s.items()
+        }
+        times = {name: getattr(self, name) - getattr(other, name) for name in _TIMES}
+        return Totals(self.steps - other.steps, **times, late_s=late_s)
 
     def to_note(self) -> bytes:
         """As bytes for the other ranks: the longest waits only."""
@@ -69,15 +68,9 @@ class Totals:
         """What `to_note` made; None for the note of a rank without a monitor."""
         try:
             row = json.loads(note)
-            return cls(
-                steps=int(row["steps"]),
-                elapsed_s=float(row["elapsed_s"]),
-                comm_s=float(row["comm_s"]),
-                wait_s=float(row["wait_s"]),
-                input_s=float(row["input_s"]),
-                late_s={int(rank): float(seconds) for rank, seconds in row["late_s"].items()},
-                ended=bool(row["ended"]),
-            )
+            times = {name: float(row[name]) for name in _TIMES}
+            late_s = {int(rank): float(seconds) for rank, seconds in row["late_s"].items()}
+            return cls(int(row["steps"]), **times, late_s=late_s, ended=bool(row["ended"]))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
 
@@ -169,10 +162,7 @@ class Interval:
             "ranks": {
                 str(rank): {
                     "step_ms": totals.ms(totals.elapsed_s),
-                    "compute_ms": totals.ms(totals.compute_s),
-                    "input_ms": totals.ms(totals.input_s),
-                    "comm_ms": totals.ms(totals.comm_s),
-                    "wait_ms": totals.ms(totals.wait_s),
+                    **{f"{part}_ms": totals.ms(getattr(totals, f"{part}_s")) for part in PARTS},
                     "made_wait_ms": 1000 * lateness.made_wait_s(waits, rank),
                 }
                 for rank, totals in self.since.items()
@@ -185,13 +175,12 @@ class Interval:
 
 def table(totals: dict[int, Totals], hosts: list[str]) -> str:
     """A row for each rank, in milliseconds of an average step, and a verdict in a sentence."""
-    parts = ("compute", "input", "comm", "wait")
-    header = ("rank", "host", "steps", "step ms", *parts, "others waited")
+    header = ("rank", "host", "steps", "step ms", *PARTS, "others waited")
     rows: list[tuple[str, ...]] = [header]
     waits = {rank: per_step(total) for rank, total in totals.items()}
     for rank, total in totals.items():
         made = 1000 * lateness.made_wait_s(waits, rank)
-        times = (total.elapsed_s, *(getattr(total, f"{part}_s") for part in parts))
+        times = (total.elapsed_s, *(getattr(total, f"{part}_s") for part in PARTS))
         cells = (f"{total.ms(seconds):.1f}" for seconds in times)
         rows.append((str(rank), hosts[rank], str(total.steps), *cells, f"{made:.1f}"))
     missing = [rank for rank in range(len(hosts)) if rank not in totals]
@@ -257,13 +246,9 @@ def _reads_slowly(found: lateness.Slowest, totals: dict[int, Totals]) -> bool:
 def _mean(totals: dict[int, Totals]) -> Totals:
     rows = [total for total in totals.values() if total.steps]
     count = len(rows) or 1
-    return Totals(
-        steps=max((row.steps for row in rows), default=1),
-        elapsed_s=sum(row.elapsed_s for row in rows) / count or 1e-9,
-        comm_s=sum(row.comm_s for row in rows) / count,
-        wait_s=sum(row.wait_s for row in rows) / count,
-        input_s=sum(row.input_s for row in rows) / count,
-    )
+    times = {name: sum(getattr(row, name) for row in rows) / count for name in _TIMES}
+    times["elapsed_s"] = times["elapsed_s"] or 1e-9
+    return Totals(max((row.steps for row in rows), default=1), **times)
 
 
 def _short(ms: float) -> str:

@@ -349,11 +349,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     def _batch_gather_to(
         self, value_destination_pairs: Sequence[Any], axis: Any, options: Any = None
     ) -> Any:
-        # A tensor of a function that a replica calls has no device of its own.
-        pairs = [
-            (value, self.worker_devices[0] if isinstance(where, str) and not where else where)
-            for value, where in value_destination_pairs
-        ]
+        pairs = [(value, self._somewhere(where)) for value, where in value_destination_pairs]
         return super()._batch_gather_to(pairs, axis, options)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:

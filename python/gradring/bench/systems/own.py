@@ -31,8 +31,7 @@ class Gradring:
     @property
     def algorithm(self) -> str:
         """What the last all-reduce used."""
-        algorithm: str = self._comm.stats()["algorithm"]
-        return algorithm
+        return self._comm.stats()["algorithm"]
 
     def prepare(self, problem: Problem) -> InPlace:
         """Makes an all-reduce ready."""

@@ -84,8 +84,7 @@ def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[
         return gradring.tensorflow.all_reduce(tensor, op=op, communicator=comm)
 
     def own_algorithm() -> str:
-        algorithm: str = comm.stats()["algorithm"]
-        return algorithm
+        return comm.stats()["algorithm"]
 
     own_strategy = gradring.tensorflow.CustomCollectiveStrategy(communicator=comm)
     transport = comm.stats()["transport"]
