@@ -17,7 +17,7 @@ from gradring.config import Settings, TlsFiles
 from gradring.errors import ConfigError
 from gradring.membership import Membership, existing, remember
 from gradring.observe.observer import observe
-from gradring.settings import GROUP, SETTINGS, meant, takes_settings
+from gradring.settings import GROUP, READ, SETTINGS, meant, takes_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,24 +114,14 @@ def init(
         RendezvousError: The other ranks were not there in time.
         AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
+    arguments = {**locals(), **settings}
+    given = {
+        name: arguments[name] for name in {**READ, **settings} if arguments.get(name) is not None
+    }
     _warn_of_misspelt_variables()
     cluster = resolve(
         os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, port=port
     )
-    asked = {
-        "token": token,
-        "require_auth": require_auth,
-        "tls": tls,
-        "interface": interface,
-        "port": port,
-        "transport": transport,
-        "timeout": timeout,
-        "algorithm": algorithm,
-        "reproducible": reproducible,
-        "wire_dtype": wire_dtype,
-        **settings,
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
     wanted = Settings.from_environ(os.environ, **given)
     if job_id is not None:
         cluster = replace(cluster, job_id=job_id)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
+#: Prints a line at once.
+say = partial(print, flush=True)
 
 
 def seconds(text: str) -> float:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from gradring.cli.arguments import check_file, count, usage
+from gradring.cli.arguments import check_file, count, say, usage
 from gradring.clusters import outer_place
 from gradring.errors import ConfigError
 
@@ -161,7 +161,7 @@ def _run_all_reduce(arguments: argparse.Namespace) -> int:
 
     plan = Plan(**{field.name: getattr(arguments, field.name) for field in fields(Plan)})
     plan.check(allow_debug=arguments.allow_debug)
-    record = bench_all_reduce(plan, _say)
+    record = bench_all_reduce(plan, say)
     if arguments.json is not None:
         record.write(arguments.json)
     return sum(measurement.wrong for measurement in record.measurements)
@@ -170,11 +170,7 @@ def _run_all_reduce(arguments: argparse.Namespace) -> int:
 def _run_link(arguments: argparse.Namespace) -> int:
     from gradring.bench.raw_link import bench_link, write_json
 
-    measured = bench_link(_say, arguments.congestion)
+    measured = bench_link(say, arguments.congestion)
     if arguments.json is not None:
         write_json(arguments.json, measured)
     return sum(bandwidth.wrong for bandwidth in measured.bandwidths)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

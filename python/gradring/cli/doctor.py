@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradring import parse
-from gradring.cli.arguments import seconds
+from gradring.cli.arguments import say, seconds, usage
 from gradring.clusters import detect
 from gradring.config import Settings
 from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "addresses",
         nargs="*",
-        type=_address,
+        type=usage(lambda text: parse.address(text, "HOST:PORT")),
         metavar="HOST:PORT",
         help="the rendezvous of a job, or any address; GRADRING_TOKEN or GRADRING_TOKEN_FILE is "
         "the job's token, and GRADRING_TLS_CA, _CERT and _KEY open a job inside TLS; all are found "
@@ -73,7 +73,7 @@ def _examine_group(timeout_s: float) -> int:
     if cluster.rank == 0:
         print(f"{cluster.source}: {cluster.reason}")
     try:
-        return 0 if group.examine(cluster, timeout_s, _say) else TROUBLE
+        return 0 if group.examine(cluster, timeout_s, say) else TROUBLE
     except ConfigError:
         raise
     except GradringError as error:
@@ -94,7 +94,7 @@ def _look_at(addresses: list[str]) -> int:
     well = True
     for address in addresses:
         found = probe(address)
-        _say(_endpoint_line(found))
+        say(_endpoint_line(found))
         job = known.get(address, RunningJob(address))
         if found.problem is None:
             job = replace(job, token=own.token or job.token, tls=own.tls or job.tls)
@@ -102,7 +102,7 @@ def _look_at(addresses: list[str]) -> int:
         else:
             well = False
             if job.processes:
-                _say(_without_rank_0(job, found.problem))
+                say(_without_rank_0(job, found.problem))
     return 0 if well else TROUBLE
 
 
@@ -111,7 +111,7 @@ def _look_at_running_jobs() -> int:
 
     jobs = running_jobs()
     if not jobs:
-        _say("no gradring job of this user runs on this machine")
+        say("no gradring job of this user runs on this machine")
     well = [_report_job(job) for job in jobs]
     return 0 if all(well) else TROUBLE
 
@@ -123,23 +123,23 @@ def _report_job(running: RunningJob) -> bool:
     try:
         job = ask_job(rendezvous, running.token, running.tls)
     except (AuthenticationError, ConfigError) as error:
-        _say(f"{rendezvous}: a gradring job, which does not answer this caller: {error}")
+        say(f"{rendezvous}: a gradring job, which does not answer this caller: {error}")
         return False
     except RendezvousError as error:
-        _say(_unanswered(running, error))
+        say(_unanswered(running, error))
         return False
     except GradringError as error:
-        _say(
+        say(
             f"{rendezvous}: something listens there, but it is no gradring rank of this version: "
             f"{error}"
         )
         return False
-    _say(f"job at {rendezvous}: {job.world_size} ranks")
+    say(f"job at {rendezvous}: {job.world_size} ranks")
     for state in job.states.values():
-        _say(f"  {state}")
+        say(f"  {state}")
     well, sentences = job.verdict()
     for sentence in sentences:
-        _say(f"{'well' if well else 'problem'}: {sentence}")
+        say(f"{'well' if well else 'problem'}: {sentence}")
     return well
 
 
@@ -175,14 +175,3 @@ def _endpoint_line(found: Endpoint) -> str:
     if found.problem is not None or found.connect_s is None:
         return f"{found.text} ({resolved}): {found.problem}"
     return f"{found.text} ({resolved}): connected within {found.connect_s * 1e3:.1f} ms"
-
-
-def _address(text: str) -> str:
-    try:
-        return parse.address(text, "HOST:PORT")
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

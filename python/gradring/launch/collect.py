@@ -72,20 +72,16 @@ def collect(hosts: Sequence[Host], ssh: Ssh, job: str, trace: Path) -> list[str]
 
 
 def _bring(host: Host, ssh: Ssh, job: str, parts: Path) -> str | None:
-    command = ssh.command(host, __name__, job)
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True
-        )
-        # Shells may print greetings first.
-        found = json.loads(zlib.decompress(base64.b64decode(done.stdout.splitlines()[-1])))
+        packed = ssh.ask(host, __name__, job, limit_s=LIMIT_S)
+        found = json.loads(zlib.decompress(base64.b64decode(packed)))
         parts.mkdir(parents=True, exist_ok=True)
         for name, text in found.items():
             parts.joinpath(Path(name).name).write_text(text)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
+        said = error.stderr.strip().splitlines()
         return f"the timeline's parts on {host.name} cannot be had: {said[-1] if said else error}"
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError, zlib.error) as error:
+    except (OSError, subprocess.SubprocessError, ValueError, zlib.error) as error:
         return f"the timeline's parts on {host.name} cannot be had: {error}"
     return None
 
@@ -94,7 +90,7 @@ def main() -> None:
     """Prints the parts on this host in one line, and removes them."""
     trace = trace_of(sys.argv[1])
     found = {path.name: path.read_text() for path in sorted(parts_of(trace).glob("rank-*.json"))}
-    print(base64.b64encode(zlib.compress(json.dumps(found).encode())).decode())
+    print(json.dumps(base64.b64encode(zlib.compress(json.dumps(found).encode())).decode()))
     shutil.rmtree(trace.parent, ignore_errors=True)
 
 

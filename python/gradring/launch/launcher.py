@@ -34,7 +34,7 @@ from gradring.launch.processes import (
 )
 from gradring.launch.program import Program
 from gradring.launch.report import Blame, blame_left, first_cause, last_words, missing_module
-from gradring.launch.signals import signals_as_bytes
+from gradring.launch.signals import arrived, signals_as_bytes
 from gradring.launch.ssh import Ssh
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
@@ -182,9 +182,8 @@ def _signal_within(seconds: float, wakeup: socket.socket) -> int | None:
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if select.select([wakeup], [], [], left)[0]:
-            for signum in wakeup.recv(4096):
-                if signum != signal.SIGCHLD:
-                    return signum
+            for signum in arrived(wakeup):
+                return signum
     return None
 
 
@@ -304,7 +303,8 @@ class _Launch:
         deadlines = min(self._terminate_at, self._kill_at) - time.monotonic()
         for key, _ in self._selector.select(max(0.0, min(timeout_s, deadlines))):
             if key.fileobj is self._wakeup:
-                self._receive_signals()
+                for signum in arrived(self._wakeup):
+                    self._stop(signum)
                 continue
             output: RankOutput = key.data
             try:
@@ -316,11 +316,6 @@ class _Launch:
                 self._selector.unregister(output.pipe)
                 self._open.discard(output)
                 output.pipe.close()
-
-    def _receive_signals(self) -> None:
-        for signum in self._wakeup.recv(4096):
-            if signum != signal.SIGCHLD:
-                self._stop(signum)
 
     def _stop(self, signum: int) -> None:
         """Passes the signal on; the ranks have the grace period to end, or none at the second."""

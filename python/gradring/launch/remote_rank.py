@@ -24,7 +24,7 @@ from gradring.launch.launcher import CLOSING_TICK_S, DEFAULT_GRACE_S, TICK_S
 from gradring.launch.processes import RankProcesses, shell_exit_code
 from gradring.launch.program import Program
 from gradring.launch.ranks import thread_counts
-from gradring.launch.signals import signals_as_bytes
+from gradring.launch.signals import arrived, signals_as_bytes
 
 STDIN = 0
 READ_BYTES = 1 << 16
@@ -96,9 +96,8 @@ def _watch(processes: RankProcesses, lines: _Lines, wakeup: socket.socket) -> No
                     selector.unregister(STDIN)
                     kill_at = 0.0
             else:
-                for signum in wakeup.recv(READ_BYTES):
-                    if signum != signal.SIGCHLD:
-                        processes.signal(signum)
+                for signum in arrived(wakeup):
+                    processes.signal(signum)
         processes.poll()
         if not processes.running():
             kill_at = min(kill_at, time.monotonic() + DEFAULT_GRACE_S)

@@ -32,5 +32,10 @@ def signals_as_bytes() -> Iterator[socket.socket]:
             signal.set_wakeup_fd(previous_fd)
 
 
+def arrived(receiver: socket.socket) -> list[int]:
+    """The numbers of the signals that can be read now, but for those of children."""
+    return [signum for signum in receiver.recv(4096) if signum != signal.SIGCHLD]
+
+
 def _is_ignored(signum: int) -> bool:
     return signal.getsignal(signum) == signal.SIG_IGN

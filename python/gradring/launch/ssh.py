@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 from gradring.launch.guardian import Guardian
 from gradring.launch.hosts import Host
-from gradring.launch.processes import PIPE, RankProcess, Stream
+from gradring.launch.processes import PIPE, RankProcess
 from gradring.launch.program import Program
 
 OPTIONS = (
@@ -51,6 +52,25 @@ class Ssh:
         """The command line that runs a module of ours on ``host``."""
         remote = shlex.join([self.python, "-m", module, *arguments])
         return [*self._login(host, *OPTIONS), remote]
+
+    def ask(self, host: Host, module: str, *arguments: str, limit_s: float) -> Any:
+        """What a module of ours prints on ``host``, in JSON.
+
+        Raises:
+            OSError: There is no ssh.
+            subprocess.SubprocessError: It took too long, or failed; has what ssh said.
+            ValueError: It printed something else.
+        """
+        done = subprocess.run(
+            self.command(host, module, *arguments),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=True,
+        )
+        # Shells may print greetings first.
+        return json.loads(done.stdout.rstrip().rpartition("\n")[2])
 
     def trial(self, host: Host) -> str:
         """What a user types to see whether ssh works."""
@@ -92,10 +112,8 @@ class RemoteRankProcess(RankProcess):
         ssh: Ssh,
         local_size: int,
         job: str | None,
-        stdout: Stream,
-        stderr: Stream,
     ) -> None:
-        """Starts it.
+        """Starts it; its streams are pipes.
 
         Args:
             rank: Its rank, for messages.
@@ -106,13 +124,9 @@ class RemoteRankProcess(RankProcess):
             ssh: How to get there.
             local_size: Ranks on that host, among which it divides its cores.
             job: Under which its part of a timeline is collected; None if there is to be none.
-            stdout: As for ``subprocess.Popen``.
-            stderr: As for ``subprocess.Popen``.
         """
         login = ssh.command(host, "gradring.launch.remote_rank")
-        super().__init__(
-            rank, login, os.environ, guardian, stdin=PIPE, stdout=stdout, stderr=stderr
-        )
+        super().__init__(rank, login, os.environ, guardian, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         self.host = host.name
         self._killed_at: float | None = None
         order: dict[str, Any] = {

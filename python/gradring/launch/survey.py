@@ -43,26 +43,21 @@ def survey(hosts: Sequence[Host], ssh: Ssh) -> dict[Host, list[int]]:
 def _ports_of(host: Host, ssh: Ssh) -> list[int]:
     if host.is_local:
         return free_ports(host.slots, ANY_ADDRESS)
-    command = ssh.command(host, __name__, str(host.slots))
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        answer = ssh.ask(host, __name__, str(host.slots), limit_s=LIMIT_S)
     except FileNotFoundError:
         raise SurveyError("there is no program 'ssh'; install an ssh client") from None
     except subprocess.TimeoutExpired:
         raise SurveyError(
             f"host {host.target} did not answer within {LIMIT_S:g} s; try: {ssh.trial(host)}"
         ) from None
-    if done.returncode != 0:
-        said = " | ".join(done.stderr.strip().splitlines()[-SHOWN_LINES:]) or "nothing"
+    except subprocess.CalledProcessError as error:
+        said = " | ".join(error.stderr.strip().splitlines()[-SHOWN_LINES:]) or "nothing"
         raise SurveyError(
-            f"host {host.target} cannot run ranks: ssh ended with exit code {done.returncode} and "
+            f"host {host.target} cannot run ranks: ssh ended with exit code {error.returncode} and "
             f"said: {said} (ssh must work without a password: {ssh.trial(host)}; and {ssh.python} "
             "must have gradring: --python names another interpreter)"
-        )
-    # Shells may print greetings first.
-    answer = json.loads(done.stdout.splitlines()[-1])
+        ) from None
     if answer["version"] != gradring.__version__:
         raise SurveyError(
             f"host {host.target} has gradring {answer['version']}, this one "

@@ -7,14 +7,11 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gradring.clusters.own_host import address_towards
 from gradring.config import Settings
 from gradring.launch.collect import collect, new_job
-from gradring.launch.guardian import Guardian
 from gradring.launch.hosts import Host
 from gradring.launch.processes import PIPE, RankProcess, RankProcesses
 from gradring.launch.program import Program
@@ -75,11 +72,12 @@ class World:
             command = program.command(divided.get("PATH"))
             return processes.start(command, divided, stdout=PIPE, stderr=PIPE)
         return processes.add(
-            partial(
-                _start_remote,
-                host=host,
-                program=program,
-                environ=forwarded(environ, self._forward),
+            lambda rank, guardian: RemoteRankProcess(
+                rank,
+                host,
+                program,
+                forwarded(environ, self._forward),
+                guardian,
                 ssh=self._ssh,
                 local_size=local_size,
                 job=self._job,
@@ -102,10 +100,6 @@ class World:
         if not host.is_local:
             return host.name
         return address_towards(next(h.name for h in self._placed if not h.is_local))
-
-
-def _start_remote(rank: int, guardian: Guardian, **given: Any) -> RankProcess:
-    return RemoteRankProcess(rank, guardian=guardian, stdout=PIPE, stderr=PIPE, **given)
 
 
 def _with_token(environ: Mapping[str, str]) -> dict[str, str]:

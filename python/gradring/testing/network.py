@@ -43,13 +43,15 @@ class Host:
 
     def cut(self) -> None:
         """From now on loses every packet from and to this host; nobody is told."""
-        _run("ip", "netns", "exec", self._switch, "bridge", "link", "set", "dev", self._port,
-             "state", "disabled")  # fmt: skip
+        self._set("disabled")
 
     def mend(self) -> None:
         """Ends a `cut`."""
-        _run("ip", "netns", "exec", self._switch, "bridge", "link", "set", "dev", self._port,
-             "state", "forwarding")  # fmt: skip
+        self._set("forwarding")
+
+    def _set(self, state: str) -> None:
+        bridge = ("bridge", "link", "set", "dev", self._port, "state", state)
+        _run("ip", "netns", "exec", self._switch, *bridge)
 
 
 def why_unavailable() -> str | None:
