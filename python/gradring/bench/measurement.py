@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -85,9 +84,3 @@ def _p99(durations_us: NDArray[np.float64]) -> float | None:
     if durations_us.size < P99_ITERATIONS:
         return None
     return round(float(np.quantile(durations_us, 0.99)), 3)
-
-
-def to_json(measurements: Iterable[Measurement]) -> str:
-    """A JSON list of objects, one to a line."""
-    rows = ",\n".join(json.dumps(asdict(measurement)) for measurement in measurements)
-    return f"[\n{rows}\n]\n"

@@ -13,6 +13,7 @@ changes its speed does so for all of them. A system that is not at turn sleeps.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 import gradring
-from gradring.bench.measurement import P99_ITERATIONS, Measurement, to_json
+from gradring.bench.measurement import P99_ITERATIONS, Measurement
 from gradring.bench.plan import TLS, Plan, native
 from gradring.bench.systems import System, load_peer
 from gradring.bench.systems.agree import agree_on_ports
@@ -77,7 +78,7 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
             measured = measure_size(comm, systems, plan, size_bytes)
             if progress is not None and comm.rank == 0:
                 with Path(progress).open("a") as file:
-                    file.write(to_json(measured).replace("\n", "") + "\n")
+                    file.write(json.dumps([asdict(row) for row in measured]) + "\n")
             rows.extend(measured)
         comm.barrier()  # peers that end early make some systems complain
         return rows

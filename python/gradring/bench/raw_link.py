@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -154,15 +152,6 @@ def measure(volume_bytes: int) -> LinkMeasurement:
             machine.date(),
             machine.machine(),
         )
-
-
-def write_json(path: Path, measurement: LinkMeasurement) -> None:
-    """Writes the measurement as one object.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path.write_text(json.dumps(asdict(measurement), indent=1) + "\n")
 
 
 def _bandwidth(block: int, volume_bytes: int, durations_s: list[float], wrong: int) -> Bandwidth:

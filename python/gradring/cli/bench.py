@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from gradring.cli.arguments import check_file, count, say, usage
@@ -168,9 +169,9 @@ def _run_all_reduce(arguments: argparse.Namespace) -> int:
 
 
 def _run_link(arguments: argparse.Namespace) -> int:
-    from gradring.bench.raw_link import bench_link, write_json
+    from gradring.bench.raw_link import bench_link
 
     measured = bench_link(say, arguments.congestion)
     if arguments.json is not None:
-        write_json(arguments.json, measured)
+        arguments.json.write_text(json.dumps(asdict(measured), indent=1) + "\n")
     return sum(bandwidth.wrong for bandwidth in measured.bandwidths)
