@@ -77,15 +77,12 @@ class LinkMeasurement:
     machine: str
 
 
-def bench_link(
-    say: Callable[[str], None], congestion: str | None = None, volume_bytes: int = VOLUME_BYTES
-) -> LinkMeasurement:
+def bench_link(say: Callable[[str], None], congestion: str | None = None) -> LinkMeasurement:
     """Measures the link between two fresh processes of this machine: one TCP connection.
 
     Args:
         say: Called with each line of the report.
         congestion: The kernel's TCP congestion control; None leaves its default.
-        volume_bytes: To send in each direction in each exchange.
 
     Raises:
         RankFailure: A rank failed, or had not finished in time.
@@ -96,7 +93,6 @@ def bench_link(
         found: LinkMeasurement = run_ranks(
             measure,
             2,
-            volume_bytes,
             timeout=TIMEOUT_S,
             env=AS_THE_SYSTEM if hosts else None,
             hosts=hosts,
@@ -120,13 +116,13 @@ def bench_link(
     return found
 
 
-def measure(volume_bytes: int) -> LinkMeasurement:
+def measure() -> LinkMeasurement:
     """What both ranks run."""
     with gradring.init() as comm, contextlib.ExitStack() as closing:
         link = open_ring(comm, closing)
         exchanges = {
-            block: Exchange(link, comm.rank, comm.world_size, volume_bytes, block)
-            for block in (*BLOCKS_BYTES, volume_bytes)
+            block: Exchange(link, comm.rank, comm.world_size, VOLUME_BYTES, block)
+            for block in (*BLOCKS_BYTES, VOLUME_BYTES)
         }
         durations_s: dict[int, list[float]] = {block: [] for block in exchanges}
         wrong = dict.fromkeys(exchanges, 0)
@@ -142,7 +138,7 @@ def measure(volume_bytes: int) -> LinkMeasurement:
         ][WARM_UPS:]
         median_us, p90_us, p99_us = np.quantile(trips_us, (0.5, 0.9, 0.99)).round(1).tolist()
         return LinkMeasurement(
-            [_bandwidth(block, volume_bytes, durations_s[block], wrong[block]) for block in wrong],
+            [_bandwidth(block, durations_s[block], wrong[block]) for block in wrong],
             median_us,
             p90_us,
             p99_us,
@@ -154,7 +150,7 @@ def measure(volume_bytes: int) -> LinkMeasurement:
         )
 
 
-def _bandwidth(block: int, volume_bytes: int, durations_s: list[float], wrong: int) -> Bandwidth:
+def _bandwidth(block: int, durations_s: list[float], wrong: int) -> Bandwidth:
     times_s = np.quantile(durations_s, (0.5, 0.9, 0.0))
-    median, p90, best = (round(float(volume_bytes / time_s / 1e9), 3) for time_s in times_s)
-    return Bandwidth(block, volume_bytes, len(durations_s), median, p90, best, wrong)
+    median, p90, best = (round(float(VOLUME_BYTES / time_s / 1e9), 3) for time_s in times_s)
+    return Bandwidth(block, VOLUME_BYTES, len(durations_s), median, p90, best, wrong)

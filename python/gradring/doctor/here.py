@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-from collections.abc import Mapping
 from importlib import metadata
 
 import gradring
@@ -16,14 +14,14 @@ from gradring.interfaces import interface_of
 PACKAGES = ("numpy", "tensorflow", "tensorflow-cpu", "keras", "tf_keras")
 
 
-def decision(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
+def decision() -> list[tuple[str, str]]:
     """The cluster that ``init()`` would join, and why, as names and texts.
 
     Raises:
         ConfigError: The cluster or a setting cannot be used.
     """
-    cluster = detect(environ)
-    settings = Settings.from_environ(environ)
+    cluster = detect()
+    settings = Settings.from_environ()
     several = cluster.world_size > 1
     return [
         ("rank", str(cluster.rank)),
