@@ -41,14 +41,19 @@ class Label:
         return Label(f"{self.shown}/{name}", f"{self.compared}/{name}")
 
 
+@dataclass(frozen=True)
 class Names:
-    """The names of all tensors of one reduction."""
+    """The names of all tensors of one reduction.
 
-    def __init__(self, label: str, shown: Sequence[str], compared: Sequence[str]) -> None:
-        """Takes the name of the reduction, and one of each kind for each tensor, or empty ones."""
-        self._label = label
-        self._shown = shown
-        self._compared = compared
+    Attributes:
+        label: Name of the reduction.
+        shown: What each tensor is called in messages; may be empty.
+        compared: The same for comparing.
+    """
+
+    label: str
+    shown: Sequence[str]
+    compared: Sequence[str]
 
     @classmethod
     def of_variables(
@@ -81,9 +86,9 @@ class Names:
             positions: In the list of tensors.
             bucket: The bucket's number, if there are several.
         """
-        label = self._label if bucket is None else f"{self._label}/{bucket}"
-        names = [self._shown[position] for position in positions if self._shown[position]]
-        compared = [self._compared[position] for position in positions]
+        label = self.label if bucket is None else f"{self.label}/{bucket}"
+        names = [self.shown[position] for position in positions if self.shown[position]]
+        compared = [self.compared[position] for position in positions]
         digest = hashlib.blake2b("\n".join(compared).encode(), digest_size=16).hexdigest()
         return Label(
             f"{label}: {_joined(names)}" if names else label,
@@ -92,7 +97,7 @@ class Names:
 
     def each(self, positions: Sequence[int]) -> list[str]:
         """What the tensors at these positions are called; their places where they have no names."""
-        return [self._shown[position] or f"{self._label}[{position}]" for position in positions]
+        return [self.shown[position] or f"{self.label}[{position}]" for position in positions]
 
 
 def name_of(variable: Any) -> str:

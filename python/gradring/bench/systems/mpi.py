@@ -100,7 +100,6 @@ class _Mpi:
 
     def __init__(self, comm: Communicator, transport: str, closing: contextlib.ExitStack) -> None:
         self.transport = transport
-        self._comm = comm
         self._pipes: list[Connection] = []
         if comm.rank == 0:
             self._pipes = closing.enter_context(_started(transport, comm.world_size))
@@ -109,15 +108,14 @@ class _Mpi:
     def prepare(self, problem: Problem) -> _Reduction:
         for pipe in self._pipes:
             pipe.send(problem)
-        return _Reduction(self._comm, self._pipes)
+        return _Reduction(self._pipes)
 
 
+@dataclass
 class _Reduction:
     """What the MPI ranks have made ready; our other ranks wait for rank 0 meanwhile."""
 
-    def __init__(self, comm: Communicator, pipes: Sequence[Connection]) -> None:
-        self._comm = comm
-        self._pipes = pipes
+    _pipes: Sequence[Connection]
 
     def iterate(self, iterations: int, barrier: Callable[[], None]) -> Samples:
         durations_s, wrong = [0.0] * iterations, 0

@@ -23,6 +23,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -86,44 +87,33 @@ def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[
     def own_algorithm() -> str:
         return comm.stats()["algorithm"]
 
-    own_strategy = gradring.tensorflow.CustomCollectiveStrategy(communicator=comm)
+    own_strategy = _strategy_all_reduce(
+        gradring.tensorflow.CustomCollectiveStrategy(communicator=comm)
+    )
     transport = comm.stats()["transport"]
     device = f"/job:worker/replica:0/task:{comm.rank}/device:CPU:0"
     return [
         _System("tensorflow-strategy", "grpc", device, _strategy_all_reduce(strategy)),
         _System("tensorflow-raw", "grpc", device, _raw_all_reduce(comm, device)),
         _System("gradring-op", transport, device, own_op, own_algorithm),
-        _System(
-            "gradring-strategy",
-            transport,
-            device,
-            _strategy_all_reduce(own_strategy),
-            own_algorithm,
-        ),
+        _System("gradring-strategy", transport, device, own_strategy, own_algorithm),
     ]
 
 
+@dataclass
 class _System:
-    def __init__(
-        self,
-        name: str,
-        transport: str,
-        device: str,
-        all_reduce: Callable[[Any, str], Any],
-        algorithm: Callable[[], str] = lambda: "ring",
-    ) -> None:
-        self.name = name
-        self.transport = transport
-        self._algorithm = algorithm
-        self._device = device
-        self._all_reduce = all_reduce
+    name: str
+    transport: str
+    device: str
+    all_reduce: Callable[[Any, str], Any]
+    used: Callable[[], str] = lambda: "ring"
 
     @property
     def algorithm(self) -> str:
-        return self._algorithm()
+        return self.used()
 
     def prepare(self, problem: Problem) -> _Reduction:
-        return _Reduction(problem, self._device, self._all_reduce)
+        return _Reduction(problem, self.device, self.all_reduce)
 
 
 class _Reduction(LocalReduction):
