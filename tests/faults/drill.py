@@ -160,16 +160,16 @@ def trap(cell: Cell, stage: Stage) -> Trap:
         os.kill(int(pid), actor.HOW_TO_STRIKE)
 
     def calls_faulty(flow: Flow) -> bool:
-        return flow.to_callee and flow.callee == cell.faulty and flow.purpose != "join"
+        return flow.to_responder and flow.responder == cell.faulty and flow.purpose != "join"
 
     def link(flow: Flow) -> bool:
-        if cell.phase == matrix.HANDSHAKE:  # either may call; the caller's words are harmed
+        if cell.phase == matrix.HANDSHAKE:  # either may connect; the initiator's words are harmed
             pair = {*flow.ends} == {cell.faulty, cell.successor}
-            return flow.to_callee and pair and flow.purpose == purpose
+            return flow.to_responder and pair and flow.purpose == purpose
         return flow.ends == (cell.faulty, cell.successor) and flow.purpose == purpose
 
     def joins(flow: Flow) -> bool:
-        return flow.to_callee and flow.purpose == "join"
+        return flow.to_responder and flow.purpose == "join"
 
     if cell.fault in matrix.OF_A_PROCESS:
         return Trap("hold", calls_faulty, 0, signal_faulty)

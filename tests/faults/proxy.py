@@ -1,7 +1,7 @@
 """A TCP proxy in front of every rank of a drill, which harms the traffic when it is told to.
 
 Each rank announces its proxy's address, so every connection of the group passes here. A *flow* is
-one direction of a connection; the first message of a caller tells who calls and for what purpose.
+one direction of a connection; an initiator's first message tells its rank and its purpose.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Harm = Literal["hang", "half-open", "truncate", "corrupt", "slow", "duplicate", 
 class Flow:
     """One direction of a connection between two ranks."""
 
-    caller: int
-    callee: int
+    initiator: int
+    responder: int
     purpose: Purpose
-    to_callee: bool
+    to_responder: bool
 
     @property
     def ends(self) -> tuple[int, int]:
         """Who sends, and who receives."""
-        ends = (self.caller, self.callee)
-        return ends if self.to_callee else ends[::-1]
+        ends = (self.initiator, self.responder)
+        return ends if self.to_responder else ends[::-1]
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Trap:
     Attributes:
         harm: What to do: ``hang`` forwards nothing more in either direction and says nothing;
             ``half-open`` ends the receiver's side alone; ``truncate`` ends both; ``corrupt`` turns
-            over bits of one byte; ``slow`` limits the rate; ``duplicate`` calls the callee once
-            more with the same greeting; ``hold`` hangs, and only calls ``sprung``.
+            over bits of one byte; ``slow`` limits the rate; ``duplicate`` connects to the responder
+            once more with the same greeting; ``hold`` hangs, and only calls ``sprung``.
         matches: The flows meant.
         after: How many more bytes of such a flow pass unharmed.
         sprung: Called once, when the harm is done.
@@ -103,30 +103,30 @@ class Proxies:
     def _serve(self, rank: int, listener: socket.socket) -> None:
         while True:
             try:
-                caller, _ = listener.accept()
+                initiator, _ = listener.accept()
             except OSError:  # the end
                 return
-            self._start(self._connect, rank, caller)
+            self._start(self._connect, rank, initiator)
 
-    def _connect(self, rank: int, caller: socket.socket) -> None:
-        self._sockets.append(caller)
-        callee = self._reach(rank)
-        if callee is None:
-            _reset(caller)
+    def _connect(self, rank: int, initiator: socket.socket) -> None:
+        self._sockets.append(initiator)
+        responder = self._reach(rank)
+        if responder is None:
+            _reset(initiator)
             return
-        self._sockets.append(callee)
-        for one in (caller, callee):
+        self._sockets.append(responder)
+        for one in (initiator, responder):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        caller.settimeout(GREETING_LIMIT_S)
+        initiator.settimeout(GREETING_LIMIT_S)
         with contextlib.suppress(OSError):
-            greeting = _first_message(caller)
-            rank_of_caller, purpose = _introduction(greeting)
-            caller.settimeout(None)
-            flow = Flow(rank_of_caller, rank, purpose, to_callee=True)
-            back = Flow(rank_of_caller, rank, purpose, to_callee=False)
+            greeting = _first_message(initiator)
+            rank_of_initiator, purpose = _introduction(greeting)
+            initiator.settimeout(None)
+            flow = Flow(rank_of_initiator, rank, purpose, to_responder=True)
+            back = Flow(rank_of_initiator, rank, purpose, to_responder=False)
             connection = _Connection(self)
-            self._start(connection.pump, back, callee, caller, b"")
-            connection.pump(flow, caller, callee, greeting)
+            self._start(connection.pump, back, responder, initiator, b"")
+            connection.pump(flow, initiator, responder, greeting)
 
     def _reach(self, rank: int) -> socket.socket | None:
         """A connection to a rank, which may begin to listen a little later than its proxy."""
@@ -152,7 +152,7 @@ class Proxies:
     def wait_for_the_end(self) -> None:
         self._ended.wait()
 
-    def call_again(self, rank: int, greeting: bytes) -> None:
+    def connect_again(self, rank: int, greeting: bytes) -> None:
         """Calls a rank with somebody else's greeting, and hangs up when it has answered."""
         with contextlib.suppress(OSError), socket.create_connection(self._targets[rank]) as again:
             again.settimeout(GREETING_LIMIT_S)
@@ -196,7 +196,7 @@ class _Connection:
         if trap.harm == "corrupt":
             target.sendall(bytes([rest[0] ^ trap.mask]) + rest[1:])
         elif trap.harm == "duplicate":
-            self._proxies.call_again(flow.callee, piece)
+            self._proxies.connect_again(flow.responder, piece)
             target.sendall(rest)
         if trap.harm in ("hang", "hold", "half-open", "truncate"):
             self._hung.set()
@@ -220,17 +220,17 @@ class _Connection:
             piece = source.recv(PIECE_BYTES)
 
 
-def _first_message(caller: socket.socket) -> bytes:
-    """A caller's greeting: four bytes of length, and so many more."""
-    message = caller.recv(4, socket.MSG_WAITALL)
+def _first_message(initiator: socket.socket) -> bytes:
+    """An initiator's greeting: four bytes of length, and so many more."""
+    message = initiator.recv(4, socket.MSG_WAITALL)
     if len(message) == 4:
-        message += caller.recv(int.from_bytes(message, "little"), socket.MSG_WAITALL)
+        message += initiator.recv(int.from_bytes(message, "little"), socket.MSG_WAITALL)
     return message
 
 
 def _introduction(greeting: bytes) -> tuple[int, Purpose]:
-    """Rank and purpose of a caller; all numbers in a greeting of a small group take one byte."""
-    # kind of message, version, ranks of caller and callee, world size, group, generation, purpose
+    """An initiator's rank and purpose; all numbers in a small group's greeting take one byte."""
+    # kind of message, version, initiator, responder, world size, group, generation, purpose
     body, at = greeting[4:], 5 + GROUP_BYTES + 1
     if len(body) <= at or body[0] != 0 or body[at] >= len(_PURPOSES):
         return -1, "?"

@@ -195,7 +195,7 @@ def test_a_wrong_token_is_explained(tmp_path: Path) -> None:
         doctor_until("keeps the others waiting", address)
         report = gradring("doctor", address, GRADRING_TOKEN="guess")
     assert report.returncode == 1
-    assert "does not answer this caller" in report.stdout and "token" in report.stdout
+    assert "does not answer this command" in report.stdout and "token" in report.stdout
 
 
 def test_under_the_launcher_every_pair_is_measured() -> None:

@@ -17,8 +17,8 @@ class Recorder:
     """Passes connections on to ``target`` and keeps a copy of their bytes.
 
     Args:
-        turn_after: Of what callers send, in each connection one bit is turned behind so many bytes;
-            None for none.
+        turn_after: Of what an initiator sends, in each connection one bit is turned behind so many
+            bytes; None for none.
     """
 
     def __init__(self, turn_after: int | None = None) -> None:
@@ -56,15 +56,15 @@ class Recorder:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the listener is closed at the end
             while True:
-                caller = self._sockets.enter_context(self._listener.accept()[0])
+                initiator = self._sockets.enter_context(self._listener.accept()[0])
                 try:
-                    callee = socket.create_connection(self.target)
-                except OSError:  # not there yet; the caller tries again
-                    caller.close()
+                    responder = socket.create_connection(self.target)
+                except OSError:  # not there yet; the initiator tries again
+                    initiator.close()
                     continue
-                self._sockets.enter_context(callee)
-                self._start(self._pass_on, caller, callee, self._turn_after)
-                self._start(self._pass_on, callee, caller, None)
+                self._sockets.enter_context(responder)
+                self._start(self._pass_on, initiator, responder, self._turn_after)
+                self._start(self._pass_on, responder, initiator, None)
 
     def _pass_on(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):

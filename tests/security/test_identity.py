@@ -41,7 +41,8 @@ def test_swapped_addresses_of_two_members_end_the_start(tls: bool, tmp_path: Pat
         assert isinstance(error, errors.RendezvousError), outcome.details()
         assert error.rank in SWAPPED
         text = str(error)
-        assert f"called rank {error.rank} and reached rank {SWAPPED[error.rank]}" in text, text
+        named = f"connected to rank {error.rank} and reached rank {SWAPPED[error.rank]}"
+        assert named in text, text
 
 
 def join_as_a_job(jobs: dict[int, str]) -> int:

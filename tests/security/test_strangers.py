@@ -24,7 +24,7 @@ from gradring.testing import run_ranks
 from waiting import wait_until
 
 LOCAL = "127.0.0.1"
-CALLERS_MAX = 16  # INQUIRERS_MAX in rust/core/src/forming/listener.rs
+INQUIRERS_MAX = 16  # the same in rust/core/src/forming/listener.rs
 TLS_GREETING = bytes.fromhex("1603010200010001fc0303")
 
 Stranger = Callable[[socket.socket], None]
@@ -142,7 +142,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def settled(cls) -> Usage:
-        """The same, once callers and listeners have gone."""
+        """The same, once connections and listeners have gone."""
         readings: list[Usage] = []
         deadline = time.monotonic() + 20
         while len(readings) < 4 or len(set(readings[-4:])) > 1:
@@ -155,10 +155,10 @@ class Usage(NamedTuple):
     def or_more(self, other: Usage) -> Usage:
         return Usage(*map(max, self, other))
 
-    def with_callers(self) -> Usage:
-        """With as many callers as a running job greets at once."""
+    def with_inquirers(self) -> Usage:
+        """With as many connections as a running job greets at once."""
         # A place is given back a moment before its thread and its descriptors are gone.
-        return Usage(self.fds + 2 * CALLERS_MAX + 8, self.threads + CALLERS_MAX + 4)
+        return Usage(self.fds + 2 * INQUIRERS_MAX + 8, self.threads + INQUIRERS_MAX + 4)
 
 
 def within(used: Usage, bound: Usage) -> bool:
@@ -263,7 +263,7 @@ def test_a_besieged_job_runs_on_and_greets_few_strangers_at_a_time(
     siege.result()
     for total, before, most, after in results:
         assert total == 1000.0
-        assert within(most, before.with_callers()), (before, most)
+        assert within(most, before.with_inquirers()), (before, most)
         assert within(after, before), (before, after)
 
 

@@ -171,10 +171,10 @@ def test_a_wrong_certificate_of_rank_0_is_named_by_who_calls_it(
 ) -> None:
     certificates: list[Certificate | None] = [authority.certify("right", LOCAL)] * 2
     certificates[0] = wrong(authority, tmp_path)
-    host, caller = failures(certificates, tmp_path)
-    assert isinstance(caller, errors.AuthenticationError)
-    assert caller.rank == 0 and caller.host
-    assert reason in str(caller)
+    host, initiator = failures(certificates, tmp_path)
+    assert isinstance(initiator, errors.AuthenticationError)
+    assert initiator.rank == 0 and initiator.host
+    assert reason in str(initiator)
     assert "turned away" in str(host) and "does not accept this rank's certificate" in str(host)
 
 
@@ -193,9 +193,9 @@ def test_a_wrong_certificate_of_a_caller_is_named_on_both_sides(
     alert: str,
 ) -> None:
     right = authority.certify("right", LOCAL)
-    host, caller = failures([right, wrong(authority, tmp_path)], tmp_path)
-    assert isinstance(caller, errors.AuthenticationError)
-    assert caller.rank == 0 and alert in str(caller)
+    host, initiator = failures([right, wrong(authority, tmp_path)], tmp_path)
+    assert isinstance(initiator, errors.AuthenticationError)
+    assert initiator.rank == 0 and alert in str(initiator)
     assert "did not join" in str(host) and reason in str(host)
 
 
@@ -214,10 +214,10 @@ def test_tls_on_one_side_only_is_told_to_both(
 ) -> None:
     certificates: list[Certificate | None] = [None, None]
     certificates[secure] = authority.certify("right", LOCAL)
-    host, caller = failures(certificates, tmp_path)
-    assert isinstance(caller, errors.ConfigError), repr(caller)
-    assert caller.rank == 0
-    for error in (host, caller):
+    host, initiator = failures(certificates, tmp_path)
+    assert isinstance(initiator, errors.ConfigError), repr(initiator)
+    assert initiator.rank == 0
+    for error in (host, initiator):
         assert "TLS" in str(error) and "on every rank or on none" in str(error)
 
 

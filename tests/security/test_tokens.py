@@ -31,14 +31,14 @@ def join_with(tokens: list[str | None], place: Path) -> None:
 def test_a_wrong_or_missing_token_is_told_to_both_sides(
     tokens: list[str | None], tmp_path: Path
 ) -> None:
-    host, caller = run_ranks(join_with, 2, tokens, tmp_path, check=False, timeout=90)
-    assert isinstance(caller.exception, errors.AuthenticationError), caller
-    assert isinstance(caller.exception, PermissionError)
-    assert caller.exception.rank == 0
-    assert "token" in str(caller.exception)
+    host, initiator = run_ranks(join_with, 2, tokens, tmp_path, check=False, timeout=90)
+    assert isinstance(initiator.exception, errors.AuthenticationError), initiator
+    assert isinstance(initiator.exception, PermissionError)
+    assert initiator.exception.rank == 0
+    assert "token" in str(initiator.exception)
     assert isinstance(host.exception, errors.RendezvousError), host
     assert "turned away: 127.0.0.1: rank 1 and rank 0 have different tokens" in str(host.exception)
-    for outcome in (host, caller):
+    for outcome in (host, initiator):
         for token in filter(None, tokens):
             assert token not in outcome.output + outcome.traceback + str(outcome.exception)
 

@@ -123,7 +123,7 @@ def _report_job(running: RunningJob) -> bool:
     try:
         job = ask_job(rendezvous, running.token, running.tls)
     except (AuthenticationError, ConfigError) as error:
-        say(f"{rendezvous}: a gradring job, which does not answer this caller: {error}")
+        say(f"{rendezvous}: a gradring job, which does not answer this command: {error}")
         return False
     except RendezvousError as error:
         say(_unanswered(running, error))

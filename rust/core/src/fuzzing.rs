@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::collective::{Call, Collective};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Damage, Error, ErrorKind, Lost, Missing, NotFormed, Result, Text};
-use crate::forming::meeting::{Answer, Status};
+use crate::forming::bootstrap::{Answer, Status};
 use crate::schedule::Algorithm;
 use crate::wire::contract::{self, Contract, HEADER_BYTES, Header};
 use crate::wire::control::{self, Entered, Report, Waits};
@@ -50,13 +50,13 @@ pub const DECODERS: [Decoder; 8] = [
         samples: control_samples,
     },
     Decoder {
-        name: "handshake_caller",
-        run: handshake_caller,
+        name: "handshake_initiator",
+        run: handshake_initiator,
         samples: handshake_samples,
     },
     Decoder {
-        name: "handshake_callee",
-        run: handshake_callee,
+        name: "handshake_responder",
+        run: handshake_responder,
         samples: handshake_samples,
     },
     Decoder {
@@ -113,19 +113,19 @@ pub fn control_messages(bytes: &[u8]) {
     }
 }
 
-/// Nobody who does not know the token gets through as a callee.
-pub fn handshake_caller(bytes: &[u8]) {
+/// Nobody who does not know the token gets through as a responder.
+pub fn handshake_initiator(bytes: &[u8]) {
     let hello =
         Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).expect("the system has random numbers");
-    let called = handshake::call(&mut Script::new(bytes), hello, TOKEN);
-    assert!(called.is_err(), "a stranger answered for a rank");
+    let initiated = handshake::initiate(&mut Script::new(bytes), hello, TOKEN);
+    assert!(initiated.is_err(), "a stranger answered for a rank");
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
 }
 
-/// Nobody who does not know the token gets through as a caller.
-pub fn handshake_callee(bytes: &[u8]) {
+/// Nobody who does not know the token gets through as an initiator.
+pub fn handshake_responder(bytes: &[u8]) {
     let check = |_: &Hello| panic!("a stranger was let in");
-    let answered = handshake::answer(&mut Script::new(bytes), 0, TOKEN, check);
+    let answered = handshake::respond(&mut Script::new(bytes), 0, TOKEN, check);
     assert!(answered.is_err());
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
 }

@@ -13,7 +13,7 @@ use gradring_core::config::{Config, Settings};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::link::kind::{Introduction, Kind, Lanes};
 use gradring_core::link::poll::{self, PollFd};
-use gradring_core::link::tcp::patient::Patient;
+use gradring_core::link::tcp::deadline_stream::DeadlineStream;
 use gradring_core::link::{Broken, Direction, Link};
 
 const KIND: Kind = Kind { name: "unix", link };
@@ -67,7 +67,7 @@ fn link(introduction: &mut Introduction<'_>) -> io::Result<Result<Lanes, String>
         tcp.peer_addr()?.port()
     };
     let address = SocketAddr::from_abstract_name(format!("unix-link-{port}"))?;
-    let mut talk = Patient::attentive(&mut connections[0], *deadline, &mut **go_on);
+    let mut talk = DeadlineStream::cancellable(&mut connections[0], *deadline, &mut **go_on);
     let stream = if *initiator {
         let listener = UnixListener::bind_addr(&address)?;
         talk.write_all(b"come")?;

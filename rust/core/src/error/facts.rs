@@ -106,17 +106,17 @@ facts! {
         Certificate { variable: Text, path: Text, error: Text },
         #[error("{host:?} is no name that a certificate can be for")]
         NotAName { host: Text },
-        #[error("it takes TLS only; the caller does not speak it; {ALL_OR_NONE}")]
-        CallerWithoutTls,
+        #[error("it takes TLS only; the rank that connects to it does not speak it; {ALL_OR_NONE}")]
+        InitiatorWithoutTls,
         #[error("it takes TLS only, and this rank does not speak it; {ALL_OR_NONE}")]
         OnlyTls,
-        #[error("it does not speak TLS; the caller does; {ALL_OR_NONE}")]
-        CalleeWithoutTls,
+        #[error("it does not speak TLS; the rank that connects to it does; {ALL_OR_NONE}")]
+        ResponderWithoutTls,
         #[error("it answers without TLS; {ALL_OR_NONE}")]
         AnswersWithoutTls,
     }
 
-    /// Why no group has formed, or why a caller was refused meanwhile.
+    /// Why no group has formed, or why a connection was refused meanwhile.
     NotFormed {
         #[error("{}", who_is_missing(missing, *more, *world_size, rendezvous, *within, turned_away))]
         MissingRanks {
@@ -135,35 +135,35 @@ facts! {
         NotConnected { address: Text, rank: usize, stream: Option<usize>, streams: usize, turned_away: Text },
         #[error("its group has formed already and has not ended")]
         Busy,
-        #[error("rank {caller} was started with world size {theirs}, rank {callee} with {ours}")]
-        OtherWorldSize { caller: usize, theirs: usize, callee: usize, ours: usize },
+        #[error("rank {initiator} was started with world size {theirs}, rank {responder} with {ours}")]
+        OtherWorldSize { initiator: usize, theirs: usize, responder: usize, ours: usize },
         #[error(
-            "rank {caller} called rank {meant} and reached rank {reached}: the name, address or forwarded \
-             port of the one leads to the other"
+            "rank {initiator} connected to rank {meant} and reached rank {reached}: the name, address or \
+             forwarded port of the one leads to the other"
         )]
-        OtherRank { caller: usize, meant: usize, reached: usize },
-        #[error("a process called rank {callee} as rank {caller} of {world_size}")]
-        NoSuchCaller { caller: usize, callee: usize, world_size: usize },
+        OtherRank { initiator: usize, meant: usize, reached: usize },
+        #[error("a process connected to rank {responder} as rank {initiator} of {world_size}")]
+        NoSuchRank { initiator: usize, responder: usize, world_size: usize },
         #[error("stream {stream} of rank {rank} has been connected already")]
         StreamTaken { rank: usize, stream: usize },
         #[error("another process has joined as rank {rank} already")]
         RankTaken { rank: usize },
         #[error(
-            "rank {caller} belongs to another group than rank {callee}, of another job or an earlier \
+            "rank {initiator} belongs to another group than rank {responder}, of another job or an earlier \
              start"
         )]
-        OtherGroup { caller: usize, callee: usize },
+        OtherGroup { initiator: usize, responder: usize },
         #[error("rank {rank} has not heard of a group yet")]
         NoGroupYet { rank: usize },
         #[error(
-            "rank {caller} was started by {}, rank {callee} by {}; two jobs may be using one address",
+            "rank {initiator} was started by {}, rank {responder} by {}; two jobs may be using one address",
             job(theirs), job(ours)
         )]
-        OtherJob { caller: usize, theirs: Text, callee: usize, ours: Text },
+        OtherJob { initiator: usize, theirs: Text, responder: usize, ours: Text },
         #[error("it refused this rank, and did not prove that it belongs to the job")]
         Refused,
-        #[error("rank {caller} cannot reach it at {address}: {error}")]
-        Unreachable { caller: usize, address: Text, error: Text },
+        #[error("rank {initiator} cannot reach it at {address}: {error}")]
+        Unreachable { initiator: usize, address: Text, error: Text },
         #[error("nobody can be reached at {address}: {error}")]
         NobodyThere { address: Text, error: Text },
         #[error(
@@ -182,13 +182,13 @@ facts! {
         #[error("there was no answer in time during the handshake")]
         HandshakeSilent,
         #[error("its process ended while the group was forming")]
-        HostEnded,
+        CoordinatorEnded,
         #[error("joined, but its process ended while the group was forming")]
-        GuestEnded,
+        MemberEnded,
         #[error("joined, but did not finish connecting in time")]
         NotFinished,
         #[error("does not answer while the group is forming; it is stopped, or the network to it is cut")]
-        HostSilent,
+        CoordinatorSilent,
         #[error("it accepted this rank but sent no roster in time")]
         NoRoster,
         #[error("it ended before the group was complete")]
@@ -202,10 +202,10 @@ facts! {
     /// Why a peer is not believed to belong to the job.
     NotTrusted {
         #[error(
-            "{} and rank {callee} have different tokens, and either may be the one to correct",
-            caller_name(*caller)
+            "{} and rank {responder} have different tokens, and either may be the one to correct",
+            initiator_name(*initiator)
         )]
-        TokensDiffer { caller: Option<usize>, callee: usize },
+        TokensDiffer { initiator: Option<usize>, responder: usize },
         #[error("it presents no certificate")]
         NoCertificate,
         #[error("its certificate does not lead to an authority in GRADRING_TLS_CA")]
@@ -273,8 +273,8 @@ facts! {
 
     /// What no correct peer sends, or a defect of this program.
     Breach {
-        #[error("the caller speaks protocol version {caller}, the rank it called version {callee}")]
-        OtherVersion { caller: u32, callee: u32 },
+        #[error("one process speaks protocol version {initiator}, the rank that it connected to version {responder}")]
+        OtherVersion { initiator: u32, responder: u32 },
         #[error("a message of {bytes} bytes was announced; at most {most} are accepted")]
         TooLong { bytes: usize, most: usize },
         #[error("a message is too long to send")]
@@ -291,8 +291,8 @@ facts! {
         NoRandomNumbers { error: Text },
         #[error("something else than {wanted} arrived")]
         Unexpected { wanted: Text },
-        #[error("rank {caller} has no such business with rank {callee}")]
-        NoBusiness { caller: usize, callee: usize },
+        #[error("rank {responder} expects no such connection from rank {initiator}")]
+        NotExpected { initiator: usize, responder: usize },
         #[error("rank 0 sent a roster of another size")]
         RosterSize,
         #[error("TLS fails: {error}")]
@@ -396,6 +396,6 @@ fn job(name: &Text) -> String {
     }
 }
 
-fn caller_name(caller: Option<usize>) -> String {
-    caller.map_or_else(|| "the caller".into(), |rank| format!("rank {rank}"))
+fn initiator_name(initiator: Option<usize>) -> String {
+    initiator.map_or_else(|| "a process".into(), |rank| format!("rank {rank}"))
 }

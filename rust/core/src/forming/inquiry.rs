@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::config::TlsFiles;
 use crate::error::{Error, NotFormed, Result, Text};
-use crate::forming::rendezvous::calls::{LOOK_UP_GOES_ON, connect, in_time, resolve};
-use crate::link::tcp::patient::Patient;
+use crate::forming::rendezvous::connect::{LOOK_UP_GOES_ON, connect, in_time, resolve};
+use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;
@@ -14,7 +14,7 @@ use crate::wire::state::State;
 ///
 /// # Errors
 /// `Rendezvous` when nobody answers within `limit`; `Authentication` when the token is not that of
-/// the job, or either side's certificate is not accepted; `Protocol` when whoever answers is no rank of this version.
+/// the job, or either side's certificate is not accepted; `Protocol` when what answers is no rank of this version.
 pub fn inquire(
     address: &str,
     token: &[u8],
@@ -35,9 +35,9 @@ pub fn inquire(
     let tcp = addresses
         .and_then(|addresses| connect(&addresses, deadline))
         .map_err(unreachable)?;
-    let mut connection = tls::call(tcp, tls.as_ref(), address, deadline, &mut || true)?;
-    let mut stream = Patient::new(&mut connection, deadline);
-    // Whoever asks has no place in the group.
-    handshake::call(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
+    let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut || true)?;
+    let mut stream = DeadlineStream::new(&mut connection, deadline);
+    // The process that asks has no rank in the group.
+    handshake::initiate(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
     handshake::read_message(&mut stream)
 }

@@ -1,14 +1,14 @@
 //! The listening port of a rank: lets members in while the group forms, tells those who know the
 //! token how the rank is, and turns strangers away.
 //!
-//! Everybody is greeted in a thread of their own and has a few seconds in all. There are places for
+//! Everybody is greeted in a thread of their own and has a few seconds in all. There are slots for
 //! so many; when all are taken, those who have stayed longer than a member needs must go. So
 //! neither slow nor many strangers keep members out for long, and they cost a bounded number of
-//! threads and file descriptors. A job that runs has few places, and takes its time between two
-//! callers, so a flood costs it next to nothing.
+//! threads and file descriptors. A job that runs has few slots, and takes its time between two
+//! initiators, so a flood costs it next to nothing.
 //!
 //! A process may form one group after the other at the same address, also before it has closed the
-//! one before: the listener of a formed group gives way to a new one, and asks callers who want to join
+//! one before: the listener of a formed group gives way to a new one, and asks initiators who want to join
 //! to come again.
 
 use std::collections::BTreeSet;
@@ -21,14 +21,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable};
-use crate::forming::pairs::callees;
-use crate::forming::turned_away::{Caller, TurnedAway};
+use crate::forming::peers::connects_to;
+use crate::forming::turned_away::{Initiator, TurnedAway};
 use crate::host::host_name;
 use crate::link::forks::PerProcess;
 use crate::link::poll::{self, WakeUp};
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
-use crate::link::tcp::patient::Patient;
+use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls::{self, Tls};
 use crate::lock::lock;
 use crate::observe::own_state::OwnState;
@@ -36,35 +36,35 @@ use crate::wire::handshake::{self, GENERATION, Hello, Purpose};
 
 mod pending;
 
-use pending::{Pending, Place};
+use pending::{Pending, Slot};
 
-/// A caller of a formed group that does not finish its handshake in this time is dropped.
+/// An initiator of a formed group that does not finish its handshake in this time is dropped.
 const INQUIRY_LIMIT: Duration = Duration::from_secs(5);
-/// Callers in their handshake at the same time, while the group forms. Each takes two file
+/// Connections in their handshake at the same time, while the group forms. Each takes two file
 /// descriptors, of which a process often has 1024.
-const CALLERS_MAX: usize = 128;
+const PENDING_MAX: usize = 128;
 /// The same for a group that has formed, where only people ask.
 const INQUIRERS_MAX: usize = 16;
-/// Pause of a formed group between two callers: strangers' handshakes, with TLS up to a millisecond
+/// Pause of a formed group between two initiators: strangers' handshakes, with TLS up to a millisecond
 /// of computing each, take little of what the job could use.
 const INQUIRY_PAUSE: Duration = Duration::from_millis(20);
-/// How long a caller is left in peace when others wait: a handshake takes milliseconds.
+/// How long an initiator is left in peace when others wait: a handshake takes milliseconds.
 const PEACE: Duration = Duration::from_millis(250);
-/// How long the system may refuse to let anybody in: less than callers wait for an answer.
+/// How long the system may refuse to let anybody in: less than initiators wait for an answer.
 const TROUBLE_LIMIT: Duration = Duration::from_secs(2);
-/// How often to look for a free place.
+/// How often to look for a free slot.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
-/// A caller's thread needs little stack, even to check certificates.
-const CALLER_STACK_BYTES: usize = 512 << 10;
+/// An initiator's thread needs little stack, even to check certificates.
+const HANDSHAKE_STACK_BYTES: usize = 512 << 10;
 
-/// A caller that is a member, and what it said.
+/// An initiator that is a member, and what it said.
 type Member = (Hello, Connection);
 
 /// The open listening port. Closes when dropped.
 pub(crate) struct Listener {
     pub(crate) address: SocketAddr,
     /// Members that proved to be such.
-    pub(crate) callers: Receiver<Member>,
+    pub(crate) members: Receiver<Member>,
     /// All others, while the group forms.
     pub(crate) turned_away: Arc<TurnedAway>,
     shared: Arc<Shared>,
@@ -84,9 +84,9 @@ struct Shared {
 /// The listeners of this process.
 static LISTENERS: PerProcess<Vec<Weak<Shared>>> = PerProcess::new();
 
-/// Whether one who called a listener should call again: the connection ended, as happens when a listener
-/// closes or strangers flood it, or an earlier group is still there.
-pub(crate) fn is_worth_another_call(error: &Error) -> bool {
+/// Whether a process that connected to a listener should connect again: the connection ended, as happens
+/// when a listener closes or strangers flood it, or an earlier group is still there.
+pub(crate) fn is_worth_another_try(error: &Error) -> bool {
     matches!(
         error.kind,
         ErrorKind::Rendezvous(NotFormed::HandshakeBroke { .. } | NotFormed::Busy)
@@ -104,7 +104,7 @@ pub(crate) struct Admission {
     pub tls: Option<Tls>,
     /// The job of this rank.
     pub job: String,
-    /// A caller that does not finish its handshake in this time is dropped, while the group forms.
+    /// An initiator that does not finish its handshake in this time is dropped, while the group forms.
     pub handshake_limit: Duration,
     pub own_state: Arc<OwnState>,
     /// Shows people a warning; does not wait.
@@ -134,7 +134,7 @@ impl Listener {
             trouble: Mutex::default(),
             thread: Mutex::default(),
         });
-        let (sender, callers) = channel();
+        let (sender, members) = channel();
         let turned_away: Arc<TurnedAway> = Arc::default();
         let thread = std::thread::Builder::new()
             .name("gradring-listener".into())
@@ -150,7 +150,7 @@ impl Listener {
         LISTENERS.lock().push(Arc::downgrade(&shared));
         Ok(Self {
             address,
-            callers,
+            members,
             turned_away,
             shared,
         })
@@ -175,7 +175,7 @@ fn cannot_listen(error: &io::Error, address: &str, rank: usize) -> Error {
 }
 
 impl Listener {
-    /// Whether callers can be let in.
+    /// Whether initiators can be let in.
     ///
     /// # Errors
     /// `Exhausted` if the system has refused it for much longer than strangers are left in peace
@@ -218,8 +218,8 @@ impl Shared {
     }
 }
 
-/// The listener of an earlier group of this process at one of these addresses, with those who have
-/// called there meanwhile.
+/// The listener of an earlier group of this process at one of these addresses, with those that have
+/// connected there meanwhile.
 fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
     let listeners: Vec<Arc<Shared>> = LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
     listeners
@@ -245,28 +245,28 @@ fn serve(
             break;
         }
         let formed = admission.own_state.is_formed();
-        if !pending.has_place(if formed { INQUIRERS_MAX } else { CALLERS_MAX }) {
+        if !pending.has_room(if formed { INQUIRERS_MAX } else { PENDING_MAX }) {
             pending.end_older_than(PEACE);
             pause(LOOK_INTERVAL);
             continue;
         }
         let (tcp, from) = match socket.accept() {
-            Ok(caller) => caller,
+            Ok(initiator) => initiator,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let awaited = [poll::readable(socket), shared.wake_up.awaited()];
                 poll::wait(awaited, Duration::from_secs(1));
                 continue;
             }
             Err(error) => {
-                // The caller has gone again, or file descriptors are scarce.
+                // The initiator has gone again, or file descriptors are scarce.
                 shared.note_trouble(cannot_let_in(&error));
                 pending.end_older_than(PEACE);
                 pause(LOOK_INTERVAL);
                 continue;
             }
         };
-        let place = match pending.add(&tcp) {
-            Ok(place) => place,
+        let slot = match pending.add(&tcp) {
+            Ok(slot) => slot,
             Err(error) => {
                 shared.note_trouble(cannot_let_in(&error));
                 continue;
@@ -276,8 +276,8 @@ fn serve(
             let (admission, sender) = (admission.clone(), sender.clone());
             let (admitted, turned_away) = (Arc::clone(&admitted), Arc::clone(turned_away));
             move || {
-                let mut caller = Caller::new(from.ip());
-                let greeted = greet(tcp, &mut caller, place, &admission, &admitted);
+                let mut initiator = Initiator::new(from.ip());
+                let greeted = greet(tcp, &mut initiator, slot, &admission, &admitted);
                 // Only a forming group wants to know, and nobody listens once it has failed.
                 if admission.own_state.is_formed() {
                     return;
@@ -286,7 +286,7 @@ fn serve(
                     Ok(None) => {}
                     Ok(Some(member)) => drop(sender.send(member)),
                     Err(error) => {
-                        if let Some(said) = turned_away.note(&caller, &error) {
+                        if let Some(said) = turned_away.note(&initiator, &error) {
                             let (rank, host) = (admission.rank, host_name());
                             (admission.on_warning)(format!("rank {rank} on {host} {said}"));
                         }
@@ -294,9 +294,9 @@ fn serve(
                 }
             }
         };
-        // Without a thread the caller is sent away, and may call again.
+        // Without a thread the connection is closed; its initiator may try again.
         let greeted = std::thread::Builder::new()
-            .stack_size(CALLER_STACK_BYTES)
+            .stack_size(HANDSHAKE_STACK_BYTES)
             .spawn(greeting);
         shared.note_trouble(greeted.err().map(|error| Error::no_thread(&error)));
         if formed {
@@ -310,11 +310,11 @@ fn cannot_let_in(error: &io::Error) -> Option<Error> {
     Error::out_of_resources(error, "cannot let the others in")
 }
 
-/// Notes in `caller` what is known of it.
+/// Notes in `initiator` what is known of it.
 fn greet(
     tcp: TcpStream,
-    caller: &mut Caller,
-    place: Place,
+    initiator: &mut Initiator,
+    slot: Slot,
     admission: &Admission,
     admitted: &Mutex<BTreeSet<(usize, usize)>>,
 ) -> Result<Option<Member>> {
@@ -325,15 +325,15 @@ fn greet(
         false => admission.handshake_limit,
     };
     let deadline = Instant::now() + limit;
-    let mut connection = tls::answer(tcp, admission.tls.as_ref(), deadline)?;
-    let mut stream = Patient::new(&mut connection, deadline);
-    caller.is_connected = true;
-    let (mut entrance, mut place) = (None, Some(place));
-    let answered = handshake::answer(&mut stream, admission.rank, &admission.token, |hello| {
+    let mut connection = tls::accept(tcp, admission.tls.as_ref(), deadline)?;
+    let mut stream = DeadlineStream::new(&mut connection, deadline);
+    initiator.is_connected = true;
+    let (mut entrance, mut slot) = (None, Some(slot));
+    let answered = handshake::respond(&mut stream, admission.rank, &admission.token, |hello| {
         if hello.purpose == Purpose::Inquiry {
             return Ok(());
         }
-        caller.proved_rank = Some(hello.rank);
+        initiator.proved_rank = Some(hello.rank);
         admission.check_hello(hello, deadline)?;
         if !lock(admitted).insert((hello.rank, hello.purpose.number())) {
             let rank = hello.rank;
@@ -345,25 +345,25 @@ fn greet(
         }
         entrance = Some((hello.rank, hello.purpose.number()));
         // From here on it is a member, whom nobody sends away.
-        place = None;
+        slot = None;
         Ok(())
     });
     if let (Err(_), Some(entrance)) = (&answered, entrance) {
-        // It does not know that it was let in, and may call again.
+        // It does not know that it was let in, and may connect again.
         lock(admitted).remove(&entrance);
     }
     let hello = answered?;
     if hello.purpose == Purpose::Inquiry {
-        // Whoever asked may have gone.
+        // The process that asked may have gone.
         let _ = handshake::write_message(&mut stream, &admission.own_state.state());
-        drop(place);
+        drop(slot);
         return Ok(None);
     }
     Ok(Some((hello, connection)))
 }
 
 impl Admission {
-    /// Whether an authenticated caller that is no inquirer has business here.
+    /// Whether an authenticated initiator that is no inquirer has business here.
     fn check_hello(&self, hello: &Hello, deadline: Instant) -> Result<()> {
         let Self {
             rank,
@@ -376,18 +376,18 @@ impl Admission {
         }
         if hello.world_size != world_size {
             return Err(NotFormed::OtherWorldSize {
-                caller: hello.rank,
+                initiator: hello.rank,
                 theirs: hello.world_size,
-                callee: rank,
+                responder: rank,
                 ours: world_size,
             }
             .into());
         }
-        handshake::check_callee(hello.rank, hello.callee, rank)?;
+        handshake::check_responder(hello.rank, hello.responder, rank)?;
         if hello.rank >= world_size || hello.rank == rank {
-            return Err(NotFormed::NoSuchCaller {
-                caller: hello.rank,
-                callee: rank,
+            return Err(NotFormed::NoSuchRank {
+                initiator: hello.rank,
+                responder: rank,
                 world_size,
             }
             .into());
@@ -398,14 +398,18 @@ impl Admission {
                 rank == 0
             }
             Purpose::Data { stream } => {
-                *stream < streams && callees(hello.rank, world_size).contains(&rank)
+                *stream < streams && connects_to(hello.rank, world_size).contains(&rank)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
             Purpose::Inquiry => true,
         };
         if !welcome {
-            let (caller, callee) = (hello.rank, rank);
-            return Err(Breach::NoBusiness { caller, callee }.into());
+            let (initiator, responder) = (hello.rank, rank);
+            return Err(Breach::NotExpected {
+                initiator,
+                responder,
+            }
+            .into());
         }
         if matches!(hello.purpose, Purpose::Join(_)) {
             return Ok(());
@@ -415,8 +419,8 @@ impl Admission {
         match self.own_state.group(limit) {
             Some(group) if group == hello.group && hello.generation == GENERATION => Ok(()),
             Some(_) => Err(NotFormed::OtherGroup {
-                caller: hello.rank,
-                callee: rank,
+                initiator: hello.rank,
+                responder: rank,
             }
             .into()),
             None => Err(NotFormed::NoGroupYet { rank }.into()),
@@ -428,9 +432,9 @@ impl Admission {
             return Ok(());
         }
         Err(NotFormed::OtherJob {
-            caller: rank,
+            initiator: rank,
             theirs: job.into(),
-            callee: self.rank,
+            responder: self.rank,
             ours: self.job.as_str().into(),
         }
         .into())

@@ -2,9 +2,9 @@
 //!
 //! Rank 0 listens at the rendezvous address. Every other rank opens its own listener, joins at rank
 //! 0 with the address of that listener, and gets the roster when all have joined. Then every rank
-//! connects for data to its share of the others (see `pairs`), once for each stream, and for control
+//! connects for data to its share of the others (see `peers`), once for each stream, and for control
 //! to its successor on the ring, and waits for those of which it is the share. The connections to
-//! rank 0 last until all are connected (see `meeting`).
+//! rank 0 last until all are connected (see `bootstrap`).
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,22 +18,22 @@ use crate::config::Config;
 use crate::error::{
     Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, message_of,
 };
+use crate::forming::bootstrap::{Answer, Bootstrap, Coordinator, Joined};
 use crate::forming::listener::{Admission, Listener};
-use crate::forming::meeting::{Answer, Guest, Host, Meeting};
-use crate::forming::pairs::{by_rank, callees, callers, each_stream};
+use crate::forming::peers::{accepts_from, by_rank, connects_to, each_stream};
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
 use crate::link::kind::Kind;
 use crate::link::tcp::connection::Connection;
-use crate::link::tcp::patient::Patient;
+use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls::{self, Tls};
 use crate::observe::own_state::OwnState;
 use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
 
-pub(crate) mod calls;
+pub(crate) mod connect;
 mod missing;
 
-use calls::{Resolve, resolve};
+use connect::{Resolve, resolve};
 
 /// How much longer than the timeout rank 0 waits for the others' word on who is late.
 const READY_GRACE: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
         deadline: started + config.settings.timeout,
         resolve,
         interrupt,
-        meeting: Meeting::Outside,
+        bootstrap: Bootstrap::Outside,
         group: GroupId::NONE,
         given_up: None,
         started,
@@ -77,13 +77,13 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
             Err(Error::panicked("forming the group", what).blaming(config.rank, host_name()))
         })
         .map_err(|error| match error.kind {
-            // Whoever noticed it is the one without.
+            // The rank that noticed it is the one that lacks it.
             ErrorKind::Exhausted { .. } if error.blamed.is_none() => {
                 error.blaming(config.rank, host_name())
             }
             _ => error,
         })
-        .map_err(|error| forming.meeting.fail(error).after(started.elapsed()))
+        .map_err(|error| forming.bootstrap.fail(error).after(started.elapsed()))
 }
 
 struct Forming<'a> {
@@ -94,7 +94,7 @@ struct Forming<'a> {
     deadline: Instant,
     resolve: Resolve,
     interrupt: Interrupt<'a>,
-    meeting: Meeting,
+    bootstrap: Bootstrap,
     /// Once all have joined.
     group: GroupId,
     /// The first reason to give up.
@@ -120,12 +120,12 @@ impl Forming<'_> {
         );
         let streams = self.config.settings.streams;
         let mut data = BTreeMap::new();
-        for (peer, stream) in each_stream(callees(rank, world_size), streams) {
-            let connection = self.call(&roster, peer, &Purpose::Data { stream })?;
+        for (peer, stream) in each_stream(connects_to(rank, world_size), streams) {
+            let connection = self.connect_to(&roster, peer, &Purpose::Data { stream })?;
             data.insert((peer, stream), connection);
         }
-        let control_to_successor = self.call(&roster, successor, &Purpose::Control)?;
-        let expected: Vec<_> = each_stream(callers(rank, world_size), streams).collect();
+        let control_to_successor = self.connect_to(&roster, successor, &Purpose::Control)?;
+        let expected: Vec<_> = each_stream(accepts_from(rank, world_size), streams).collect();
         let mut control_from_predecessor = None;
         loop {
             let missing = expected.iter().find(|stream| !data.contains_key(*stream));
@@ -151,7 +151,7 @@ impl Forming<'_> {
                     }
                 }
             };
-            let Some((hello, connection)) = self.next_caller(&listener)? else {
+            let Some((hello, connection)) = self.next_member(&listener)? else {
                 let member = &roster.members()[late];
                 let fact = NotFormed::NotConnected {
                     address: member.address.as_str().into(),
@@ -209,27 +209,27 @@ impl Forming<'_> {
             ..
         } = self.config;
         let listener = self.open_listener(rendezvous)?;
-        self.meeting = Meeting::Host(BTreeMap::new());
+        self.bootstrap = Bootstrap::Coordinator(BTreeMap::new());
         while self.joined().len() < world_size - 1 {
-            let Some((hello, stream)) = self.next_caller(&listener)? else {
+            let Some((hello, stream)) = self.next_member(&listener)? else {
                 return Err(self.missing(&listener)?);
             };
             // Nobody connects to a neighbour before it has the roster.
-            if let (Purpose::Join(member), Meeting::Host(guests)) =
-                (hello.purpose, &mut self.meeting)
+            if let (Purpose::Join(member), Bootstrap::Coordinator(joined)) =
+                (hello.purpose, &mut self.bootstrap)
             {
                 self.own_state.has_joined(hello.rank);
                 let conversation_limit = self.config.conversation_limit();
-                guests.insert(hello.rank, Guest::new(member, stream, conversation_limit));
+                joined.insert(hello.rank, Joined::new(member, stream, conversation_limit));
             }
         }
         // The others know where they met it.
         let announced = self.config.announce.clone().unwrap_or_default();
         let mut members = vec![this_member(announced, self.config, self.kinds)];
-        members.extend(self.joined().values().map(|guest| guest.member.clone()));
+        members.extend(self.joined().values().map(|joined| joined.member.clone()));
         self.group = GroupId::draw()?;
         self.own_state.has_agreed(self.group);
-        self.meeting.announce(self.group, members.clone());
+        self.bootstrap.announce(self.group, members.clone());
         Ok((listener, self.roster(members)))
     }
 
@@ -258,7 +258,7 @@ impl Forming<'_> {
         let conversation_limit = self.config.conversation_limit();
         let limit = self.deadline + conversation_limit;
         let mut go_on = || self.check().is_ok();
-        let mut line = Patient::attentive(&mut stream, limit, &mut go_on);
+        let mut line = DeadlineStream::cancellable(&mut stream, limit, &mut go_on);
         let answer = handshake::read_message(&mut line);
         let (group, members) = match answer {
             Ok(Answer::Formed { group, members }) => (group, members),
@@ -277,7 +277,7 @@ impl Forming<'_> {
         }
         self.group = group;
         self.own_state.has_agreed(group);
-        self.meeting = Meeting::Guest(Host::new(
+        self.bootstrap = Bootstrap::Member(Coordinator::new(
             stream,
             members[0].host.clone(),
             conversation_limit,
@@ -295,27 +295,27 @@ impl Forming<'_> {
 
     /// Waits until all ranks are connected with all.
     fn await_others(&mut self) -> Result<()> {
-        let conversation_limit = match self.meeting {
-            Meeting::Host(_) => READY_GRACE,
+        let conversation_limit = match self.bootstrap {
+            Bootstrap::Coordinator(_) => READY_GRACE,
             _ => self.config.conversation_limit(),
         };
-        self.meeting.be_ready();
+        self.bootstrap.be_ready();
         loop {
             self.check()?;
-            if self.meeting.is_complete() {
+            if self.bootstrap.is_complete() {
                 return Ok(());
             }
             if Instant::now() >= self.deadline + conversation_limit {
-                return Err(self.meeting.late());
+                return Err(self.bootstrap.late());
             }
-            self.meeting.wait(INTERRUPT_INTERVAL);
+            self.bootstrap.wait(INTERRUPT_INTERVAL);
         }
     }
 
-    fn joined(&self) -> &BTreeMap<usize, Guest> {
-        static NOBODY: BTreeMap<usize, Guest> = BTreeMap::new();
-        match &self.meeting {
-            Meeting::Host(guests) => guests,
+    fn joined(&self) -> &BTreeMap<usize, Joined> {
+        static NOBODY: BTreeMap<usize, Joined> = BTreeMap::new();
+        match &self.bootstrap {
+            Bootstrap::Coordinator(joined) => joined,
             _ => &NOBODY,
         }
     }
@@ -393,10 +393,10 @@ impl Forming<'_> {
         }
     }
 
-    /// The next member that calls, or `None` when the time is over.
-    fn next_caller(&mut self, listener: &Listener) -> Result<Option<(Hello, Connection)>> {
+    /// The next member that connects, or `None` when the time is over.
+    fn next_member(&mut self, listener: &Listener) -> Result<Option<(Hello, Connection)>> {
         loop {
-            match listener.callers.recv_timeout(INTERRUPT_INTERVAL) {
+            match listener.members.recv_timeout(INTERRUPT_INTERVAL) {
                 Ok(member) => return Ok(Some(member)),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     self.check()?;
@@ -415,7 +415,7 @@ impl Forming<'_> {
         if self.given_up.is_none() {
             self.given_up = self
                 .go_on_or_abort()
-                .and_then(|()| self.meeting.look())
+                .and_then(|()| self.bootstrap.look())
                 .err();
         }
         self.given_up.clone().map_or(Ok(()), Err)
@@ -435,9 +435,9 @@ impl Forming<'_> {
             ..
         } = self.config;
         let (late, named) = (self.late(), missing::NAMED_MAX);
-        let waits = match (&self.meeting, late.as_slice()) {
-            (Meeting::Host(_), []) => "all ranks, which have joined, to connect".into(),
-            (Meeting::Host(_), late) => {
+        let waits = match (&self.bootstrap, late.as_slice()) {
+            (Bootstrap::Coordinator(_), []) => "all ranks, which have joined, to connect".into(),
+            (Bootstrap::Coordinator(_), late) => {
                 let names: Vec<_> = late.iter().take(named).map(usize::to_string).collect();
                 let more = late.len().saturating_sub(named);
                 let more = if more > 0 {

@@ -13,8 +13,8 @@ const MEMBERS_REASONS_MAX: usize = 8;
 /// Different reasons that are kept for one sort of strangers.
 const STRANGERS_REASONS_MAX: usize = 2;
 
-/// Somebody who has called.
-pub(crate) struct Caller {
+/// A process that has connected.
+pub(crate) struct Initiator {
     address: IpAddr,
     /// Whether it has come through TLS, where there is any.
     pub(crate) is_connected: bool,
@@ -22,7 +22,7 @@ pub(crate) struct Caller {
     pub(crate) proved_rank: Option<usize>,
 }
 
-/// Sorts of callers. Strangers fill the places of their own sort only.
+/// Sorts of initiators. Strangers fill the places of their own sort only.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
 enum Sort {
     Member,
@@ -34,10 +34,10 @@ enum Sort {
 /// Those who were turned away for one reason.
 struct Visits {
     /// The first.
-    caller: String,
+    initiator: String,
     reason: String,
     count: usize,
-    /// Whether all were called the same and had the very same reason.
+    /// Whether all had the same name and had the very same reason.
     alike: bool,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct TurnedAway {
     visits: Mutex<BTreeMap<(Sort, String), Visits>>,
 }
 
-impl Caller {
+impl Initiator {
     pub(crate) const fn new(address: IpAddr) -> Self {
         Self {
             address,
@@ -69,7 +69,7 @@ impl Caller {
     }
 }
 
-impl fmt::Display for Caller {
+impl fmt::Display for Initiator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(rank) = self.proved_rank {
             write!(f, "rank {rank} at ")?;
@@ -81,11 +81,11 @@ impl fmt::Display for Caller {
 impl TurnedAway {
     /// Notes a visit; returns what people should hear of it, the first time that it is for this
     /// reason.
-    pub(crate) fn note(&self, caller: &Caller, error: &Error) -> Option<String> {
-        let (caller_name, reason) = (caller.to_string(), error.to_string());
-        let sort = caller.sort(error);
+    pub(crate) fn note(&self, initiator: &Initiator, error: &Error) -> Option<String> {
+        let (initiator_name, reason) = (initiator.to_string(), error.to_string());
+        let sort = initiator.sort(error);
         let (kind, reasons_max) = match sort {
-            Sort::Member => (format!("{caller_name}: {reason}"), MEMBERS_REASONS_MAX),
+            Sort::Member => (format!("{initiator_name}: {reason}"), MEMBERS_REASONS_MAX),
             _ => (
                 reason.replace(|c: char| c.is_ascii_digit(), ""),
                 STRANGERS_REASONS_MAX,
@@ -93,16 +93,16 @@ impl TurnedAway {
         };
         let mut visits = lock(&self.visits);
         if let Some(visits) = visits.get_mut(&(sort, kind.clone())) {
-            visits.alike &= visits.caller == caller_name && visits.reason == reason;
+            visits.alike &= visits.initiator == initiator_name && visits.reason == reason;
             visits.count += 1;
             return None;
         }
         let of_this_sort = visits.keys().filter(|(other, _)| *other == sort);
         let is_kept = of_this_sort.count() < reasons_max;
-        let said = is_kept.then(|| format!("turned away {caller_name}: {reason}"));
+        let said = is_kept.then(|| format!("turned away {initiator_name}: {reason}"));
         if is_kept {
             let first = Visits {
-                caller: caller_name,
+                initiator: initiator_name,
                 reason,
                 count: 1,
                 alike: true,
@@ -118,7 +118,7 @@ impl fmt::Display for TurnedAway {
         let visits = lock(&self.visits);
         for (index, visits) in visits.values().enumerate() {
             f.write_str(if index == 0 { "; turned away: " } else { "; " })?;
-            write!(f, "{}: {}", visits.caller, visits.reason)?;
+            write!(f, "{}: {}", visits.initiator, visits.reason)?;
             match visits {
                 Visits { count: 1, .. } => {}
                 Visits { alike: true, .. } => write!(f, " ({} times)", visits.count)?,
@@ -137,10 +137,10 @@ mod tests {
     use crate::error::{NotFormed, NotTrusted};
     use crate::wire::handshake;
 
-    fn caller(number: u32, proved_rank: Option<usize>) -> Caller {
-        Caller {
+    fn initiator(number: u32, proved_rank: Option<usize>) -> Initiator {
+        Initiator {
             proved_rank,
-            ..Caller::new(Ipv4Addr::from(0x0a00_0000 + number).into())
+            ..Initiator::new(Ipv4Addr::from(0x0a00_0000 + number).into())
         }
     }
 
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(turned_away.to_string(), "");
         for visit in 0..1000 {
             let error = Error::aborted(&format!("reason {}", visit % 100));
-            turned_away.note(&caller(0, Some(3)), &error);
+            turned_away.note(&initiator(0, Some(3)), &error);
         }
         let note = turned_away.to_string();
         let first = "; turned away: rank 3 at 10.0.0.0: aborted the communicator: reason 0";
@@ -164,19 +164,19 @@ mod tests {
         for number in 0..1000 {
             let (bytes, most) = (number as usize, 7);
             let alert = "x".repeat(bytes).into();
-            let (caller_speaks, callee) = (number, handshake::PROTOCOL_VERSION);
+            let (caller_speaks, responder) = (number, handshake::PROTOCOL_VERSION);
             for error in [
                 Error::from(Breach::TooLong { bytes, most }),
                 NotTrusted::OwnCertificate { alert }.into(),
-                handshake::other_version(caller_speaks, callee),
+                handshake::other_version(caller_speaks, responder),
             ] {
-                turned_away.note(&caller(number, None), &error);
+                turned_away.note(&initiator(number, None), &error);
             }
         }
-        let mut honest = caller(7, None);
+        let mut honest = initiator(7, None);
         honest.is_connected = true;
         turned_away.note(&honest, &NotTrusted::NoCertificate.into());
-        turned_away.note(&caller(8, Some(2)), &NotFormed::Busy.into());
+        turned_away.note(&initiator(8, Some(2)), &NotFormed::Busy.into());
         let note = turned_away.to_string();
         assert!(note.starts_with("; turned away: rank 2 at 10.0.0.8: its group has formed"));
         assert!(

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Link;
 use super::tcp::connection::Connection;
-use super::tcp::patient::GoOn;
+use super::tcp::deadline_stream::GoOn;
 
 /// What a link can be made of.
 #[derive(Debug, Clone, Copy)]

@@ -12,7 +12,7 @@ use super::kind::{Introduction, Kind};
 use super::mesh::Mesh;
 use super::poll::WakeUp;
 use super::tcp::connection::Connection;
-use super::tcp::patient::GoOn;
+use super::tcp::deadline_stream::GoOn;
 use super::{Link, framing, shm, tcp};
 
 /// What links can be made of, the best first. TCP leads everywhere.

@@ -1,13 +1,13 @@
-//! How a connection begins: who calls, for what purpose, and the proof that both know the token.
+//! How a connection begins: who connects, for what purpose, and the proof that both know the token.
 //!
-//! caller -> callee  `Hello`: who calls whom, in which group, with a nonce
-//! callee -> caller  `Welcome`: who answers, another nonce, and HMAC(token, "callee", everything so far)
-//! caller -> callee  `Proof`: HMAC(token, "caller", everything so far)
-//! callee -> caller  `Accepted`
+//! initiator -> responder  `Hello`: who connects to whom, in which group, with a nonce
+//! responder -> initiator  `Welcome`: who answers, another nonce, and HMAC(token, "callee", everything so far)
+//! initiator -> responder  `Proof`: HMAC(token, "caller", everything so far)
+//! responder -> initiator  `Accepted`
 //!
 //! Either side may answer `Refused` instead, with the error that the other should report; who has not
 //! proved to know the token is not quoted. The proofs cover both nonces, the whole `Hello` and who
-//! answers, so they can be neither replayed nor reflected nor moved to another caller, callee,
+//! answers, so they can be neither replayed nor reflected nor moved to another initiator, responder,
 //! group, generation, size, purpose or version. HMAC-SHA256 is RFC 2104 with FIPS 180-4.
 
 use std::fmt;
@@ -37,7 +37,7 @@ const STRANGERS_MESSAGE_BYTES_MAX: usize = 64 << 10;
 pub(crate) enum Purpose {
     /// To join the group; sent to rank 0 only.
     Join(Member),
-    /// To carry payload from the caller to the callee, as one of the streams of their pipe.
+    /// To carry payload from the initiator to the responder, as one of the streams of their pipe.
     Data { stream: usize },
     /// To carry signs of life, questions and aborts, both ways.
     Control,
@@ -63,7 +63,7 @@ impl Purpose {
 pub struct GroupId([u8; 16]);
 
 impl GroupId {
-    /// That of a caller who is in no group yet.
+    /// That of an initiator who is in no group yet.
     pub(crate) const NONE: Self = Self([0; 16]);
 
     /// A new one.
@@ -95,14 +95,14 @@ pub(crate) struct Member {
     pub transports: Vec<String>,
 }
 
-/// The first message of a caller.
+/// The first message of an initiator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub version: u32,
-    /// Of the caller.
+    /// Of the initiator.
     pub rank: usize,
-    /// The rank that the caller means to reach; of no matter for an inquiry.
-    pub callee: usize,
+    /// The rank that the initiator means to reach; of no matter for an inquiry.
+    pub responder: usize,
     pub world_size: usize,
     pub group: GroupId,
     pub generation: u32,
@@ -121,7 +121,7 @@ pub(crate) enum Message {
     Proof([u8; 32]),
     Accepted,
     Refused(Error),
-    /// The callee's version. What stands above it may change, if this stays where it is.
+    /// The responder's version. What stands above it may change, if this stays where it is.
     OtherVersion(u32),
 }
 
@@ -132,16 +132,16 @@ pub(crate) fn refuse(stream: &mut impl Write, error: &Error) {
 }
 
 impl Hello {
-    /// What `rank` says to `callee`, before it is in a group.
+    /// What `rank` says to `responder`, before it is in a group.
     pub(crate) fn new(
-        (rank, callee): (usize, usize),
+        (rank, responder): (usize, usize),
         world_size: usize,
         purpose: Purpose,
     ) -> Result<Self> {
         Ok(Self {
             version: PROTOCOL_VERSION,
             rank,
-            callee,
+            responder,
             world_size,
             group: GroupId::NONE,
             generation: GENERATION,
@@ -150,8 +150,8 @@ impl Hello {
         })
     }
 
-    /// The rank of the caller, unless it is no rank of the group.
-    fn caller(&self) -> Option<usize> {
+    /// The rank of the initiator, unless it is no rank of the group.
+    fn initiator(&self) -> Option<usize> {
         (self.purpose != Purpose::Inquiry).then_some(self.rank)
     }
 
@@ -167,7 +167,7 @@ impl Hello {
         Self {
             version: PROTOCOL_VERSION,
             rank: 1,
-            callee: 0,
+            responder: 0,
             world_size: 2,
             group: GroupId([3; 16]),
             generation: GENERATION,
@@ -177,11 +177,11 @@ impl Hello {
     }
 }
 
-/// The caller's side.
-pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
+/// The initiator's side.
+pub(crate) fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
     let transcript = encode(&hello)?;
-    let meant = (hello.purpose != Purpose::Inquiry).then_some(hello.callee);
-    let (caller, version) = (hello.caller(), hello.version);
+    let meant = (hello.purpose != Purpose::Inquiry).then_some(hello.responder);
+    let (initiator, version) = (hello.initiator(), hello.version);
     write_message(stream, &Message::Hello(hello))?;
     let (rank, nonce, proof) = match hear(stream)? {
         Message::Welcome { rank, nonce, proof } => (rank, nonce, proof),
@@ -192,7 +192,7 @@ pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8])
     };
     let transcript = continued(&transcript, rank, &nonce);
     if !is_proof(token, b"callee", &transcript, &proof) {
-        let error = tokens_differ(caller, rank);
+        let error = tokens_differ(initiator, rank);
         refuse(stream, &error);
         return Err(error);
     }
@@ -203,15 +203,15 @@ pub(crate) fn call(stream: &mut (impl Read + Write), hello: Hello, token: &[u8])
     match hear(stream)? {
         // It should have refused.
         Message::Accepted => meant.map_or(Ok(()), |meant| {
-            check_callee(caller.unwrap_or_default(), meant, rank)
+            check_responder(initiator.unwrap_or_default(), meant, rank)
         }),
         Message::Refused(error) => Err(error.fit_to_travel()),
         _ => Err(unexpected("an acceptance")),
     }
 }
 
-/// The side of the callee, which is `rank`; `check` looks at an authenticated `Hello`.
-pub(crate) fn answer(
+/// The side of the responder, which is `rank`; `check` looks at an authenticated `Hello`.
+pub(crate) fn respond(
     stream: &mut (impl Read + Write),
     rank: usize,
     token: &[u8],
@@ -231,8 +231,8 @@ pub(crate) fn answer(
     let checked = match hear(stream)? {
         Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => check(&hello),
         // What a stranger gives as the reason is not worth repeating.
-        Message::Refused(_) => return Err(tokens_differ(hello.caller(), rank)),
-        _ => Err(tokens_differ(hello.caller(), rank)),
+        Message::Refused(_) => return Err(tokens_differ(hello.initiator(), rank)),
+        _ => Err(tokens_differ(hello.initiator(), rank)),
     };
     match checked {
         Ok(()) => {
@@ -246,20 +246,20 @@ pub(crate) fn answer(
     }
 }
 
-/// Whether the rank that answers is the one that was called.
-pub(crate) fn check_callee(caller: usize, meant: usize, reached: usize) -> Result<()> {
+/// Whether the rank that answers is the one that was meant.
+pub(crate) fn check_responder(initiator: usize, meant: usize, reached: usize) -> Result<()> {
     if meant == reached {
         return Ok(());
     }
     Err(NotFormed::OtherRank {
-        caller,
+        initiator,
         meant,
         reached,
     }
     .into())
 }
 
-/// What was said, with what the callee adds to it.
+/// What was said, with what the responder adds to it.
 fn continued(hello: &[u8], rank: usize, nonce: &[u8; 32]) -> Vec<u8> {
     [hello, &(rank as u64).to_le_bytes(), nonce].concat()
 }
@@ -341,9 +341,13 @@ fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     Ok(bytes)
 }
 
-/// The versions are numbers, whoever named them.
-pub(crate) fn other_version(caller: u32, callee: u32) -> Error {
-    Breach::OtherVersion { caller, callee }.into()
+/// The two processes speak different versions.
+pub(crate) fn other_version(initiator: u32, responder: u32) -> Error {
+    Breach::OtherVersion {
+        initiator,
+        responder,
+    }
+    .into()
 }
 
 /// What a refusal means that came before any proof. It may be a stranger's, who does not choose
@@ -355,8 +359,12 @@ fn in_our_words(refusal: &Error) -> Error {
     }
 }
 
-fn tokens_differ(caller: Option<usize>, callee: usize) -> Error {
-    NotTrusted::TokensDiffer { caller, callee }.into()
+fn tokens_differ(initiator: Option<usize>, responder: usize) -> Error {
+    NotTrusted::TokensDiffer {
+        initiator,
+        responder,
+    }
+    .into()
 }
 
 fn unexpected(wanted: &str) -> Error {

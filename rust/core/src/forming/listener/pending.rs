@@ -20,8 +20,8 @@ struct PendingConnection {
     tcp: TcpStream,
 }
 
-/// A connection's place among the pending ones, given back when dropped.
-pub(super) struct Place {
+/// A connection's slot among the pending ones, given back when dropped.
+pub(super) struct Slot {
     pending: Arc<Pending>,
     number: u64,
 }
@@ -31,11 +31,11 @@ impl Pending {
         lock(&self.connections)
     }
 
-    pub(super) fn has_place(&self, places: usize) -> bool {
-        self.connections().len() < places
+    pub(super) fn has_room(&self, slots: usize) -> bool {
+        self.connections().len() < slots
     }
 
-    pub(super) fn add(self: &Arc<Self>, tcp: &TcpStream) -> std::io::Result<Place> {
+    pub(super) fn add(self: &Arc<Self>, tcp: &TcpStream) -> std::io::Result<Slot> {
         let tcp = tcp.try_clone()?;
         let mut connections = self.connections();
         let number = connections
@@ -46,7 +46,7 @@ impl Pending {
             since: Instant::now(),
             tcp,
         });
-        Ok(Place {
+        Ok(Slot {
             pending: Arc::clone(self),
             number,
         })
@@ -65,7 +65,7 @@ impl Pending {
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.pending
             .connections()

@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::Forming;
-use super::calls::{LOOK_UP_GOES_ON, Resolve, connect};
+use super::connect::{LOOK_UP_GOES_ON, Resolve, connect};
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::config::Config;
 use crate::error::{Error, Missing, NotFormed, Result, Text};

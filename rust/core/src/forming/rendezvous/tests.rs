@@ -50,7 +50,7 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
         tls: None,
         resolve,
         interrupt: &mut || false,
-        meeting: Meeting::Outside,
+        bootstrap: Bootstrap::Outside,
         group: GroupId::NONE,
         given_up: None,
         started: Instant::now(),
@@ -60,7 +60,7 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
     let (_door, roster) = forming.join().unwrap();
     let mut connections: Vec<_> = streams
         .iter()
-        .map(|&stream| forming.call(&roster, 0, &Purpose::Data { stream }))
+        .map(|&stream| forming.connect_to(&roster, 0, &Purpose::Data { stream }))
         .collect();
     (rank_0.join().unwrap(), connections.pop().unwrap())
 }
@@ -123,7 +123,7 @@ fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
         tls: None,
         resolve: resolve_slowly,
         interrupt,
-        meeting: Meeting::Outside,
+        bootstrap: Bootstrap::Outside,
         group: GroupId::NONE,
         given_up: None,
         started: Instant::now(),
@@ -164,7 +164,7 @@ fn a_name_that_is_looked_up_for_too_long_is_named() {
         assert!(rendezvous, "{error}");
         let text = error.to_string();
         assert!(text.contains("slow.invalid:4000"), "{text}");
-        assert!(text.contains(calls::LOOK_UP_GOES_ON), "{text}");
+        assert!(text.contains(connect::LOOK_UP_GOES_ON), "{text}");
     }
 }
 

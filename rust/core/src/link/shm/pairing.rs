@@ -1,17 +1,17 @@
 //! How two ranks come to share memory, over a connection on which they know each other already.
 //!
 //! ```text
-//! initiator -> other  TCP   name of a Unix socket and a nonce      | why not
-//! other -> initiator  Unix  the nonce
-//! initiator -> other  Unix  the memory and its doorbell
-//! other -> initiator  Unix  its doorbell
-//! other -> initiator  TCP   it is mapped                           | why not
-//! initiator -> other  TCP   both use it                            | why not
+//! initiator -> responder  TCP   name of a Unix socket and a nonce      | why not
+//! responder -> initiator  Unix  the nonce
+//! initiator -> responder  Unix  the memory and its doorbell
+//! responder -> initiator  Unix  its doorbell
+//! responder -> initiator  TCP   it is mapped                           | why not
+//! initiator -> responder  TCP   both use it                            | why not
 //! ```
 //!
 //! The Unix socket has an abstract name, which exists only in this host's network namespace, so to
 //! reach it proves more than any comparison of host names. Everybody on the host can see the name
-//! and call; only the nonce, known over TCP alone, is answered. Whoever says "why not" says it
+//! and connect; only the nonce, known over TCP alone, is answered. A side that cannot go on says "why not"
 //! over TCP, and nothing follows: both sides agree, and the connection is as before.
 
 use std::collections::VecDeque;
@@ -30,13 +30,13 @@ use super::{RING_BYTES, ShmLink, passing};
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::link::poll;
 use crate::link::tcp::connection::Connection;
-use crate::link::tcp::patient::{GoOn, Patient, gave_up};
+use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn, gave_up};
 use crate::wire::pairing as wire;
 
 /// Bytes of the random part of the socket's name, and of the nonce.
 const RANDOM_BYTES: usize = 16;
-/// Callers that have not said the nonce yet; a new one drives out the oldest.
-const CALLERS_MAX: usize = 16;
+/// Connections that have not sent the nonce yet; a new one drives out the oldest.
+const PENDING_MAX: usize = 16;
 /// How long the other side tries to reach the initiator, which waits for it: at most, and at most
 /// this part of the time that is left, so that its answer still comes in time.
 const REACHING_LIMIT: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ const REACHING_PART: u32 = 2;
 
 type Nonce = [u8; RANDOM_BYTES];
 
-/// Tries to share memory with the process at the other end of `stream`, which calls this at the
+/// Tries to share memory with the process at the other end of `stream`, which runs this at the
 /// same time; exactly one of both is the initiator.
 ///
 /// Returns the link, or why there is none: the same on both sides. `stream` carries nothing of this
@@ -66,44 +66,44 @@ pub(super) fn pair(
         go_on,
     };
     if initiator {
-        invite(&mut talk, doorbell.as_fd())
+        initiate(&mut talk, doorbell.as_fd())
     } else {
-        visit(&mut talk, doorbell.as_fd())
+        respond(&mut talk, doorbell.as_fd())
     }
 }
 
-fn invite(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<ShmLink, String>> {
-    let invitation = match Invitation::new() {
-        Ok(invitation) => invitation,
+fn initiate(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<ShmLink, String>> {
+    let offer = match Offer::new() {
+        Ok(offer) => offer,
         Err(reason) => return talk.refuse(reason),
     };
-    talk.go_on(&[invitation.name, invitation.nonce].concat())?;
-    let guest = invitation.await_guest(talk).and_then(|guest| {
-        let gifts = [invitation.file.as_fd(), doorbell];
-        passing::send(&guest, &gifts)?;
-        Ok(guest)
+    talk.go_on(&[offer.name, offer.nonce].concat())?;
+    let responder = offer.await_responder(talk).and_then(|responder| {
+        let descriptors = [offer.file.as_fd(), doorbell];
+        passing::send(&responder, &descriptors)?;
+        Ok(responder)
     });
-    // A guest that waits in vain notices here, and says so.
-    drop(invitation.listener);
+    // A responder that waits in vain notices here, and says so.
+    drop(offer.listener);
     if let Err(reason) = talk.hear()? {
         return Ok(Err(reason));
     }
-    // The guest's doorbell came before its answer.
-    match guest.and_then(|guest| receive_doorbell(&guest)) {
+    // The responder's doorbell came before its answer.
+    match responder.and_then(|responder| receive_doorbell(&responder)) {
         Ok(other_doorbell) => {
             talk.go_on(&[])?;
-            Ok(Ok(ShmLink::new(invitation.arena, 0, other_doorbell)))
+            Ok(Ok(ShmLink::new(offer.arena, 0, other_doorbell)))
         }
         Err(error) => talk.refuse(format!("the initiator failed: {error}")),
     }
 }
 
-fn visit(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<ShmLink, String>> {
+fn respond(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<ShmLink, String>> {
     let accepted = match talk.hear()? {
-        Ok(invitation) => {
+        Ok(offer) => {
             let left = talk.deadline.saturating_duration_since(Instant::now());
             let limit = REACHING_LIMIT.min(left / REACHING_PART);
-            accept(&invitation, doorbell, limit.max(Duration::from_millis(1)))
+            accept(&offer, doorbell, limit.max(Duration::from_millis(1)))
         }
         Err(reason) => return Ok(Err(reason)),
     };
@@ -117,7 +117,7 @@ fn visit(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<Shm
 }
 
 /// What the other side needs in order to share memory.
-struct Invitation {
+struct Offer {
     arena: Arena,
     file: OwnedFd,
     listener: UnixListener,
@@ -125,7 +125,7 @@ struct Invitation {
     nonce: Nonce,
 }
 
-impl Invitation {
+impl Offer {
     fn new() -> Result<Self, String> {
         let (arena, file) = Arena::create(RING_BYTES)
             .map_err(|error| format!("no shared memory from the system: {error}"))?;
@@ -144,42 +144,42 @@ impl Invitation {
         })
     }
 
-    /// The caller who knows the nonce.
-    fn await_guest(&self, talk: &mut Talk<'_>) -> io::Result<UnixStream> {
-        let mut callers = VecDeque::with_capacity(CALLERS_MAX + 1);
+    /// The connection that knows the nonce.
+    fn await_responder(&self, talk: &mut Talk<'_>) -> io::Result<UnixStream> {
+        let mut pending = VecDeque::with_capacity(PENDING_MAX + 1);
         loop {
-            while let Ok((caller, _)) = self.listener.accept() {
-                caller.set_nonblocking(true)?;
-                if passing::is_same_user(&caller)? {
-                    callers.push_back(caller);
+            while let Ok((connection, _)) = self.listener.accept() {
+                connection.set_nonblocking(true)?;
+                if passing::is_same_user(&connection)? {
+                    pending.push_back(connection);
                 }
-                if callers.len() > CALLERS_MAX {
-                    callers.pop_front();
+                if pending.len() > PENDING_MAX {
+                    pending.pop_front();
                 }
             }
-            if let Some(guest) = self.recognise(&mut callers) {
-                return Ok(guest);
+            if let Some(responder) = self.recognise(&mut pending) {
+                return Ok(responder);
             }
             if talk.has_answer() {
-                return Err(io::Error::other("an answer came before the visit"));
+                return Err(io::Error::other("an answer came before the nonce"));
             }
             let left = talk.left()?;
             let sockets = [poll::readable(&self.listener), poll::readable(talk.stream)];
             let sockets = sockets
                 .into_iter()
-                .chain(callers.iter().map(poll::readable));
+                .chain(pending.iter().map(poll::readable));
             poll::wait(sockets, left.min(INTERRUPT_INTERVAL));
         }
     }
 
-    /// Takes the guest out of `callers`, and sends away all who said something else.
-    fn recognise(&self, callers: &mut VecDeque<UnixStream>) -> Option<UnixStream> {
-        for _ in 0..callers.len() {
-            let mut caller = callers.pop_front()?;
+    /// Takes the responder out of `pending`, and closes all that said something else.
+    fn recognise(&self, pending: &mut VecDeque<UnixStream>) -> Option<UnixStream> {
+        for _ in 0..pending.len() {
+            let mut connection = pending.pop_front()?;
             let mut said = [0; RANDOM_BYTES];
-            match caller.read(&mut said) {
-                Ok(RANDOM_BYTES) if is_equal(&said, &self.nonce) => return Some(caller),
-                Err(error) if is_later(error.kind()) => callers.push_back(caller),
+            match connection.read(&mut said) {
+                Ok(RANDOM_BYTES) if is_equal(&said, &self.nonce) => return Some(connection),
+                Err(error) if is_later(error.kind()) => pending.push_back(connection),
                 _ => {}
             }
         }
@@ -187,29 +187,29 @@ impl Invitation {
     }
 }
 
-/// The visitor's part over the Unix socket.
-fn accept(invitation: &[u8], doorbell: BorrowedFd<'_>, limit: Duration) -> Result<ShmLink, String> {
-    let Some((name, nonce)) = invitation.split_at_checked(RANDOM_BYTES) else {
-        return Err("the invitation is too short".into());
+/// The responder's part over the Unix socket.
+fn accept(offer: &[u8], doorbell: BorrowedFd<'_>, limit: Duration) -> Result<ShmLink, String> {
+    let Some((name, nonce)) = offer.split_at_checked(RANDOM_BYTES) else {
+        return Err("the offer is too short".into());
     };
-    let mut host = reach(name, limit)
+    let mut initiator = reach(name, limit)
         .map_err(|error| format!("different hosts or network namespaces ({error})"))?;
-    let exchange = |host: &mut UnixStream| {
-        if !passing::is_same_user(host)? {
+    let exchange = |initiator: &mut UnixStream| {
+        if !passing::is_same_user(initiator)? {
             return Err(io::Error::other("different users"));
         }
-        host.write_all(nonce)?;
-        let [file, other_doorbell] = despite_signals(limit, || passing::receive(host))?;
+        initiator.write_all(nonce)?;
+        let [file, other_doorbell] = despite_signals(limit, || passing::receive(initiator))?;
         check_doorbell(&other_doorbell)?;
         let arena = Arena::open(file, RING_BYTES)?;
-        passing::send(host, &[doorbell])?;
+        passing::send(initiator, &[doorbell])?;
         Ok(ShmLink::new(arena, 1, other_doorbell))
     };
-    exchange(&mut host).map_err(|error| format!("the memory did not get across: {error}"))
+    exchange(&mut initiator).map_err(|error| format!("the memory did not get across: {error}"))
 }
 
-fn receive_doorbell(guest: &UnixStream) -> io::Result<OwnedFd> {
-    let [doorbell] = passing::receive(guest)?;
+fn receive_doorbell(responder: &UnixStream) -> io::Result<OwnedFd> {
+    let [doorbell] = passing::receive(responder)?;
     check_doorbell(&doorbell)?;
     Ok(doorbell)
 }
@@ -229,7 +229,7 @@ fn check_doorbell(doorbell: &OwnedFd) -> io::Result<()> {
 fn listen(name: &[u8]) -> io::Result<UnixListener> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.bind(&abstract_address(name)?)?;
-    socket.listen(CALLERS_MAX as i32)?;
+    socket.listen(PENDING_MAX as i32)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
 }
@@ -284,8 +284,8 @@ impl Talk<'_> {
         wire::read(&mut self.line())
     }
 
-    fn line(&mut self) -> Patient<'_> {
-        Patient::attentive(self.stream, self.deadline, &mut *self.go_on)
+    fn line(&mut self) -> DeadlineStream<'_> {
+        DeadlineStream::cancellable(self.stream, self.deadline, &mut *self.go_on)
     }
 
     /// Whether the other side has said something, or gone.

@@ -1,4 +1,4 @@
-//! One TCP connection, plain or inside TLS, non-blocking: whoever reads or writes it need not know
+//! One TCP connection, plain or inside TLS, non-blocking: what reads or writes it need not know
 //! which.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};

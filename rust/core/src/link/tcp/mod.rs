@@ -12,7 +12,7 @@ use super::kind::{Introduction, Kind, Lanes};
 use super::{Broken, Direction, Link, forks, poll};
 
 pub mod connection;
-pub mod patient;
+pub mod deadline_stream;
 mod session;
 mod socket;
 pub mod tls;
@@ -161,9 +161,9 @@ mod tests {
     #[test]
     fn both_ends_of_a_connection_inside_a_host_begin_with_reno() {
         let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
-        let caller = connect(listener.local_addr().unwrap(), Duration::from_secs(5)).unwrap();
-        let (answerer, _) = listener.accept().unwrap();
-        for end in [caller, answerer] {
+        let connected = connect(listener.local_addr().unwrap(), Duration::from_secs(5)).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        for end in [connected, accepted] {
             assert_eq!(
                 congestion(&end).unwrap(),
                 ("reno".into(), "same host".into())

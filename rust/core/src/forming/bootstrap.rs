@@ -1,8 +1,8 @@
-//! Rank 0 and all others, connected while the group forms.
+//! The connections between rank 0, the coordinator, and all other ranks while the group forms.
 //!
-//! Whoever fails, or ends, before the group is complete makes it fail for all: rank 0 hears of it
-//! over the connection on which that rank joined, and tells everybody the same first cause.
-//! Nobody leaves before that, so nobody is blamed for leaving on account of another.
+//! A rank that fails, or ends, before the group is complete makes it fail for all: rank 0 hears of it
+//! over the connection on which that rank joined, and tells all ranks the same first cause. No rank
+//! leaves before that, so no rank is blamed for leaving after another one has failed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, NotFormed, Result};
 use crate::link::poll;
 use crate::link::tcp::connection::Connection;
-use crate::link::tcp::patient::Patient;
+use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::wire::handshake::{self, GroupId, Member};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -38,18 +38,18 @@ pub(crate) enum Status {
     Failed(Error),
 }
 
-/// One rank's side of the meeting.
-pub(crate) enum Meeting {
+/// One rank's side of these connections.
+pub(crate) enum Bootstrap {
     /// Rank 0's, with everybody who has joined, by rank.
-    Host(BTreeMap<usize, Guest>),
+    Coordinator(BTreeMap<usize, Joined>),
     /// Another rank's.
-    Guest(Host),
+    Member(Coordinator),
     /// That of a rank that has not joined yet.
     Outside,
 }
 
 /// A rank that has joined, as rank 0 sees it.
-pub(crate) struct Guest {
+pub(crate) struct Joined {
     pub member: Member,
     line: Line,
     ready: bool,
@@ -63,7 +63,7 @@ struct Line {
 }
 
 /// Rank 0, as another rank sees it.
-pub(crate) struct Host {
+pub(crate) struct Coordinator {
     line: Line,
     name: String,
     complete: bool,
@@ -71,7 +71,7 @@ pub(crate) struct Host {
     told: bool,
 }
 
-impl Guest {
+impl Joined {
     pub(crate) const fn new(
         member: Member,
         stream: Connection,
@@ -88,7 +88,7 @@ impl Guest {
     }
 }
 
-impl Host {
+impl Coordinator {
     pub(crate) const fn new(
         stream: Connection,
         name: String,
@@ -119,59 +119,58 @@ impl Host {
             Some(Ok(Answer::Formed { .. }) | Err(_)) => {}
         }
         self.told = true;
-        Err(Error::from(NotFormed::HostEnded).blaming(0, &self.name))
+        Err(Error::from(NotFormed::CoordinatorEnded).blaming(0, &self.name))
     }
 }
 
-impl Meeting {
+impl Bootstrap {
     /// Takes in what has been said; fails with the first cause if somebody has failed or ended.
     pub(crate) fn look(&mut self) -> Result<()> {
         match self {
             Self::Outside => Ok(()),
-            Self::Guest(host) => host.look(),
-            Self::Host(guests) => {
-                guests
-                    .iter_mut()
-                    .try_for_each(|(&rank, guest)| match guest.line.hear() {
-                        None => Ok(()),
-                        Some(Ok(Status::Ready)) => {
-                            guest.ready = true;
-                            Ok(())
-                        }
-                        Some(Ok(Status::Failed(cause))) => Err(cause),
-                        Some(Err(_)) => {
-                            let ended = Error::from(NotFormed::GuestEnded);
-                            Err(ended.blaming(rank, &guest.member.host))
-                        }
-                    })
-            }
+            Self::Member(coordinator) => coordinator.look(),
+            Self::Coordinator(joined) => joined.iter_mut().try_for_each(|(&rank, peer)| match peer
+                .line
+                .hear()
+            {
+                None => Ok(()),
+                Some(Ok(Status::Ready)) => {
+                    peer.ready = true;
+                    Ok(())
+                }
+                Some(Ok(Status::Failed(cause))) => Err(cause),
+                Some(Err(_)) => {
+                    let ended = Error::from(NotFormed::MemberEnded);
+                    Err(ended.blaming(rank, &peer.member.host))
+                }
+            }),
         }
     }
 
     /// Sends everybody who has joined the roster.
     pub(crate) fn announce(&mut self, group: GroupId, members: Vec<Member>) {
-        self.tell_guests(&Answer::Formed { group, members });
+        self.tell_joined(&Answer::Formed { group, members });
     }
 
     /// Says that this rank is connected with all.
     pub(crate) fn be_ready(&mut self) {
-        if let Self::Guest(host) = self {
+        if let Self::Member(coordinator) = self {
             // If rank 0 has gone, the next look tells.
-            let _ = host.line.say(&Status::Ready);
+            let _ = coordinator.line.say(&Status::Ready);
         }
     }
 
     /// Whether all ranks are connected, of which rank 0 informs the others.
     pub(crate) fn is_complete(&mut self) -> bool {
         match self {
-            Self::Host(guests) => {
-                let complete = guests.values().all(|guest| guest.ready);
+            Self::Coordinator(joined) => {
+                let complete = joined.values().all(|peer| peer.ready);
                 if complete {
-                    self.tell_guests(&Answer::Complete);
+                    self.tell_joined(&Answer::Complete);
                 }
                 complete
             }
-            Self::Guest(host) => host.complete,
+            Self::Member(coordinator) => coordinator.complete,
             Self::Outside => false,
         }
     }
@@ -179,11 +178,11 @@ impl Meeting {
     /// The error for a group whose time is over before it is complete.
     pub(crate) fn late(&self) -> Error {
         let (rank, name) = match self {
-            Self::Host(guests) => guests
+            Self::Coordinator(joined) => joined
                 .iter()
-                .find(|(_, guest)| !guest.ready)
-                .map_or((0, ""), |(&rank, guest)| (rank, &guest.member.host)),
-            Self::Guest(host) => (0, host.name.as_str()),
+                .find(|(_, peer)| !peer.ready)
+                .map_or((0, ""), |(&rank, peer)| (rank, &peer.member.host)),
+            Self::Member(coordinator) => (0, coordinator.name.as_str()),
             Self::Outside => (0, ""),
         };
         Error::from(NotFormed::NotFinished).blaming(rank, name)
@@ -191,13 +190,13 @@ impl Meeting {
 
     /// Makes the group fail for all; returns the first cause.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
-        if let Self::Guest(host) = self
-            && !host.told
+        if let Self::Member(coordinator) = self
+            && !coordinator.told
         {
             let status = Status::Failed(error.clone());
             // Rank 0's word on the cause takes it milliseconds.
-            let until = Instant::now() + host.line.conversation_limit;
-            if host.line.say(&status).is_err() {
+            let until = Instant::now() + coordinator.line.conversation_limit;
+            if coordinator.line.say(&status).is_err() {
                 return error;
             }
             while let Some(left) = until.checked_duration_since(Instant::now()) {
@@ -206,20 +205,20 @@ impl Meeting {
                 }
                 self.wait(left);
             }
-            let Self::Guest(host) = self else {
+            let Self::Member(coordinator) = self else {
                 return error;
             };
-            return Error::from(NotFormed::HostSilent).blaming(0, &host.name);
+            return Error::from(NotFormed::CoordinatorSilent).blaming(0, &coordinator.name);
         }
-        self.tell_guests(&Answer::Failed(error.clone()));
+        self.tell_joined(&Answer::Failed(error.clone()));
         error
     }
 
     /// Sleeps until somebody says something, at most for `limit`.
     pub(crate) fn wait(&self, limit: Duration) {
         let streams: Vec<&Connection> = match self {
-            Self::Host(guests) => guests.values().map(|guest| &guest.line.stream).collect(),
-            Self::Guest(host) => vec![&host.line.stream],
+            Self::Coordinator(joined) => joined.values().map(|peer| &peer.line.stream).collect(),
+            Self::Member(coordinator) => vec![&coordinator.line.stream],
             Self::Outside => return,
         };
         if streams.iter().any(|stream| stream.has_buffered()) {
@@ -228,11 +227,11 @@ impl Meeting {
         poll::wait(streams.into_iter().map(poll::readable), limit);
     }
 
-    fn tell_guests(&mut self, answer: &Answer) {
-        if let Self::Host(guests) = self {
-            for guest in guests.values_mut() {
+    fn tell_joined(&mut self, answer: &Answer) {
+        if let Self::Coordinator(joined) = self {
+            for peer in joined.values_mut() {
                 // A rank that has gone meanwhile is noticed by the next look, or needs no answer.
-                let _ = guest.line.say(answer);
+                let _ = peer.line.say(answer);
             }
         }
     }
@@ -249,7 +248,7 @@ impl Line {
         speaks.then(|| handshake::read_message(&mut self.attend()))
     }
 
-    fn attend(&mut self) -> Patient<'_> {
-        Patient::new(&mut self.stream, Instant::now() + self.conversation_limit)
+    fn attend(&mut self) -> DeadlineStream<'_> {
+        DeadlineStream::new(&mut self.stream, Instant::now() + self.conversation_limit)
     }
 }

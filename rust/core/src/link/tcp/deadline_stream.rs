@@ -19,7 +19,7 @@ pub type GoOn<'a> = &'a mut dyn FnMut() -> bool;
 
 /// Reads and writes a connection and waits for it until a deadline that bounds everything together:
 /// a peer that sends a byte now and then gains no time.
-pub struct Patient<'a> {
+pub struct DeadlineStream<'a> {
     connection: &'a mut Connection,
     deadline: Instant,
     /// Asked now and then, by one who may have a reason to give up before the deadline. What waits
@@ -27,7 +27,7 @@ pub struct Patient<'a> {
     go_on: Option<GoOn<'a>>,
 }
 
-impl<'a> Patient<'a> {
+impl<'a> DeadlineStream<'a> {
     /// Waits until `deadline`.
     pub fn new(connection: &'a mut Connection, deadline: Instant) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl<'a> Patient<'a> {
     }
 
     /// Waits until `deadline`, or until `go_on` says no.
-    pub fn attentive(connection: &'a mut Connection, deadline: Instant, go_on: GoOn<'a>) -> Self {
+    pub fn cancellable(connection: &'a mut Connection, deadline: Instant, go_on: GoOn<'a>) -> Self {
         Self {
             connection,
             deadline,
@@ -83,13 +83,13 @@ impl<'a> Patient<'a> {
     }
 }
 
-impl Read for Patient<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         self.attend(poll::readable, |connection| connection.read(target))
     }
 }
 
-impl Write for Patient<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(bytes)])
     }
@@ -129,7 +129,9 @@ mod tests {
     }
 
     /// What `body` comes to for one who is told three times to go on, and then no more.
-    fn asked_three_times<T>(body: impl FnOnce(&mut Patient<'_>) -> io::Result<T>) -> io::Result<T> {
+    fn asked_three_times<T>(
+        body: impl FnOnce(&mut DeadlineStream<'_>) -> io::Result<T>,
+    ) -> io::Result<T> {
         let (mut connection, _silent) = to_the_silent();
         let deadline = Instant::now() + Duration::from_secs(600);
         let mut asked = 0;
@@ -137,7 +139,7 @@ mod tests {
             asked += 1;
             asked <= 3
         };
-        body(&mut Patient::attentive(
+        body(&mut DeadlineStream::cancellable(
             &mut connection,
             deadline,
             &mut go_on,
@@ -176,7 +178,7 @@ mod tests {
         let (mut connection, mut other) = to_the_silent();
         let deadline = Instant::now() + Duration::from_millis(200);
         let dripping = std::thread::spawn(move || while other.write_all(b"x").is_ok() {});
-        let read = Patient::new(&mut connection, deadline).read_exact(&mut vec![0; 1 << 30]);
+        let read = DeadlineStream::new(&mut connection, deadline).read_exact(&mut vec![0; 1 << 30]);
         assert_eq!(read.unwrap_err().kind(), ErrorKind::TimedOut);
         drop(connection);
         dripping.join().unwrap();

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use super::{Forming, socket_fails};
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::error::{Error, NotFormed, Result, Text};
-use crate::forming::listener::is_worth_another_call;
+use crate::forming::listener::is_worth_another_try;
 use crate::forming::roster::Roster;
 use crate::link::tcp::connection::Connection;
-use crate::link::tcp::patient::Patient;
+use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::{self, tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 
@@ -26,7 +26,7 @@ pub(crate) type Resolve = fn(&str) -> std::io::Result<Vec<SocketAddr>>;
 
 impl Forming<'_> {
     /// Connects to a rank for one purpose.
-    pub(super) fn call(
+    pub(super) fn connect_to(
         &mut self,
         roster: &Roster,
         rank: usize,
@@ -56,8 +56,8 @@ impl Forming<'_> {
             };
             // What ended the group is also what ended this conversation.
             self.check()?;
-            // One that is silent is stopped, or cut off: to call again would only tell later.
-            if !is_worth_another_call(&error) || Instant::now() + RETRY_INTERVAL >= self.deadline {
+            // One that is silent is stopped, or cut off: to try again would only tell later.
+            if !is_worth_another_try(&error) || Instant::now() + RETRY_INTERVAL >= self.deadline {
                 return Err(error.blaming(rank, host));
             }
             std::thread::sleep(RETRY_INTERVAL);
@@ -80,7 +80,7 @@ impl Forming<'_> {
             self.check()?;
             if Instant::now() + RETRY_INTERVAL >= self.deadline {
                 let fact = NotFormed::Unreachable {
-                    caller: self.config.rank,
+                    initiator: self.config.rank,
                     address: address.into(),
                     error: Text::of(reason),
                 };
@@ -120,11 +120,11 @@ impl Forming<'_> {
         )
     }
 
-    /// The caller's side of all handshakes.
+    /// The initiator's side of all handshakes.
     fn greet(
         &mut self,
         tcp: TcpStream,
-        callee: usize,
+        responder: usize,
         address: &str,
         purpose: Purpose,
     ) -> Result<Connection> {
@@ -133,11 +133,11 @@ impl Forming<'_> {
         let (config, tls, group) = (self.config, self.tls.clone(), self.group);
         let deadline = Instant::now() + config.conversation_limit();
         let mut go_on = || self.check().is_ok();
-        let mut connection = tls::call(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
-        let hello = Hello::new((config.rank, callee), config.world_size, purpose)?;
+        let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
+        let hello = Hello::new((config.rank, responder), config.world_size, purpose)?;
         let hello = hello.within(group);
-        let mut stream = Patient::attentive(&mut connection, deadline, &mut go_on);
-        handshake::call(&mut stream, hello, &config.token)?;
+        let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
+        handshake::initiate(&mut stream, hello, &config.token)?;
         Ok(connection)
     }
 }
@@ -152,7 +152,7 @@ pub(crate) fn in_time<T: Send + 'static>(
 ) -> Result<std::io::Result<T>> {
     let (sender, outcome) = channel();
     std::thread::Builder::new()
-        .name("gradring-call".into())
+        .name("gradring-connect".into())
         .spawn(move || sender.send(task()))
         .map_err(|error| Error::no_thread(&error))?;
     loop {
