@@ -18,7 +18,7 @@ from benches import peer_rank
 from gradring import machine
 from gradring.bench import table
 from gradring.bench.measurement import Measurement
-from gradring.bench.plan import Plan
+from gradring.bench.options import Options
 from gradring.bench.record import Record
 from gradring.bench.systems import LocalSystem
 from gradring.launch.processes import RankProcesses
@@ -38,7 +38,7 @@ LOAD_AT_START = machine.load()
 def comm() -> Iterator[gradring.Communicator]:
     """This process as rank 0; rank 1 is a process of its own that follows."""
     pytest.importorskip("tensorflow", reason="pip install 'gradring[tensorflow]'")
-    Plan(WORLD_SIZE, (4,), peers=("tensorflow",)).check()
+    Options(WORLD_SIZE, (4,), peers=("tensorflow",)).check()
     own, other = rank_environments(os.environ, WORLD_SIZE, tf_config=False)
     with RankProcesses() as processes:
         peer = processes.start([sys.executable, peer_rank.__file__], other)

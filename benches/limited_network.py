@@ -31,7 +31,7 @@ import numpy as np
 import gradring
 from gradring import machine
 from gradring.bench import values
-from gradring.bench.plan import format_size, parse_sizes
+from gradring.bench.options import format_size, parse_sizes
 from gradring.bench.systems.system import InPlace
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks, simulated_hosts

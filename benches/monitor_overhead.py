@@ -13,7 +13,7 @@ import numpy as np
 
 import gradring
 from benches.turns import in_turns
-from gradring.bench.plan import refuse_debug_build
+from gradring.bench.options import refuse_debug_build
 from gradring.testing import run_ranks
 
 ROUNDS = 15

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benches.turns import in_turns
-from gradring.bench.plan import refuse_debug_build
+from gradring.bench.options import refuse_debug_build
 from gradring.testing import run_ranks, simulated_hosts
 
 SIZES = (1024, 2048, 2048, 2048, 2048, 2048, 2048, 1000)

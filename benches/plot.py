@@ -13,7 +13,7 @@ from typing import Any
 from benches.tables import Recorded
 from gradring.bench.comparison import ARRAY, OP, STRATEGY, comparisons
 from gradring.bench.measurement import Measurement
-from gradring.bench.plan import format_size
+from gradring.bench.options import format_size
 from gradring.bench.systems import link
 
 LIMIT = "#8a8a8a"

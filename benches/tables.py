@@ -27,7 +27,7 @@ from gradring.bench.comparison import (
     times_us,
 )
 from gradring.bench.measurement import Measurement
-from gradring.bench.plan import format_size
+from gradring.bench.options import format_size
 from gradring.bench.table import format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ import gradring
 from benches.peer_rank import prepared, told, total
 from gradring.bench.comparison import called
 from gradring.bench.measurement import P99_ITERATIONS
-from gradring.bench.plan import DEFAULT_SIZES, format_size, parse_sizes
+from gradring.bench.options import DEFAULT_SIZES, format_size, parse_sizes
 from gradring.bench.systems import LocalSystem
 
 SYSTEMS = (

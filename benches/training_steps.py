@@ -30,7 +30,7 @@ import numpy as np
 from benches.turns import in_turns
 from gradring import machine
 from gradring.bench.measurement import P99_ITERATIONS
-from gradring.bench.plan import refuse_debug_build
+from gradring.bench.options import refuse_debug_build
 from gradring.bench.record import versions
 from gradring.testing import run_ranks
 

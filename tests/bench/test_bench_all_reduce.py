@@ -16,10 +16,10 @@ import pytest
 
 import gradring
 from gradring import machine
-from gradring.bench import all_reduce, plan, rank, systems, table, values
+from gradring.bench import all_reduce, options, rank, systems, table, values
 from gradring.bench.congestion import congested
 from gradring.bench.measurement import Measurement
-from gradring.bench.plan import Plan, format_size, parse_sizes
+from gradring.bench.options import Options, format_size, parse_sizes
 from gradring.cli import main
 from gradring.errors import ConfigError
 from gradring.gradients.reduction import REDUCE_OPS
@@ -228,20 +228,20 @@ def test_a_peer_that_is_not_installed_is_named_with_its_command_and_the_rest_goe
 
 
 def test_a_peer_that_cannot_reduce_this_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    plan_, reasons = Plan(2, (4,), "float16", "product", peers=systems.PEERS).measurable()
+    options_, reasons = Options(2, (4,), "float16", "product", peers=systems.PEERS).measurable()
     if _missing("mpi") is None:
         assert "mpi does not all-reduce float16; choose one of float32, " in " ".join(reasons)
-    assert not {"mpi", "tensorflow"} & set(plan_.peers)
+    assert not {"mpi", "tensorflow"} & set(options_.peers)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Plan(2, (4,), "float64"), "4 B is no whole number of float64 elements of 8 bytes"),
-        (Plan(10, (4,), "uint8"), "not exact in uint8; use a wider dtype or fewer ranks"),
+        (Options(2, (4,), "float64"), "4 B is no whole number of float64 elements of 8 bytes"),
+        (Options(10, (4,), "uint8"), "not exact in uint8; use a wider dtype or fewer ranks"),
     ],
 )
-def test_plans_that_cannot_be_measured_are_refused(wrong: Plan, message: str) -> None:
+def test_options_that_cannot_be_measured_are_refused(wrong: Options, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         wrong.check(allow_debug=True)
 
@@ -279,21 +279,21 @@ def test_sizes_that_do_not_fit_into_memory_are_refused_in_one_line(
     assert main([*BENCH, "--sizes", "4,999999999GiB"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "999999999 GiB on each of 2 ranks takes 5999999994 GiB of memory or more" in line
-    plan_ = Plan(2, (1 << 20,), transports=("tcp", "shm"), checksum=True)
+    options_ = Options(2, (1 << 20,), transports=("tcp", "shm"), checksum=True)
     for available in (24 << 20, None):
         monkeypatch.setattr(machine, "available_memory", lambda a=available: a)
-        plan_.check(allow_debug=True)
+        options_.check(allow_debug=True)
     monkeypatch.setattr(machine, "available_memory", lambda: (24 << 20) - 1)
     with pytest.raises(ConfigError, match="takes 24 MiB of memory or more, and 23 MiB are av"):
-        plan_.check(allow_debug=True)
+        options_.check(allow_debug=True)
 
 
 def test_a_debug_build_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     debug = {**gradring.build_info(), "debug": True}
-    monkeypatch.setattr(plan, "build_info", lambda: debug)
+    monkeypatch.setattr(options, "build_info", lambda: debug)
     with pytest.raises(ConfigError, match="debug build"):
-        Plan(2, (4,)).check()
-    Plan(2, (4,)).check(allow_debug=True)
+        Options(2, (4,)).check()
+    Options(2, (4,)).check(allow_debug=True)
 
 
 def _missing(peer: str) -> str | None:
@@ -400,11 +400,11 @@ def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(
     def without_shm(rank: int, world_size: int, *, transport: str, **settings: object) -> Any:
         raise ConfigError(f"no transport {transport}")
 
-    monkeypatch.setattr(plan, "Communicator", without_shm)
+    monkeypatch.setattr(options, "Communicator", without_shm)
     assert main([*BENCH, "--sizes", "4", "--transport", "tcp,shm"]) == 2
     assert "no transport tcp" in capsys.readouterr().err
     with pytest.raises(ValueError, match="there is no transport 'pigeon'; known: auto, tcp, shm"):
-        plan.parse_transports("tcp,pigeon")
+        options.parse_transports("tcp,pigeon")
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")

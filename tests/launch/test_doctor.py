@@ -14,9 +14,9 @@ import pytest
 from launching import DEADLINE_S, command_line, gradring, script
 
 from gradring.doctor.endpoint import probe
-from gradring.doctor.group import pair_lines, problems_of
+from gradring.doctor.group import link_lines, problems_of
 from gradring.doctor.job import Entered, JobState, RankState, ask_job
-from gradring.doctor.pair import PairMeasurement
+from gradring.doctor.link_check import LinkMeasurement
 from gradring.ports import free_ports
 from waiting import wait_until
 
@@ -276,7 +276,7 @@ def test_short_waits_are_no_problem() -> None:
 
 
 def test_equal_clocks_are_not_less_than_0_apart() -> None:
-    (_, line) = pair_lines({"0-1": PairMeasurement(50.0, 1.0, -0.04)})
+    (_, line) = link_lines({"0-1": LinkMeasurement(50.0, 1.0, -0.04)})
     assert line.split() == ["0-1", "50", "us", "1.00", "GB/s", "0.0", "ms"]
 
 
@@ -290,9 +290,9 @@ def test_a_timeout_that_is_no_time_is_refused(timeout: str) -> None:
 def test_differences_between_ranks_are_problems() -> None:
     facts = [{"versions": {"keras": text, "kernel": text}} for text in ("3.10", "3.11")]
     measured = {
-        "0-1": PairMeasurement(50.0, 1.0, 200.0),
-        "0-2": PairMeasurement(50.0, 0.1, 0.0),
-        "1-2": PairMeasurement(problem="10.0.0.3:5: No route to host"),
+        "0-1": LinkMeasurement(50.0, 1.0, 200.0),
+        "0-2": LinkMeasurement(50.0, 0.1, 0.0),
+        "1-2": LinkMeasurement(problem="10.0.0.3:5: No route to host"),
     }
     problems = problems_of(facts, measured)
     assert problems == [

@@ -19,7 +19,7 @@ from recorder import Recorder
 
 import gradring
 from gradring import errors
-from gradring.bench.plan import Plan
+from gradring.bench.options import Options
 from gradring.cli import main
 from gradring.config import Settings, TlsFiles
 from gradring.doctor.job import ask_job
@@ -327,7 +327,7 @@ def test_the_benchmark_measures_inside_tls_and_without_in_turns(
 
 def test_the_benchmark_names_the_certificates_that_it_misses() -> None:
     with pytest.raises(errors.ConfigError, match="GRADRING_TLS_CA"):
-        Plan(2, (4,), transports=("tls",)).check(allow_debug=True)
+        Options(2, (4,), transports=("tls",)).check(allow_debug=True)
 
 
 def test_some_of_the_variables_are_an_error_that_names_the_others(authority: Authority) -> None:

@@ -1,7 +1,7 @@
 """Measuring collectives, with every result checked; behind ``gradring bench``.
 
 ====================  ===================================================================
-``plan``              what is measured: sizes, dtype, op, systems; parsed and checked once
+``options``           what is measured: sizes, dtype, op, systems; parsed and checked once
 ``values``            test values, the exact expectation, and the count of wrong elements
 ``systems/``          one file per system that can be measured: gradring itself and its peers
 ``rank``              what every rank runs: rounds over the systems, size by size

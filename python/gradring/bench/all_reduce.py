@@ -12,7 +12,7 @@ from pathlib import Path
 from gradring.bench import rank, table
 from gradring.bench.congestion import AS_THE_SYSTEM, congested
 from gradring.bench.measurement import Measurement
-from gradring.bench.plan import Plan
+from gradring.bench.options import Options
 from gradring.bench.record import Record
 from gradring.testing import run_ranks
 
@@ -25,11 +25,11 @@ ITERATION_S = 2.0
 POLL_S = 0.2
 
 
-def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> Record:
-    """Measures everything in the plan, with one fresh interpreter per rank on this machine.
+def bench_all_reduce(options: Options, say: Callable[[str], None]) -> Record:
+    """Measures all that the options name, with one fresh interpreter per rank on this machine.
 
     Args:
-        plan: What to measure; checked.
+        options: What to measure; checked.
         say: Called with each line of the report.
 
     Returns:
@@ -39,30 +39,30 @@ def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> Record:
     Raises:
         RankFailure: A rank failed, or had not finished in time.
     """
-    command = plan.command()
+    command = options.command()
     say(f"# {command}")
-    plan, reasons = plan.measurable()
+    options, reasons = options.measurable()
     for reason in reasons:
         say(f"# left out: {reason}")
-    record = Record.begin(command, plan.congestion, plan.peers)
+    record = Record.begin(command, options.congestion, options.peers)
     say(f"# {record.date}, {record.machine}, load {record.load_at_start} at the start")
     say(f"# TCP congestion control {record.tcp_congestion_control}")
     say(f"# {record.versions}")
-    say(f"# {plan.world_size} ranks on this machine; time of rank 0 after a barrier; every result")
-    say("# of every rank compared with the exact expectation, element by element: column wrong")
+    say(f"# {options.world_size} ranks on this machine; time of rank 0 after a barrier")
+    say("# every result of every rank compared with the exact one, by element: column wrong")
     say(table.header())
 
     def show(measured: list[Measurement]) -> None:
-        for line in table.rows(measured, plan.op):
+        for line in table.rows(measured, options.op):
             say(line)
 
-    with congested(plan.congestion) as hosts, _following(show) as progress:
+    with congested(options.congestion) as hosts, _following(show) as progress:
         record.measurements[:] = run_ranks(
             rank.measure,
-            plan.world_size,
-            plan,
+            options.world_size,
+            options,
             str(progress),
-            timeout=_timeout_s(plan),
+            timeout=_timeout_s(options),
             env=AS_THE_SYSTEM if hosts else None,
             hosts=hosts,
         )[0]
@@ -72,9 +72,9 @@ def bench_all_reduce(plan: Plan, say: Callable[[str], None]) -> Record:
     return record
 
 
-def _timeout_s(plan: Plan) -> float:
-    iterations = (plan.iterations or 0) * ITERATION_S
-    return START_UP_S + len(plan.sizes) * (SIZE_S + iterations)
+def _timeout_s(options: Options) -> float:
+    iterations = (options.iterations or 0) * ITERATION_S
+    return START_UP_S + len(options.sizes) * (SIZE_S + iterations)
 
 
 @contextlib.contextmanager

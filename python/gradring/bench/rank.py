@@ -24,7 +24,7 @@ import numpy as np
 
 import gradring
 from gradring.bench.measurement import P99_ITERATIONS, Measurement
-from gradring.bench.plan import TLS, Plan, native
+from gradring.bench.options import TLS, Options, native
 from gradring.bench.systems import System, load_peer
 from gradring.bench.systems.agree import agree_on_ports
 from gradring.bench.systems.link import open_link
@@ -47,35 +47,35 @@ MIN_ITERATIONS, MAX_ITERATIONS = 10, 2000
 WARM_UP_ITERATIONS, PROBES = 5, 3
 
 
-def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
-    """Joins the group and measures everything in the plan; all ranks return the same rows.
+def measure(options: Options, progress: str | None = None) -> list[Measurement]:
+    """Joins the group and measures all that the options name; all ranks return the same rows.
 
     Args:
-        plan: What to measure.
+        options: What to measure.
         progress: A file to which rank 0 appends the rows of each size as they are ready.
     """
     tls = Settings.from_environ().tls
     for name in TLS_VARIABLES:  # what is to use them gets them as an argument
         os.environ.pop(name, None)
-    first, *others = plan.transports
+    first, *others = options.transports
     with contextlib.ExitStack() as closing:
-        comm = closing.enter_context(_join(plan, first, tls))
-        systems: list[System] = [_system(plan, comm, first)]
+        comm = closing.enter_context(_join(options, first, tls))
+        systems: list[System] = [_system(options, comm, first)]
         further = [(transport, False) for transport in others]
-        if plan.checksum:
-            further += [(transport, True) for transport in plan.transports]
+        if options.checksum:
+            further += [(transport, True) for transport in options.transports]
         for transport, checksum in further:
             (port,) = agree_on_ports(comm, 1)
             place = Place(comm.rank, comm.world_size)
-            joined = _join(plan, transport, tls, f"{LOOPBACK}:{port}", place, checksum=checksum)
+            joined = _join(options, transport, tls, f"{LOOPBACK}:{port}", place, checksum=checksum)
             more = closing.enter_context(joined)
-            systems.append(_system(plan, more, transport))
-        for name in plan.peers:
+            systems.append(_system(options, more, transport))
+        for name in options.peers:
             systems.extend(load_peer(name).open_systems(comm, closing))
         systems.extend(open_link(comm, closing))
         rows: list[Measurement] = []
-        for size_bytes in plan.sizes:
-            measured = measure_size(comm, systems, plan, size_bytes)
+        for size_bytes in options.sizes:
+            measured = measure_size(comm, systems, options, size_bytes)
             if progress is not None and comm.rank == 0:
                 with Path(progress).open("a") as file:
                     file.write(json.dumps([asdict(row) for row in measured]) + "\n")
@@ -85,7 +85,7 @@ def measure(plan: Plan, progress: str | None = None) -> list[Measurement]:
 
 
 def _join(
-    plan: Plan,
+    options: Options,
     transport: str,
     tls: TlsFiles | None,
     rendezvous: str | None = None,
@@ -93,33 +93,33 @@ def _join(
     *,
     checksum: bool = False,
 ) -> Communicator:
-    """A communicator that uses one of the plan's transports; by default the launcher's group."""
+    """A communicator that uses one of the transports; by default the launcher's group."""
     return gradring.init(
         **(asdict(place) if place else {}),
         rendezvous=rendezvous,
         transport=native(transport),
         tls=tls if transport == TLS else None,
-        algorithm=plan.algorithm,
-        streams=plan.streams,
+        algorithm=options.algorithm,
+        streams=options.streams,
         checksum=checksum,
     )
 
 
-def _system(plan: Plan, comm: Communicator, transport: str) -> Gradring:
+def _system(options: Options, comm: Communicator, transport: str) -> Gradring:
     # What it chooses may be measured by its name, too.
-    automatic = transport == "auto" and len(plan.transports) > 1
+    automatic = transport == "auto" and len(options.transports) > 1
     return Gradring(comm, TLS if transport == TLS else None, automatic=automatic)
 
 
 def measure_size(
-    comm: Communicator, systems: Sequence[System], plan: Plan, size_bytes: int
+    comm: Communicator, systems: Sequence[System], options: Options, size_bytes: int
 ) -> list[Measurement]:
     """Measures all systems at one size, in turns; one row for each, in the order of ``systems``."""
-    count = size_bytes // dtype_of(plan.dtype).itemsize
-    problem = Problem(comm.rank, comm.world_size, count, plan.op, plan.dtype)
+    count = size_bytes // dtype_of(options.dtype).itemsize
+    problem = Problem(comm.rank, comm.world_size, count, options.op, options.dtype)
     prepared = [(system, system.prepare(problem)) for system in systems]
     cells = [_Cell(comm, system, reduction) for system, reduction in prepared if reduction]
-    shares = [_iterations_per_round(comm, cell, plan.iterations) for cell in cells]
+    shares = [_iterations_per_round(comm, cell, options.iterations) for cell in cells]
     for number in range(ROUNDS):
         for cell, share in zip(cells, shares, strict=True):
             cell.iterate(share[number])

@@ -11,7 +11,7 @@ import numpy as np
 import gradring
 from gradring import machine
 from gradring.bench.congestion import AS_THE_SYSTEM, congested
-from gradring.bench.plan import format_size
+from gradring.bench.options import format_size
 from gradring.bench.systems.link import Exchange, open_ring
 from gradring.bench.table import format_time
 from gradring.testing import run_ranks

@@ -14,7 +14,7 @@ from gradring.bench.comparison import (
     times_us,
 )
 from gradring.bench.measurement import Measurement
-from gradring.bench.plan import format_size
+from gradring.bench.options import format_size
 from gradring.bench.systems import link
 from gradring.bench.values import dtype_of
 

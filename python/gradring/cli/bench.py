@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from gradring.bench import plan, systems, values
+    from gradring.bench import options, systems, values
     from gradring.gradients.reduction import REDUCE_OPS
 
     sub = kinds.add_parser(
@@ -75,23 +75,23 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     sub.add_argument(
         "--sizes",
-        type=usage(plan.parse_sizes),
-        default=plan.DEFAULT_SIZES,
+        type=usage(options.parse_sizes),
+        default=options.DEFAULT_SIZES,
         help="bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 "
         "(default %(default)s)",
     )
     sub.add_argument(
         "--transport",
-        type=usage(plan.parse_transports),
+        type=usage(options.parse_transports),
         default="auto",
         dest="transports",
         metavar="TRANSPORTS",
-        help=f"gradring's own, measured in turns: {', '.join(plan.TRANSPORTS)} (default auto); tls "
-        "is tcp inside TLS, with the certificates in GRADRING_TLS_CA, _CERT and _KEY",
+        help=f"gradring's own, measured in turns: {', '.join(options.TRANSPORTS)} (default auto); "
+        "tls is tcp inside TLS, with the certificates in GRADRING_TLS_CA, _CERT and _KEY",
     )
     sub.add_argument(
         "--algorithm",
-        choices=plan.ALGORITHMS,
+        choices=options.ALGORITHMS,
         default="auto",
         help="gradring's own; auto chooses where it does not apply, as hierarchical does not on "
         "one host (default auto)",
@@ -118,7 +118,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     sub.add_argument(
         "--compare",
-        type=usage(plan.parse_peers),
+        type=usage(options.parse_peers),
         default=(),
         dest="peers",
         metavar="PEERS",
@@ -158,11 +158,11 @@ def _add_common(sub: argparse.ArgumentParser) -> None:
 
 def _run_all_reduce(arguments: argparse.Namespace) -> int:
     from gradring.bench.all_reduce import bench_all_reduce
-    from gradring.bench.plan import Plan
+    from gradring.bench.options import Options
 
-    plan = Plan(**{field.name: getattr(arguments, field.name) for field in fields(Plan)})
-    plan.check(allow_debug=arguments.allow_debug)
-    record = bench_all_reduce(plan, say)
+    options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
+    options.check(allow_debug=arguments.allow_debug)
+    record = bench_all_reduce(options, say)
     if arguments.json is not None:
         record.write(arguments.json)
     return sum(measurement.wrong for measurement in record.measurements)

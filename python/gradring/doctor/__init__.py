@@ -3,7 +3,7 @@
 ====================  ===================================================================
 ``here``              this process: the cluster it would join, interface, versions
 ``group``             started on every rank: every pair's link, clocks, versions
-``pair``              the link between two ranks
+``link_check``        the link between two ranks
 ``job``               the state of a running job, also of a stuck one, and the judgement
 ``running``           the jobs of this user on this machine
 ``endpoint``          whether a ``host:port`` can be reached

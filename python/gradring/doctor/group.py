@@ -15,7 +15,7 @@ from gradring.clusters import Cluster
 from gradring.clusters.own_host import address_towards
 from gradring.communicator import Communicator, all_gather_bytes
 from gradring.doctor import here
-from gradring.doctor.pair import PairMeasurement, answer, call
+from gradring.doctor.link_check import LinkMeasurement, initiate, respond
 
 #: With more ranks, the bandwidth is measured between neighbours of the ring only.
 MOST_RANKS_FOR_ALL_BANDWIDTHS = 8
@@ -34,12 +34,12 @@ def examine(cluster: Cluster, timeout_s: float, say: Say) -> bool:
     """
     with gradring.init(timeout=timeout_s, stall_timeout=timeout_s) as comm:
         facts = _gather(comm, _facts(comm, cluster))
-        measured = _measure_pairs(comm, cluster, facts)
-        collected: dict[str, PairMeasurement] = {}
+        measured = _measure_links(comm, cluster, facts)
+        collected: dict[str, LinkMeasurement] = {}
         for part in _gather(comm, {k: asdict(m) for k, m in measured.items()}):
-            collected.update({key: PairMeasurement(**values) for key, values in part.items()})
+            collected.update({key: LinkMeasurement(**values) for key, values in part.items()})
         if comm.rank == 0:
-            for line in _rank_lines(facts) + pair_lines(collected):
+            for line in _rank_lines(facts) + link_lines(collected):
                 say(line)
         problems = problems_of(facts, collected)
         if comm.rank == 0:
@@ -60,14 +60,14 @@ def _facts(comm: Communicator, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _measure_pairs(
+def _measure_links(
     comm: Communicator, cluster: Cluster, facts: list[dict[str, Any]]
-) -> dict[str, PairMeasurement]:
+) -> dict[str, LinkMeasurement]:
     """One pair after the other, so that they do not share a link; the others sleep meanwhile."""
     host = cluster.rendezvous.rpartition(":")[0].strip("[]")
     own = address_towards(host)
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
-    measured: dict[str, PairMeasurement] = {}
+    measured: dict[str, LinkMeasurement] = {}
     with socket.create_server((own, 0), family=family) as server:
         addresses = _gather(comm, [own, server.getsockname()[1]])
         for low, high in itertools.combinations(range(comm.world_size), 2):
@@ -77,9 +77,9 @@ def _measure_pairs(
             }
             if comm.rank == low:
                 address, port = addresses[high]
-                measured[f"{low}-{high}"] = call((address, port), **options)
+                measured[f"{low}-{high}"] = initiate((address, port), **options)
             elif comm.rank == high:
-                answer(server, **options)
+                respond(server, **options)
             comm.barrier()
     return measured
 
@@ -104,20 +104,20 @@ def _rank_lines(facts: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def pair_lines(measured: dict[str, PairMeasurement]) -> list[str]:
+def link_lines(measured: dict[str, LinkMeasurement]) -> list[str]:
     """A table of all pairs, such as ``0-1``."""
     lines = [f"{'ranks':<10}{'round trip':>12}{'each way':>14}{'clocks apart':>16}"]
-    for key, pair in measured.items():
-        if pair.problem is not None:
-            lines.append(f"{key:<10}{'unreachable':>12}  {pair.problem}")
+    for key, link in measured.items():
+        if link.problem is not None:
+            lines.append(f"{key:<10}{'unreachable':>12}  {link.problem}")
             continue
-        gbps = "" if pair.bandwidth_gbps is None else f"{pair.bandwidth_gbps:.2f} GB/s"
-        offset_ms = round(pair.clock_offset_ms, 1) + 0.0  # never -0.0
-        lines.append(f"{key:<10}{pair.round_trip_us:>9.0f} us{gbps:>14}{offset_ms:>13.1f} ms")
+        gbps = "" if link.bandwidth_gbps is None else f"{link.bandwidth_gbps:.2f} GB/s"
+        offset_ms = round(link.clock_offset_ms, 1) + 0.0  # never -0.0
+        lines.append(f"{key:<10}{link.round_trip_us:>9.0f} us{gbps:>14}{offset_ms:>13.1f} ms")
     return lines
 
 
-def problems_of(facts: list[dict[str, Any]], measured: dict[str, PairMeasurement]) -> list[str]:
+def problems_of(facts: list[dict[str, Any]], measured: dict[str, LinkMeasurement]) -> list[str]:
     """What should be mended, in sentences.
 
     Args:
@@ -125,9 +125,9 @@ def problems_of(facts: list[dict[str, Any]], measured: dict[str, PairMeasurement
         measured: By pair, such as ``0-1``.
     """
     problems = [
-        f"ranks {key} cannot reach each other: {pair.problem}"
-        for key, pair in measured.items()
-        if pair.problem is not None
+        f"ranks {key} cannot reach each other: {link.problem}"
+        for key, link in measured.items()
+        if link.problem is not None
     ]
     names = sorted({name for fact in facts for name in fact["versions"]})
     for name in names:
@@ -137,15 +137,15 @@ def problems_of(facts: list[dict[str, Any]], measured: dict[str, PairMeasurement
             problems.append(f"versions of {name} differ: {told}")
     bandwidths = [p.bandwidth_gbps for p in measured.values() if p.bandwidth_gbps]
     usual = statistics.median(bandwidths) if bandwidths else 0.0
-    for key, pair in measured.items():
-        if pair.bandwidth_gbps is not None and pair.bandwidth_gbps < SLOW_SHARE * usual:
+    for key, link in measured.items():
+        if link.bandwidth_gbps is not None and link.bandwidth_gbps < SLOW_SHARE * usual:
             problems.append(
-                f"the link between ranks {key} is slow: {pair.bandwidth_gbps:.2f} GB/s, where "
+                f"the link between ranks {key} is slow: {link.bandwidth_gbps:.2f} GB/s, where "
                 f"{usual:.2f} GB/s is usual"
             )
-        if abs(pair.clock_offset_ms) > CLOCK_TOLERANCE_MS:
+        if abs(link.clock_offset_ms) > CLOCK_TOLERANCE_MS:
             problems.append(
-                f"the clocks of ranks {key} are {pair.clock_offset_ms:.0f} ms apart: logs and "
+                f"the clocks of ranks {key} are {link.clock_offset_ms:.0f} ms apart: logs and "
                 "traces will not line up; run an NTP client"
             )
     return problems

@@ -26,7 +26,7 @@ TIMES = 3
 
 
 @dataclass(frozen=True)
-class PairMeasurement:
+class LinkMeasurement:
     """What two ranks found out about each other; the lower rank's view.
 
     Attributes:
@@ -42,7 +42,7 @@ class PairMeasurement:
     problem: str | None = None
 
 
-def call(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> PairMeasurement:
+def initiate(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> LinkMeasurement:
     """The lower rank's part: connects, measures, and knows the result."""
     try:
         with contextlib.ExitStack() as closing:
@@ -51,14 +51,14 @@ def call(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> PairM
             offset_ms = _read_clock(end)
             trips = [link.round_trip(0, 2) for _ in range(ROUND_TRIPS)]
             gbps = _measure_bandwidth(link, end, True) if bandwidth else None
-            return PairMeasurement(
+            return LinkMeasurement(
                 round(statistics.median(trips) * 1e6, 1), gbps, round(offset_ms, 3)
             )
     except OSError as error:
-        return PairMeasurement(problem=f"{address[0]}:{address[1]}: {error}")
+        return LinkMeasurement(problem=f"{address[0]}:{address[1]}: {error}")
 
 
-def answer(server: socket.socket, *, same_host: bool, bandwidth: bool) -> str | None:
+def respond(server: socket.socket, *, same_host: bool, bandwidth: bool) -> str | None:
     """The higher rank's part; returns why it failed, or None."""
     server.settimeout(2 * CONNECT_S)
     try:

@@ -23,7 +23,7 @@ _DECIMAL = re.compile(r"\d+ ?[kmg]b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Options:
     """One run of ``gradring bench all-reduce``.
 
     Attributes:
@@ -102,7 +102,7 @@ class Plan:
                 "choose smaller sizes, fewer ranks or fewer transports"
             )
 
-    def measurable(self) -> tuple[Plan, list[str]]:
+    def measurable(self) -> tuple[Options, list[str]]:
         """The same with only those peers that are installed and can do it, and why not the others.
 
         The reasons are messages that name the peer and what to type.
