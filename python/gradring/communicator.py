@@ -464,7 +464,7 @@ class Work(Generic[T]):
 
         Raises:
             CollectiveTimeoutError: ``timeout`` is over; the collective goes on, and ``rank`` is
-                None, because nobody is to blame.
+                None, because no rank is to blame.
             ValueError: ``timeout`` is negative or not a number.
             GradringError: The group failed; see `gradring.errors`.
         """

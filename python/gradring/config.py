@@ -205,7 +205,7 @@ def _check_private(path: Path, name: str) -> None:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return  # whoever reads it says so
+        return  # reading it fails, too, and says why
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         # Kubernetes mounts a Secret by this link, and read-only.
         is_secret = (path.parent / "..data").is_symlink()
@@ -284,5 +284,5 @@ def _as_text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-#: What counts when nobody says anything.
+#: What counts where neither an argument nor a variable says anything.
 DEFAULTS = Settings()

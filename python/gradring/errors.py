@@ -30,7 +30,7 @@ class GradringError(Exception):
     """Base of every exception that gradring raises on purpose.
 
     Attributes:
-        rank: The rank that is blamed, or None when nobody in particular is.
+        rank: The rank that is blamed, or None when no single rank is.
         host: The host of that rank: its name, or its address where the name is not known.
         collective: The collective during which it happened, such as
             ``all_reduce 'dense/kernel' float32[98]``.

@@ -98,10 +98,10 @@ def init(
               fill the link.
             * ``checksum``: turn bytes that a link corrupted into a `ProtocolError` on every rank,
               instead of a wrong result.
-            * ``stall_timeout``: seconds of standstill after which a collective fails although all
+            * ``stall_timeout``: seconds of stall after which a collective fails although all
               ranks live: longer than the longest time that one rank evaluates or saves while the
               others wait for it; 1800 by default.
-            * ``stall_warning``: seconds of standstill in a collective after which the log (logger
+            * ``stall_warning``: seconds of stall in a collective after which the log (logger
               ``gradring``, by default stderr) names the late ranks, again at doubled intervals; 30
               by default.
 
@@ -156,7 +156,7 @@ def init(
     remember(communicator, membership)
     try:
         observe(communicator, wanted)
-    except BaseException:  # Ctrl-C, too: nobody else can close it
+    except BaseException:  # Ctrl-C, too: nothing else can close it
         communicator.close()
         raise
     return communicator
@@ -200,7 +200,7 @@ def resolve(
 
 
 def _warn_of_misspelt_variables() -> None:
-    """Warns of variables that nobody reads, but whose names are almost those of settings."""
+    """Warns of variables that are not read, but whose names are almost those of settings."""
     known = {setting.variable.removeprefix(_PREFIX) for setting in SETTINGS}
     set_ = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
     for name in sorted(set_ - known):

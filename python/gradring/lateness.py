@@ -36,7 +36,7 @@ def excess_s(waits: Waits, rank: int) -> float:
 
 
 def slowest(waits: Waits, ranks: Sequence[int]) -> Slowest | None:
-    """The rank of the largest excess; None if nobody waited for anybody."""
+    """The rank of the largest excess; None if no rank waited for another."""
     found = max(
         (Slowest(rank, excess_s(waits, rank)) for rank in ranks), key=lambda found: found.excess_s
     )

@@ -53,7 +53,7 @@ class Membership:
         """Refuses settings that the group does not have.
 
         Args:
-            asked: All settings, also those that nobody asked for.
+            asked: All settings, also those that were not asked for.
             given: Names of the arguments among them; a variable counts if it has changed.
 
         Raises:

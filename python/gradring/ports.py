@@ -17,10 +17,10 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Different ports on ``host`` that nobody listens on now.
+    """Different ports on ``host`` that no process listens on now.
 
     They lie below the range from which the kernel takes ports for outgoing connections, so that
-    nobody gets one by chance before the rank binds it.
+    no process gets one by chance before the rank binds it.
 
     Raises:
         OSError: There are not enough free ports.

@@ -97,7 +97,7 @@ class Stats(RankStats):
     """What `Communicator.stats` returns.
 
     Attributes:
-        slowest: Over all ranks, by what they tell each other about once a second; None if nobody
+        slowest: Over all ranks, by what they tell each other about once a second; None if no rank
             was waited for.
     """
 

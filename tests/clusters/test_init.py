@@ -197,5 +197,5 @@ def test_a_required_token_that_is_missing_is_an_error(
         join(**place)
     join(rank=0, world_size=1).close()
     for passes in ({"token": b"secret"}, {"require_auth": False}):
-        with pytest.raises(RendezvousError):  # it starts: nobody listens there
+        with pytest.raises(RendezvousError):  # it starts: no process listens there
             join(**place, **passes, timeout=0.2)

@@ -1,7 +1,7 @@
 """Drives one cell of the matrix with real processes, and judges what the survivors saw.
 
 The ranks run `actor.act`. On the stage a rank says ``pid-R``, ``ready-R`` when its group has worked
-once, and ``done-R`` at its end. The director says ``go`` when all are ready; whoever strikes says
+once, and ``done-R`` at its end. The director says ``go`` when all are ready; what strikes says
 ``struck``, and when. A rank that is stopped for good is ended when all others are done. When all
 ranks have ended, the drill is ``over``.
 """

@@ -138,7 +138,7 @@ def test_without_rank_0_the_ranks_that_run_here_are_named(tmp_path: Path) -> Non
         pids = [file.read_text() for file in noted]
     said = (
         f"{address}: rank 0 has ended, does not listen yet, or cannot be reached (127.0.0.1 "
-        f"refuses: nobody listens at port {address.rpartition(':')[2]} there); running here: "
+        f"refuses: no process listens at port {address.rpartition(':')[2]} there); running here: "
         f"ranks 1, 2 (processes {', '.join(pids)})\n"
     )
     for found in (report, everything):
@@ -226,7 +226,7 @@ def test_a_group_that_does_not_form_names_the_missing_rank() -> None:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("127.0.0.1:1", "127.0.0.1 refuses: nobody listens at port 1"),
+        ("127.0.0.1:1", "127.0.0.1 refuses: no process listens at port 1"),
         ("no-such-host.invalid:29500", "'no-such-host.invalid' has no address here"),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_rank_of_another_group_is_not_taken_for_one_of_this(
 
 def test_short_waits_are_no_problem() -> None:
     job = JobState(2, {0: state(0, 7, 6, 0.1), 1: state(1, None, 6, 0.1)}, {})
-    well = "all ranks answer and nobody has waited for more than 1 s; the last collective is #7"
+    well = "all ranks answer and none has waited for more than 1 s; the last collective is #7"
     assert job.verdict() == (True, [well])
 
 

@@ -113,7 +113,7 @@ def test_a_stranger_gets_no_facts_out_of_a_listener() -> None:
 def test_a_job_inside_tls_is_asked_inside_tls(authority: Authority) -> None:
     own = authority.certify("all", LOCAL)
     with job(own.variables(), own.variables()) as address:
-        # Whoever asks needs a certificate of the authority, for whatever name.
+        # A process that asks needs a certificate of the authority, for any name.
         asker = files_of(authority.certify("doctor", "doctors.desk"))
         state = ask_job(address, TOKEN.encode(), asker)
         assert sorted(state.states) == [0, 1]

@@ -113,7 +113,7 @@ class Round:
                 batch = dice.choices(BATCHES, WEIGHTS)[0]
                 self.done += batch(self, comm, dice)
                 self._look(self.done)
-            # Whoever only received a last broadcast would leave before it hears of a fault.
+            # A rank that only received a last broadcast would leave before it hears of a fault.
             comm.barrier()
             if plan.traced:
                 comm.trace_stop()

@@ -1,4 +1,4 @@
-"""What TensorFlow, or whoever else changes graphs, may do with the ops."""
+"""What TensorFlow, and other code that changes graphs, may do with the ops."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -41,7 +41,7 @@ ROUNDS = 20
 #: Time that the iterations of one system at one size may take, with their checks,
 CELL_S = 3.0
 #: or that they may take where fewer would be too few for a p99.
-PATIENCE_S = 60.0
+P99_LIMIT_S = 60.0
 MIN_ITERATIONS, MAX_ITERATIONS = 10, 2000
 #: The first of them traces, allocates and connects; the last few tell how long one takes.
 WARM_UP_ITERATIONS, PROBES = 5, 3
@@ -180,5 +180,5 @@ def _probe(cell: _Cell) -> float:
 
 def affordable(one_s: float) -> int:
     """Iterations of a system of which one takes ``one_s`` seconds: enough for a p99, if it can."""
-    enough = min(P99_ITERATIONS, int(PATIENCE_S / one_s))
+    enough = min(P99_ITERATIONS, int(P99_LIMIT_S / one_s))
     return min(max(int(CELL_S / one_s), enough, MIN_ITERATIONS), MAX_ITERATIONS)

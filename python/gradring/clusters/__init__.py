@@ -12,7 +12,7 @@
 ``kubeflow``          a node with ``PET_NODE_RANK, PET_NNODES``
 ``sagemaker``         a host in ``SM_HOSTS``
 ``kubernetes``        a pod of an Indexed Job
-``signs``             launchers that tell too little: nobody trains alone by accident
+``signs``             launchers that tell too little: no process trains alone by accident
 ====================  ==============================================================
 
 ``detection`` asks them in this order; ``cluster`` holds the types, and ``own_host`` knows how

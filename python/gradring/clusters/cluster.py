@@ -9,7 +9,7 @@ from gradring import parse
 from gradring.errors import ConfigError
 from gradring.parse import Place
 
-#: The rendezvous of a world of one: nobody ever connects to it.
+#: The rendezvous of a world of one: no process ever connects to it.
 ALONE_RENDEZVOUS = "127.0.0.1:0"
 
 

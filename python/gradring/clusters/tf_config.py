@@ -169,7 +169,7 @@ def _own(task: dict[str, Any], tasks: list[_Task]) -> _Task:
         raise _wrong("task.index", "is missing")
     index = _index(task["index"], "task.index")
     if job == EVALUATOR:
-        return _Task(job, index, "")  # nobody calls it, and the cluster need not list it
+        return _Task(job, index, "")  # no rank connects to it, and the cluster need not list it
     for candidate in tasks:
         if (candidate.job, candidate.index) == (job, index):
             return candidate

@@ -45,7 +45,7 @@ def probe(address: str) -> Endpoint:
         except TimeoutError:
             problem = f"{ip} does not answer within {LIMIT_S:g} s; a firewall may drop its packets"
         except ConnectionRefusedError:
-            problem = f"{ip} refuses: nobody listens at port {port} there"
+            problem = f"{ip} refuses: no process listens at port {port} there"
         except OSError as error:
             problem = f"{ip}: {error.strerror}"
     return Endpoint(address, resolved, None, problem)

@@ -37,7 +37,7 @@ def decision() -> list[tuple[str, str]]:
         ("transport", settings.transport),
         ("streams", str(settings.streams)),
         ("checksum", "on" if settings.checksum else "off"),
-        ("timeout", f"{settings.timeout:g} s to form, {settings.stall_timeout:g} s of standstill"),
+        ("timeout", f"{settings.timeout:g} s to form, {settings.stall_timeout:g} s of stall"),
     ]
 
 

@@ -18,7 +18,7 @@ from gradring.errors import AuthenticationError, GradringError
 #: How long one rank may take to answer.
 LIMIT_S = 5.0
 #: A rank that has waited for less is not worth mentioning.
-PATIENCE_S = 1.0
+WAITS_LONG_S = 1.0
 ASKED_AT_ONCE = 32
 
 
@@ -65,7 +65,7 @@ class RankState:
     @property
     def waits(self) -> bool:
         """Whether it has been in a collective for longer than one should take."""
-        return self.entered is not None and self.entered.age_s >= PATIENCE_S
+        return self.entered is not None and self.entered.age_s >= WAITS_LONG_S
 
     def statement(
         self,
@@ -152,7 +152,7 @@ class JobState:
         if not reached:
             return "all ranks answer; no collective has been called yet"
         return (
-            f"all ranks answer and nobody has waited for more than {PATIENCE_S:g} s; the last "
+            f"all ranks answer and none has waited for more than {WAITS_LONG_S:g} s; the last "
             f"collective is #{reached}"
         )
 

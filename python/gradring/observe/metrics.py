@@ -1,7 +1,7 @@
 """What a rank has counted, for Prometheus: its text format over HTTP.
 
-Nobody but this machine can ask, unless another address is chosen. There is neither a password nor
-encryption: where these are wanted, an agent or a tunnel on each machine has them.
+Only processes of this machine can ask, unless another address is chosen. There is neither a
+password nor encryption: where these are wanted, an agent or a tunnel on each machine has them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class StepLog(RotatingFileHandler):
 
 
 def in_directory(directory: Path) -> StepLog | None:
-    """The log in a directory that nobody asked to have it in: None, and a warning, if it fails."""
+    """The log in a directory that the program did not name: None, and a warning, if it fails."""
     try:
         return StepLog(directory / NAME)
     except OSError as error:

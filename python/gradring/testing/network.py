@@ -42,7 +42,7 @@ class Host:
         return ["ip", "netns", "exec", self.name, *command]
 
     def cut(self) -> None:
-        """From now on loses every packet from and to this host; nobody is told."""
+        """From now on loses every packet from and to this host; no process is told."""
         self._set("disabled")
 
     def mend(self) -> None:

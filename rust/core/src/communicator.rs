@@ -400,7 +400,7 @@ impl Communicator {
         self.monitor.close();
         self.engine.close();
         lock(&self.listener).take();
-        // Whoever keeps what is closed keeps its counters, but no megabyte of records.
+        // A program that keeps a closed communicator keeps its counters, but no megabyte of records.
         self.journal.recorder.keep(1);
     }
 }

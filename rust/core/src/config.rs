@@ -199,9 +199,9 @@ settings! {
         "float32 travels in half the bytes";
     timeout: Duration = "300", "GRADRING_TIMEOUT_S", "seconds" [], EACH, "bound on forming the group";
     stall_timeout: Duration = "1800", "GRADRING_STALL_TIMEOUT_S", "seconds" [], EACH,
-        "standstill that ends a collective";
+        "stall that ends a collective";
     stall_warning: Duration = "30", "GRADRING_STALL_WARNING_S", "seconds" [], EACH,
-        "standstill that is logged";
+        "stall that is logged";
 }
 
 /// What a setting can be: it is read from text, and shown to people.

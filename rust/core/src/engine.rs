@@ -2,7 +2,7 @@
 //!
 //! A blocking call on an idle engine drives its collective on the calling thread, which saves
 //! waking another one (about 50 microseconds). Everything else is queued for the progress thread.
-//! Whoever drives takes the driver from the queue, so there is one at a time and order is kept.
+//! The thread that drives takes the driver from the queue, so one drives at a time and order is kept.
 //! No lock is held while the program's signal handlers and finalizers run, so these may close the
 //! communicator; what they may not do is to launch a collective in the middle of another one.
 
@@ -60,7 +60,7 @@ pub struct Parts {
     pub spin_policy: SpinPolicy,
 }
 
-/// What it takes to drive a collective: whoever does has it for that time.
+/// What it takes to drive a collective: the thread that drives one has it for that time.
 struct Driver {
     transport: Box<dyn Transport>,
     memory: Memory,

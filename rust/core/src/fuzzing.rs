@@ -113,7 +113,7 @@ pub fn control_messages(bytes: &[u8]) {
     }
 }
 
-/// Nobody who does not know the token gets through as a responder.
+/// A process that does not know the token does not pass for a responder.
 pub fn handshake_initiator(bytes: &[u8]) {
     let hello =
         Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).expect("the system has random numbers");
@@ -122,7 +122,7 @@ pub fn handshake_initiator(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
 }
 
-/// Nobody who does not know the token gets through as an initiator.
+/// A process that does not know the token does not pass for an initiator.
 pub fn handshake_responder(bytes: &[u8]) {
     let check = |_: &Hello| panic!("a stranger was let in");
     let answered = handshake::respond(&mut Script::new(bytes), 0, TOKEN, check);

@@ -29,7 +29,7 @@ pub struct Work {
 #[derive(Debug)]
 struct Shared {
     sequence: u64,
-    /// Learns when the program waits; None once nobody can: a work that is kept must not keep all
+    /// Learns when the program waits; None once no thread can: a work that is kept must not keep all
     /// that the recorder remembers.
     recorder: Mutex<Option<Arc<FlightRecorder>>>,
     outcome: Mutex<Option<Result<()>>>,
@@ -37,7 +37,7 @@ struct Shared {
 }
 
 impl Work {
-    /// The work of a collective that nobody has ended yet.
+    /// The work of a collective that has not ended yet.
     #[must_use]
     pub(crate) fn pending(sequence: u64, recorder: Arc<FlightRecorder>) -> Self {
         Self {

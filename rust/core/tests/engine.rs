@@ -629,7 +629,7 @@ fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
         result.unwrap_err().kind,
         ErrorKind::CollectiveTimeout { .. }
     ));
-    // After 40, 80, ... 1280 ms; whoever looks late warns once for all that is due.
+    // After 40, 80, ... 1280 ms; a rank that looks late warns once for all that is due.
     let warnings = supervisor.warnings.lock().unwrap();
     assert!((2..=6).contains(&warnings.len()), "{warnings:?}");
     assert!(

@@ -346,7 +346,7 @@ fn log_warning(warning: String) {
                 .call_method1("getLogger", ("gradring",))?;
             logger.call_method1("warning", ("%s", warning)).map(drop)
         });
-        // An interpreter that ends has nobody left to warn, and a broken handler is its owner's.
+        // An interpreter that ends has no thread left to warn, and a broken handler is its owner's.
         drop(logged);
     };
     // Without room for a thread, the warning is the least of all problems.

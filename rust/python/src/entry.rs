@@ -3,7 +3,7 @@
 //!
 //! Before Python 3.14, a thread that wants the interpreter while it ends is ended itself, by
 //! unwinding, which aborts the process if it comes through frames of Rust. Daemon threads may be
-//! inside a collective at that time. So whoever ends the interpreter first keeps others from coming
+//! inside a collective at that time. So the thread that ends the interpreter first keeps others from coming
 //! in, and waits until those inside have left.
 
 use std::cell::Cell;
@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 
 use crate::errors::to_python;
 
-/// Nobody is inside for longer, once all communicators are closed.
+/// No thread stays inside for longer, once all communicators are closed.
 const LEAVING_LIMIT: Duration = Duration::from_secs(10);
 /// How often to look whether all have left.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);

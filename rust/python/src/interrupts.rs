@@ -45,7 +45,7 @@ fn consider(arrived: u64) {
     }
 }
 
-/// Whether Ctrl-C has its usual meaning; what a handler of the program would do, nobody knows.
+/// Whether Ctrl-C has its usual meaning; what a handler of the program would do is not known.
 fn raises_keyboard_interrupt(py: Python<'_>) -> bool {
     let usual = || -> PyResult<bool> {
         let signal = py.import("signal")?;

@@ -19,7 +19,7 @@ impl Run {
     /// What should never have happened.
     pub(super) fn verify(&self) -> Result<String, String> {
         if let Some(moment) = self.unfinished {
-            return Err(format!("nobody ended it in {} s", moment / SECOND));
+            return Err(format!("it did not end in {} s", moment / SECOND));
         }
         for (rank, ended) in self.survivors() {
             match &ended.outcome {

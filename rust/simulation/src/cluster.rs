@@ -312,7 +312,7 @@ impl World {
         self.at(moment.max(self.clock.now() + 1), next);
     }
 
-    /// Wakes whoever waits for what has become possible.
+    /// Wakes the rank that waits for what has become possible.
     fn tell(&mut self, event: Event) {
         let (Event::Arrival(id) | Event::Room(id)) = event;
         let (from, to) = id.ends(self.ranks.len());

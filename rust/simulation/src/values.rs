@@ -9,7 +9,7 @@ use gradring_core::schedule;
 
 use super::random::Random;
 
-/// What an element holds that nobody has given a meaning.
+/// What an element holds that has no meaning yet.
 const UNDEFINED: i64 = 3;
 
 /// Element `index` of what `rank` puts into collective `sequence`. Sums and products of eight such

@@ -72,7 +72,7 @@ pub struct Measured {
     /// When this rank started.
     pub started: Instant,
     /// When the last of the peers that it listens to had entered, and who that was; nothing if it
-    /// listens to nobody.
+    /// receives from none.
     pub everyone_entered: Option<(Instant, usize)>,
     /// When it had ended.
     pub ended: Instant,

@@ -14,8 +14,8 @@ pub struct SpinPolicy {
 
 impl SpinPolicy {
     /// A few times as long as waking a thread takes, where every rank of the host has a core.
-    /// Where they share cores, whoever spins takes the core from those it waits for, and whoever
-    /// sleeps is woken late: so it yields at once.
+    /// Where they share cores, a rank that spins takes the core from those it waits for, and a rank
+    /// that sleeps is woken late: so it yields at once.
     #[must_use]
     pub fn of(cores_suffice: bool) -> Self {
         Self {

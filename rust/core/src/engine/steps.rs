@@ -1,7 +1,7 @@
 //! To which step of the program a collective belongs.
 //!
 //! Ranks compare this number. Names and shapes repeat in every step, so without it a rank that has
-//! left a step early would go on one step apart from the others, and nobody would notice.
+//! left a step early would go on one step apart from the others without notice.
 //!
 //! A step counts from its first collective on, so a rank may do what it likes between collectives;
 //! a step that an exception ended before that counts too, since the others may not have left theirs.

@@ -164,7 +164,7 @@ facts! {
         Refused,
         #[error("rank {initiator} cannot reach it at {address}: {error}")]
         Unreachable { initiator: usize, address: Text, error: Text },
-        #[error("nobody can be reached at {address}: {error}")]
+        #[error("no process can be reached at {address}: {error}")]
         NobodyThere { address: Text, error: Text },
         #[error(
             "cannot listen on {address}: {error}; end the program that holds the port, or choose another \

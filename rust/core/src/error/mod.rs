@@ -210,7 +210,7 @@ impl Error {
             ErrorKind::PeerLost(_) => {
                 "look at that rank's own output for the cause, and restart the job"
             }
-            // Nobody is to blame for a wait that its caller made short.
+            // No rank is to blame for a wait that its caller made short.
             ErrorKind::CollectiveTimeout(_) if self.blamed.is_none() => {
                 "it goes on: wait again, or ask gradring doctor for whom it waits"
             }

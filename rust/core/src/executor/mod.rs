@@ -97,7 +97,7 @@ pub(crate) struct Execution<'a> {
     arrivals: &'a mut Vec<Arrival>,
     tile: &'a mut [u64],
     interests: &'a mut Vec<Interest>,
-    /// Whose header arrived last, once all have arrived: from then on nobody was late.
+    /// Whose header arrived last, once all have arrived: from then on no rank was late.
     pub(crate) last_to_enter: Option<usize>,
     /// Bytes of payload sent so far.
     pub(crate) bytes_sent: u64,

@@ -249,7 +249,7 @@ impl Diagnosis {
         Some(report.entered.is_some())
     }
 
-    /// The rank for which others wait in vain: rather one that waits for nobody itself, the one for
+    /// The rank for which others wait in vain: rather one that waits for no rank itself, the one for
     /// which most wait, or for longest.
     fn starving(&self) -> Option<usize> {
         let awaited = (0..self.reports.len()).filter(|&rank| self.waiting_for(rank).0 > 0);

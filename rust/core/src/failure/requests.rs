@@ -40,7 +40,7 @@ impl Requests {
         }
     }
 
-    /// Leaves a request, unless there is nobody to take it.
+    /// Leaves a request, unless the monitor that would take it has ended.
     pub fn request(&self, request: Request) {
         if let Some(wake) = &*lock(&self.wake) {
             lock(&self.requests).push(request);

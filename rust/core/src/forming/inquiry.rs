@@ -13,7 +13,7 @@ use crate::wire::state::State;
 /// Asks the rank that listens at `host:port`, inside TLS if its job uses it.
 ///
 /// # Errors
-/// `Rendezvous` when nobody answers within `limit`; `Authentication` when the token is not that of
+/// `Rendezvous` when no process answers within `limit`; `Authentication` when the token is not that of
 /// the job, or either side's certificate is not accepted; `Protocol` when what answers is no rank of this version.
 pub fn inquire(
     address: &str,

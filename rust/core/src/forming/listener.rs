@@ -199,7 +199,7 @@ impl Drop for Listener {
 }
 
 impl Shared {
-    /// Notes that nobody can be let in, or that somebody could.
+    /// Notes why no connection can be accepted, or that one could.
     fn note_trouble(&self, trouble: Option<Error>) {
         let mut noted = lock(&self.trouble);
         let since = noted
@@ -208,7 +208,7 @@ impl Shared {
         *noted = trouble.map(|error| (since, error));
     }
 
-    /// Lets nobody in any more; the port is free when what is returned is dropped.
+    /// Accepts no connection any more; the port is free when what is returned is dropped.
     fn close(&self) -> Option<TcpListener> {
         self.closing.store(true, Ordering::Release);
         self.own_state.gives_up();
@@ -278,7 +278,7 @@ fn serve(
             move || {
                 let mut initiator = Initiator::new(from.ip());
                 let greeted = greet(tcp, &mut initiator, slot, &admission, &admitted);
-                // Only a forming group wants to know, and nobody listens once it has failed.
+                // Only a forming group reads this; once it has failed, nothing does.
                 if admission.own_state.is_formed() {
                     return;
                 }
@@ -344,7 +344,7 @@ fn greet(
             .into());
         }
         entrance = Some((hello.rank, hello.purpose.number()));
-        // From here on it is a member, whom nobody sends away.
+        // From here on it is a member, which is not disconnected for others.
         slot = None;
         Ok(())
     });

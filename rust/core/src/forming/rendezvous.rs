@@ -214,7 +214,7 @@ impl Forming<'_> {
             let Some((hello, stream)) = self.next_member(&listener)? else {
                 return Err(self.missing(&listener)?);
             };
-            // Nobody connects to a neighbour before it has the roster.
+            // No rank connects to a neighbour before it has the roster.
             if let (Purpose::Join(member), Bootstrap::Coordinator(joined)) =
                 (hello.purpose, &mut self.bootstrap)
             {
@@ -253,7 +253,7 @@ impl Forming<'_> {
             let address = this.announced(listener.address, own_ip);
             Ok(Purpose::Join(this_member(address, this.config, this.kinds)))
         })?;
-        let listener = listener.expect("nobody joins without a listener");
+        let listener = listener.expect("no rank joins without a listener");
         // Rank 0 gives up at about the same time, and knows better who is missing.
         let conversation_limit = self.config.conversation_limit();
         let limit = self.deadline + conversation_limit;
@@ -313,10 +313,10 @@ impl Forming<'_> {
     }
 
     fn joined(&self) -> &BTreeMap<usize, Joined> {
-        static NOBODY: BTreeMap<usize, Joined> = BTreeMap::new();
+        static NONE: BTreeMap<usize, Joined> = BTreeMap::new();
         match &self.bootstrap {
             Bootstrap::Coordinator(joined) => joined,
-            _ => &NOBODY,
+            _ => &NONE,
         }
     }
 

@@ -113,8 +113,8 @@ pub fn end_in_parent() {
     }
 }
 
-/// This is the fork: closes the sockets that were noted in its parent, which keeps its own. Whoever
-/// owns one in this process must never use or drop it.
+/// This is the fork: closes the sockets that were noted in its parent, which keeps its own. The
+/// owner of such a socket in this process must never use or drop it.
 pub fn end_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     let Some((mut noted, _)) = HELD.take() else {

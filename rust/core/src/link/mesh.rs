@@ -93,7 +93,7 @@ impl Transport for Mesh {
             }
         }
         self.doorbell.reset();
-        // Whoever woke it for good has left word elsewhere.
+        // What woke it for good has told why elsewhere.
         self.wake_up.reset();
     }
 

@@ -147,7 +147,7 @@ pub trait Transport: Send {
 pub struct Broken {
     /// The reason, to follow "the connection".
     pub reason: String,
-    /// Whether bytes arrived as nobody sent them, as opposed to none arriving any more.
+    /// Whether bytes arrived changed, as opposed to none arriving any more.
     pub corrupted: bool,
     /// Whether the other side ended it in good order.
     pub closed: bool,
@@ -171,7 +171,7 @@ impl Broken {
         }
     }
 
-    /// A pipe through which bytes came as nobody sent them.
+    /// A pipe through which bytes came changed.
     pub fn corrupted(reason: impl Into<String>) -> Self {
         Self {
             corrupted: true,

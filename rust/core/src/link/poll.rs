@@ -6,7 +6,7 @@ use std::time::Duration;
 pub use rustix::event::PollFd;
 use rustix::event::{EventfdFlags, PollFlags, Timespec, eventfd};
 
-/// The longest wait: whoever waits looks again after it.
+/// The longest wait: the caller looks again after it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Ends a wait from another thread or process, once or for good: an eventfd.
@@ -15,7 +15,7 @@ pub struct WakeUp {
 }
 
 impl WakeUp {
-    /// One that nobody has woken.
+    /// One that has not been woken.
     ///
     /// # Errors
     /// When the system has no file descriptor left.

@@ -11,7 +11,7 @@ pub struct Exposure {
 }
 
 impl Exposure {
-    /// Nobody has been blocked yet.
+    /// No thread has been blocked yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Exposure {
         }
     }
 
-    /// A thread was blocked, and goes on now; nobody needed to know before.
+    /// A thread was blocked, and goes on now; there was no need to tell before.
     pub fn add(&mut self, from: Instant, to: Instant) {
         match &mut self.since {
             // The others began later, so the time before them is this thread's alone.

@@ -62,13 +62,13 @@ impl OwnState {
         self.settle(Agreed::On(group));
     }
 
-    /// Nobody needs to wait for the group's identity any more.
+    /// No thread needs to wait for the group's identity any more.
     pub(crate) fn gives_up(&self) {
         self.settle(Agreed::Never);
     }
 
-    /// The identity of the group, once it is known. Members that have it call those whom it has not
-    /// reached.
+    /// The identity of the group, once it is known. Members that have it connect to those that
+    /// do not have it yet.
     pub(crate) fn group(&self, limit: Duration) -> Option<GroupId> {
         let not_yet = |agreed: &mut Agreed| matches!(agreed, Agreed::NotYet);
         match *lock::wait_while(&self.agreement, self.agreed(), limit, not_yet) {

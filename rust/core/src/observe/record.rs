@@ -139,7 +139,7 @@ pub(crate) fn write_down(journal: &Journal, failure: Option<&Error>, reason: &st
     }
 }
 
-/// Writes `json` to the rank's file in `directory`, which is made if it is missing; whoever reads
+/// Writes `json` to the rank's file in `directory`, which is made if it is missing; a reader of
 /// the file finds the old contents or the new ones, never half of them.
 ///
 /// # Errors

@@ -61,7 +61,7 @@ fn run(
                     continue;
                 };
                 let (send, receive) = (&operations[sender][index], &operations[receiver][other]);
-                // Whoever takes its own contribution sends it to itself.
+                // A rank that takes its own contribution sends it to itself.
                 let contents = match sender == receiver {
                     true => Contents::Contribution,
                     false => send.contents,

@@ -184,7 +184,7 @@ pub(crate) fn connect(addresses: &[SocketAddr], deadline: Instant) -> std::io::R
             .clamp(Duration::from_millis(10), CONNECT_LIMIT);
         outcome = tcp::connect(address, limit);
         if let Ok(stream) = &outcome {
-            // A loopback port on which nobody listens can connect to itself.
+            // A loopback port on which no process listens can connect to itself.
             if stream.local_addr()? != stream.peer_addr()? {
                 return outcome;
             }

@@ -66,7 +66,7 @@ impl Forming<'_> {
             };
             found.insert(rank, LOOK_UP_GOES_ON.to_owned());
             let (resolve, sender) = (self.resolve, sender.clone());
-            // Nobody may wait for the news any more.
+            // The receiver may have gone.
             let tell = move |look: &str| drop(sender.send((rank, look.to_owned())));
             let look = move || look_at(&address, resolve, until, tell);
             if let Err(error) = std::thread::Builder::new().spawn(look) {

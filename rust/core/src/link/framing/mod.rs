@@ -11,7 +11,7 @@
 //! meanwhile. What counts as sent is the prefix of the pipe's bytes that lanes have taken without
 //! a gap; bytes beyond it stay the sender's to keep unchanged, as any unsent bytes are. This needs
 //! one thing of the caller: an offer begins where the pipe stands and reaches at least as far as the
-//! one before, which holds for whoever sends buffers in order.
+//! one before, which holds for all that send buffers in order.
 //!
 //! *Receiving.* The lane whose next frame is the next of the pipe is read straight into the
 //! caller's memory; the bytes of the others wait where they are. Each lane carries its frames in

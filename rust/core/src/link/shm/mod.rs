@@ -4,7 +4,7 @@
 //! proves that they share a host. The memory holds one ring of bytes per direction. Sending copies
 //! into the ring; the receiver copies out of it, or works on the bytes where they are.
 //!
-//! Nobody makes a system call while both sides are awake. Who wants to sleep announces it, looks
+//! Neither side makes a system call while both are awake. A side that wants to sleep announces it, looks
 //! once more, and polls its *doorbell*, an eventfd that the other side rings:
 //!
 //! ```text
@@ -14,8 +14,8 @@
 //! read(doorbell);                    // before looking at any link again
 //! ```
 //!
-//! A process that dies takes its word with it: it closes nothing here. Whoever waits for a link
-//! also watches a socket to the same rank. The kernel frees the memory with its last user.
+//! A process that dies cannot say so here: it closes nothing. A rank that waits for a link also
+//! polls a socket to the same rank. The kernel frees the memory with its last user.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;

@@ -6,7 +6,7 @@
 //!
 //! A side that wants to sleep says so in its flag and looks once more; a side that publishes looks
 //! at the flag afterwards. A fence between the two steps on both sides makes sure that at least one
-//! of them sees the other, so no wake-up is lost, and that nobody makes a system call while both
+//! of them sees the other, so no wake-up is lost, and that neither makes a system call while both
 //! are awake.
 //!
 //! The other process is not trusted with this one's memory: its counters are checked on each read.

@@ -1,6 +1,6 @@
 //! TLS over a socket that may block at any byte.
 //!
-//! Whoever sends is told of bytes as sent when the peer will get them without further calls, and as
+//! The sender is told of bytes as sent when the peer will get them without further calls, and as
 //! not sent when another connection could take them instead. What was encrypted is neither until the
 //! socket has taken all of its ciphertext. So meanwhile all but the last byte of it count as sent:
 //! the bytes belong to this connection, and the caller comes back for the last one. No ciphertext
