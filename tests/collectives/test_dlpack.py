@@ -13,13 +13,14 @@ import pytest
 
 import gradring
 from gradring.testing import run_ranks
+from pairs import Pair
 
 #: Types by their code in DLPack.
 CODES = {"i": 0, "u": 1, "f": 2, "V": 4, "E": 4, "c": 5}
 
 
 class Tensor(ctypes.Structure):
-    """`DLManagedTensor` without a deleter: the producer keeps the memory."""
+    """`DLManagedTensor`."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -38,9 +39,14 @@ class Tensor(ctypes.Structure):
 
 
 class Old:
-    """Lends an array as libraries did before DLPack had versions; numpy lends no bfloat16."""
+    """Lends an array as libraries did before DLPack had versions; numpy lends no bfloat16.
 
-    def __init__(self, array: np.ndarray[Any, Any], *, device: int = 1, offset: int = 0) -> None:
+    It has no deleter, because it keeps the memory itself. ``lies`` are fields that are not true.
+    """
+
+    def __init__(
+        self, array: np.ndarray[Any, Any], *, device: int = 1, offset: int = 0, **lies: Any
+    ) -> None:
         self.array = array
         self.device = device
         shape = (ctypes.c_int64 * array.ndim)(*array.shape)
@@ -50,6 +56,8 @@ class Old:
         self.tensor = Tensor(
             address, device, 0, array.ndim, code, bits, 1, shape, strides, offset, None, None
         )
+        for field, lie in lies.items():
+            setattr(self.tensor, field, lie)
 
     def __dlpack__(self) -> Any:
         new = ctypes.pythonapi.PyCapsule_New
@@ -105,6 +113,15 @@ def _frozen() -> New:
     return New(x)
 
 
+def _shape(*dims: int) -> Any:
+    return (ctypes.c_int64 * len(dims))(*dims)
+
+
+class NoDevice:
+    def __dlpack__(self) -> Any:
+        return np.ones(3).__dlpack__()
+
+
 class Stubborn(Old):
     """Does not lend, as a tensor of PyTorch that needs a gradient."""
 
@@ -121,6 +138,14 @@ class Stubborn(Old):
         (Old(np.ones(3, np.int16)), TypeError, "arrays of int16 are not supported"),
         (Old(np.ones(3, np.complex64)), TypeError, "arrays of complex64 are not supported"),
         (Old(np.ones(3), device=2), TypeError, "not in the host's memory"),
+        (Old(np.ones(3), device_type=2), TypeError, "not in the host's memory"),
+        (NoDevice(), TypeError, "a NoDevice is not a writable buffer"),
+        (Old(np.ones(3), data=None), ValueError, "cannot be memory"),
+        (Old(np.ones(3), shape=None), ValueError, "cannot be memory"),
+        (Old(np.ones(3), dimensions=-1), ValueError, "cannot be memory"),
+        (Old(np.ones(3), shape=_shape(-3)), ValueError, "cannot be memory"),
+        (Old(np.ones(3), shape=_shape(1 << 60)), ValueError, "cannot be memory"),
+        (Old(np.ones((2, 2)), shape=_shape(1 << 33, 1 << 33)), ValueError, "cannot be memory"),
         (Stubborn(np.ones(3)), ValueError, "does not lend its memory.*needs a gradient"),
         (Old(np.frombuffer(bytearray(9), np.uint8)[1:].view(np.int64)), ValueError, "not aligned"),
         ([np.ones(3), Old(np.ones(3, np.int32))], TypeError, "same dtype"),
@@ -137,6 +162,45 @@ def test_one_array_twice_is_refused() -> None:
     x = np.ones(3)
     with _alone() as comm, pytest.raises(ValueError, match="share memory"):
         comm.all_reduce([x, New(x)])
+
+
+class OneCapsule(Old):
+    """Lends by the same capsule again and again, and notes when the memory is given back."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.given_back = 0
+        self._deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._delete)
+        deleter = ctypes.cast(self._deleter, ctypes.c_void_p).value
+        super().__init__(array, deleter=deleter)
+        self._capsule = super().__dlpack__()
+
+    def _delete(self, _: int) -> None:
+        self.given_back += 1
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+
+def test_a_capsule_lends_once() -> None:
+    lender, refused = OneCapsule(np.ones(3)), OneCapsule(np.ones((3, 3)).T)
+    with _alone() as comm:
+        comm.all_reduce(lender)
+        assert lender.given_back == 1
+        with pytest.raises(ValueError, match="has lent its memory before"):
+            comm.all_reduce(lender)
+        with pytest.raises(ValueError, match="not C-contiguous"):
+            comm.all_reduce(refused)
+        assert (lender.given_back, refused.given_back) == (1, 1)
+    lender = OneCapsule(np.ones(3))
+    with Pair() as pair:
+        work = pair.comm.all_reduce_async(lender)
+        with pytest.raises((BufferError, ValueError)):
+            np.from_dlpack(lender)  # would give back what is written
+        assert lender.given_back == 0
+        pair.peer.all_reduce(np.ones(3))
+        work.wait()
+        pair.comm.stats()  # the interpreter gets back what a thread of the engine had
+        assert lender.given_back == 1
 
 
 def test_memory_is_given_back() -> None:

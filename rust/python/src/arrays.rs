@@ -69,7 +69,7 @@ impl Bucket {
             let array = py.import("numpy")?.call_method1("asarray", (view,))?;
             return self.add_numpy(array.cast()?);
         }
-        if !object.hasattr("__dlpack__")? {
+        if !object.hasattr("__dlpack_device__")? {
             return Err(PyTypeError::new_err(format!(
                 "a {} is not a writable buffer; pass a numpy array, anything with the buffer \
                  protocol or DLPack, or a list of them",
@@ -87,7 +87,7 @@ impl Bucket {
             lent.is_writable,
             lent.is_contiguous,
         )?;
-        self.owners.push(lent.capsule.into_any().unbind());
+        self.owners.push(lent.owner.unbind());
         Ok(())
     }
 

@@ -1,20 +1,24 @@
 //! Memory that another library lends by DLPack: the one place that reads its structures.
 //!
-//! The layout is that of `dlpack.h`, version 1. A capsule that has not been consumed gives the memory
-//! back when it is collected, so to borrow is to keep the capsule.
+//! The layout is that of `dlpack.h`, version 1. A capsule lends once: who takes the memory renames it,
+//! and calls the deleter in the end.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 use std::slice;
 
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use smallvec::SmallVec;
 
 /// `kDLCPU`, `kDLCUDAHost` and `kDLROCMHost`: memory that a processor reads and writes.
 const HOST_DEVICES: [i32; 3] = [1, 3, 11];
-const VERSIONED: &CStr = c"dltensor_versioned";
-const UNVERSIONED: &CStr = c"dltensor";
+/// What capsules are called that have lent nothing yet, and afterwards.
+const VERSIONED: [&CStr; 2] = [c"dltensor_versioned", c"used_dltensor_versioned"];
+const UNVERSIONED: [&CStr; 2] = [c"dltensor", c"used_dltensor"];
+const BORROWED: &CStr = c"gradring._native.borrowed";
 const MAJOR_VERSION: u32 = 1;
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
@@ -34,21 +38,49 @@ struct Tensor {
     byte_offset: u64,
 }
 
-/// The beginning of `DLManagedTensorVersioned`.
+type Deleter = Option<unsafe extern "C" fn(*mut c_void)>;
+
+/// `DLManagedTensor`.
+#[repr(C)]
+struct Unversioned {
+    tensor: Tensor,
+    _manager: *mut c_void,
+    deleter: Deleter,
+}
+
+/// `DLManagedTensorVersioned`.
 #[repr(C)]
 struct Versioned {
     major: u32,
     _minor: u32,
     _manager: *mut c_void,
-    _deleter: *const c_void,
+    deleter: Deleter,
     flags: u64,
     tensor: Tensor,
+}
+
+/// What a capsule has lent; gives it back at the end.
+struct Borrowed {
+    managed: NonNull<c_void>,
+    deleter: Deleter,
+}
+
+// SAFETY: only dropped, by a thread that holds the interpreter.
+unsafe impl Send for Borrowed {}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if let Some(deleter) = self.deleter {
+            // SAFETY: the capsule was renamed, so nobody else calls the deleter.
+            unsafe { deleter(self.managed.as_ptr()) }
+        }
+    }
 }
 
 /// Lent memory.
 pub(crate) struct Lent<'py> {
     /// Lends as long as it lives.
-    pub(crate) capsule: Bound<'py, PyCapsule>,
+    pub(crate) owner: Bound<'py, PyAny>,
     pub(crate) start: *mut u8,
     /// Of an element, as numpy calls it; any text where numpy has no such type.
     pub(crate) type_name: String,
@@ -64,17 +96,19 @@ impl<'py> Lent<'py> {
     /// not lend it.
     pub(crate) fn from(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-        if !HOST_DEVICES.contains(&device) {
-            return Err(PyTypeError::new_err(format!(
-                "{} is not in the host's memory (DLPack device {device}); pass a copy that is",
-                object.get_type()
-            )));
-        }
+        check_device(object, device)?;
         let capsule = capsule_of(object).map_err(|error| refused(object, error))?;
         let capsule = capsule.cast_into::<PyCapsule>()?;
-        let (tensor, flags) = contents(&capsule)?;
+        let Contents { tensor, flags, .. } = contents(&capsule)?;
+        check_device(object, tensor.device_type)?;
         // SAFETY: the capsule is alive, so the structure and the arrays that it points to are.
         let (shape, is_contiguous) = unsafe { (tensor.shape(), tensor.is_contiguous()) };
+        let shape = shape.ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "{} lends by DLPack what cannot be memory: no address, or an impossible shape",
+                object.get_type()
+            ))
+        })?;
         if flags & IS_COPIED != 0 {
             return Err(PyValueError::new_err(format!(
                 "{} lends a copy only, so that it cannot change in place; pass a numpy array",
@@ -87,9 +121,36 @@ impl<'py> Lent<'py> {
             shape,
             is_writable: flags & READ_ONLY == 0,
             is_contiguous,
-            capsule,
+            owner: borrow(&capsule)?,
         })
     }
+}
+
+fn check_device(object: &Bound<'_, PyAny>, device: i32) -> PyResult<()> {
+    if HOST_DEVICES.contains(&device) {
+        return Ok(());
+    }
+    Err(PyTypeError::new_err(format!(
+        "{} is not in the host's memory (DLPack device {device}); pass a copy that is",
+        object.get_type()
+    )))
+}
+
+/// Takes the memory out of the capsule; it is given back when what this returns is collected.
+fn borrow<'py>(capsule: &Bound<'py, PyCapsule>) -> PyResult<Bound<'py, PyAny>> {
+    let py = capsule.py();
+    let Contents {
+        managed,
+        deleter,
+        used,
+        ..
+    } = contents(capsule)?;
+    // SAFETY: the capsule is alive, and so is a constant.
+    if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(py));
+    }
+    let borrowed = Borrowed { managed, deleter };
+    Ok(PyCapsule::new_with_value(py, borrowed, BORROWED)?.into_any())
 }
 
 /// What the object exports; old ones know no versions, and cannot say that they are read-only.
@@ -114,21 +175,52 @@ fn refused(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     problem
 }
 
-/// The tensor in the capsule, and its flags.
-fn contents<'a>(capsule: &'a Bound<'_, PyCapsule>) -> PyResult<(&'a Tensor, u64)> {
-    if let Ok(pointer) = capsule.pointer_checked(Some(VERSIONED)) {
+/// What a capsule holds that has lent nothing yet.
+struct Contents<'a> {
+    tensor: &'a Tensor,
+    flags: u64,
+    managed: NonNull<c_void>,
+    deleter: Deleter,
+    /// What the capsule is called once it has lent.
+    used: &'static CStr,
+}
+
+fn contents<'a>(capsule: &'a Bound<'_, PyCapsule>) -> PyResult<Contents<'a>> {
+    let [name, used] = VERSIONED;
+    if let Ok(managed) = capsule.pointer_checked(Some(name)) {
         // SAFETY: what a capsule of this name points to begins so in every version, and lives as
         // long as the capsule.
-        let versioned = unsafe { pointer.cast::<Versioned>().as_ref() };
-        if versioned.major != MAJOR_VERSION {
-            let problem = format!("DLPack {} is unknown; pass a numpy array", versioned.major);
+        let major = unsafe { managed.cast::<u32>().read() };
+        if major != MAJOR_VERSION {
+            let problem = format!("DLPack {major} is unknown; pass a numpy array");
             return Err(PyValueError::new_err(problem));
         }
-        return Ok((&versioned.tensor, versioned.flags));
+        // SAFETY: as above, and of this version.
+        let versioned = unsafe { managed.cast::<Versioned>().as_ref() };
+        return Ok(Contents {
+            tensor: &versioned.tensor,
+            flags: versioned.flags,
+            managed,
+            deleter: versioned.deleter,
+            used,
+        });
     }
-    let pointer = capsule.pointer_checked(Some(UNVERSIONED))?;
-    // SAFETY: a capsule of this name points to a `DLManagedTensor`, which begins with the tensor.
-    Ok((unsafe { pointer.cast::<Tensor>().as_ref() }, 0))
+    let [name, used] = UNVERSIONED;
+    let managed = capsule.pointer_checked(Some(name)).map_err(|_| {
+        PyValueError::new_err(
+            "a DLPack capsule that has lent its memory before lends it no more; \
+             export the memory anew",
+        )
+    })?;
+    // SAFETY: what a capsule of this name points to lives as long as the capsule.
+    let unversioned = unsafe { managed.cast::<Unversioned>().as_ref() };
+    Ok(Contents {
+        tensor: &unversioned.tensor,
+        flags: 0,
+        managed,
+        deleter: unversioned.deleter,
+        used,
+    })
 }
 
 impl Tensor {
@@ -156,14 +248,25 @@ impl Tensor {
         self.data.wrapping_add(offset)
     }
 
+    /// None if no memory has it.
+    ///
     /// # Safety
-    /// `shape` must point to as many numbers as there are dimensions.
-    unsafe fn shape(&self) -> SmallVec<[usize; 4]> {
+    /// `shape` must be null or point to as many numbers as there are dimensions.
+    unsafe fn shape(&self) -> Option<SmallVec<[usize; 4]>> {
+        if self.dimensions < 0 || self.dimensions > 0 && self.shape.is_null() {
+            return None;
+        }
         // SAFETY: as promised.
         let dims = unsafe { numbers(self.shape, self.dimensions) };
-        dims.iter()
-            .map(|&dim| usize::try_from(dim).unwrap_or_default())
-            .collect()
+        let shape: Option<SmallVec<_>> = dims.iter().map(|&dim| dim.try_into().ok()).collect();
+        let shape = shape.filter(|shape| !self.data.is_null() || shape.contains(&0))?;
+        let element = usize::from(self.bits).div_ceil(8) * usize::from(self.lanes);
+        let bytes = shape
+            .iter()
+            .try_fold(element, |n, &dim: &usize| n.checked_mul(dim));
+        bytes
+            .filter(|&bytes| isize::try_from(bytes).is_ok())
+            .map(|_| shape)
     }
 
     /// Whether the elements lie in memory as they are counted, the last axis first.
@@ -171,7 +274,7 @@ impl Tensor {
     /// # Safety
     /// `shape`, and `strides` unless null, must point to as many numbers as there are dimensions.
     unsafe fn is_contiguous(&self) -> bool {
-        if self.strides.is_null() {
+        if self.shape.is_null() || self.strides.is_null() {
             return true;
         }
         // SAFETY: as promised.
@@ -183,7 +286,7 @@ impl Tensor {
         dims.contains(&0)
             || dims.iter().zip(strides).rev().all(|(&dim, &stride)| {
                 let fits = dim == 1 || stride == expected;
-                expected *= dim;
+                expected = dim.wrapping_mul(expected);
                 fits
             })
     }
