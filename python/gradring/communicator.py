@@ -22,7 +22,7 @@ from gradring.config import Settings, TlsFiles, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.settings import takes_settings
 from gradring.stats import SlowestRank, Stats
-from gradring.steps import Step
+from gradring.steps import Step, described
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -423,7 +423,7 @@ class Communicator:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
-            self.abort(f"its program raised {type(error).__name__}: {error}")
+            self.abort(f"its program raised {described(error)}")
         self.close()
 
     def __reduce__(self) -> NoReturn:

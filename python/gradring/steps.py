@@ -64,7 +64,11 @@ def abort(communicator: Group, what: str, launched: int, left: str) -> None:
 
 def described(error: BaseException) -> str:
     """The exception in one line: the beginning and the end of a long text, such as TensorFlow's."""
-    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    try:
+        text = str(error)
+    except Exception:  # of the program's own class; it must not take this one's place
+        text = "<exception str() failed>"
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     if len(lines) > _LINES_MAX:
         lines = [lines[0], "...", *lines[1 - _LINES_MAX :]]
     return ": ".join([type(error).__name__, " ".join(lines)] if lines else [type(error).__name__])

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gradring
 from gradring.errors import AbortedError, GradringError, MismatchError
 from gradring.testing import run_ranks
+from pairs import Pair
 
 BAD_STEP = 3
 
@@ -161,6 +163,35 @@ def test_an_exception_that_leaves_a_monitor_in_a_step_ends_the_group() -> None:
         isinstance(error, MismatchError)
         for error in run_ranks(leaves_the_monitor, 2, "between steps")
     )
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (Wordless(), r"Wordless: <exception str\(\) failed>"),
+        (ValueError("no file \udcff"), "ValueError: no file"),
+    ],
+)
+def test_an_exception_without_text_that_can_travel_ends_the_group_too(
+    error: Exception, says: str
+) -> None:
+    for block in ("with", "step"):
+        with Pair() as pair:
+            with pytest.raises(type(error)):
+                if block == "with":
+                    with pair.comm:
+                        raise error
+                with pair.comm.step():
+                    pair.comm.all_reduce_async(np.ones(3))
+                    raise error
+            with pytest.raises(AbortedError, match=says), pair.peer.step():
+                pair.peer.all_reduce(np.ones(3))
+                pair.peer.barrier()  # the first may have ended before
 
 
 def repeats() -> Any:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Collective
+from gradring.steps import described
 from gradring.tensorflow.dtypes import as_native_bits
 from gradring.tensorflow.start_wait import start, wait
 
@@ -215,5 +216,5 @@ def _aborting(communicator: Communicator) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        communicator.abort(f"its {LABEL} raised {type(error).__name__}: {error}")
+        communicator.abort(f"its {LABEL} raised {described(error)}")
         raise

@@ -14,7 +14,7 @@ use gradring_core::observe::board::NOTE_BYTES_MAX;
 use gradring_core::wire::gossip::Gossip;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::arrays::Bucket;
 use crate::caller::Program;
@@ -256,12 +256,15 @@ impl Communicator {
         self.inner.begin_step(leaves_alike);
     }
 
-    fn end_step(&self, left: Option<&str>) -> (u64, u64) {
-        self.inner.end_step(left)
+    fn end_step(&self, left: Option<&Bound<'_, PyString>>) -> (u64, u64) {
+        let left = left.map(|left| left.to_string_lossy());
+        self.inner.end_step(left.as_deref())
     }
 
-    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        self.outside(py, |inner| inner.abort(reason))
+    /// A reason that quotes the name of a file may be no UTF-8.
+    fn abort(&self, reason: &Bound<'_, PyString>) -> PyResult<()> {
+        let text = reason.to_string_lossy();
+        self.outside(reason.py(), |inner| inner.abort(&text))
     }
 
     /// Fails every rank, because this one has no memory for `bytes` of `what`.
