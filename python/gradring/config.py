@@ -112,8 +112,10 @@ def _seconds(name: str, found: Any, setting: Setting) -> float:
 
 
 def _text(name: str, found: object, setting: Setting) -> str:
-    if not isinstance(found, str):
-        raise ConfigError(f"{name}={parse.shown(found)} is no text; give such as {setting.meaning}")
+    if not isinstance(found, str) or not found.isascii():
+        raise ConfigError(
+            f"{name}={parse.shown(found)} is no text; give {setting.kind} {setting.meaning}"
+        )
     return found
 
 
@@ -135,12 +137,13 @@ def _interface(name: str, found: Any, setting: Setting) -> str | None:
 
 
 def _level(name: str, found: Any, setting: Setting) -> int:
-    level = int(found) if found.isdecimal() else logging.getLevelName(found.upper())
+    plausible = found.isdecimal() and len(found) <= parse.MAX_DIGITS
+    level = int(found) if plausible else logging.getLevelName(found.upper())
     if isinstance(level, int):
         return level
     raise ConfigError(
-        f"{name}={found!r} is not one of DEBUG, INFO, WARNING, ERROR, CRITICAL, nor a number; "
-        "correct it"
+        f"{name}={parse.shown(found)} is not one of DEBUG, INFO, WARNING, ERROR, CRITICAL, nor a "
+        "number; correct it"
     )
 
 

@@ -150,6 +150,11 @@ SHORTENED = "9" * 79 + r"\.\.\."
         ({"GRADRING_CHECKSUM": "crc"}, "GRADRING_CHECKSUM='crc' is neither 1 nor 0"),
         ({"GRADRING_LOG": "loud"}, "GRADRING_LOG='loud' is not one of DEBUG, INFO, WARNING"),
         ({"GRADRING_LOG": "-1"}, "GRADRING_LOG='-1'"),
+        ({"GRADRING_LOG": GIANT}, f"GRADRING_LOG='{SHORTENED} is not one of DEBUG"),
+        (
+            {"GRADRING_ALGORITHM": "\udcff"},
+            r"GRADRING_ALGORITHM='\\udcff' is no text; give names su",
+        ),
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
     ],
