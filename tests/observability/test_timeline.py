@@ -200,6 +200,15 @@ def test_a_directory_without_records_is_an_error(
     assert "cannot be read" in capsys.readouterr().err
 
 
+def test_a_timeline_that_cannot_be_written_ends_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRADRING_TRACE", str(tmp_path / "file" / "timeline.json"))
+    gradring.init().close()
+    assert "cannot be written" in caplog.text
+
+
 def test_a_limit_that_makes_no_sense_is_refused() -> None:
     with gradring.init() as comm, pytest.raises(errors.ConfigError, match="limit=0"):
         comm.trace_start("x", limit=0)

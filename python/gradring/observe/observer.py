@@ -57,7 +57,8 @@ def observe(communicator: Communicator, settings: Settings) -> None:
         serve_metrics(communicator, settings.prometheus_port)
     if settings.trace is not None:
         part = part_of(settings.trace, communicator.rank)
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what cannot be written is told at the end
+            part.unlink()
         core_of(communicator).start_trace(TRACE_LIMIT)
         around_close(communicator, _tracing(communicator, part))
 
