@@ -85,6 +85,36 @@ def test_logs_hold_each_ranks_lines_without_prefix(tmp_path: Path) -> None:
     assert str(logs / "rank-1.log") in done.stderr
 
 
+@pytest.mark.parametrize("full", ["log", "output"])
+def test_a_full_disk_ends_no_rank(full: str, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    if full == "log":
+        (logs / "rank-0.log").symlink_to("/dev/full")
+    program = script(
+        tmp_path,
+        "for line in range(5):\n"
+        "    print(line, flush=True)\n"
+        "    print(line, file=sys.stderr)\n"
+        "    time.sleep(0.05)\n"
+        "open(f'{rank}.end', 'w')\n",
+    )
+    with open("/dev/full" if full == "output" else tmp_path / "output", "wb") as target:
+        done = subprocess.run(
+            command_line("run", "-np", 2, "--log-dir", logs, *program),
+            cwd=tmp_path,
+            stdout=target,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+    assert all((tmp_path / f"{rank}.end").exists() for rank in range(2)), done.stderr
+    assert sorted((logs / "rank-1.log").read_text().split()) == sorted("01234" * 2)
+    if full == "log":
+        assert done.returncode == 0
+        assert done.stderr.count("rank-0.log cannot be written any more (No space left") == 1
+
+
 def test_a_reader_that_goes_away_ends_the_ranks(tmp_path: Path) -> None:
     program = script(tmp_path, "while True: print('again')")
     command = command_line("run", "-np", 2, "--grace", 5, *program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -184,3 +185,16 @@ def test_a_peer_that_a_note_did_not_list_has_not_been_waited_for_all_at_once() -
     after = Totals(20, late_s={0: 6.0, 9: 5.5})
     assert after.minus(before).late_s == {0: 1.0, 9: 0.5}
     assert after.minus(Totals(10, late_s={0: 5.0})).late_s == {0: 1.0, 9: 5.5}
+
+
+class Full(io.StringIO):
+    def write(self, _: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_ends_no_training() -> None:
+    with gradring.Communicator(0, 1) as comm:
+        with gradring.Monitor(comm, stream=Full(), every_steps=1) as watch:
+            for _ in range(3):
+                watch.step()
+        assert watch.totals.steps == 2

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from gradring.launch import tracing
 from gradring.launch.exec_rank import CANNOT_START
@@ -217,7 +217,7 @@ class _Launch:
         """Where this rank leaves what ended it."""
         return self._failures / f"rank-{rank}.json"
 
-    def listen_to(self, process: RankProcess, log: BinaryIO | None) -> None:
+    def listen_to(self, process: RankProcess, log: IO[bytes] | None) -> None:
         """Adds the next rank's two streams."""
         popen = process.popen
         assert popen.stdout is not None and popen.stderr is not None
@@ -282,8 +282,9 @@ class _Launch:
         how = describe_exit(exit_code)
         cause = self._cause_elsewhere(rank, blames)
         _say(f"rank {rank} on {first.host} failed first ({how}){cause}; {words}")
-        sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
-        sys.stderr.buffer.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
+            sys.stderr.buffer.flush()
         if (module := missing_module(lines)) and (sentence := advise(first, module)):
             _say(sentence)
         return shell_exit_code(exit_code)
@@ -371,12 +372,14 @@ class _Launch:
 
 def _open_log(
     stack: contextlib.ExitStack, log_dir: Path | None, rank: int, anew: bool
-) -> BinaryIO | None:
+) -> IO[bytes] | None:
     if log_dir is None:
         return None
     log_dir.mkdir(parents=True, exist_ok=True)
-    return stack.enter_context(open(log_dir / f"rank-{rank}.log", "wb" if anew else "ab"))
+    mode = "wb" if anew else "ab"
+    return stack.enter_context(open(log_dir / f"rank-{rank}.log", mode, buffering=0))
 
 
 def _say(sentence: str) -> None:
-    print(f"gradring run: {sentence}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk must not end the ranks
+        print(f"gradring run: {sentence}", file=sys.stderr, flush=True)

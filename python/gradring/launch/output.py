@@ -6,7 +6,9 @@ of these only the newest state is shown, at most every `PROGRESS_S` seconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections import deque
 from typing import IO
 
@@ -74,7 +76,7 @@ class RankOutput:
             rank: Whose stream it is; every line gets it as a prefix, ``[rank] ``.
             pipe: The read end of the stream.
             target: Where the prefixed lines go.
-            log: Where the same lines go without prefix, if anywhere.
+            log: The unbuffered file for the same lines without prefix, if any.
         """
         self.pipe = pipe
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -98,11 +100,25 @@ class RankOutput:
         if not lines:
             return
         self.tail.extend(lines)
-        self._target.write(b"".join(b"%s%s\n" % (self.prefix, line) for line in lines))
-        self._target.flush()
-        if self._log is not None:
-            self._log.write(b"".join(line + b"\n" for line in lines))
-            self._log.flush()
+        try:
+            self._target.write(b"".join(b"%s%s\n" % (self.prefix, line) for line in lines))
+            self._target.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:  # a full disk loses lines; it must not end the ranks
+            pass
+        if self._log is not None and not self._log.closed:
+            self._write_log(self._log, b"".join(line + b"\n" for line in lines))
+
+    def _write_log(self, log: IO[bytes], lines: bytes) -> None:
+        """Writes to the log of both streams; ends it, and says so once, if that fails."""
+        try:
+            log.write(lines)
+        except OSError as error:
+            log.close()
+            problem = f"{log.name} cannot be written any more ({error.strerror})"
+            with contextlib.suppress(OSError):
+                print(f"gradring run: {problem}", file=sys.stderr, flush=True)
 
 
 def _prefix(rank: int, target: IO[bytes]) -> bytes:

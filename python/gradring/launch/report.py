@@ -63,17 +63,22 @@ def first_cause(blamed: Mapping[int, int | None]) -> int:
 def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
     """Whom a rank that has failed blames: by the file that gradring has left there, or its text.
 
-    A rank on another host leaves no file here, and one without gradring none at all.
+    A rank on another host leaves no file here, and one without gradring none at all. What is in
+    the file may be anything: the disk may be full, and a program may have written there.
 
     Args:
         failure: What ``GRADRING_FAILURE_FILE`` was for the rank.
         stderr: The last lines of standard error.
     """
     try:
-        left = json.loads(failure.read_text())
+        match json.loads(failure.read_text()):
+            case {"rank": None}:
+                return None
+            case {"rank": int(rank), "kind": str(kind)} if rank >= 0:
+                return Blame(rank, kind)
     except (OSError, ValueError):
-        return blame_printed(stderr)
-    return None if left["rank"] is None else Blame(left["rank"], left["kind"])
+        pass
+    return blame_printed(stderr)
 
 
 def blame_printed(stderr: Sequence[bytes]) -> Blame | None:

@@ -234,7 +234,7 @@ class Monitor:
         if self._communicator.rank != 0 or self._total.steps == 0:
             return ""
         text = step_report.table(self._all_totals(), self._communicator.hosts)
-        print(text, file=self._stream, flush=True)
+        self._print(text)
         return text
 
     def __enter__(self) -> Monitor:
@@ -292,7 +292,7 @@ class Monitor:
         interval = step_report.Interval(
             self._step, added, since, self._communicator.hosts, self._samples_per_step, self.loss
         )
-        print(interval.line(), file=self._stream, flush=True)
+        self._print(interval.line())
         if self._log is None and self._on_line is None:
             return
         facts = interval.row()
@@ -300,6 +300,11 @@ class Monitor:
             self._log.write(facts)
         if self._on_line is not None:
             self._on_line(facts)
+
+    def _print(self, text: str) -> None:
+        """Prints; a disk that is full, or a stream that is closed, ends no training."""
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=self._stream, flush=True)
 
     def _all_totals(self) -> dict[int, Totals]:
         notes = {gossip["rank"]: gossip["note"] for gossip in core_of(self._communicator).gossip()}
