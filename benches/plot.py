@@ -191,7 +191,7 @@ def _time(us: float) -> str:
     for unit, factor in (("s", 1e6), ("ms", 1e3)):
         if us >= factor:
             return f"{us / factor:g} {unit}"
-    return f"{us:g} µs"
+    return f"{us:g} \N{MICRO SIGN}s"
 
 
 def main(arguments: list[str] | None = None) -> None:

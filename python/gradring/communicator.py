@@ -217,10 +217,18 @@ class Communicator:
     def all_reduce_async(self, x: T, op: str = "sum", *, name: str = "") -> Work[T]:
         """As `all_reduce`, but returns at once; asynchronous collectives run in launch order.
 
-        It takes no numbers, which cannot change in place.
+        Args:
+            x: As in `all_reduce`, but no number: it could not change in place.
+            op: As in `all_reduce`.
+            name: As in `all_reduce`.
 
         Returns:
             The work. Its ``wait()`` returns ``x``, which must be left alone until then.
+
+        Raises:
+            TypeError: ``x`` cannot be reduced in place; nothing is sent then.
+            ValueError: As in `all_reduce`.
+            GradringError: The group failed before; what fails later is raised by ``wait()``.
         """
         return Work(self._native.all_reduce_async(x, op, name), x)
 
@@ -228,15 +236,19 @@ class Communicator:
         """Reduces ``x`` over all ranks and gives each rank its part.
 
         Args:
-            x: An array of at least one dimension; it is not changed.
-            op: As in `all_reduce`.
-            name: Compared across ranks and used in messages.
+            x: An array of at least one dimension, of the same shape and dtype on every rank; it is
+                not changed. Any dtype that `all_reduce` takes.
+            op: As in `all_reduce`; default "sum".
+            name: Compared across ranks and used in messages; default empty.
 
         Returns:
             Part ``rank`` of ``numpy.array_split(reduced, world_size)``: the first axis is divided,
             and the first parts are one longer if it does not divide evenly.
 
-        Raises what `all_reduce` raises.
+        Raises:
+            TypeError: As in `all_reduce`.
+            ValueError: As in `all_reduce`.
+            GradringError: As in `all_reduce`.
         """
         array = np.array(_contents(x), order="C", ndmin=1)
         lengths = _split(array.shape[0], self.world_size)
@@ -257,7 +269,9 @@ class Communicator:
         Returns:
             ``numpy.concatenate`` of the arrays in rank order.
 
-        Raises what `all_reduce` raises.
+        Raises:
+            TypeError: The dtype of ``x`` cannot travel; nothing is sent then.
+            GradringError: As in `all_reduce`.
         """
         array = np.atleast_1d(_contents(x))
         _native.check_dtype(array.dtype)  # before the lengths travel
@@ -282,14 +296,17 @@ class Communicator:
         """Copies the contents of ``x`` on rank ``root`` to ``x`` on all ranks, in place.
 
         Args:
-            x: An array, or a list of arrays of one dtype.
-            root: The rank whose contents win.
-            name: Compared across ranks and used in messages.
+            x: An array, or a list of arrays of one dtype, of the same shapes on every rank.
+            root: The rank whose contents win; default 0.
+            name: Compared across ranks and used in messages; default empty.
 
         Returns:
             ``x``.
 
-        Raises what `all_reduce` raises, and ValueError if ``root`` is not a rank.
+        Raises:
+            TypeError: As in `all_reduce`.
+            ValueError: ``root`` is not a rank; or as in `all_reduce`.
+            GradringError: As in `all_reduce`.
         """
         check_root(root, self.world_size)
         self._native.broadcast(x, root, name)

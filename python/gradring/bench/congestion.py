@@ -28,6 +28,9 @@ def congested(control: str | None) -> Iterator[Sequence[Host]]:
     Some systems cannot choose for their own sockets. A network namespace has a default of its own,
     so that all get the same, and nothing else on the machine changes.
 
+    Yields:
+        The hosts for the ranks; none for this machine as it is.
+
     Raises:
         ConfigError: The kernel does not have it, or this user may not choose.
     """

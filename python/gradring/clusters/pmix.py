@@ -28,7 +28,7 @@ def agreed(environ: Mapping[str, str], source: str, place: Place) -> str:
     Raises:
         ConfigError: This process is no rank of ``environ``, or has no library of PMIx.
         RendezvousError: The exchange has failed.
-    """
+    """  # noqa: DOC501 (unknown_rendezvous makes a ConfigError)
     if any(os.environ.get(name) != environ.get(name) for name in (JOB, RANK, SERVER)):
         raise mpi.unknown_rendezvous(source, place, ", which only a rank itself can ask for")
     try:

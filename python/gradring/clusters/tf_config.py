@@ -136,7 +136,10 @@ def _tasks(job: str, entries: object) -> list[_Task]:
 
     An object with gaps describes what one task may know of the cluster, as TensorFlow lets
     parameter servers do. It does not tell the rank.
-    """
+
+    Raises:
+        ConfigError: The entries are neither, or name an index twice or out of range.
+    """  # noqa: DOC501 (_wrong makes a ConfigError)
     if isinstance(entries, list):
         numbered: dict[int, object] = dict(enumerate(entries))
     elif isinstance(entries, dict):

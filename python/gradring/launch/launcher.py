@@ -96,8 +96,8 @@ def launch(
         blames another failed rank has not failed first, nor one that this launcher ended.
 
     Raises:
-        OSError: A host cannot be used, there are too few free ports, or ``log_dir`` cannot be
-            written.
+        OSError: There are too few free ports, or ``log_dir`` cannot be written.
+        SurveyError: A host cannot be used; it is an `OSError`, too.
     """
     placed = place_ranks(hosts, world_size) if hosts else [THIS_HOST] * world_size
     program = Program(command, module)

@@ -16,6 +16,9 @@ def signals_as_bytes() -> Iterator[socket.socket]:
 
     Signals that are ignored, as under nohup and in the background of a script, stay ignored. Must
     be called from the main thread.
+
+    Yields:
+        The socket, which never blocks; each byte is the number of a signal.
     """
     receiver, sender = socket.socketpair()
     with receiver, sender:

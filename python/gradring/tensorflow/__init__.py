@@ -51,7 +51,7 @@ __all__ = [
     "all_reduce",
     "broadcast",
     "broadcast_variables",
-    "callbacks",
+    "callbacks",  # noqa: F822 (imported by __getattr__)
     "check_replicas",
     "failure_of",
     "join",

@@ -12,7 +12,7 @@ from gradring.gradients.names import Label, Names
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.tensorflow.dtypes import accumulator
 from gradring.tensorflow.ops import current_communicator
-from gradring.tensorflow.reduction import Leaf, reduce_leaves
+from gradring.tensorflow.reduction import Leaf, Variable, reduce_leaves
 from gradring.tensorflow.start_wait import eager_step, reduce
 
 
@@ -65,14 +65,15 @@ class GradientReducer:
     def __call__(
         self,
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
-        variables: Sequence[tf.Variable | str] | None = None,
+        variables: Sequence[Variable | str] | None = None,
         samples: int | tf.Tensor | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
         """Reduces the gradients of one step, as `gradring.Communicator.step` has it.
 
         Args:
-            gradients: In the order of their variables, the same on every rank. None stays None and
-                must be None on every rank. `tf.IndexedSlices` as in `all_reduce`.
+            gradients: Tensors of any shapes and of the dtypes that `all_reduce` takes, in the order
+                of their variables, the same on every rank. None stays None and must be None on
+                every rank. `tf.IndexedSlices` as in `all_reduce`.
             variables: What these are the gradients of, or names, as many as gradients: shown in
                 messages and compared between ranks.
             samples: How many samples this rank's mean is over, a scalar, 0 as well: the result is
@@ -83,8 +84,12 @@ class GradientReducer:
         Returns:
             The reduced gradients, in the same order.
 
-        Raises what `all_reduce` raises; ValueError for `samples` with another op than "mean";
-        TypeError for `samples` with gradients of integers.
+        Raises:
+            TypeError: As for `all_reduce`; or `samples` with gradients of integers.
+            ValueError: As for `all_reduce`; or `samples` with another op than "mean"; or not as
+                many variables as gradients.
+            tf.errors.AbortedError: As for `all_reduce`.
+            tf.errors.DeadlineExceededError: As for `all_reduce`.
         """
         gradients = list(gradients)
         if samples is not None and self._op != "mean":

@@ -20,7 +20,7 @@ from gradring.gradients.reduction import Collective, Reduction
 from gradring.tensorflow import cluster
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.dtypes import as_native_bits, as_tensor
-from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.reduction import Variable, reduce_leaves
 from gradring.tensorflow.rows import gather_rows, row_counts
 from gradring.tensorflow.start_wait import start, wait
 
@@ -32,7 +32,7 @@ def all_reduce(
     name: str | None = None,
     communicator: Communicator | None = None,
     *,
-    variables: Sequence[Any] | None = None,
+    variables: Sequence[Variable | str] | None = None,
     bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
 ) -> Any:
     """Reduces tensors over all ranks; every rank gets the same bits.
@@ -56,7 +56,7 @@ def all_reduce(
         bucket_bytes: Bound on the tensors that travel together, in bytes; default 16 MiB.
 
     Returns:
-        The reduced tensors, in the structure of `tensors`.
+        The reduced tensors, in the structure of `tensors`, with their shapes and dtypes.
 
     Raises:
         TypeError: One of them is no tensor, such as None or a `tf.RaggedTensor`, or its dtype
@@ -99,6 +99,7 @@ def broadcast(
             sent then.
         ValueError: `root` is not a rank.
         tf.errors.AbortedError: As for `all_reduce`.
+        tf.errors.DeadlineExceededError: As for `all_reduce`.
     """
     return broadcast_labelled(value, root, Label.of(name or "broadcast"), communicator)
 
@@ -117,16 +118,23 @@ def broadcast_labelled(
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def broadcast_variables(
-    variables: Sequence[Any], root: int = 0, communicator: Communicator | None = None
+    variables: Variable | Sequence[Variable],
+    root: int = 0,
+    communicator: Communicator | None = None,
 ) -> None:
     """Assigns the root's values to the variables of every rank.
 
     Args:
-        variables: `tf.Variable`s or Keras variables, the same list on every rank.
+        variables: A `tf.Variable` or a variable of Keras, or a list of them, the same on every
+            rank; of any shapes, and any dtype of fixed width.
         root: The rank whose values win; default 0.
         communicator: As for `all_reduce`.
 
-    Raises what `broadcast` raises, and TypeError for what is no variable.
+    Raises:
+        TypeError: One of them is no variable, or as for `broadcast`.
+        ValueError: `root` is not a rank.
+        tf.errors.AbortedError: As for `all_reduce`.
+        tf.errors.DeadlineExceededError: As for `all_reduce`.
     """
     variables = [variables] if hasattr(variables, "assign") else list(variables)
     for variable in variables:
@@ -162,6 +170,7 @@ def all_gather(
             sent then.
         ValueError: `value` is a scalar.
         tf.errors.AbortedError: As for `all_reduce`.
+        tf.errors.DeadlineExceededError: As for `all_reduce`.
     """
     label = Label.of(name or "all_gather")
     comm = communicator or current_communicator()

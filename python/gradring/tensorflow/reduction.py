@@ -16,6 +16,8 @@ from gradring.tensorflow.start_wait import start, wait
 
 #: What is reduced, and what comes of it.
 Leaf: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+#: TensorFlow's own, or one of Keras 3, which is none of TensorFlow's.
+Variable: TypeAlias = "tf.Variable | tf.keras.Variable"
 
 
 def reduce_leaves(leaves: Sequence[Leaf], reduction: Reduction) -> list[Leaf]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import tensorflow as tf
 
@@ -11,9 +10,10 @@ from gradring.communicator import Communicator
 from gradring.gradients.names import name_of
 from gradring.gradients.replicas import check_equal
 from gradring.tensorflow.ops import current_communicator
+from gradring.tensorflow.reduction import Variable
 
 
-def check_replicas(variables: Iterable[Any], communicator: Communicator | None = None) -> None:
+def check_replicas(variables: Iterable[Variable], communicator: Communicator | None = None) -> None:
     """Compares variables that must have the same bits on every rank.
 
     Every rank must call it, eagerly and between two steps. It hashes the variables (BLAKE2b) and

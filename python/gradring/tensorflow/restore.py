@@ -20,13 +20,14 @@ from gradring.communicator import Communicator
 from gradring.errors import ConfigError, RestoreError
 from gradring.gradients.names import name_of
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
+from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.save import agreed
 
 
 def restore(
     model: tf.keras.Model | tf.Module | tf.train.Checkpoint,
     path: str | os.PathLike[str],
-    only: str | Sequence[Any] | None = None,
+    only: str | Sequence[Variable | str] | None = None,
     *,
     communicator: Communicator | None = None,
 ) -> None:

@@ -44,14 +44,12 @@ def save(
     What stood at `path` is replaced, and only when its successor is complete: a file in one step, a
     directory or a checkpoint, which are more than one file, in two. Load it with what fits:
     `keras.saving.load_model`, `model.load_weights`, `tf.saved_model.load`, `checkpoint.read`.
+    It returns on every rank when the chief has put everything in its place.
 
     Args:
         model: A Keras model, a `tf.Module` or a `tf.train.Checkpoint`, the same on every rank.
         path: The destination, on the chief's file system; its directory must exist there.
         communicator: As for `all_reduce`.
-
-    Returns:
-        None, on every rank when the chief has put everything in its place.
 
     Raises:
         gradring.errors.SaveError: On every rank, when one of them could not save; it is an
