@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from gradring import _native
@@ -25,12 +26,12 @@ class Group(Protocol):
         """As `Communicator.abort`."""
 
 
+@dataclass(eq=False)
 class Step:
     """What `Communicator.step` returns; inside another one it does nothing."""
 
-    def __init__(self, communicator: Group, abort_on_exception: bool) -> None:
-        self._communicator = communicator
-        self._abort_on_exception = abort_on_exception
+    _communicator: Group
+    _abort_on_exception: bool
 
     def __enter__(self) -> None:
         communicator = self._communicator

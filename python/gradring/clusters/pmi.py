@@ -27,6 +27,7 @@ import stat
 import struct
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from gradring import parse
@@ -95,13 +96,13 @@ def _exchanged(fd: int, place: Place, port: str | None) -> tuple[str, str]:
     return parse.address(found.get("value"), "the address from mpiexec"), table
 
 
+@dataclass
 class _Connection:
     """The socket to Hydra's proxy; a question is a line, and so is its answer."""
 
-    def __init__(self, fd: int, place: Place, deadline: float) -> None:
-        self._fd = fd
-        self._place = place
-        self._deadline = deadline
+    _fd: int
+    _place: Place
+    _deadline: float
 
     def ask(self, command: str, **words: str) -> dict[str, str]:
         """The words of the answer."""

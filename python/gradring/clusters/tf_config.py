@@ -152,11 +152,10 @@ def _tasks(job: str, entries: object) -> list[_Task]:
         if index not in numbered:
             last = max(numbered)
             raise _wrong(f"cluster.{job}[{index}]", f"is missing, but there is an index {last}")
-    return [_task(job, index, numbered[index]) for index in range(len(numbered))]
-
-
-def _task(job: str, index: int, entry: object) -> _Task:
-    return _Task(job, index, parse.address(entry, f"TF_CONFIG: cluster.{job}[{index}]"))
+    return [
+        _Task(job, index, parse.address(numbered[index], f"TF_CONFIG: cluster.{job}[{index}]"))
+        for index in range(len(numbered))
+    ]
 
 
 def _own(task: dict[str, Any], tasks: list[_Task]) -> _Task:

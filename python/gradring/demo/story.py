@@ -36,12 +36,11 @@ then TensorFlow's own strategy and a single process run the same script:
 """
 
 
-def demo(report: Path, *, epochs: int = EPOCHS, stream: TextIO = sys.stdout) -> int:
+def demo(report: Path, *, stream: TextIO = sys.stdout) -> int:
     """Trains with two workers and shows what came of it.
 
     Args:
         report: Directory for the page, the picture and what the trainings printed; made if missing.
-        epochs: Epochs of each training.
         stream: Where to write.
 
     Returns:
@@ -65,7 +64,7 @@ def demo(report: Path, *, epochs: int = EPOCHS, stream: TextIO = sys.stdout) -> 
         def run(variant: Variant) -> tuple[RankResult, ...]:
             """One after the other, so that none slows another down."""
             log = report / f"{variant.strategy}.log"
-            ranks, others[variant.title] = _run(variant, outputs, log, epochs, stream)
+            ranks, others[variant.title] = _run(variant, outputs, log, stream)
             return ranks
 
         gradring = run(GRADRING)
@@ -113,13 +112,13 @@ def say(stream: TextIO, text: str) -> None:
 
 
 def _run(
-    variant: Variant, outputs: Path, log: Path, epochs: int, stream: TextIO
+    variant: Variant, outputs: Path, log: Path, stream: TextIO
 ) -> tuple[tuple[RankResult, ...], float]:
     """Trains; what the ranks left, and the share of the processors that other programs used."""
     live = LiveLine(variant.title, stream)
     before = Usage.now()
     try:
-        train(variant, outputs / variant.strategy, log, epochs, live)
+        train(variant, outputs / variant.strategy, log, EPOCHS, live)
         ranks = read_ranks(outputs / variant.strategy, variant.world_size)
     except BaseException:
         live.show("failed", last=True)

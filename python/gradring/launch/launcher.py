@@ -12,6 +12,7 @@ import itertools
 import os
 import select
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -107,7 +108,8 @@ def launch(
         _say(problem)
         return CANNOT_START
     if trace is not None:
-        tracing.forget_parts(trace)
+        # An earlier run has left them, perhaps one of more ranks.
+        shutil.rmtree(paths.parts_of(trace), ignore_errors=True)
         environ = {**environ, "GRADRING_TRACE": str(trace.absolute())}
     if log_dir is not None:
         step_log.forget(log_dir)

@@ -70,7 +70,7 @@ def environments_at(
             "GRADRING_WORLD_SIZE": str(world_size),
             "GRADRING_RENDEZVOUS": addresses[0],
             JOB_ID: job_id,
-            **({"TF_CONFIG": _tf_config(addresses, rank)} if tf_config else {}),
+            **({"TF_CONFIG": tf_config_of(addresses, rank)} if tf_config else {}),
         }
         for rank in range(world_size)
     ]
@@ -82,6 +82,7 @@ def thread_counts(local_size: int) -> dict[str, str]:
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
-def _tf_config(addresses: Sequence[str], rank: int) -> str:
+def tf_config_of(addresses: Sequence[str], rank: int) -> str:
+    """The variable for a rank whose group is a cluster of workers."""
     cluster = {"worker": list(addresses)}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})

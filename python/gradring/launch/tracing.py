@@ -9,11 +9,6 @@ from gradring.errors import ConfigError
 from gradring.observe.paths import parts_of, written
 
 
-def forget_parts(trace: Path) -> None:
-    """Removes what an earlier run has left, perhaps one of more ranks."""
-    shutil.rmtree(parts_of(trace), ignore_errors=True)
-
-
 def merge(trace: Path) -> str:
     """Writes the timeline of all ranks that left a part; returns a sentence that says so."""
     from gradring import records, timeline

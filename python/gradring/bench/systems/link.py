@@ -15,6 +15,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -122,15 +123,14 @@ def _choose_congestion(end: socket.socket) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
+@dataclass
 class LinkSystem:
     """Moves what a ring all-reduce has to move, in the same turns as the systems do."""
 
-    transport = "tcp"
-    algorithm = "none"
-
-    def __init__(self, name: str, link: Link) -> None:
-        self.name = name
-        self._link = link
+    name: str
+    _link: Link
+    transport: str = "tcp"
+    algorithm: str = "none"
 
     def prepare(self, problem: Problem) -> Exchange | None:
         """Makes an exchange ready, if the buffer is large enough."""

@@ -20,7 +20,6 @@ Thread pools have TensorFlow's default sizes: all cores for every rank.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from gradring.bench.systems.agree import agree_on_ports
 from gradring.bench.systems.system import LocalReduction, System, missing_module
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
-from gradring.launch.ranks import THREAD_VARIABLES
+from gradring.launch.ranks import THREAD_VARIABLES, tf_config_of
 from gradring.ports import LOOPBACK
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -148,8 +147,7 @@ class _Reduction(LocalReduction):
 def configure(comm: Communicator) -> None:
     """Sets ``TF_CONFIG`` with ports that rank 0 has found, and the default thread pools."""
     workers = [f"{LOOPBACK}:{port}" for port in agree_on_ports(comm, comm.world_size)]
-    task = {"type": "worker", "index": comm.rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+    os.environ["TF_CONFIG"] = tf_config_of(workers, comm.rank)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     for variable in THREAD_VARIABLES:
         os.environ.pop(variable, None)
