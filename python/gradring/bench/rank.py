@@ -13,12 +13,14 @@ changes its speed does so for all of them. A system that is not at turn sleeps.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +35,6 @@ from gradring.bench.systems.system import Reduction
 from gradring.bench.values import Problem, dtype_of
 from gradring.communicator import Communicator
 from gradring.config import TLS_VARIABLES, Settings, TlsFiles
-from gradring.parse import Place
 from gradring.ports import LOOPBACK
 
 #: Many, since each finds the ranks on other cores, or both on one, where they stay for a while.
@@ -57,19 +58,10 @@ def measure(options: Options, progress: str | None = None) -> list[Measurement]:
     tls = Settings.from_environ().tls
     for name in TLS_VARIABLES:  # what is to use them gets them as an argument
         os.environ.pop(name, None)
-    first, *others = options.transports
     with contextlib.ExitStack() as closing:
-        comm = closing.enter_context(_join(options, first, tls))
-        systems: list[System] = [_system(options, comm, first)]
-        further = [(transport, False) for transport in others]
-        if options.checksum:
-            further += [(transport, True) for transport in options.transports]
-        for transport, checksum in further:
-            (port,) = agree_on_ports(comm, 1)
-            place = Place(comm.rank, comm.world_size)
-            joined = _join(options, transport, tls, f"{LOOPBACK}:{port}", place, checksum=checksum)
-            more = closing.enter_context(joined)
-            systems.append(_system(options, more, transport))
+        own = _join(options, tls, closing)
+        comm = own[0].comm
+        systems: list[System] = [*own]
         for name in options.peers:
             systems.extend(load_peer(name).open_systems(comm, closing))
         systems.extend(open_link(comm, closing))
@@ -84,31 +76,31 @@ def measure(options: Options, progress: str | None = None) -> list[Measurement]:
         return rows
 
 
-def _join(
-    options: Options,
-    transport: str,
-    tls: TlsFiles | None,
-    rendezvous: str | None = None,
-    place: Place | None = None,
-    *,
-    checksum: bool = False,
-) -> Communicator:
-    """A communicator that uses one of the transports; by default the launcher's group."""
-    return gradring.init(
-        **(asdict(place) if place else {}),
-        rendezvous=rendezvous,
-        transport=native(transport),
-        tls=tls if transport == TLS else None,
-        algorithm=options.algorithm,
-        streams=options.streams,
-        checksum=checksum,
-    )
-
-
-def _system(options: Options, comm: Communicator, transport: str) -> Gradring:
-    # What it chooses may be measured by its name, too.
-    automatic = transport == "auto" and len(options.transports) > 1
-    return Gradring(comm, TLS if transport == TLS else None, automatic=automatic)
+def _join(options: Options, tls: TlsFiles | None, closing: contextlib.ExitStack) -> list[Gradring]:
+    """All transports, then all with checksums; the first one has the group of the launcher."""
+    systems: list[Gradring] = []
+    for checksum, transport in itertools.product((False, True), options.transports):
+        if checksum and not options.checksum:
+            break
+        place: dict[str, Any] = {}
+        if systems:
+            first = systems[0].comm
+            (port,) = agree_on_ports(first, 1)
+            place = {"rank": first.rank, "world_size": first.world_size}
+            place["rendezvous"] = f"{LOOPBACK}:{port}"
+        comm = gradring.init(
+            **place,
+            transport=native(transport),
+            tls=tls if transport == TLS else None,
+            algorithm=options.algorithm,
+            streams=options.streams,
+            checksum=checksum,
+        )
+        closing.enter_context(comm)
+        # What it chooses may be measured by its name, too.
+        automatic = transport == "auto" and len(options.transports) > 1
+        systems.append(Gradring(comm, TLS if transport == TLS else None, automatic=automatic))
+    return systems
 
 
 def measure_size(

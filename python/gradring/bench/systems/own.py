@@ -22,7 +22,7 @@ class Gradring:
             transport: How the table calls it; by default as the communicator does.
             automatic: Whether the name has to say that gradring chose the transport.
         """
-        self._comm = comm
+        self.comm = comm
         stats = comm.stats()
         chosen = " auto" if automatic else ""
         self.name = f"gradring{chosen}{'+checksum' if stats['checksum'] else ''}"
@@ -31,9 +31,9 @@ class Gradring:
     @property
     def algorithm(self) -> str:
         """What the last all-reduce used."""
-        return self._comm.stats()["algorithm"]
+        return self.comm.stats()["algorithm"]
 
     def prepare(self, problem: Problem) -> InPlace:
         """Makes an all-reduce ready."""
         # By position: keywords of a partial cost as much as a tenth of the smallest all-reduce.
-        return InPlace(problem, lambda buffer: partial(self._comm.all_reduce, buffer, problem.op))
+        return InPlace(problem, lambda buffer: partial(self.comm.all_reduce, buffer, problem.op))
