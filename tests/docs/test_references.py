@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from documents import DOCUMENTS, ROOT, make_targets
 from gradring import cli
 
 PACKAGE = ROOT / "python" / "gradring"
+FOLDERS = ("rust", "python", "tests", "benches", "docs", "examples", "release", "fuzz")
+#: Files that an exercise of CONTRIBUTING.md would add.
+HYPOTHETICAL = {"rust/core/src/schedule/chain.rs"}
 
 
 def codes(document: Path) -> Iterator[str]:
@@ -31,6 +35,52 @@ def test_what_the_text_names_exists(document: Path) -> None:
             assert words[1] in make_targets(), code
         elif code.startswith("gradring."):
             assert exists(PACKAGE, re.split(r"[^\w.]", code)[0].split(".")[1:]), code
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_the_text_names_exist(document: Path) -> None:
+    missing = {code for code in codes(document) if is_path(code) and not is_there(code)}
+    assert missing <= HYPOTHETICAL, missing
+
+
+def test_types_and_functions_that_the_architecture_names_exist() -> None:
+    named = {code for code in codes(ROOT / "ARCHITECTURE.md") if re.fullmatch(r"\w+::\w+", code)}
+    assert named
+    missing = {code for code in named if not all(map(is_in_rust, code.split("::")))}
+    assert not missing, missing
+
+
+def test_a_file_that_does_not_exist_is_found_out() -> None:
+    for path in ("rust/core/src/engine.rs", "forming/peers.rs", "peers.rs", "tests/docs/"):
+        assert is_path(path) and is_there(path), path
+    for path in ("rust/core/src/engines.rs", "forming/pairs.rs", "rust/none/"):
+        assert is_path(path) and not is_there(path), path
+    assert not is_path("train.py") and not is_path("int32/uint8")
+
+
+def is_path(code: str) -> bool:
+    """Whether it is meant as a file or folder of this repository: programs of users are not."""
+    if re.fullmatch(r"[\w./-]+\.rs", code):
+        return True
+    return re.fullmatch(rf"(?:{'|'.join(FOLDERS)})/[\w./-]*", code) is not None
+
+
+def is_there(path: str) -> bool:
+    """Whether it is a path from the root, or the end of one of a source in Rust."""
+    if (ROOT / path).exists():
+        return True
+    return any(f"/{source}".endswith(f"/{path}") for source in rust_sources())
+
+
+@functools.cache
+def rust_sources() -> dict[str, str]:
+    """Contents by path from the root."""
+    sources = (ROOT / "rust").rglob("*.rs")
+    return {str(source.relative_to(ROOT)): source.read_text() for source in sources}
+
+
+def is_in_rust(name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", source) for source in rust_sources().values())
 
 
 def exists(place: Path, names: list[str]) -> bool:
