@@ -176,7 +176,7 @@ macro_rules! settings {
             }
 
             /// What must be equal on all ranks, as text.
-            pub(crate) fn plan(&self) -> String {
+            pub(crate) fn compared(&self) -> String {
                 let all = [$(($agreed, stringify!($name), self.$name.shown())),*];
                 let agreed = all.into_iter().filter(|(agreed, ..)| *agreed);
                 let texts: Vec<_> = agreed.map(|(_, name, text)| format!("{name}={text}")).collect();

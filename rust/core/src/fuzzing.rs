@@ -380,7 +380,7 @@ fn member() -> Member {
         host: "node-a".into(),
         host_id: "node-a 7b1c".into(),
         job: "slurm 4711.0".into(),
-        plan: "algorithm=auto".into(),
+        settings: "algorithm=auto".into(),
         transports: vec!["shm".into(), "tcp".into()],
     }
 }

@@ -70,13 +70,13 @@ impl Work {
         }
         recorder.wait_ends(self.shared.sequence, from, Instant::now());
         if let WaitOutcome::TimedOut(error) = &mut outcome {
-            self.place(error, &recorder);
+            self.name_collective(error, &recorder);
         }
         outcome
     }
 
     /// Says in which collective it happened, as far as the recorder still knows it.
-    fn place(&self, error: &mut Error, recorder: &FlightRecorder) {
+    fn name_collective(&self, error: &mut Error, recorder: &FlightRecorder) {
         let entry = recorder.find(self.shared.sequence);
         error.sequence = Some(self.shared.sequence);
         error.elapsed = entry.as_ref().map(|entry| entry.launched.elapsed());

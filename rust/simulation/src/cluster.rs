@@ -116,7 +116,7 @@ impl World {
             scenario.delay_max,
         ));
         let hosts: Vec<String> = (0..world_size)
-            .map(|rank| format!("h{}", scenario.topology.place(rank).0))
+            .map(|rank| format!("h{}", scenario.topology.position(rank).0))
             .collect();
         let rank = |rank| {
             let process = Process::new(rank, hosts.clone(), clock.clone(), Rc::clone(&trace));

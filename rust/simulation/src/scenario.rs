@@ -100,7 +100,7 @@ impl Scenario {
 
     /// With which ranks `rank` shares memory.
     pub(super) fn sharing(&self, rank: usize) -> Vec<bool> {
-        let host = |rank| self.topology.place(rank).0;
+        let host = |rank| self.topology.position(rank).0;
         let shares = |peer| self.shares_memory && peer != rank && host(peer) == host(rank);
         (0..self.world_size()).map(shares).collect()
     }

@@ -88,7 +88,7 @@ facts! {
         #[error("{call}: counts {counts} do not divide {elements} elements among {world_size} ranks")]
         Counts { call: Text, counts: Text, elements: usize, world_size: usize },
         #[error("was started with {theirs}, rank 0 with {ours}")]
-        PlansDiffer { theirs: Text, ours: Text },
+        SettingsDiffer { theirs: Text, ours: Text },
         #[error(
             "was started with transport=\"{offered}\", rank {rank} with transport=\"{needed}\", which \
              have nothing in common"

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::kernel;
 use crate::schedule::{Action, Contents, Turn};
 
-use super::plan::{Places, Plan};
+use super::plan::{Offsets, Plan};
 
 /// Bytes that are widened at a time, into memory that stays in L1 cache.
 const WIDE_BYTES: usize = 16 << 10;
@@ -38,7 +38,7 @@ pub(super) struct Operands<'a> {
 
 struct Fold {
     results: Buffer,
-    places: Arc<Places>,
+    offsets: Arc<Offsets>,
 }
 
 impl<'a> Operands<'a> {
@@ -55,9 +55,9 @@ impl<'a> Operands<'a> {
             Some(op) => unsafe { buffer.accumulator(op, &mut memory.partials)? },
             None => None,
         };
-        let fold = match op.filter(|_| plan.places.count() > 0) {
+        let fold = match op.filter(|_| plan.offsets.count() > 0) {
             Some(op) => {
-                let (dtype, count) = (buffer.dtype().accumulator(op), plan.places.count());
+                let (dtype, count) = (buffer.dtype().accumulator(op), plan.offsets.count());
                 make_room(&mut memory.results, count * dtype.size_bytes(), "results")?;
                 Some(Fold {
                     // SAFETY: the memory is borrowed for as long as these operands live, and has
@@ -65,7 +65,7 @@ impl<'a> Operands<'a> {
                     results: unsafe {
                         Buffer::contiguous(dtype, memory.results.as_mut_ptr().cast(), count)
                     },
-                    places: Arc::clone(&plan.places),
+                    offsets: Arc::clone(&plan.offsets),
                 })
             }
             None => None,
@@ -111,13 +111,13 @@ impl<'a> Operands<'a> {
                 }
             }
             Action::Fold(turn) => {
-                let Fold { results, places } = self.fold.as_mut().expect("folds have memory");
+                let Fold { results, offsets } = self.fold.as_mut().expect("folds have memory");
                 let dtype = self.buffer.dtype();
                 fold(
                     turn,
                     op,
                     results,
-                    places.of(first),
+                    offsets.of(first),
                     dtype,
                     received,
                     self.widened,
@@ -130,9 +130,9 @@ impl<'a> Operands<'a> {
     /// Folds this rank's own contribution to `range`.
     pub(super) fn fold_own(&mut self, turn: Turn, range: Range<usize>) {
         let op = self.op.expect("only reductions fold");
-        let Fold { results, places } = self.fold.as_mut().expect("folds have memory");
+        let Fold { results, offsets } = self.fold.as_mut().expect("folds have memory");
         let dtype = self.buffer.dtype();
-        let mut at = places.of(range.start);
+        let mut at = offsets.of(range.start);
         for piece in self.buffer.elements(range.clone()) {
             fold(turn, op, results, at, dtype, piece, self.widened);
             at += piece.len() / dtype.size_bytes();
@@ -142,8 +142,8 @@ impl<'a> Operands<'a> {
 
     fn finish_fold(&mut self, turn: Turn, op: ReduceOp, range: Range<usize>) {
         if turn == Turn::Last {
-            let Fold { results, places } = self.fold.as_ref().expect("folds have memory");
-            let first = places.of(range.start);
+            let Fold { results, offsets } = self.fold.as_ref().expect("folds have memory");
+            let first = offsets.of(range.start);
             self.buffer
                 .finish_from(Some((results, first)), op, self.world_size, range);
         }

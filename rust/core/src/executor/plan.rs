@@ -36,7 +36,7 @@ pub(super) struct Plan {
     pub(super) own: Pipe,
     /// Whether partial results travel.
     pub(super) keeps_partials: bool,
-    pub(super) places: Arc<Places>,
+    pub(super) offsets: Arc<Offsets>,
 }
 
 /// One send, receive or own fold.
@@ -91,7 +91,7 @@ impl Plan {
         let mut plan = Self {
             keeps_partials: receives().any(|r| r.action.contents() == Contents::Partial)
                 || sends().any(|s| s.contents == Contents::Partial),
-            places: Arc::new(Places::new(
+            offsets: Arc::new(Offsets::new(
                 receives()
                     .filter(|receive| receive.action == Action::Fold(Turn::First))
                     .map(|receive| receive.range.clone()),
@@ -213,13 +213,13 @@ fn pipe(pipes: &mut Vec<Pipe>, peer: usize) -> &mut Pipe {
 }
 
 /// Where results of folds are kept: those of all ranges in a row.
-pub(super) struct Places {
-    /// Each range's first element and its place, in order.
+pub(super) struct Offsets {
+    /// Each range's first element and its offset, in order.
     starts: Vec<(usize, usize)>,
     count: usize,
 }
 
-impl Places {
+impl Offsets {
     fn new(ranges: impl Iterator<Item = Range<usize>>) -> Self {
         let (mut starts, mut count) = (Vec::new(), 0);
         for range in ranges {
@@ -234,11 +234,11 @@ impl Places {
         self.count
     }
 
-    /// The place of an element that is folded.
+    /// The offset of an element that is folded.
     pub(super) fn of(&self, element: usize) -> usize {
         let after = self.starts.partition_point(|&(start, _)| start <= element);
-        let (start, place) = self.starts[after - 1];
-        place + element - start
+        let (start, offset) = self.starts[after - 1];
+        offset + element - start
     }
 }
 

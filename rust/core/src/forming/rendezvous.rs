@@ -112,7 +112,7 @@ impl Forming<'_> {
         } else {
             self.join()?
         };
-        self.check_plans(&roster)?;
+        self.check_settings(&roster)?;
         let (rank, world_size) = (self.config.rank, self.config.world_size);
         let (successor, predecessor) = (
             (rank + 1) % world_size,
@@ -173,13 +173,13 @@ impl Forming<'_> {
     }
 
     /// All ranks see the same roster, and come to the same conclusion.
-    fn check_plans(&self, roster: &Roster) -> Result<()> {
-        let plan = &roster.members()[0].plan;
+    fn check_settings(&self, roster: &Roster) -> Result<()> {
+        let settings = &roster.members()[0].settings;
         let mut others = (1..).zip(&roster.members()[1..]);
-        if let Some((rank, member)) = others.find(|(_, member)| member.plan != *plan) {
-            let fact = Unusable::PlansDiffer {
-                theirs: member.plan.as_str().into(),
-                ours: plan.as_str().into(),
+        if let Some((rank, member)) = others.find(|(_, member)| member.settings != *settings) {
+            let fact = Unusable::SettingsDiffer {
+                theirs: member.settings.as_str().into(),
+                ours: settings.as_str().into(),
             };
             return Err(Error::from(fact).blaming(rank, &member.host));
         }

@@ -67,7 +67,7 @@ pub(crate) fn this_member(address: String, config: &Config, kinds: &[Kind]) -> M
         host: host_name(),
         host_id: host_id(),
         job: config.job.clone(),
-        plan: config.settings.plan(),
+        settings: config.settings.compared(),
         transports: kinds.iter().map(|kind| kind.name.into()).collect(),
     }
 }
@@ -83,7 +83,7 @@ mod tests {
             host: host.into(),
             host_id: host.into(),
             job: String::new(),
-            plan: String::new(),
+            settings: String::new(),
             transports: Vec::new(),
         });
         let roster = Roster::new(members.into());

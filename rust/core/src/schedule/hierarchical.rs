@@ -35,7 +35,7 @@ pub(super) struct Levels<'a> {
 
 impl<'a> Levels<'a> {
     pub(super) fn of(rank: usize, topology: &'a Topology) -> Self {
-        let (host, local_rank) = topology.place(rank);
+        let (host, local_rank) = topology.position(rank);
         let sizes = topology.hosts().iter().map(Vec::len);
         Self {
             topology,

@@ -47,13 +47,13 @@ impl Topology {
     /// # Panics
     /// When there is no such rank.
     #[must_use]
-    pub fn place(&self, rank: usize) -> (usize, usize) {
+    pub fn position(&self, rank: usize) -> (usize, usize) {
         let mut hosts = self.hosts.iter().enumerate();
-        let place = hosts.find_map(|(host, ranks)| {
+        let position = hosts.find_map(|(host, ranks)| {
             let local_rank = ranks.iter().position(|&other| other == rank)?;
             Some((host, local_rank))
         });
-        place.expect("every rank has a host")
+        position.expect("every rank has a host")
     }
 
     /// Whether there are several hosts, and one of them has several ranks.
@@ -72,7 +72,7 @@ mod tests {
         let topology = Topology::by_host(["a", "b", "a", "b", "b"].iter());
         assert_eq!(topology.hosts(), [vec![0, 2], vec![1, 3, 4]]);
         assert_eq!(topology.world_size(), 5);
-        assert_eq!(topology.place(3), (1, 1));
+        assert_eq!(topology.position(3), (1, 1));
         assert!(topology.has_levels());
     }
 

@@ -394,7 +394,7 @@ fn broadcast_gives_every_rank_the_roots_contents() {
 #[test]
 fn a_ring_enters_each_host_once() {
     for topology in groups_on_hosts() {
-        let host = |rank| topology.place(rank).0;
+        let host = |rank| topology.position(rank).0;
         let all_reduce = Collective::AllReduce { op: OP };
         let schedules = schedules(Algorithm::Ring, &all_reduce, &topology, 64);
         let entries = schedules.iter().enumerate().filter(|(rank, schedule)| {
@@ -408,7 +408,7 @@ fn a_ring_enters_each_host_once() {
 #[test]
 fn hierarchical_sends_as_little_as_possible_between_hosts() {
     for topology in groups_on_hosts().filter(Topology::has_levels) {
-        let (host, hosts) = (|rank| topology.place(rank).0, topology.hosts().len());
+        let (host, hosts) = (|rank| topology.position(rank).0, topology.hosts().len());
         let count = hosts * 64;
         let all_reduce = Collective::AllReduce { op: OP };
         let schedules = schedules(Algorithm::Hierarchical, &all_reduce, &topology, count);

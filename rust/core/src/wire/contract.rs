@@ -1,7 +1,7 @@
 //! The header with which every collective starts: what this rank believes it is doing.
 //!
 //! Layout, little-endian, 64 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u32,
-//! sender u16, receiver u16, sequence u64, count u64, name hash u64, plan hash u64, root u64, step
+//! sender u16, receiver u16, sequence u64, count u64, name hash u64, schedule hash u64, root u64, step
 //! u64. Two ranks take part in the same collective exactly when their headers are equal but for the
 //! way that they go; one that goes another way than its pipe has come to the wrong rank.
 
@@ -32,15 +32,15 @@ impl Contract {
             Collective::Barrier => (5, 0),
         };
         let op = call.collective.op().map_or(0, |op| op as u8);
-        let mut plan = Fnv1a::new();
-        plan.write(algorithm.name().as_bytes());
-        plan.write(call.shapes.as_bytes());
+        let mut schedule = Fnv1a::new();
+        schedule.write(algorithm.name().as_bytes());
+        schedule.write(call.shapes.as_bytes());
         if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
             &call.collective
         {
             counts
                 .iter()
-                .for_each(|count| plan.write(&count.to_le_bytes()));
+                .for_each(|count| schedule.write(&count.to_le_bytes()));
         }
         let mut name = Fnv1a::new();
         name.write(call.name.compared.as_bytes());
@@ -53,7 +53,7 @@ impl Contract {
             0, // sequence
             call.count as u64,
             name.0,
-            plan.0,
+            schedule.0,
             root,
             0, // step
         ];

@@ -29,7 +29,7 @@ pub(crate) const GENERATION: u32 = 0;
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Ranks of the largest group: with 512 bytes for each, its roster fits into a message.
 pub(crate) const WORLD_SIZE_MAX: usize = MESSAGE_BYTES_MAX / 512;
-/// Bound on what anybody may send; the longest is the plan of a member, or an error.
+/// Bound on what anybody may send; the longest is the settings of a member, or an error.
 const STRANGERS_MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// What a connection is for.
@@ -90,7 +90,7 @@ pub(crate) struct Member {
     /// The job that started it, such as `slurm 4711.0`; empty if nothing says so.
     pub job: String,
     /// Settings that must be equal on all ranks, as text.
-    pub plan: String,
+    pub settings: String,
     /// What it offers to make links of, by name.
     pub transports: Vec<String>,
 }

@@ -84,10 +84,10 @@ impl Arena {
         assert!(at + length <= mapped_bytes(self.capacity));
         // SAFETY: replaces a part of this arena's own mapping, to which nothing refers yet.
         unsafe {
-            let place = self.base.add(at).as_ptr().cast();
+            let target = self.base.add(at).as_ptr().cast();
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
-            mmap(place, length, access, flags, file, offset as u64)?;
+            mmap(target, length, access, flags, file, offset as u64)?;
         }
         Ok(())
     }
@@ -108,8 +108,8 @@ impl Arena {
     /// # Safety
     /// These bytes of the ring must be this side's to write.
     pub(super) unsafe fn write(&self, ring: usize, position: usize, bytes: &[u8]) {
-        let target = self.place(ring, position, bytes.len());
-        // SAFETY: `place` is valid for this length; nobody reads there meanwhile, and `bytes` does
+        let target = self.at(ring, position, bytes.len());
+        // SAFETY: `at` is valid for this length; nobody reads there meanwhile, and `bytes` does
         // not overlap, as references into the arena are given out only for reading by `read`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
     }
@@ -119,13 +119,13 @@ impl Arena {
     /// # Safety
     /// These bytes must be this side's to read until the end of the borrow.
     pub(super) unsafe fn read(&self, ring: usize, position: usize, length: usize) -> &[u8] {
-        // SAFETY: `place` is valid for this length and initialised; nobody writes there meanwhile.
+        // SAFETY: `at` is valid for this length and initialised; nobody writes there meanwhile.
         // A process that breaks this promise runs as the same user, with the same token, and could
         // change this process's memory in other ways; what it can change here is only payload.
-        unsafe { std::slice::from_raw_parts(self.place(ring, position, length).as_ptr(), length) }
+        unsafe { std::slice::from_raw_parts(self.at(ring, position, length).as_ptr(), length) }
     }
 
-    fn place(&self, ring: usize, position: usize, length: usize) -> NonNull<u8> {
+    fn at(&self, ring: usize, position: usize, length: usize) -> NonNull<u8> {
         assert!(ring < 2 && position < self.capacity && length <= self.capacity);
         // SAFETY: inside the mapping, thanks to the second copy of the ring.
         unsafe { self.base.add(2 * ring * self.capacity + position) }

@@ -348,7 +348,7 @@ fn the_roster_of_the_largest_group_fits_into_a_message() {
         host: "h".repeat(64),
         host_id: "i".repeat(64 + " 01234567-89ab-cdef-0123-456789abcdef net:[4026531840]".len()),
         job: "j".repeat(32),
-        plan: "p".repeat(150),
+        settings: "p".repeat(150),
         transports: vec!["shm".into(), "tcp".into()],
     };
     let roster = vec![member; WORLD_SIZE_MAX];
