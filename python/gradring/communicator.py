@@ -152,7 +152,7 @@ class Communicator:
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
         check_token(rank, world_size, values.token, require_auth)
-        forks.check_place(rendezvous, rank)
+        forks.check_not_held(rendezvous, rank)
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
@@ -175,7 +175,7 @@ class Communicator:
         self.host: str = self.hosts[rank]
         #: Those to whom `init` gave it, each of whom closes it.
         self._users = 1
-        self._place = forks.Place(rendezvous, rank) if world_size > 1 else None
+        self._held_rank = forks.HeldRank(rendezvous, rank) if world_size > 1 else None
         self._trace_path: Path | None = None
         #: By `around_close`.
         self._around_close: list[AbstractContextManager[None]] = []
@@ -432,8 +432,8 @@ class Communicator:
             finally:
                 # Only now: a fork must not take for closed what another thread still closes.
                 _open.discard(self)
-                if self._place is not None:
-                    self._place.leave()
+                if self._held_rank is not None:
+                    self._held_rank.leave()
 
     def __enter__(self) -> Communicator:
         return self

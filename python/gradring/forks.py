@@ -8,42 +8,42 @@ from typing import Any
 
 from gradring.errors import ConfigError, GradringError
 
-#: The places that this process has in groups, and those that it saw its ancestors have when it was
+#: The ranks that this process holds in groups, and those that it saw its ancestors hold when it was
 #: forked.
-_places: list[Place] = []
+_held: list[HeldRank] = []
 
 
-class Place:
-    """A rank of a group, which this process has until it leaves; its forks see whether it has."""
+class HeldRank:
+    """A rank of a group, which this process holds until it leaves; its forks see whether."""
 
     def __init__(self, rendezvous: str, rank: int) -> None:
-        """Takes the place."""
+        """Takes the rank."""
         self._name = (rendezvous, rank)
         self._process = os.getpid()
         # Memory that forks share.
         self._taken = mmap.mmap(-1, 1)
         self._taken[0] = 1
-        _places.append(self)
+        _held.append(self)
 
     def leave(self) -> None:
-        """Gives the place up, in its own process; elsewhere it is not this one's to give up."""
-        if self._process == os.getpid() and self in _places:
+        """Gives the rank up, in its own process; elsewhere it is not this one's to give up."""
+        if self._process == os.getpid() and self in _held:
             self._taken[0] = 0
-            _places.remove(self)
+            _held.remove(self)
 
     def is_of_ancestor(self, rendezvous: str, rank: int) -> bool:
-        """Whether this is the place, and a process from which this one was forked has it."""
+        """Whether this is the rank, and a process from which this one was forked holds it."""
         if self._name != (rendezvous, rank) or self._process == os.getpid():
             return False
         return self._taken[0] == 1 and _lives(self._process)
 
 
-def check_place(rendezvous: str, rank: int) -> None:
-    """Raises ConfigError if a process from which this one was forked has the place."""
-    for place in _places:
-        if place.is_of_ancestor(rendezvous, rank):
+def check_not_held(rendezvous: str, rank: int) -> None:
+    """Raises ConfigError if a process from which this one was forked holds the rank."""
+    for held in _held:
+        if held.is_of_ancestor(rendezvous, rank):
             raise ConfigError(
-                f"rank {rank} of the group at {rendezvous} is process {place._process}, from "
+                f"rank {rank} of the group at {rendezvous} is process {held._process}, from "
                 f"which process {os.getpid()} was forked; use the communicator there, close it "
                 "before the fork, or give this process a group of its own by other variables or "
                 "arguments",

@@ -1,4 +1,4 @@
-"""Short lines and paragraphs in all of Markdown, and plain words on the pages for users."""
+"""Short lines and paragraphs and plain words in all of Markdown, and words in sources."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ PLAIN = {
     r"inquests?": "asks which rank failed",
     r"testimon(?:y|ies)": "answer",
     r"remarks?": "note, comment",
+    r"standstills?": "stall",
+    r"callees?": "responder",
     r"(?:loops?|programs?|scripts?|tests?) of (?:one's|your) own": "custom, your",
     r"leav\w+ (?:it |them |\S+ )?away|left away": "omit",
     r"(?:is|be|are) no default": "off by default",
@@ -68,9 +70,17 @@ def unplain(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("page", [*PAGES, *FOR_DEVELOPERS], ids=lambda p: p.name)
 def test_a_page_is_easy_to_read(page: Path) -> None:
     text = page.read_text()
-    is_plain = page in PAGES and page != LOG
-    found = [*problems(text), *(unplain(text) if is_plain else ())]
+    found = [*problems(text), *(unplain(text) if page != LOG else ())]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("directory", ["rust", "python", "examples"])
+def test_sources_use_the_words_of_the_glossary(directory: str) -> None:
+    sources = [p for p in (ROOT / directory).rglob("*") if p.suffix in (".rs", ".py", ".pyi")]
+    assert sources
+    ours = re.compile(r"\b(?:whoever|standstill|inquest|testimon(?:y|ies))\b", re.IGNORECASE)
+    found = {str(source): ours.findall(source.read_text()) for source in sources}
+    assert not any(found.values()), {path: words for path, words in found.items() if words}
 
 
 def test_what_is_hard_to_read_is_found() -> None:
