@@ -1,1 +1,4 @@
-"""Comparisons with pytest-benchmark; `make bench` runs them, and records them in results/."""
+"""Comparisons with pytest-benchmark, which `make bench` runs and records in results/, and programs.
+
+All of them time iterations and count wrong elements as `gradring.bench` does.
+"""

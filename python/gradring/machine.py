@@ -1,4 +1,4 @@
-"""What Linux says about this machine: where something was measured, and how busy it was."""
+"""What Linux says about this machine: what it is, how busy it is, and its processes."""
 
 from __future__ import annotations
 

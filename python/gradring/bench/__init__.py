@@ -12,6 +12,5 @@
 ``comparison``        which measurements may be compared: like with like
 ``record``            a run: when, where and with what, and its measurements
 ``table``             measurements and ratios as text
-``machine``           where and with what it was measured
 ====================  ===================================================================
 """
