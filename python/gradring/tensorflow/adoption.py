@@ -28,6 +28,12 @@ def communicator_of(strategy: tf.distribute.Strategy | None) -> Communicator | N
     return found if isinstance(found, Communicator) else None
 
 
+def of_tensorflow(variable: Any) -> Any:
+    """The variable itself, whose `value` is a function, or the one that Keras 3 has wrapped."""
+    value = getattr(variable, "value", None)
+    return variable if value is None or callable(value) else value
+
+
 def strategy_of(variables: Iterable[Any]) -> tf.distribute.Strategy | None:
     """The strategy in whose scope the first variable was made, or None."""
     for variable in variables:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.gradients.names import name_of
 from gradring.gradients.replicas import check_equal
+from gradring.tensorflow.adoption import of_tensorflow
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import Variable
 
@@ -37,9 +38,7 @@ def check_replicas(variables: Iterable[Variable], communicator: Communicator | N
     comm = communicator or current_communicator()
     arrays = {}
     for index, variable in enumerate(variables):
-        value = getattr(variable, "value", None)
-        # Keras 3 wraps TensorFlow's variables, whose `value` is a function.
-        inner = variable if value is None or callable(value) else value
+        inner = of_tensorflow(variable)
         if getattr(inner, "synchronization", None) != tf.VariableSynchronization.ON_READ:
             arrays[f"{index}/{name_of(variable)}"] = tf.convert_to_tensor(inner).numpy()
     check_equal(comm, arrays, "variables")

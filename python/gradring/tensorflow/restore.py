@@ -19,6 +19,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError, RestoreError
 from gradring.gradients.names import name_of
+from gradring.tensorflow.adoption import of_tensorflow
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.save import agreed
@@ -194,7 +195,5 @@ def _others(variables: list[Any], chosen: list[Any]) -> list[Any]:
 
 def _locals(variable: Any) -> Sequence[Any]:
     """The variables of this process behind one of a strategy, whose values no reading adds up."""
-    value = getattr(variable, "value", None)
-    # Keras 3 wraps TensorFlow's variables, whose `value` is a function.
-    inner = variable if value is None or callable(value) else value
+    inner = of_tensorflow(variable)
     return getattr(inner, "values", None) or [inner]
