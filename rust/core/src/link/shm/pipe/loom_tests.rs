@@ -129,7 +129,7 @@ fn bytes_arrive_in_order_and_the_end_comes_after_them() {
             for byte in 0..COUNT {
                 assert_eq!(end.receive(), Ok(byte));
             }
-            assert_eq!(end.receive(), Err(closed()));
+            assert_eq!(end.receive(), Err(Broken::closed()));
         },
     );
 }
@@ -148,7 +148,7 @@ fn the_end_wakes_a_sender() {
     explore(
         |end| {
             let sent = (0..).find_map(|byte| end.send(byte).err());
-            assert_eq!(sent, Some(closed()));
+            assert_eq!(sent, Some(Broken::closed()));
         },
         |end| {
             end.close();
