@@ -9,8 +9,10 @@ import pytest
 from gradring import initialize
 from gradring.clusters import Cluster
 from gradring.communicator import Communicator
+from gradring.config import DEFAULTS
 from gradring.errors import ConfigError, RendezvousError
 from gradring.initialize import init, resolve
+from gradring.settings import GROUP
 
 OURS = {
     "GRADRING_RANK": "1",
@@ -39,7 +41,9 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
 ) -> None:
     monkeypatch.setenv("GRADRING_TOKEN", "secret")
     init(timeout=5, algorithm="ring")
-    assert connected == {
+    # A setting of which nothing is said below has the default of its table.
+    expected = {setting.name: getattr(DEFAULTS, setting.name) for setting in GROUP}
+    assert connected == expected | {
         "rank": 1,
         "world_size": 2,
         "rendezvous": "127.0.0.1:29500",
