@@ -97,6 +97,7 @@ docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 lint: setup docs ## formatting, lints, types, layers, stubs and documents; warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTFLAGS="--cfg loom" cargo check --package gradring-core --lib --profile test --target-dir target/loom --quiet
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
