@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native, forks, lateness, parse, records, timeline
-from gradring.config import Settings, TlsFiles, check_token
+from gradring.config import Settings, TlsFiles, check_tls, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.settings import takes_settings
 from gradring.stats import SlowestRank, Stats
@@ -151,6 +151,13 @@ class Communicator:
         parse.argument_place(rank, world_size)
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
+        if world_size > 1:
+            rendezvous = parse.address(rendezvous, "rendezvous")
+        check_tls(tls)
+        if announce is not None:
+            announce = parse.address(announce, "announce")
+        if ports is not None:
+            ports = parse.ports("-".join(map(str, ports)), "ports")
         check_token(rank, world_size, values.token, require_auth)
         forks.check_not_held(rendezvous, rank)
         self._native = _native.Communicator(

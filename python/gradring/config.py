@@ -61,6 +61,17 @@ def check_token(rank: int, world_size: int, token: bytes | None, required: bool 
         )
 
 
+def check_tls(given: object) -> TlsFiles | None:
+    """The argument ``tls``, once it is known to be one.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if given is None or isinstance(given, TlsFiles):
+        return given
+    raise ConfigError(f"tls={parse.shown(given)} is not a gradring.config.TlsFiles; give one")
+
+
 def _read(environ: Mapping[str, str], setting: Setting, given: object = None) -> Any:
     """The value of a setting: of the argument if there is one, else of its variable.
 
@@ -232,10 +243,10 @@ def _tls(environ: Mapping[str, str], given: object) -> TlsFiles | None:
                 "set all three for TLS, or none"
             )
         given = TlsFiles(*paths.values())
-    elif not isinstance(given, TlsFiles):
-        raise ConfigError(f"tls={parse.shown(given)} is not a gradring.config.TlsFiles; give one")
-    _check_private(Path(given.key), TLS_VARIABLES[-1])
-    return given
+    files = check_tls(given)
+    assert files is not None
+    _check_private(Path(files.key), TLS_VARIABLES[-1])
+    return files
 
 
 if not TYPE_CHECKING:

@@ -129,13 +129,18 @@ def address(text: object, name: str) -> str:
     """
     host, colon, port = text.strip().rpartition(":") if isinstance(text, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
-    named = host not in ("", "[]") and not any(c in host for c in " /")
+    named = host not in ("", "[]") and not any(c in " /\0" or _is_no_text(c) for c in host)
     if not (colon and named and (bracketed or ":" not in host)):
         raise ConfigError(f"{name}={shown(text)} is not host:port (or [ipv6]:port); correct it")
     plausible = port.isascii() and port.isdigit() and len(port) <= MAX_DIGITS
     if not plausible or not 1 <= int(port) <= MAX_PORT:
         raise ConfigError(f"{name}={shown(text)} has no port between 1 and {MAX_PORT}; correct it")
     return f"{host}:{int(port)}"
+
+
+def _is_no_text(character: str) -> bool:
+    """Whether it stands for a byte of a variable that is no UTF-8."""
+    return "\ud800" <= character <= "\udfff"
 
 
 def ports(given: object, name: str) -> tuple[int, int]:

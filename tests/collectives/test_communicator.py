@@ -477,6 +477,10 @@ def test_a_timeout_may_be_longer_than_any_clock() -> None:
         ({"rank": 0, "world_size": 1, "streams": 0}, "streams"),
         ({"rank": 0, "world_size": 1, "streams": 17}, "streams"),
         ({"rank": 0, "world_size": 1, "checksum": "crc"}, "checksum"),
+        ({"rank": 0, "world_size": 1, "tls": 1}, "tls=1 is not"),
+        ({"rank": 0, "world_size": 1, "ports": (0, 70000)}, "ports='0-70000' is neither"),
+        ({"rank": 0, "world_size": 1, "announce": "h"}, "announce='h' is not host:port"),
+        ({"rank": 0, "world_size": 2, "rendezvous": "h"}, "rendezvous='h' is not host:port"),
         ({"rank": 0, "world_size": 65, "rendezvous": "h:1", "reproducible": True}, "64 ranks"),
     ],
 )
