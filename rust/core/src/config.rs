@@ -346,6 +346,27 @@ pub struct Config {
 }
 
 impl Config {
+    /// With a token, and nothing else that differs from the defaults.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn for_tests(rank: usize, world_size: usize, rendezvous: &str) -> Self {
+        Self {
+            rank,
+            world_size,
+            rendezvous: rendezvous.into(),
+            listen: None,
+            ports: None,
+            interface: None,
+            announce: None,
+            addresses: Vec::new(),
+            job: String::new(),
+            token: b"secret".into(),
+            tls: None,
+            settings: Settings::default(),
+            on_warning: |warning| eprintln!("{warning}"),
+        }
+    }
+
     pub(crate) fn validate(&self) -> Result<()> {
         let (settings, rank, world_size) = (&self.settings, self.rank, self.world_size);
         if rank >= world_size {

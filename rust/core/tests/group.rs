@@ -7,31 +7,22 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradring_core::buffer::{Buffer, Slice};
-use gradring_core::collective::{Collective, Request};
+use gradring_core::collective::Request;
 use gradring_core::communicator::Communicator;
 use gradring_core::config::{Config, Settings};
-use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::{Error, ErrorKind};
 use gradring_core::inquire;
 use gradring_core::wire::state::{self, Phase, State};
+
+use common::{all_reduce, free_address};
+
+mod common;
 
 /// A timeout that is waited for, and that threads of a busy machine need to find each other.
 const SHORT: Duration = Duration::from_secs(4);
 
 fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
     Config {
-        rank,
-        world_size,
-        rendezvous: rendezvous.into(),
-        listen: None,
-        ports: None,
-        interface: None,
-        tls: None,
-        announce: None,
-        addresses: Vec::new(),
-        job: String::new(),
-        token: b"secret".into(),
         settings: Settings {
             transport: "tcp".into(),
             timeout: Duration::from_secs(30),
@@ -39,18 +30,13 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
             stall_warning: Duration::from_secs(30),
             ..Settings::default()
         },
-        on_warning: |warning| eprintln!("{warning}"),
+        ..Config::for_tests(rank, world_size, rendezvous)
     }
 }
 
 fn with(mut config: Config, change: impl FnOnce(&mut Settings)) -> Config {
     change(&mut config.settings);
     config
-}
-
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
 }
 
 /// Connects as every config says, each in its own thread, and runs `body` on it.
@@ -81,21 +67,6 @@ fn group<T: Send + 'static>(
     members(configs.collect(), move |rank, communicator| {
         body(rank, communicator.expect("the group forms"))
     })
-}
-
-fn all_reduce(communicator: &Communicator, values: &mut [f32]) -> Result<(), Error> {
-    let slice = Slice {
-        start: values.as_mut_ptr().cast(),
-        count: values.len(),
-    };
-    let request = Request {
-        collective: Collective::AllReduce { op: ReduceOp::Sum },
-        // SAFETY: `run` ends before `values` is used again.
-        buffer: unsafe { Buffer::new(DType::F32, [slice], Box::new(())) },
-        name: "x".into(),
-        shapes: format!("[{}]", values.len()),
-    };
-    communicator.run(request, &mut || false)
 }
 
 fn blamed(error: &Error) -> Option<usize> {

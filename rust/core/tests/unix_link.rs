@@ -1,20 +1,20 @@
 //! A transport that is not in the crate: Unix sockets, for ranks of one host. It shows what one needs.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
-use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 
-use gradring_core::buffer::{Buffer, Slice};
-use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator::Communicator;
 use gradring_core::config::{Config, Settings};
-use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::link::kind::{Introduction, Kind, Lanes};
 use gradring_core::link::poll::{self, PollFd};
 use gradring_core::link::tcp::deadline_stream::DeadlineStream;
 use gradring_core::link::{Broken, Direction, Link};
+
+use common::{all_reduce, free_address};
+
+mod common;
 
 const KIND: Kind = Kind { name: "unix", link };
 
@@ -85,40 +85,18 @@ fn link(introduction: &mut Introduction<'_>) -> io::Result<Result<Lanes, String>
 }
 
 /// The sum of what all ranks have, over Unix sockets.
-fn sum(rank: usize, world_size: usize, rendezvous: String, checksum: bool) -> Vec<f32> {
+fn sum(rank: usize, world_size: usize, rendezvous: &str, checksum: bool) -> Vec<f32> {
     let config = Config {
-        rank,
-        world_size,
-        rendezvous,
-        listen: None,
-        ports: None,
-        interface: None,
-        announce: None,
-        addresses: Vec::new(),
-        job: String::new(),
-        token: b"secret".into(),
-        tls: None,
         settings: Settings {
             checksum,
             ..Settings::default()
         },
-        on_warning: |_| {},
+        ..Config::for_tests(rank, world_size, rendezvous)
     };
     let group = Communicator::connect_over(&[KIND], &config, &mut || false).unwrap();
     assert_eq!(group.transport_name(), "unix");
     let mut values = vec![(1 << rank) as f32; 300_001];
-    let slice = Slice {
-        start: values.as_mut_ptr().cast(),
-        count: values.len(),
-    };
-    let request = Request {
-        collective: Collective::AllReduce { op: ReduceOp::Sum },
-        // SAFETY: `run` ends before `values` is used again.
-        buffer: unsafe { Buffer::new(DType::F32, [slice], Box::new(())) },
-        name: "x".into(),
-        shapes: format!("[{}]", values.len()),
-    };
-    group.run(request, &mut || false).unwrap();
+    all_reduce(&group, &mut values).unwrap();
     group.close();
     values
 }
@@ -126,14 +104,9 @@ fn sum(rank: usize, world_size: usize, rendezvous: String, checksum: bool) -> Ve
 #[test]
 fn ranks_reduce_over_links_that_only_a_test_knows() {
     for (world_size, checksum) in [(2, false), (3, false), (3, true)] {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let rendezvous = free.local_addr().unwrap().to_string();
-        drop(free);
+        let rendezvous = &free_address();
         thread::scope(|scope| {
-            let start = |rank| {
-                let rendezvous = rendezvous.clone();
-                scope.spawn(move || sum(rank, world_size, rendezvous, checksum))
-            };
+            let start = |rank| scope.spawn(move || sum(rank, world_size, rendezvous, checksum));
             for values in (0..world_size).map(start).collect::<Vec<_>>() {
                 let expected = ((1 << world_size) - 1) as f32;
                 assert!(

@@ -11,24 +11,13 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 
 fn config(rank: usize, rendezvous: &str) -> Config {
     Config {
-        rank,
-        world_size: 2,
-        rendezvous: rendezvous.into(),
-        listen: None,
-        ports: None,
-        interface: None,
-        tls: None,
-        announce: None,
-        addresses: Vec::new(),
-        job: String::new(),
-        token: b"secret".into(),
         settings: Settings {
             transport: "tcp".into(),
             streams: STREAMS,
             timeout: TIMEOUT,
             ..Settings::default()
         },
-        on_warning: drop,
+        ..Config::for_tests(rank, 2, rendezvous)
     }
 }
 
