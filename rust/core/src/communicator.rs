@@ -22,6 +22,7 @@ use crate::host::host_name;
 use crate::link::forks::PerProcess;
 use crate::link::kind::Kind;
 use crate::link::negotiation::{self, Failed, KINDS};
+use crate::link::shm;
 use crate::lock::lock;
 use crate::observe::flight_recorder::{self, FlightRecorder};
 use crate::observe::journal::Journal;
@@ -417,9 +418,10 @@ fn without_link(config: &Config, roster: &Roster, failed: &Failed) -> Error {
     let (peer, error) = match failed {
         Failed::Refused { peer, reason } => {
             let reason = reason.as_str().into();
-            let fact = match config.settings.transport.as_str() {
-                "shm" => Unusable::NoSharedMemory { rank, reason },
-                _ => Unusable::NoLink { rank, reason },
+            let fact = if config.settings.transport == shm::KIND.name {
+                Unusable::NoSharedMemory { rank, reason }
+            } else {
+                Unusable::NoLink { rank, reason }
             };
             (peer, Error::from(fact))
         }
