@@ -3,7 +3,7 @@
 use gradring_tensorflow::{RegisterError, counters, failures};
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict as _, PyDict};
 
 use crate::entry::{detached, enter};
 use crate::errors::exception_of;
@@ -33,14 +33,7 @@ fn tensorflow_register(py: Python<'_>) -> PyResult<()> {
 /// Sums over the ops that have run in this process, as a dict of ints.
 #[pyfunction]
 fn tensorflow_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let counters = counters::read();
-    let dict = PyDict::new(py);
-    dict.set_item("starts", counters.starts)?;
-    dict.set_item("waits", counters.waits)?;
-    dict.set_item("forwarded_tensors", counters.forwarded_tensors)?;
-    dict.set_item("copied_tensors", counters.copied_tensors)?;
-    dict.set_item("copied_bytes", counters.copied_bytes)?;
-    Ok(dict)
+    counters::read().into_py_dict(py)
 }
 
 /// The exception behind the message of a failed op, or None if it is none of gradring's.

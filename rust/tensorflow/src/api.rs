@@ -27,7 +27,7 @@ pub enum RegisterError {
     )]
     Refused {
         /// The op or kernel.
-        what: &'static str,
+        what: String,
         /// TensorFlow's words.
         message: String,
     },
@@ -73,6 +73,9 @@ pub(crate) type Compute = unsafe extern "C" fn(*mut c_void, *mut RawContext);
 pub(crate) type Delete = unsafe extern "C" fn(*mut c_void);
 /// Gives back the memory of a tensor: its address, its length and an argument.
 pub(crate) type Deallocate = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
+/// Reads a number among the attributes of a node.
+pub(crate) type ReadAttr<T> =
+    unsafe extern "C" fn(*mut RawConstruction, *const c_char, *mut T, *mut RawStatus);
 /// Called when a node is added to a graph.
 pub(crate) type InferShapes = unsafe extern "C" fn(*mut ShapeContext, *mut RawStatus);
 

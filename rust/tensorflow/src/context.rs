@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int};
 use std::ptr::{self, NonNull};
 
-use crate::api::{Api, DataType, RawConstruction, RawContext, RawTensor};
+use crate::api::{Api, DataType, RawConstruction, RawContext, RawTensor, ReadAttr};
 use crate::counters;
 use crate::status::{Code, Failure, Status};
 use crate::tensor::Tensor;
@@ -53,22 +53,17 @@ impl Construction {
     }
 
     pub(crate) fn int(&self, name: &CStr) -> Result<i64, Failure> {
-        let status = Status::new(self.api);
-        let mut value = 0_i64;
-        // SAFETY: all pointers are alive during the call.
-        unsafe {
-            (self.api.attr_int)(self.raw, name.as_ptr(), &raw mut value, status.as_ptr());
-        }
-        status.check().map(|()| value)
+        self.read(self.api.attr_int, name)
     }
 
     pub(crate) fn data_type(&self, name: &CStr) -> Result<DataType, Failure> {
-        let status = Status::new(self.api);
-        let mut value: DataType = 0;
+        self.read(self.api.attr_type, name)
+    }
+
+    fn read<T: Default>(&self, function: ReadAttr<T>, name: &CStr) -> Result<T, Failure> {
+        let (status, mut value) = (Status::new(self.api), T::default());
         // SAFETY: all pointers are alive during the call.
-        unsafe {
-            (self.api.attr_type)(self.raw, name.as_ptr(), &raw mut value, status.as_ptr());
-        }
+        unsafe { function(self.raw, name.as_ptr(), &raw mut value, status.as_ptr()) };
         status.check().map(|()| value)
     }
 
@@ -143,12 +138,12 @@ impl Context {
         };
         let tensor = self.owned(tensor, &status)?;
         if forwarded == input {
-            counters::count_forwarded();
+            counters::FORWARDED_TENSORS.add(1);
         } else {
             let source = self.input(input)?;
             // SAFETY: the output was allocated by this call.
             unsafe { tensor.copy_from(&source, 0) };
-            counters::count_copied(source.size_bytes());
+            counters::count_copy(source.size_bytes());
         }
         Ok(tensor)
     }

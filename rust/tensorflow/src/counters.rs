@@ -2,52 +2,41 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sums since the process started.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Start ops that handed a bucket to the engine.
-    pub starts: u64,
-    /// Wait ops that came to an end.
-    pub waits: u64,
-    /// Tensors whose memory the engine worked on in place.
-    pub forwarded_tensors: u64,
-    /// Tensors that were copied because somebody else still needed them.
-    pub copied_tensors: u64,
-    /// Bytes of those copies.
-    pub copied_bytes: u64,
-}
+/// A sum since the process started.
+pub(crate) struct Counter(AtomicU64);
 
-static STARTS: AtomicU64 = AtomicU64::new(0);
-static WAITS: AtomicU64 = AtomicU64::new(0);
-static FORWARDED_TENSORS: AtomicU64 = AtomicU64::new(0);
-static COPIED_TENSORS: AtomicU64 = AtomicU64::new(0);
-static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
-
-/// The sums so far.
-#[must_use]
-pub fn read() -> Counters {
-    Counters {
-        starts: STARTS.load(Ordering::Relaxed),
-        waits: WAITS.load(Ordering::Relaxed),
-        forwarded_tensors: FORWARDED_TENSORS.load(Ordering::Relaxed),
-        copied_tensors: COPIED_TENSORS.load(Ordering::Relaxed),
-        copied_bytes: COPIED_BYTES.load(Ordering::Relaxed),
+impl Counter {
+    pub(crate) fn add(&self, count: usize) {
+        self.0.fetch_add(count as u64, Ordering::Relaxed);
     }
 }
 
-pub(crate) fn count_start() {
-    STARTS.fetch_add(1, Ordering::Relaxed);
+macro_rules! counters {
+    ($($(#[$doc:meta])* $counter:ident: $name:literal;)*) => {
+        $($(#[$doc])* pub(crate) static $counter: Counter = Counter(AtomicU64::new(0));)*
+
+        /// The sums so far, by their names.
+        #[must_use]
+        pub fn read() -> Vec<(&'static str, u64)> {
+            vec![$(($name, $counter.0.load(Ordering::Relaxed))),*]
+        }
+    };
 }
 
-pub(crate) fn count_forwarded() {
-    FORWARDED_TENSORS.fetch_add(1, Ordering::Relaxed);
+counters! {
+    /// Start ops that handed a bucket to the engine.
+    STARTS: "starts";
+    /// Wait ops that came to an end.
+    WAITS: "waits";
+    /// Tensors whose memory the engine worked on in place.
+    FORWARDED_TENSORS: "forwarded_tensors";
+    /// Tensors that were copied because somebody else still needed them.
+    COPIED_TENSORS: "copied_tensors";
+    /// Bytes of those copies.
+    COPIED_BYTES: "copied_bytes";
 }
 
-pub(crate) fn count_copied(bytes: usize) {
-    COPIED_TENSORS.fetch_add(1, Ordering::Relaxed);
-    COPIED_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
-}
-
-pub(crate) fn count_wait() {
-    WAITS.fetch_add(1, Ordering::Relaxed);
+pub(crate) fn count_copy(bytes: usize) {
+    COPIED_TENSORS.add(1);
+    COPIED_BYTES.add(bytes);
 }

@@ -4,9 +4,10 @@
 //! after the message. So the errors behind the last messages are remembered here.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use gradring_core::error::Error;
+use gradring_core::lock::lock;
 
 /// Errors remembered: more than the buckets of a step that fail together.
 const CAPACITY: usize = 256;
@@ -16,7 +17,7 @@ static REMEMBERED: Mutex<VecDeque<Error>> = Mutex::new(VecDeque::new());
 /// The newest error whose text is part of `message`.
 #[must_use]
 pub fn find(message: &str) -> Option<Error> {
-    let remembered = lock();
+    let remembered = lock(&REMEMBERED);
     let mut newest_first = remembered.iter().rev();
     newest_first
         .find(|error| message.contains(&words(error)))
@@ -36,15 +37,11 @@ fn words(error: &Error) -> String {
 
 /// Remembers an error whose message may reach Python through TensorFlow.
 pub fn remember(error: &Error) {
-    let mut remembered = lock();
+    let mut remembered = lock(&REMEMBERED);
     if remembered.len() == CAPACITY {
         remembered.pop_front();
     }
     remembered.push_back(error.clone());
-}
-
-fn lock() -> MutexGuard<'static, VecDeque<Error>> {
-    gradring_core::lock::lock(&REMEMBERED)
 }
 
 #[cfg(test)]

@@ -27,13 +27,9 @@ use crate::tensor::{Tensor, dtype};
 
 /// Registers the kernels, for the CPU.
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
-    register_kernel::<Start>(api, START, "the kernel of GradringStart")?;
-    register_kernel::<AllGatherStart>(
-        api,
-        ALL_GATHER_START,
-        "the kernel of GradringAllGatherStart",
-    )?;
-    register_kernel::<Wait>(api, WAIT, "the kernel of GradringWait")
+    register_kernel::<Start>(api, START)?;
+    register_kernel::<AllGatherStart>(api, ALL_GATHER_START)?;
+    register_kernel::<Wait>(api, WAIT)
 }
 
 /// A node of a graph, or a cached eager op.
@@ -44,114 +40,125 @@ trait Kernel: Sized {
     fn compute(&self, context: &Context) -> Result<(), Failure>;
 }
 
-/// Starts an all-reduce or a broadcast of a bucket.
-struct Start {
-    collective: Collective,
+/// What every Start has.
+struct Bucket {
     dtype: DType,
     name: Name,
     communicator: CommunicatorId,
     check: Option<Check>,
     origin: Origin,
+}
+
+impl Bucket {
+    fn of(node: &Construction) -> Result<Self, Failure> {
+        Ok(Self {
+            dtype: dtype(node.data_type(attr::T)?)?,
+            name: Name {
+                shown: node.string(attr::LABEL)?,
+                compared: node.string(attr::IDENTITY)?,
+            },
+            communicator: CommunicatorId::of(node)?,
+            check: Check::of(node)?,
+            origin: Origin::of(node)?,
+        })
+    }
+
+    /// Looks for values that are not finite, if the node is to.
+    fn look(&self, communicator: &Communicator, tensors: &[Tensor]) {
+        if let Some(check) = &self.check {
+            check.look(communicator, self.dtype, tensors);
+        }
+    }
+
+    /// Starts a collective over `tensors`; its handle becomes output `handle_output`.
+    fn launch(
+        &self,
+        context: &Context,
+        communicator: &Arc<Communicator>,
+        collective: Collective,
+        tensors: Vec<Tensor>,
+        handle_output: c_int,
+    ) -> Result<(), Failure> {
+        let mut shapes = String::new();
+        for tensor in &tensors {
+            push_shape(&mut shapes, tensor.dims());
+        }
+        let tensors: Arc<[Tensor]> = tensors.into();
+        let slices = tensors.iter().filter_map(|tensor| tensor.slice(self.dtype));
+        // SAFETY: each tensor is an output that this op took over or allocated, so no two overlap;
+        // results come from Wait alone, after the engine has dropped the buffer; the buffer holds
+        // its own references, so the memory outlives a step that fails in between.
+        let buffer = unsafe { Buffer::new(self.dtype, slices, Box::new(Arc::clone(&tensors))) };
+        let request = Request {
+            collective,
+            buffer,
+            name: self.name.clone(),
+            shapes,
+        };
+        let execution = (self.origin, context.execution());
+        let handle = inflight::start(context.api(), communicator, execution, request, tensors)?;
+        counters::STARTS.add(1);
+        context.set_output(handle_output, &handle)
+    }
+}
+
+/// Starts an all-reduce or a broadcast of a bucket.
+struct Start {
+    collective: Collective,
+    bucket: Bucket,
 }
 
 impl Kernel for Start {
     fn create(node: &Construction) -> Result<Self, Failure> {
         Ok(Self {
             collective: collective(node)?,
-            dtype: dtype(node.data_type(attr::T)?)?,
-            name: name(node)?,
-            communicator: CommunicatorId::of(node)?,
-            check: Check::of(node)?,
-            origin: Origin::of(node)?,
+            bucket: Bucket::of(node)?,
         })
     }
 
     fn compute(&self, context: &Context) -> Result<(), Failure> {
-        let communicator = self.communicator.open()?;
+        let communicator = self.bucket.communicator.open()?;
         // Input 0 is the token.
-        let tensors = (0..context.num_inputs() - 1)
+        let count = context.num_inputs() - 1;
+        let tensors = (0..count)
             .map(|index| context.take_over(index + 1, index))
             .collect::<Result<Vec<_>, _>>()?;
-        if let Some(check) = &self.check {
-            check.look(&communicator, self.dtype, &tensors);
-        }
-        let handle_output = context.num_inputs() - 1;
-        launch(
-            context,
-            &communicator,
-            Launch {
-                collective: self.collective.clone(),
-                dtype: self.dtype,
-                name: &self.name,
-                tensors,
-                handle_output,
-                origin: self.origin,
-            },
-        )
+        self.bucket.look(&communicator, &tensors);
+        let collective = self.collective.clone();
+        self.bucket
+            .launch(context, &communicator, collective, tensors, count)
     }
 }
 
 /// Starts an all-gather along the first dimension.
-struct AllGatherStart {
-    dtype: DType,
-    name: Name,
-    communicator: CommunicatorId,
-    check: Option<Check>,
-    origin: Origin,
-}
+struct AllGatherStart(Bucket);
 
 impl Kernel for AllGatherStart {
     fn create(node: &Construction) -> Result<Self, Failure> {
-        Ok(Self {
-            dtype: dtype(node.data_type(attr::T)?)?,
-            name: name(node)?,
-            communicator: CommunicatorId::of(node)?,
-            check: Check::of(node)?,
-            origin: Origin::of(node)?,
-        })
+        Bucket::of(node).map(Self)
     }
 
     fn compute(&self, context: &Context) -> Result<(), Failure> {
-        let communicator = self.communicator.open()?;
+        let Self(bucket) = self;
+        let communicator = bucket.communicator.open()?;
         let rows = context.input(1)?.read_i64()?;
         let own = context.input(2)?;
-        if let Some(check) = &self.check {
-            check.look(&communicator, self.dtype, slice::from_ref(&own));
-        }
-        let layout = GatherLayout::new(
-            &rows,
-            &own.dims(),
-            communicator.rank(),
-            communicator.world_size(),
-        )
-        .map_err(|problem| {
-            let text = format!("all_gather '{}': {problem}", self.name.shown);
-            Failure::new(Code::InvalidArgument, text)
-        })?;
-        let element_bytes = self.dtype.size_bytes();
-        let gathered = context.allocate(
-            0,
-            own.data_type(),
-            &layout.dims,
-            layout.counts.iter().sum::<usize>() * element_bytes,
-        )?;
+        bucket.look(&communicator, slice::from_ref(&own));
+        let (rank, world_size) = (communicator.rank(), communicator.world_size());
+        let layout =
+            GatherLayout::new(&rows, &own.dims(), rank, world_size).map_err(|problem| {
+                let text = format!("all_gather '{}': {problem}", bucket.name.shown);
+                Failure::new(Code::InvalidArgument, text)
+            })?;
+        let element_bytes = bucket.dtype.size_bytes();
+        let bytes = layout.counts.iter().sum::<usize>() * element_bytes;
+        let gathered = context.allocate(0, own.data_type(), &layout.dims, bytes)?;
         // SAFETY: the output was allocated by this call.
         unsafe { gathered.copy_from(&own, layout.offset * element_bytes) };
-        counters::count_copied(own.size_bytes());
-        launch(
-            context,
-            &communicator,
-            Launch {
-                collective: Collective::AllGather {
-                    counts: layout.counts,
-                },
-                dtype: self.dtype,
-                name: &self.name,
-                tensors: vec![gathered],
-                handle_output: 1,
-                origin: self.origin,
-            },
-        )
+        counters::count_copy(own.size_bytes());
+        let counts = layout.counts;
+        let collective = Collective::AllGather { counts };
+        bucket.launch(context, &communicator, collective, vec![gathered], 1)
     }
 }
 
@@ -234,7 +241,7 @@ impl Kernel for Wait {
             ));
         }
         let ended = started.wait(handle);
-        counters::count_wait();
+        counters::WAITS.add(1);
         ended?;
         // The engine has let go of the memory, so it is passed on as it is: that of the entry,
         // since only there it is certain to be what the collective has worked on.
@@ -266,53 +273,6 @@ impl CommunicatorId {
     }
 }
 
-/// What a Start hands to the engine.
-struct Launch<'a> {
-    collective: Collective,
-    dtype: DType,
-    name: &'a Name,
-    tensors: Vec<Tensor>,
-    handle_output: c_int,
-    origin: Origin,
-}
-
-fn launch(
-    context: &Context,
-    communicator: &Arc<Communicator>,
-    launch: Launch<'_>,
-) -> Result<(), Failure> {
-    let mut shapes = String::new();
-    for tensor in &launch.tensors {
-        push_shape(&mut shapes, tensor.dims());
-    }
-    let tensors: Arc<[Tensor]> = launch.tensors.into();
-    let slices = tensors
-        .iter()
-        .filter_map(|tensor| tensor.slice(launch.dtype))
-        .collect::<Vec<_>>();
-    // SAFETY: each tensor is an output that this op took over or allocated, so no two overlap;
-    // results come from Wait alone, after the engine has dropped the buffer; the buffer holds its
-    // own references, so the memory outlives a step that fails in between.
-    let buffer = unsafe { Buffer::new(launch.dtype, slices, Box::new(Arc::clone(&tensors))) };
-    let request = Request {
-        collective: launch.collective,
-        buffer,
-        name: launch.name.clone(),
-        shapes,
-    };
-    let execution = (launch.origin, context.execution());
-    let handle = inflight::start(context.api(), communicator, execution, request, tensors)?;
-    counters::count_start();
-    context.set_output(launch.handle_output, &handle)
-}
-
-fn name(node: &Construction) -> Result<Name, Failure> {
-    Ok(Name {
-        shown: node.string(attr::LABEL)?,
-        compared: node.string(attr::IDENTITY)?,
-    })
-}
-
 impl Origin {
     fn of(node: &Construction) -> Result<Self, Failure> {
         Ok(match node.string(attr::ORIGIN)?.as_str() {
@@ -324,38 +284,29 @@ impl Origin {
 }
 
 fn collective(node: &Construction) -> Result<Collective, Failure> {
+    let invalid = |text| Failure::new(Code::InvalidArgument, text);
     match node.string(attr::COLLECTIVE)?.as_str() {
         "all_reduce" => {
             let name = node.string(attr::REDUCE_OP)?;
             let op = ReduceOp::from_name(&name).ok_or_else(|| {
                 let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
-                let text = format!("'{name}' is no reduce op; use one of {known}");
-                Failure::new(Code::InvalidArgument, text)
+                invalid(format!("'{name}' is no reduce op; use one of {known}"))
             })?;
             Ok(Collective::AllReduce { op })
         }
         "broadcast" => {
             let root = node.int(attr::ROOT)?;
-            let root = usize::try_from(root).map_err(|_| {
-                Failure::new(
-                    Code::InvalidArgument,
-                    format!("{root} is no rank; pass a root >= 0"),
-                )
-            })?;
+            let root = usize::try_from(root)
+                .map_err(|_| invalid(format!("{root} is no rank; pass a root >= 0")))?;
             Ok(Collective::Broadcast { root })
         }
-        other => Err(Failure::new(
-            Code::InvalidArgument,
-            format!("'{other}' is no collective of GradringStart"),
-        )),
+        other => Err(invalid(format!(
+            "'{other}' is no collective of GradringStart"
+        ))),
     }
 }
 
-fn register_kernel<K: Kernel>(
-    api: &'static Api,
-    op: &CStr,
-    what: &'static str,
-) -> Result<(), RegisterError> {
+fn register_kernel<K: Kernel>(api: &'static Api, op: &CStr) -> Result<(), RegisterError> {
     let status = Status::new(api);
     // SAFETY: the strings are copied, the functions are statics of this library, which Python
     // never unloads, and registering consumes the builder.
@@ -369,7 +320,7 @@ fn register_kernel<K: Kernel>(
         );
         (api.register_kernel)(op.as_ptr(), builder, status.as_ptr());
     }
-    accepted(&status, what)
+    accepted(&status, "kernel of", op)
 }
 
 unsafe extern "C" fn create<K: Kernel>(raw: *mut RawConstruction) -> *mut c_void {

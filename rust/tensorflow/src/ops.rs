@@ -9,7 +9,7 @@
 
 use std::ffi::{CStr, c_int};
 
-use crate::api::{Api, OpBuilder, RawStatus, RegisterError, ShapeContext, ShapeHandle};
+use crate::api::{Api, InferShapes, RawStatus, RegisterError, ShapeContext, ShapeHandle};
 use crate::status::{Code, Failure, Status, set};
 
 pub(crate) const START: &CStr = c"GradringStart";
@@ -45,101 +45,89 @@ pub(crate) mod attr {
 const ELEMENT_TYPES: &CStr = c"T: {float, double, half, bfloat16, int32, int64, uint8}";
 const LENGTH: &CStr = c"N: int >= 1";
 
+/// What every Start has, beside its tensors.
+const START_ATTRS: [&CStr; 7] = [
+    ELEMENT_TYPES,
+    c"label: string",
+    c"identity: string",
+    c"communicator: int",
+    c"check: string",
+    c"variables: string",
+    c"origin: {'eager', 'function', 'dataset'}",
+];
+
 /// Registers all ops.
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
-    Op::new(api, START)
-        .input(c"token: resource")
-        .input(c"tensors: N * T")
-        .output(c"inflight: N * T")
-        .output(c"handle: int64")
-        .attr(LENGTH)
-        .attr(ELEMENT_TYPES)
-        .attr(c"collective: {'all_reduce', 'broadcast'}")
-        .attr(c"reduce_op: string")
-        .attr(c"root: int")
-        .attr(c"label: string")
-        .attr(c"identity: string")
-        .attr(c"communicator: int")
-        .attr(c"check: string")
-        .attr(c"variables: string")
-        .attr(c"origin: {'eager', 'function', 'dataset'}")
-        .register("the op GradringStart", start_shapes)?;
-    Op::new(api, ALL_GATHER_START)
-        .input(c"token: resource")
-        .input(c"counts: int64")
-        .input(c"tensor: T")
-        .output(c"inflight: T")
-        .output(c"handle: int64")
-        .attr(ELEMENT_TYPES)
-        .attr(c"label: string")
-        .attr(c"identity: string")
-        .attr(c"communicator: int")
-        .attr(c"check: string")
-        .attr(c"variables: string")
-        .attr(c"origin: {'eager', 'function', 'dataset'}")
-        .register("the op GradringAllGatherStart", unknown_shapes)?;
-    Op::new(api, WAIT)
-        .input(c"inflight: N * T")
-        .input(c"handle: int64")
-        .output(c"reduced: N * T")
-        .attr(LENGTH)
-        .attr(ELEMENT_TYPES)
-        .register("the op GradringWait", wait_shapes)
+    let start_attrs = [
+        LENGTH,
+        c"collective: {'all_reduce', 'broadcast'}",
+        c"reduce_op: string",
+        c"root: int",
+    ];
+    Op {
+        name: START,
+        inputs: &[c"token: resource", c"tensors: N * T"],
+        outputs: &[c"inflight: N * T", c"handle: int64"],
+        attrs: &[&start_attrs[..], &START_ATTRS].concat(),
+        shapes: start_shapes,
+    }
+    .register(api)?;
+    Op {
+        name: ALL_GATHER_START,
+        inputs: &[c"token: resource", c"counts: int64", c"tensor: T"],
+        outputs: &[c"inflight: T", c"handle: int64"],
+        attrs: &START_ATTRS,
+        shapes: unknown_shapes,
+    }
+    .register(api)?;
+    Op {
+        name: WAIT,
+        inputs: &[c"inflight: N * T", c"handle: int64"],
+        outputs: &[c"reduced: N * T"],
+        attrs: &[LENGTH, ELEMENT_TYPES],
+        shapes: wait_shapes,
+    }
+    .register(api)
 }
 
-/// An op definition being written.
-struct Op {
-    api: &'static Api,
-    builder: *mut OpBuilder,
+/// The definition of an op.
+struct Op<'a> {
+    name: &'a CStr,
+    inputs: &'a [&'a CStr],
+    outputs: &'a [&'a CStr],
+    attrs: &'a [&'a CStr],
+    shapes: InferShapes,
 }
 
-impl Op {
-    fn new(api: &'static Api, name: &CStr) -> Self {
-        // SAFETY: the name is a C string, which is copied.
-        let builder = unsafe { (api.new_op)(name.as_ptr()) };
-        Self { api, builder }
-    }
-
-    fn input(self, spec: &CStr) -> Self {
-        // SAFETY: the builder is alive until `register`; the string is copied.
-        unsafe { (self.api.op_add_input)(self.builder, spec.as_ptr()) };
-        self
-    }
-
-    fn output(self, spec: &CStr) -> Self {
-        // SAFETY: as for `input`.
-        unsafe { (self.api.op_add_output)(self.builder, spec.as_ptr()) };
-        self
-    }
-
-    fn attr(self, spec: &CStr) -> Self {
-        // SAFETY: as for `input`.
-        unsafe { (self.api.op_add_attr)(self.builder, spec.as_ptr()) };
-        self
-    }
-
+impl Op<'_> {
     /// A stateful op is neither merged with an equal one, nor folded, nor pruned.
-    fn register(
-        self,
-        what: &'static str,
-        shapes: unsafe extern "C" fn(*mut ShapeContext, *mut RawStatus),
-    ) -> Result<(), RegisterError> {
-        let status = Status::new(self.api);
-        // SAFETY: the builder is alive and is consumed by the last call; the shape function is
-        // a static of this library, which Python never unloads.
+    fn register(&self, api: &'static Api) -> Result<(), RegisterError> {
+        let status = Status::new(api);
+        let parts = [
+            (api.op_add_input, self.inputs),
+            (api.op_add_output, self.outputs),
+            (api.op_add_attr, self.attrs),
+        ];
+        // SAFETY: all strings are C strings, which are copied; the builder is alive until the last
+        // call consumes it; the shape function is a static of this library, which Python never
+        // unloads.
         unsafe {
-            (self.api.op_set_stateful)(self.builder, true);
-            (self.api.op_set_shapes)(self.builder, shapes);
-            (self.api.register_op)(self.builder, status.as_ptr());
+            let builder = (api.new_op)(self.name.as_ptr());
+            for (add, specs) in parts {
+                specs.iter().for_each(|spec| add(builder, spec.as_ptr()));
+            }
+            (api.op_set_stateful)(builder, true);
+            (api.op_set_shapes)(builder, self.shapes);
+            (api.register_op)(builder, status.as_ptr());
         }
-        accepted(&status, what)
+        accepted(&status, "op", self.name)
     }
 }
 
-/// What registering `what` has reported.
-pub(crate) fn accepted(status: &Status, what: &'static str) -> Result<(), RegisterError> {
+/// What registering a part of an op has reported.
+pub(crate) fn accepted(status: &Status, part: &str, op: &CStr) -> Result<(), RegisterError> {
     status.check().map_err(|failure| RegisterError::Refused {
-        what,
+        what: format!("the {part} {}", op.to_string_lossy()),
         message: failure.message().to_owned(),
     })
 }
