@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use crate::abort::AbortSwitch;
 use crate::calibration;
 use crate::caller::Interrupt;
-use crate::collective::Request;
 use crate::config::Config;
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
 use crate::error::{Error, NotFormed, Result, Text, Unusable, shortened};
@@ -26,25 +25,33 @@ use crate::link::shm;
 use crate::lock::lock;
 use crate::observe::flight_recorder::{self, FlightRecorder};
 use crate::observe::journal::Journal;
-use crate::observe::stats::Stats;
 use crate::observe::{clock, record, signals};
 use crate::schedule::choice::Policy;
 use crate::wire::gossip::Gossip;
-use crate::work::Work;
 
 /// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
 const NARROWED_FROM_BYTES: usize = 64 << 10;
+
 /// A connected group of ranks with an order.
 pub struct Communicator {
-    id: u64,
-    rank: usize,
-    roster: Roster,
-    streams: usize,
-    checksum: bool,
-    transport_name: String,
-    memory_not_shared: BTreeMap<usize, String>,
-    tcp_congestion: BTreeMap<String, BTreeSet<String>>,
-    engine: Engine,
+    /// Number by which TensorFlow's ops find this communicator; never reused in a process.
+    pub id: u64,
+    /// This process's index.
+    pub rank: usize,
+    /// Who is in the group.
+    pub roster: Roster,
+    /// TCP connections to each peer in each direction.
+    pub streams: usize,
+    /// Whether all bytes of collectives are protected by checksums.
+    pub checksum: bool,
+    /// What the links are made of.
+    pub transport_name: String,
+    /// The ranks of this host with which it shares no memory although both would, and why not.
+    pub memory_not_shared: BTreeMap<usize, String>,
+    /// The TCP congestion controls of connections that carry payload, and why they do.
+    pub tcp_congestion: BTreeMap<String, BTreeSet<String>>,
+    /// Runs the collectives.
+    pub engine: Engine,
     monitor: Arc<Monitor>,
     /// Open while this is, for those who ask how the rank is.
     listener: Mutex<Option<Listener>>,
@@ -199,86 +206,16 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Number by which TensorFlow's ops find this communicator; never reused in a process.
-    #[must_use]
-    pub const fn id(&self) -> u64 {
-        self.id
-    }
-
     /// The open communicator of this number in this process.
     #[must_use]
     pub fn by_id(id: u64) -> Option<Arc<Self>> {
         OPEN.lock().get(&id)?.upgrade()
     }
 
-    /// This process's index.
-    #[must_use]
-    pub const fn rank(&self) -> usize {
-        self.rank
-    }
-
     /// Number of processes.
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.roster.members().len()
-    }
-
-    /// Who is in the group.
-    #[must_use]
-    pub const fn roster(&self) -> &Roster {
-        &self.roster
-    }
-
-    /// What the links are made of.
-    #[must_use]
-    pub fn transport_name(&self) -> &str {
-        &self.transport_name
-    }
-
-    /// TCP connections to each peer in each direction.
-    #[must_use]
-    pub const fn streams(&self) -> usize {
-        self.streams
-    }
-
-    /// Whether all bytes of collectives are protected by checksums.
-    #[must_use]
-    pub const fn checksum(&self) -> bool {
-        self.checksum
-    }
-
-    /// The ranks of this host with which it shares no memory although both would, and why not.
-    #[must_use]
-    pub const fn memory_not_shared(&self) -> &BTreeMap<usize, String> {
-        &self.memory_not_shared
-    }
-
-    /// The TCP congestion controls of connections that carry payload, and why they do.
-    #[must_use]
-    pub const fn tcp_congestion(&self) -> &BTreeMap<String, BTreeSet<String>> {
-        &self.tcp_congestion
-    }
-
-    /// How algorithms are chosen.
-    #[must_use]
-    pub fn policy(&self) -> Policy {
-        self.engine.policy()
-    }
-
-    /// Runs a collective to its end, on the calling thread when the engine is idle.
-    ///
-    /// # Errors
-    /// The first cause of failure in the group; `Aborted` when `interrupt` asked to give up.
-    pub fn run(&self, request: Request, interrupt: Interrupt<'_>) -> Result<()> {
-        self.engine.run(request, interrupt)
-    }
-
-    /// Queues a collective; they run in the order of these calls.
-    ///
-    /// # Errors
-    /// When the communicator is aborted or closed already.
-    pub fn start(&self, request: Request) -> Result<Work> {
-        self.engine.start(request)
     }
 
     /// Whether the group has failed, so that none of its collectives will succeed any more.
@@ -299,47 +236,6 @@ impl Communicator {
     #[must_use]
     pub fn fail_without_memory(&self, bytes: usize, what: &str) -> Error {
         self.engine.fail(Error::no_memory(bytes, what))
-    }
-
-    /// As `abort`, because a person wants this rank to stop.
-    pub fn interrupt(&self) {
-        self.engine.interrupt();
-    }
-
-    /// How many collectives this rank has called so far.
-    #[must_use]
-    pub fn launched(&self) -> u64 {
-        self.engine.launched()
-    }
-
-    /// The program begins a step: what it launches until `end_step` has a number of its own, which
-    /// ranks compare. With `leaves_alike`, it says that all ranks leave the step early or none.
-    pub fn begin_step(&self, leaves_alike: bool) {
-        self.engine.begin_step(leaves_alike);
-    }
-
-    /// The program has ended its step, or left it early by what `left` says; returns its number,
-    /// and how many collectives it launched.
-    pub fn end_step(&self, left: Option<&str>) -> (u64, u64) {
-        self.engine.end_step(left.map(shortened))
-    }
-
-    /// What is launched next belongs to this execution of a graph, which is a step unless the
-    /// program says what its steps are.
-    pub fn execute(&self, execution: i64) {
-        self.engine.execute(execution);
-    }
-
-    /// Whether the program says that all ranks leave the current step alike.
-    #[must_use]
-    pub fn leaves_alike(&self) -> bool {
-        self.engine.leaves_alike()
-    }
-
-    /// What was done so far.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.engine.stats()
     }
 
     /// How every rank is doing, by its last gossip.
@@ -373,13 +269,13 @@ impl Communicator {
     /// Remembers the last `limit` collectives from now on, until `take_trace`.
     pub fn start_trace(&self, limit: usize) {
         self.journal.recorder.keep(limit);
-        *self.traced_since() = Some(clock::now_ns());
+        *lock(&self.traced_since_ns) = Some(clock::now_ns());
     }
 
     /// Ends a trace and returns the record of it, as JSON; `None` if none was under way.
     #[must_use]
     pub fn take_trace(&self) -> Option<Vec<u8>> {
-        let since_ns = self.traced_since().take()?;
+        let since_ns = lock(&self.traced_since_ns).take()?;
         let json = record::to_json(
             &self.journal,
             self.abort.cause().as_ref(),
@@ -388,10 +284,6 @@ impl Communicator {
         );
         self.journal.recorder.keep(flight_recorder::CAPACITY);
         Some(json)
-    }
-
-    fn traced_since(&self) -> MutexGuard<'_, Option<u64>> {
-        lock(&self.traced_since_ns)
     }
 
     /// Leaves the group in good order. A collective under way fails as aborted.

@@ -16,7 +16,7 @@ use crate::buffer::Buffer;
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::collective::{Call, Request};
 use crate::drive::{Context, Drive, Launched, Limits, Measured, Memory, Step};
-use crate::error::{Abort, Disorder, Error, Result, Text, message_of};
+use crate::error::{Abort, Disorder, Error, Result, Text, message_of, shortened};
 use crate::host::host_name;
 use crate::link::Transport;
 use crate::link::forks::Process;
@@ -200,9 +200,8 @@ impl Engine {
         lock(&self.shared.queue).launched
     }
 
-    /// The program begins a step; see [`Communicator::begin_step`].
-    ///
-    /// [`Communicator::begin_step`]: crate::communicator::Communicator::begin_step
+    /// The program begins a step: what it launches until `end_step` has a number of its own, which
+    /// ranks compare. With `leaves_alike`, it says that all ranks leave the step early or none.
     pub fn begin_step(&self, leaves_alike: bool) {
         let mut queue = lock(&self.shared.queue);
         let launched = queue.launched;
@@ -211,17 +210,18 @@ impl Engine {
 
     /// The program has ended its step, or left it early by what `left` says; returns its number,
     /// and how many collectives it launched.
-    pub fn end_step(&self, left: Option<String>) -> (u64, u64) {
+    pub fn end_step(&self, left: Option<&str>) -> (u64, u64) {
         let mut queue = lock(&self.shared.queue);
         let launched = queue.launched;
         let (step, launched) = queue.steps.end(launched, left.is_some());
         if let Some(left) = left {
-            self.shared.recorder.left_step(step, left);
+            self.shared.recorder.left_step(step, shortened(left));
         }
         (step, launched)
     }
 
-    /// What is launched next belongs to this execution of a graph.
+    /// What is launched next belongs to this execution of a graph, which is a step unless the
+    /// program says what its steps are.
     pub fn execute(&self, execution: i64) {
         lock(&self.shared.queue).steps.execute(execution);
     }

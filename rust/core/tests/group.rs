@@ -77,7 +77,7 @@ fn blamed(error: &Error) -> Option<usize> {
 fn groups_of_several_sizes_reduce_over_tcp_and_know_their_hosts() {
     for world_size in [1, 2, 3, 5] {
         let sums = group(world_size, |rank, communicator| {
-            assert_eq!(communicator.roster().local_rank(rank), rank);
+            assert_eq!(communicator.roster.local_rank(rank), rank);
             let mut values = vec![rank as f32 + 1.0; 300_001];
             all_reduce(&communicator, &mut values).unwrap();
             values
@@ -676,7 +676,10 @@ fn a_line_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
         while HEARD.lock().unwrap().len() < 4 && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
-        communicator.run(Request::barrier(), &mut || false).unwrap();
+        communicator
+            .engine
+            .run(Request::barrier(), &mut || false)
+            .unwrap();
     });
     let mut heard = HEARD.lock().unwrap().clone();
     heard.sort();

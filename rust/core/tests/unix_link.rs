@@ -94,7 +94,7 @@ fn sum(rank: usize, world_size: usize, rendezvous: &str, checksum: bool) -> Vec<
         ..Config::for_tests(rank, world_size, rendezvous)
     };
     let group = Communicator::connect_over(&[KIND], &config, &mut || false).unwrap();
-    assert_eq!(group.transport_name(), "unix");
+    assert_eq!(group.transport_name, "unix");
     let mut values = vec![(1 << rank) as f32; 300_001];
     all_reduce(&group, &mut values).unwrap();
     group.close();

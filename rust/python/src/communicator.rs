@@ -87,12 +87,12 @@ impl Communicator {
 
     #[getter]
     fn id(&self) -> u64 {
-        self.inner.id()
+        self.inner.id
     }
 
     #[getter]
     fn rank(&self) -> usize {
-        self.inner.rank()
+        self.inner.rank
     }
 
     #[getter]
@@ -102,29 +102,29 @@ impl Communicator {
 
     #[getter]
     fn local_rank(&self) -> usize {
-        self.inner.roster().local_rank(self.inner.rank())
+        self.inner.roster.local_rank(self.inner.rank)
     }
 
     #[getter]
     fn local_size(&self) -> usize {
-        self.inner.roster().local_size(self.inner.rank())
+        self.inner.roster.local_size(self.inner.rank)
     }
 
     #[getter]
     fn hosts(&self) -> Vec<&str> {
         (0..self.inner.world_size())
-            .map(|rank| self.inner.roster().host(rank))
+            .map(|rank| self.inner.roster.host(rank))
             .collect()
     }
 
     #[getter]
     fn transport(&self) -> &str {
-        self.inner.transport_name()
+        &self.inner.transport_name
     }
 
     #[getter]
     fn memory_not_shared(&self) -> BTreeMap<usize, String> {
-        self.inner.memory_not_shared().clone()
+        self.inner.memory_not_shared.clone()
     }
 
     fn all_reduce(
@@ -153,7 +153,7 @@ impl Communicator {
             // SAFETY: the arrays are kept alive; the documentation asks the program to leave them
             // alone until the work has ended.
             let request = unsafe { bucket.into_request(collective, name, keepalive) };
-            let started = self.inner.start(request);
+            let started = self.inner.engine.start(request);
             started
                 .map(Work::new)
                 .map_err(|error| to_python(py, &error))
@@ -194,7 +194,9 @@ impl Communicator {
 
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         enter(py, || {
-            guarded(py, |program| self.inner.run(Request::barrier(), program))
+            guarded(py, |program| {
+                self.inner.engine.run(Request::barrier(), program)
+            })
         })
     }
 
@@ -244,7 +246,7 @@ impl Communicator {
 
     #[getter]
     fn launched(&self) -> u64 {
-        self.inner.launched()
+        self.inner.engine.launched()
     }
 
     #[getter]
@@ -253,12 +255,12 @@ impl Communicator {
     }
 
     fn begin_step(&self, leaves_alike: bool) {
-        self.inner.begin_step(leaves_alike);
+        self.inner.engine.begin_step(leaves_alike);
     }
 
     fn end_step(&self, left: Option<&Bound<'_, PyString>>) -> (u64, u64) {
         let left = left.map(|left| left.to_string_lossy());
-        self.inner.end_step(left.as_deref())
+        self.inner.engine.end_step(left.as_deref())
     }
 
     /// A reason that quotes the name of a file may be no UTF-8.
@@ -302,7 +304,7 @@ impl Communicator {
             // SAFETY: the owners outlive the collective; the documentation asks other threads of
             // the program to leave the arrays alone.
             let request = unsafe { bucket.into_request(collective, name, Box::new(())) };
-            guarded(py, |program| self.inner.run(request, program))
+            guarded(py, |program| self.inner.engine.run(request, program))
         })
     }
 }

@@ -14,7 +14,7 @@ pub(crate) fn to_python<'py>(
     py: Python<'py>,
     communicator: &Communicator,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let stats = communicator.stats();
+    let stats = communicator.engine.stats();
     let mut all = Totals::default();
     let collectives = PyDict::new(py);
     for (name, totals) in &stats.collectives {
@@ -27,9 +27,9 @@ pub(crate) fn to_python<'py>(
     }
     all.algorithm = stats.last_algorithm;
     let result = totals_to_python(py, &all)?;
-    result.set_item("transport", communicator.transport_name())?;
-    result.set_item("streams", communicator.streams())?;
-    result.set_item("checksum", communicator.checksum())?;
+    result.set_item("transport", &communicator.transport_name)?;
+    result.set_item("streams", communicator.streams)?;
+    result.set_item("checksum", communicator.checksum)?;
     result.set_item("collectives", collectives)?;
     result.set_item("algorithms", algorithms(py, communicator, &stats)?)?;
     result.set_item("exposed_s", stats.exposed.as_secs_f64())?;
@@ -45,7 +45,7 @@ pub(crate) fn to_python<'py>(
         "lateness_recent_s",
         by_peer(|lateness, now| lateness.recent(now)),
     )?;
-    let congestion = communicator.tcp_congestion().iter();
+    let congestion = communicator.tcp_congestion.iter();
     let congestion: BTreeMap<&str, String> = congestion
         .map(|(name, reasons)| {
             let reasons: Vec<&str> = reasons.iter().map(String::as_str).collect();
@@ -62,7 +62,7 @@ fn algorithms<'py>(
     communicator: &Communicator,
     stats: &Stats,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let policy = communicator.policy();
+    let policy = communicator.engine.policy();
     let explained = policy.explain();
     let result = PyDict::new(py);
     for algorithm in Algorithm::ALL {

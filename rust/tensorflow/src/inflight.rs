@@ -49,7 +49,7 @@ impl InFlight {
             WaitOutcome::Ended(result) => result,
             WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {
                 if let Some(communicator) = self.communicator.upgrade() {
-                    communicator.interrupt();
+                    communicator.engine.interrupt();
                 }
                 // The memory is TensorFlow's again only when the engine has let go of it.
                 self.work.wait_forever()
@@ -85,22 +85,23 @@ pub(crate) fn start(
     let name = request.name.shown.clone();
     let number = execution;
     let execution = Execution {
-        communicator: communicator.id(),
+        communicator: communicator.id,
         number,
     };
     // From here on no other thread comes in between.
     let mut executions = lock(&EXECUTIONS);
     // In a world of one there is no other order.
-    let looked_at =
-        origin == Origin::Function && communicator.world_size() > 1 && !communicator.leaves_alike();
+    let looked_at = origin == Origin::Function
+        && communicator.world_size() > 1
+        && !communicator.engine.leaves_alike();
     if looked_at && let Err(problem) = executions.enter(execution, &name) {
         communicator.abort(&problem);
     }
     if origin != Origin::Eager {
-        communicator.execute(number);
+        communicator.engine.execute(number);
     }
     let number = lock(&TABLE).put(InFlight {
-        work: communicator.start(request)?,
+        work: communicator.engine.start(request)?,
         communicator: Arc::downgrade(communicator),
         tensors,
     });

@@ -144,7 +144,7 @@ impl Kernel for AllGatherStart {
         let rows = context.input(1)?.read_i64()?;
         let own = context.input(2)?;
         bucket.look(&communicator, slice::from_ref(&own));
-        let (rank, world_size) = (communicator.rank(), communicator.world_size());
+        let (rank, world_size) = (communicator.rank, communicator.world_size());
         let layout =
             GatherLayout::new(&rows, &own.dims(), rank, world_size).map_err(|problem| {
                 let text = format!("all_gather '{}': {problem}", bucket.name.shown);

@@ -27,5 +27,5 @@ pub(crate) fn all_reduce(communicator: &Communicator, values: &mut [f32]) -> Res
         name: "x".into(),
         shapes: format!("[{}]", values.len()),
     };
-    communicator.run(request, &mut || false)
+    communicator.engine.run(request, &mut || false)
 }
