@@ -15,18 +15,11 @@ pub(crate) fn to_python<'py>(
     communicator: &Communicator,
 ) -> PyResult<Bound<'py, PyDict>> {
     let stats = communicator.engine.stats();
-    let mut all = Totals::default();
     let collectives = PyDict::new(py);
     for (name, totals) in &stats.collectives {
         collectives.set_item(name, totals_to_python(py, totals)?)?;
-        all.count += totals.count;
-        all.bytes += totals.bytes;
-        all.bytes_sent += totals.bytes_sent;
-        all.waiting += totals.waiting;
-        all.moving += totals.moving;
     }
-    all.algorithm = stats.last_algorithm;
-    let result = totals_to_python(py, &all)?;
+    let result = totals_to_python(py, &stats.all)?;
     result.set_item("transport", &communicator.transport_name)?;
     result.set_item("streams", communicator.streams)?;
     result.set_item("checksum", communicator.checksum)?;

@@ -55,7 +55,7 @@ impl Board {
         let gossip = Gossip {
             rank,
             number: posted.number,
-            collectives: stats.collectives.values().map(|totals| totals.count).sum(),
+            collectives: stats.all.count,
             late,
             note: posted.note.clone(),
         };

@@ -12,12 +12,12 @@ const RECENT_HALF: Duration = Duration::from_secs(5);
 /// What a communicator has done so far.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
+    /// Totals of all collectives.
+    pub all: Totals,
     /// Totals of each kind of collective, by its name.
     pub collectives: BTreeMap<&'static str, Totals>,
     /// How much each algorithm was used, by its name.
     pub algorithms: BTreeMap<&'static str, Used>,
-    /// The algorithm that was used last.
-    pub last_algorithm: &'static str,
     /// For each peer: how long it kept this rank waiting at the start of collectives because it
     /// was the last to enter of those that this rank listens to.
     pub lateness: BTreeMap<usize, Lateness>,
@@ -25,7 +25,7 @@ pub struct Stats {
     pub exposed: Duration,
 }
 
-/// Totals of one kind of collective.
+/// Totals of collectives.
 #[derive(Debug, Clone, Default)]
 pub struct Totals {
     /// Number of collectives that ended well.
@@ -68,17 +68,18 @@ impl Stats {
             .everyone_entered
             .map_or(measured.started, |(at, _)| at);
         let waiting = entered - measured.started;
-        let totals = self.collectives.entry(call.collective.name()).or_default();
-        totals.count += 1;
-        totals.bytes += call.bytes() as u64;
-        totals.bytes_sent += measured.bytes_sent;
-        totals.waiting += waiting;
-        totals.moving += measured.ended - entered;
-        totals.algorithm = measured.algorithm;
+        let of_this_kind = self.collectives.entry(call.collective.name()).or_default();
+        for totals in [&mut self.all, of_this_kind] {
+            totals.count += 1;
+            totals.bytes += call.bytes() as u64;
+            totals.bytes_sent += measured.bytes_sent;
+            totals.waiting += waiting;
+            totals.moving += measured.ended - entered;
+            totals.algorithm = measured.algorithm;
+        }
         let used = self.algorithms.entry(measured.algorithm).or_default();
         used.count += 1;
         used.bytes += call.bytes() as u64;
-        self.last_algorithm = measured.algorithm;
         if let Some((_, last)) = measured.everyone_entered {
             let lateness = self.lateness.entry(last).or_default();
             lateness.add(waiting, measured.ended);
