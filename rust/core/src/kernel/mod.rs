@@ -36,15 +36,24 @@ use crate::dtype::{DType, ReduceOp};
 const OVERRIDE_VARIABLE: &str = "GRADRING_KERNEL";
 
 /// The kernels compiled for one instruction set.
-///
-/// The contracts are those of the public functions, except that pointers must not dangle even when
-/// no element is asked for.
 struct Kernels {
     /// Shown by [`instruction_set`] and accepted by the override.
     name: &'static str,
-    reduce: unsafe fn(DType, ReduceOp, *mut u8, *const u8, usize),
-    widen: unsafe fn(DType, DType, *mut u8, *const u8, usize),
-    finish: unsafe fn(DType, ReduceOp, usize, *mut u8, *const u8, usize),
+    run: Run,
+}
+
+/// Does this over so many elements, from source to target.
+///
+/// The contracts are those of the public functions, except that pointers must not dangle even when
+/// no element is asked for.
+type Run = unsafe fn(Task, *mut u8, *const u8, usize);
+
+/// A public function, and its arguments but for the memory.
+#[derive(Clone, Copy)]
+enum Task {
+    Reduce(DType, ReduceOp),
+    Widen(DType, DType),
+    Finish(DType, ReduceOp, usize),
 }
 
 /// Combines two contributions: `target[i] = target[i] op source[i]` for `count` elements.
@@ -57,11 +66,8 @@ struct Kernels {
 /// `target` is valid for reads and writes, and `source` for reads, of `count` elements of `dtype`.
 /// Both are aligned to one element. They do not overlap.
 pub unsafe fn reduce(dtype: DType, op: ReduceOp, target: *mut u8, source: *const u8, count: usize) {
-    // The pointers of an empty buffer may dangle, which slices do not forgive.
-    if count > 0 {
-        // SAFETY: the caller keeps the contract; `active` returns only what this processor can run.
-        unsafe { (active().reduce)(dtype, op, target, source, count) }
-    }
+    // SAFETY: the contract is the same.
+    unsafe { run(Task::Reduce(dtype, op), target, source, count) }
 }
 
 /// Converts `count` elements of `dtype` into `accumulator`, exactly.
@@ -83,10 +89,8 @@ pub unsafe fn widen(
     source: *const u8,
     count: usize,
 ) {
-    if count > 0 {
-        // SAFETY: the caller keeps the contract; `active` returns only what this processor can run.
-        unsafe { (active().widen)(dtype, accumulator, target, source, count) }
-    }
+    // SAFETY: the contract is the same.
+    unsafe { run(Task::Widen(dtype, accumulator), target, source, count) }
 }
 
 /// Turns `count` fully reduced values into elements of `dtype`.
@@ -116,9 +120,18 @@ pub unsafe fn finish(
         world_size > 0 && i32::try_from(world_size).is_ok(),
         "no such world: {world_size}"
     );
+    // SAFETY: the contract is the same.
+    unsafe { run(Task::Finish(dtype, op, world_size), target, source, count) }
+}
+
+/// # Safety
+///
+/// As for the function that the task names.
+unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
+    // The pointers of an empty buffer may dangle, which slices do not forgive.
     if count > 0 {
         // SAFETY: the caller keeps the contract; `active` returns only what this processor can run.
-        unsafe { (active().finish)(dtype, op, world_size, target, source, count) }
+        unsafe { (active().run)(task, target, source, count) }
     }
 }
 

@@ -7,28 +7,38 @@ use std::{ptr, slice};
 
 use half::{bf16, f16};
 
-use super::Kernels;
 use super::element::Element;
+use super::{Kernels, Task};
 use crate::dtype::{DType, ReduceOp};
 
 pub(super) static KERNELS: Kernels = Kernels {
     name: "scalar",
-    reduce,
-    widen,
-    finish,
+    run,
 };
 
 /// # Safety
 ///
-/// As [`super::reduce`], with pointers that do not dangle even when `count` is zero.
+/// As for the function that the task names, with pointers that do not dangle even when `count` is
+/// zero.
 #[inline(always)]
-pub(super) unsafe fn reduce(
-    dtype: DType,
-    op: ReduceOp,
-    target: *mut u8,
-    source: *const u8,
-    count: usize,
-) {
+pub(super) unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
+    // SAFETY: the contract is the same.
+    unsafe {
+        match task {
+            Task::Reduce(dtype, op) => reduce(dtype, op, target, source, count),
+            Task::Widen(dtype, accumulator) => widen(dtype, accumulator, target, source, count),
+            Task::Finish(dtype, op, world_size) => {
+                finish(dtype, op, world_size, target, source, count);
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// As [`super::reduce`].
+#[inline(always)]
+unsafe fn reduce(dtype: DType, op: ReduceOp, target: *mut u8, source: *const u8, count: usize) {
     // SAFETY: each arm casts to the element type that the caller vouches for.
     unsafe {
         match dtype {
@@ -45,9 +55,9 @@ pub(super) unsafe fn reduce(
 
 /// # Safety
 ///
-/// As [`super::widen`], with pointers that do not dangle even when `count` is zero.
+/// As [`super::widen`].
 #[inline(always)]
-pub(super) unsafe fn widen(
+unsafe fn widen(
     dtype: DType,
     accumulator: DType,
     target: *mut u8,
@@ -69,9 +79,9 @@ pub(super) unsafe fn widen(
 
 /// # Safety
 ///
-/// As [`super::finish`], with pointers that do not dangle even when `count` is zero.
+/// As [`super::finish`].
 #[inline(always)]
-pub(super) unsafe fn finish(
+unsafe fn finish(
     dtype: DType,
     op: ReduceOp,
     world_size: usize,

@@ -1,6 +1,6 @@
 //! Runs kernels on bit patterns, for the tests of all instruction sets.
 
-use super::Kernels;
+use super::{Kernels, Task};
 use crate::dtype::{DType, ReduceOp};
 
 /// Counts around the widths of vectors and of unrolled loops.
@@ -72,7 +72,7 @@ pub(super) fn reduced(
     let mut source = Elements::from_bits(dtype, source);
     let (pointer, count) = (target.pointer(), source.count);
     // SAFETY: both buffers hold `count` aligned elements of `dtype`.
-    unsafe { (kernels.reduce)(dtype, op, pointer, source.pointer(), count) };
+    unsafe { (kernels.run)(Task::Reduce(dtype, op), pointer, source.pointer(), count) };
     target.bits()
 }
 
@@ -86,7 +86,14 @@ pub(super) fn widened(
     let mut source = Elements::from_bits(dtype, source);
     let (pointer, count) = (target.pointer(), source.count);
     // SAFETY: the buffers hold `count` aligned elements of the types named.
-    unsafe { (kernels.widen)(dtype, accumulator, pointer, source.pointer(), count) };
+    unsafe {
+        (kernels.run)(
+            Task::Widen(dtype, accumulator),
+            pointer,
+            source.pointer(),
+            count,
+        )
+    };
     target.bits()
 }
 
@@ -100,11 +107,12 @@ pub(super) fn finished(
     let mut target = Elements::blank(dtype, source.len());
     let mut source = Elements::from_bits(dtype.accumulator(op), source);
     let (from, count) = (source.pointer(), source.count);
+    let task = Task::Finish(dtype, op, world_size);
     // SAFETY: the buffers hold `count` aligned elements of the types named.
-    unsafe { (kernels.finish)(dtype, op, world_size, target.pointer(), from, count) };
+    unsafe { (kernels.run)(task, target.pointer(), from, count) };
     if dtype == dtype.accumulator(op) {
         // SAFETY: equal types may share their buffer.
-        unsafe { (kernels.finish)(dtype, op, world_size, from, from, count) };
+        unsafe { (kernels.run)(task, from, from, count) };
         assert_eq!(source.bits(), target.bits(), "in place {dtype:?} {op:?}");
     }
     target.bits()

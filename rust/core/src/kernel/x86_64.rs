@@ -8,7 +8,7 @@ use std::arch::x86_64::{
     _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_storeu_ps,
 };
 
-use super::{Kernels, scalar};
+use super::{Kernels, Task, scalar};
 use crate::dtype::{DType, ReduceOp};
 
 /// Elements that one F16C instruction converts.
@@ -16,16 +16,12 @@ const F16_LANES: usize = 8;
 
 static AVX2: Kernels = Kernels {
     name: "avx2",
-    reduce: reduce_avx2,
-    widen: widen_avx2,
-    finish: finish_avx2,
+    run: run_avx2,
 };
 
 static AVX512: Kernels = Kernels {
     name: "avx512",
-    reduce: reduce_avx512,
-    widen: widen_avx512,
-    finish: finish_avx512,
+    run: run_avx512,
 };
 
 /// What this processor can run, best first.
@@ -43,95 +39,32 @@ pub(super) fn supported() -> impl Iterator<Item = &'static Kernels> {
 }
 
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn reduce_avx2(
-    dtype: DType,
-    op: ReduceOp,
-    target: *mut u8,
-    source: *const u8,
-    count: usize,
-) {
-    // SAFETY: the contract is the same.
-    unsafe { scalar::reduce(dtype, op, target, source, count) }
+unsafe fn run_avx2(task: Task, target: *mut u8, source: *const u8, count: usize) {
+    // SAFETY: the contract is the same, and F16C is there.
+    unsafe { run(task, target, source, count) }
 }
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn reduce_avx512(
-    dtype: DType,
-    op: ReduceOp,
-    target: *mut u8,
-    source: *const u8,
-    count: usize,
-) {
-    // SAFETY: the contract is the same.
-    unsafe { scalar::reduce(dtype, op, target, source, count) }
+unsafe fn run_avx512(task: Task, target: *mut u8, source: *const u8, count: usize) {
+    // SAFETY: the contract is the same, and F16C is there.
+    unsafe { run(task, target, source, count) }
 }
 
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn widen_avx2(
-    dtype: DType,
-    accumulator: DType,
-    target: *mut u8,
-    source: *const u8,
-    count: usize,
-) {
-    // SAFETY: the contract is the same; the pair names the element types of `widen_f16`.
+/// # Safety
+///
+/// As [`scalar::run`]; the processor has AVX2 and F16C.
+#[inline(always)]
+unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
+    // SAFETY: the contract is the same; the tasks name the element types of the two conversions.
     unsafe {
-        match (dtype, accumulator) {
-            (DType::F16, DType::F32) => widen_f16(target, source, count),
-            _ => scalar::widen(dtype, accumulator, target, source, count),
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn widen_avx512(
-    dtype: DType,
-    accumulator: DType,
-    target: *mut u8,
-    source: *const u8,
-    count: usize,
-) {
-    // SAFETY: the contract is the same; the pair names the element types of `widen_f16`.
-    unsafe {
-        match (dtype, accumulator) {
-            (DType::F16, DType::F32) => widen_f16(target, source, count),
-            _ => scalar::widen(dtype, accumulator, target, source, count),
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn finish_avx2(
-    dtype: DType,
-    op: ReduceOp,
-    world_size: usize,
-    target: *mut u8,
-    source: *const u8,
-    count: usize,
-) {
-    // SAFETY: the contract is the same; the pair names the element types of `finish_f16`.
-    unsafe {
-        match (dtype, dtype.accumulator(op)) {
-            (DType::F16, DType::F32) => finish_f16(op, world_size, target, source, count),
-            _ => scalar::finish(dtype, op, world_size, target, source, count),
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn finish_avx512(
-    dtype: DType,
-    op: ReduceOp,
-    world_size: usize,
-    target: *mut u8,
-    source: *const u8,
-    count: usize,
-) {
-    // SAFETY: the contract is the same; the pair names the element types of `finish_f16`.
-    unsafe {
-        match (dtype, dtype.accumulator(op)) {
-            (DType::F16, DType::F32) => finish_f16(op, world_size, target, source, count),
-            _ => scalar::finish(dtype, op, world_size, target, source, count),
+        match task {
+            Task::Widen(DType::F16, DType::F32) => widen_f16(target, source, count),
+            Task::Finish(DType::F16, op, world_size)
+                if DType::F16.accumulator(op) == DType::F32 =>
+            {
+                finish_f16(op, world_size, target, source, count);
+            }
+            _ => scalar::run(task, target, source, count),
         }
     }
 }
@@ -150,7 +83,8 @@ unsafe fn widen_f16(target: *mut u8, source: *const u8, count: usize) {
     // SAFETY: the elements from `converted` to `count` remain.
     unsafe {
         let (target, source) = (target.add(4 * converted), source.add(2 * converted));
-        scalar::widen(DType::F16, DType::F32, target, source, count - converted);
+        let rest = Task::Widen(DType::F16, DType::F32);
+        scalar::run(rest, target, source, count - converted);
     }
 }
 
@@ -173,11 +107,11 @@ unsafe fn finish_f16(
             _mm_storeu_si128(target.add(2 * index).cast(), halves);
         }
     }
-    let (remaining, dtype) = (count - converted, DType::F16);
+    let (remaining, task) = (count - converted, Task::Finish(DType::F16, op, world_size));
     // SAFETY: the elements from `converted` to `count` remain.
     unsafe {
         let (target, source) = (target.add(2 * converted), source.add(4 * converted));
-        scalar::finish(dtype, op, world_size, target, source, remaining);
+        scalar::run(task, target, source, remaining);
     }
 }
 
