@@ -66,40 +66,6 @@ pub trait Link: Send {
     }
 }
 
-impl<L: Link + ?Sized> Link for Box<L> {
-    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-        (**self).try_send(parts)
-    }
-
-    fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
-        (**self).try_receive(parts)
-    }
-
-    fn readable(&mut self) -> Result<Option<&[u8]>, Broken> {
-        (**self).readable()
-    }
-
-    fn consume(&mut self, count: usize) {
-        (**self).consume(count);
-    }
-
-    fn may_sleep(&mut self, direction: Direction) -> bool {
-        (**self).may_sleep(direction)
-    }
-
-    fn awaited<'a>(&'a self, direction: Direction, awaited: &mut Vec<PollFd<'a>>) {
-        (**self).awaited(direction, awaited);
-    }
-
-    fn awake(&mut self, slept: bool) {
-        (**self).awake(slept);
-    }
-
-    fn congestion(&self) -> Option<(String, String)> {
-        (**self).congestion()
-    }
-}
-
 /// All links of one rank.
 ///
 /// Each direction of each pair of ranks is a pipe of its own: bytes keep their order inside a

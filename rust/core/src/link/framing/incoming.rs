@@ -96,9 +96,9 @@ impl Incoming {
 
     /// Receives into a prefix of `parts`, which has room; returns its length, or `None` if nothing
     /// is there.
-    pub(super) fn try_receive<L: Link>(
+    pub(super) fn try_receive(
         &mut self,
-        lanes: &mut [L],
+        lanes: &mut [Box<dyn Link>],
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<usize>, Broken> {
         let Some(bytes) = self.readable(lanes)? else {
@@ -112,7 +112,10 @@ impl Incoming {
 
     /// What is right of the frame that comes next, as far as it was not consumed; nothing if it has
     /// not arrived in full. `None` if frames are not checked.
-    pub(super) fn readable<L: Link>(&mut self, lanes: &mut [L]) -> Result<Option<&[u8]>, Broken> {
+    pub(super) fn readable(
+        &mut self,
+        lanes: &mut [Box<dyn Link>],
+    ) -> Result<Option<&[u8]>, Broken> {
         let Some(checked) = &mut self.checked else {
             return Ok(None);
         };
@@ -147,9 +150,9 @@ impl Incoming {
 
 impl Frames {
     /// Receives of the next frame; returns how much, and the frame if that was the rest of it.
-    fn receive<L: Link>(
+    fn receive(
         &mut self,
-        lanes: &mut [L],
+        lanes: &mut [Box<dyn Link>],
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<(usize, Option<Frame>)>, Broken> {
         let Some(index) = self.find_next(lanes)? else {
@@ -157,7 +160,7 @@ impl Frames {
         };
         let count = self.inlets.len();
         let inlet = &mut self.inlets[index];
-        let received = inlet.receive_payload(&mut lanes[index], parts);
+        let received = inlet.receive_payload(&mut *lanes[index], parts);
         let received = received.map_err(on_lane(index, count))?;
         if let Some((_, Some(_))) = received {
             self.next = self.next.wrapping_add(1);
@@ -176,7 +179,7 @@ impl Frames {
     }
 
     /// The lane that has the next frame, as far as announcements have arrived.
-    fn find_next<L: Link>(&mut self, lanes: &mut [L]) -> Result<Option<usize>, Broken> {
+    fn find_next(&mut self, lanes: &mut [Box<dyn Link>]) -> Result<Option<usize>, Broken> {
         let count = self.inlets.len();
         for index in 0..count {
             self.admit(index)?;
@@ -191,7 +194,7 @@ impl Frames {
             if !inlet.may_announce() {
                 continue;
             }
-            let received = inlet.receive_header(&mut lanes[index]);
+            let received = inlet.receive_header(&mut *lanes[index]);
             received.map_err(on_lane(index, count))?;
             self.admit(index)?;
             if self.lane_of_next() == Some(index) {
@@ -271,7 +274,7 @@ impl Inlet {
         }
     }
 
-    fn receive_header<L: Link>(&mut self, lane: &mut L) -> Result<(), Broken> {
+    fn receive_header(&mut self, lane: &mut dyn Link) -> Result<(), Broken> {
         self.inbox.copy_within(self.held.clone(), 0);
         self.held = 0..self.held.len();
         let rest = &mut self.inbox[self.held.end..];
@@ -285,9 +288,9 @@ impl Inlet {
 
     /// Receives payload of the announced frame, and with its last bytes what follows of the next
     /// announcement; returns how much, and the frame if that was the rest of it.
-    fn receive_payload<L: Link>(
+    fn receive_payload(
         &mut self,
-        lane: &mut L,
+        lane: &mut dyn Link,
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<(usize, Option<Frame>)>, Broken> {
         let (frame, left) = self.frame.expect("payload follows its frame");

@@ -57,14 +57,14 @@ pub fn over(mut lanes: Lanes, checked: bool) -> Box<dyn Link> {
 }
 
 /// A link whose bytes travel in frames.
-struct Framed<L> {
-    lanes: Vec<L>,
+struct Framed {
+    lanes: Lanes,
     outgoing: Outgoing,
     incoming: Incoming,
 }
 
-impl<L: Link> Framed<L> {
-    fn new(lanes: Vec<L>, checked: bool) -> Self {
+impl Framed {
+    fn new(lanes: Lanes, checked: bool) -> Self {
         Self {
             outgoing: Outgoing::new(lanes.len(), checked),
             incoming: Incoming::new(lanes.len(), checked),
@@ -80,7 +80,7 @@ impl<L: Link> Framed<L> {
     }
 }
 
-impl<L: Link> Link for Framed<L> {
+impl Link for Framed {
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
         self.outgoing.try_send(&mut self.lanes, parts)
     }

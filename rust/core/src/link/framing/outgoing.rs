@@ -53,9 +53,9 @@ impl Outgoing {
     }
 
     /// Sends a prefix of `offer`; returns its length, or `None` if the pipe is full.
-    pub(super) fn try_send<L: Link>(
+    pub(super) fn try_send(
         &mut self,
-        lanes: &mut [L],
+        lanes: &mut [Box<dyn Link>],
         offer: &[IoSlice<'_>],
     ) -> Result<Option<usize>, Broken> {
         let offered = parts::length(offer);
@@ -65,7 +65,7 @@ impl Outgoing {
         while in_vain < lanes.len() {
             let index = self.turn;
             self.turn = (index + 1) % lanes.len();
-            full[index] = full[index] || !self.push(index, &mut lanes[index], offer, offered)?;
+            full[index] = full[index] || !self.push(index, &mut *lanes[index], offer, offered)?;
             in_vain = if full[index] { in_vain + 1 } else { 0 };
         }
         self.wants_room = self.framed < offered || self.ready.is_some();
@@ -82,10 +82,10 @@ impl Outgoing {
     }
 
     /// Goes on with a lane's frame, or begins the next one; whether there may be room for more.
-    fn push<L: Link>(
+    fn push(
         &mut self,
         index: usize,
-        lane: &mut L,
+        lane: &mut dyn Link,
         offer: &[IoSlice<'_>],
         offered: usize,
     ) -> Result<bool, Broken> {

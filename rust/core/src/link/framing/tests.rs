@@ -12,6 +12,7 @@ use socket2::SockRef;
 use super::incoming::{Incoming, LAST_BYTES_LIMIT};
 use super::outgoing::Outgoing;
 use super::over;
+use crate::link::kind::Lanes;
 use crate::link::mesh::Mesh;
 use crate::link::poll::{PollFd, WakeUp};
 use crate::link::tcp::connection::Connection;
@@ -124,6 +125,14 @@ impl Link for Wire {
     fn awaited<'a>(&'a self, _direction: Direction, _awaited: &mut Vec<PollFd<'a>>) {}
 }
 
+/// The same connections as links.
+fn lanes(wires: &[Wire]) -> Lanes {
+    wires
+        .iter()
+        .map(|wire| Box::new(wire.clone()) as _)
+        .collect()
+}
+
 fn is(one: &Wire, other: &Wire) -> bool {
     Arc::ptr_eq(&one.0, &other.0)
 }
@@ -147,7 +156,7 @@ fn transfer(
 ) -> Vec<u8> {
     let wires: Vec<Wire> = (0..streams).map(|_| Wire::default()).collect();
     // Both ends have each wire.
-    let (mut inlets, mut outlets) = (wires.clone(), wires.clone());
+    let (mut inlets, mut outlets) = (lanes(&wires), lanes(&wires));
     let mut outgoing = Outgoing::new(streams, checked);
     let mut incoming = Incoming::new(streams, checked);
     let mut source = sent.to_vec();
@@ -218,32 +227,32 @@ fn whatever_streams_are_ready_when_the_bytes_keep_their_order() {
 
 #[test]
 fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
-    let mut wires = [Wire::default(), Wire::default()];
+    let wires = [Wire::default(), Wire::default()];
     let mut outgoing = Outgoing::new(2, false);
     wires[0].state().room = 100;
     wires[1].state().room = usize::MAX;
     let sent = payload(1 << 20, 1);
     // The first stream takes a frame's announcement and 84 bytes of it.
-    let accepted = outgoing.try_send(&mut wires, &[IoSlice::new(&sent)]);
+    let accepted = outgoing.try_send(&mut lanes(&wires), &[IoSlice::new(&sent)]);
     assert_eq!(accepted, Ok(Some(84)));
     let beyond = wires[1].state().under_way.len();
     assert_eq!(beyond, (1 << 20) - (256 << 10) + 3 * 16);
     // All is begun: only the stalled stream can go on.
     let rest = [IoSlice::new(&sent[84..])];
-    assert_eq!(outgoing.try_send(&mut wires, &rest), Ok(None));
+    assert_eq!(outgoing.try_send(&mut lanes(&wires), &rest), Ok(None));
     assert!(awaited(&wires, |lane| outgoing.awaits(lane)).all(|wire| is(wire, &wires[0])));
     wires[0].state().room = usize::MAX;
-    let accepted = outgoing.try_send(&mut wires, &rest);
+    let accepted = outgoing.try_send(&mut lanes(&wires), &rest);
     assert_eq!(accepted, Ok(Some(sent.len() - 84)));
 }
 
 #[test]
 fn a_header_and_the_first_payload_leave_in_one_call() {
-    let mut wires = [Wire::default(), Wire::default()];
+    let wires = [Wire::default(), Wire::default()];
     wires[0].state().room = 1000;
     let mut outgoing = Outgoing::new(2, false);
     let parts = [IoSlice::new(&[1; 56]), IoSlice::new(&[2; 100])];
-    assert_eq!(outgoing.try_send(&mut wires, &parts), Ok(Some(156)));
+    assert_eq!(outgoing.try_send(&mut lanes(&wires), &parts), Ok(Some(156)));
     assert_eq!(wires[0].state().under_way.len(), 16 + 156);
 }
 
@@ -266,8 +275,8 @@ fn framed(sequence: u32, payload: &[u8]) -> Vec<u8> {
     [&frame.encode(), payload].concat()
 }
 
-fn receive(wires: &mut [Wire], incoming: &mut Incoming) -> Result<Option<usize>, Broken> {
-    incoming.try_receive(wires, &mut [IoSliceMut::new(&mut [0; 100])])
+fn receive(wires: &[Wire], incoming: &mut Incoming) -> Result<Option<usize>, Broken> {
+    incoming.try_receive(&mut lanes(wires), &mut [IoSliceMut::new(&mut [0; 100])])
 }
 
 #[test]
@@ -293,24 +302,23 @@ fn frames_that_no_sender_sends_break_the_pipe() {
             "corrupted segment 0: it is lost: later ones came on all streams",
         ),
     ] {
-        let (mut wires, mut incoming) = arriving(carried);
-        let outcome =
-            receive(&mut wires, &mut incoming).and_then(|_| receive(&mut wires, &mut incoming));
+        let (wires, mut incoming) = arriving(carried);
+        let outcome = receive(&wires, &mut incoming).and_then(|_| receive(&wires, &mut incoming));
         assert_eq!(outcome.unwrap_err().reason, reason);
     }
 }
 
 #[test]
 fn last_bytes_arrive_after_another_stream_has_ended() {
-    let (mut wires, mut incoming) = arriving([b"", &framed(0, b"a")]);
+    let (wires, mut incoming) = arriving([b"", &framed(0, b"a")]);
     wires[1].end();
-    assert_eq!(receive(&mut wires, &mut incoming), Ok(Some(1)));
-    assert_eq!(receive(&mut wires, &mut incoming), Ok(None));
+    assert_eq!(receive(&wires, &mut incoming), Ok(Some(1)));
+    assert_eq!(receive(&wires, &mut incoming), Ok(None));
     assert!(awaited(&wires, |lane| incoming.awaits(lane)).all(|wire| is(wire, &wires[0])));
     wires[0].carry(&framed(1, b"bc"));
     wires[0].end();
-    assert_eq!(receive(&mut wires, &mut incoming), Ok(Some(2)));
-    let broken = receive(&mut wires, &mut incoming).unwrap_err();
+    assert_eq!(receive(&wires, &mut incoming), Ok(Some(2)));
+    let broken = receive(&wires, &mut incoming).unwrap_err();
     assert_eq!(broken.reason, "was closed by the other side");
 }
 
@@ -318,9 +326,9 @@ fn last_bytes_arrive_after_another_stream_has_ended() {
 fn an_end_in_the_middle_of_a_frame_or_its_announcement_breaks_the_pipe() {
     let whole = framed(0, b"abc");
     for cut in [1, 15, 16, 18] {
-        let (mut wires, mut incoming) = arriving([&whole[..cut], b""]);
+        let (wires, mut incoming) = arriving([&whole[..cut], b""]);
         wires[0].end();
-        let outcome = (0..3).find_map(|_| receive(&mut wires, &mut incoming).err());
+        let outcome = (0..3).find_map(|_| receive(&wires, &mut incoming).err());
         let reason = outcome.expect("the pipe is broken").reason;
         assert_eq!(reason, "was closed by the other side (stream 0)", "{cut}");
     }
@@ -328,11 +336,11 @@ fn an_end_in_the_middle_of_a_frame_or_its_announcement_breaks_the_pipe() {
 
 #[test]
 fn silence_after_the_end_of_a_stream_breaks_the_pipe() {
-    let (mut wires, mut incoming) = arriving([b"", b""]);
+    let (wires, mut incoming) = arriving([b"", b""]);
     wires[1].end();
-    assert_eq!(receive(&mut wires, &mut incoming), Ok(None));
+    assert_eq!(receive(&wires, &mut incoming), Ok(None));
     thread::sleep(LAST_BYTES_LIMIT);
-    let broken = receive(&mut wires, &mut incoming).unwrap_err();
+    let broken = receive(&wires, &mut incoming).unwrap_err();
     assert_eq!(broken.reason, "was closed by the other side (stream 1)");
 }
 

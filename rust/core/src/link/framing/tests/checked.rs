@@ -4,8 +4,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::thread;
 use std::time::Duration;
 
-use super::{Incoming, Outgoing, Random, Wire, interest, mesh_with, payload, sockets};
+use super::{Incoming, Outgoing, Random, Wire, interest, lanes, mesh_with, payload, sockets};
 use crate::link::framing::over;
+use crate::link::kind::Lanes;
 use crate::link::poll::PollFd;
 use crate::link::shm::ShmLink;
 use crate::link::shm::tests::link;
@@ -122,10 +123,10 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
 
 /// What a pipe carries for these payloads.
 fn carried(payloads: &[&[u8]]) -> Vec<u8> {
-    let (mut outgoing, mut wires) = (Outgoing::new(1, true), [Wire::default()]);
+    let (mut outgoing, wires) = (Outgoing::new(1, true), [Wire::default()]);
     wires[0].state().room = usize::MAX;
     for payload in payloads {
-        let sent = outgoing.try_send(&mut wires, &[IoSlice::new(payload)]);
+        let sent = outgoing.try_send(&mut lanes(&wires), &[IoSlice::new(payload)]);
         assert_eq!(sent, Ok(Some(payload.len())));
     }
     wires[0].state().under_way.iter().copied().collect()
@@ -133,11 +134,10 @@ fn carried(payloads: &[&[u8]]) -> Vec<u8> {
 
 /// What is handed out when this arrives, and how it ends.
 fn hear(carried: &[u8]) -> (Vec<u8>, Option<Broken>) {
-    let (mut incoming, mut wires, mut heard) =
-        (Incoming::new(1, true), [Wire::default()], Vec::new());
+    let (mut incoming, wires, mut heard) = (Incoming::new(1, true), [Wire::default()], Vec::new());
     wires[0].carry(carried);
     loop {
-        let count = match incoming.readable(&mut wires) {
+        let count = match incoming.readable(&mut lanes(&wires)) {
             Ok(None | Some([])) => return (heard, None),
             Ok(Some(bytes)) => {
                 heard.extend(bytes);
@@ -207,13 +207,12 @@ fn long_payloads_are_cut_into_segments_and_found_out_early() {
 #[test]
 fn a_byte_that_changes_in_shared_memory_is_seen() {
     for at in [0, 5, 16, 40] {
-        let [(mut a, _bell_a), (mut b, _bell_b)] = link(64 << 10);
-        let (mut outgoing, mut incoming) = (Outgoing::new(1, true), Incoming::new(1, true));
-        let offer = [IoSlice::new(&[7; 100])];
-        let sent = outgoing.try_send(std::slice::from_mut(&mut a), &offer);
-        assert_eq!(sent, Ok(Some(100)));
+        let [(mut a, _bell_a), (b, _bell_b)] = link(64 << 10);
+        let frame = carried(&[&[7; 100]]);
+        assert_eq!(a.try_send(&[IoSlice::new(&frame)]), Ok(Some(frame.len())));
         a.damage(at);
-        let looked = incoming.readable(std::slice::from_mut(&mut b));
+        let (mut incoming, mut lanes): (_, Lanes) = (Incoming::new(1, true), vec![Box::new(b)]);
+        let looked = incoming.readable(&mut lanes);
         assert!(looked.unwrap_err().corrupted, "byte {at}");
     }
 }
