@@ -127,7 +127,6 @@ pub struct ShmLink {
     side: Side,
     /// Rung when the other side sleeps and need not any more.
     other_doorbell: OwnedFd,
-    closed: bool,
 }
 
 impl ShmLink {
@@ -138,16 +137,14 @@ impl ShmLink {
             number,
             side,
             other_doorbell,
-            closed: false,
         }
     }
 
     /// Sends a prefix of `parts`; returns its length, or `None` if the ring is full.
     ///
     /// # Errors
-    /// When either side has closed the link, or the other side breaks the protocol.
+    /// When the other side has closed the link, or breaks the protocol.
     pub fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-        self.check_open()?;
         let wanted = parts.iter().map(|part| part.len()).sum();
         let room = self.side.room(self.arena.shared(), wanted)?.min(wanted);
         let (mut left, mut written) = (room, 0);
@@ -175,8 +172,7 @@ impl ShmLink {
     /// Receives into a prefix of `parts`; returns its length, or `None` if nothing is there.
     ///
     /// # Errors
-    /// When this side has closed the link, or the other one has and everything was received, or
-    /// the other side breaks the protocol.
+    /// When the other side has closed the link and everything was received, or breaks the protocol.
     pub fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
         let wanted = parts.iter().map(|part| part.len()).sum();
         let filled = self.look(wanted)?.min(wanted);
@@ -237,7 +233,7 @@ impl ShmLink {
     /// Whether sending or receiving would come to something, be it an error.
     #[must_use]
     pub fn ready(&self, direction: Direction) -> bool {
-        self.closed || self.side.ready(self.arena.shared(), direction)
+        self.side.ready(self.arena.shared(), direction)
     }
 
     /// Takes all announcements back.
@@ -245,16 +241,7 @@ impl ShmLink {
         self.side.awake(self.arena.shared());
     }
 
-    /// Ends the link; the other side can still receive what was sent.
-    pub fn close(&mut self) {
-        if !self.closed && self.side.close(self.arena.shared()) {
-            self.ring();
-        }
-        self.closed = true;
-    }
-
     fn look(&mut self, wanted: usize) -> Result<usize, Broken> {
-        self.check_open()?;
         self.side.filled(self.arena.shared(), wanted)
     }
 
@@ -267,18 +254,14 @@ impl ShmLink {
     fn ring(&self) {
         poll::ring(&self.other_doorbell);
     }
-
-    fn check_open(&self) -> Result<(), Broken> {
-        if self.closed {
-            return Err(Broken::ended("was closed on this side"));
-        }
-        Ok(())
-    }
 }
 
 impl Drop for ShmLink {
+    /// Ends the link; the other side can still receive what was sent.
     fn drop(&mut self) {
-        self.close();
+        if self.side.close(self.arena.shared()) {
+            self.ring();
+        }
     }
 }
 

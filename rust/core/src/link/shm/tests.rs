@@ -197,8 +197,6 @@ fn what_was_sent_before_the_end_arrives() {
     assert_eq!(b.readable(), Err(closed.clone()));
     assert_eq!(receive(&mut b, &mut bytes), Err(closed.clone()));
     assert_eq!(send(&mut b, b"x"), Err(closed));
-    b.close();
-    assert!(send(&mut b, b"x").unwrap_err().reason.contains("this side"));
 }
 
 #[test]
@@ -223,7 +221,7 @@ fn the_doorbell_rings_once_per_announcement_and_never_without() {
     b.consume(SMALL / 2);
     assert_eq!(bell_a.reset(), 0, "it took its announcement back");
     a.announce_sleep(Direction::Receive);
-    b.close();
+    drop(b);
     assert_eq!(bell_a.reset(), 1);
 }
 

@@ -271,7 +271,7 @@ fn two_processes_exchange_bytes() {
         }
     }
     assert!(bytes == echoed);
-    link.close();
+    drop(link);
     assert!(child.0.wait().unwrap().success());
 }
 
