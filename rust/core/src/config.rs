@@ -276,8 +276,7 @@ impl Value for Option<DType> {
         if text.is_empty() {
             return Ok(None);
         }
-        let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == text);
-        dtype
+        DType::from_name(text)
             .map(Some)
             .ok_or_else(|| wrong(name, text, "an element type"))
     }

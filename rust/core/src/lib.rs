@@ -30,6 +30,7 @@ mod host;
 pub mod kernel;
 pub mod link;
 pub mod lock;
+mod names;
 pub mod observe;
 pub mod schedule;
 pub mod wire;

@@ -77,11 +77,8 @@ impl Bucket {
             )));
         }
         let lent = Lent::from(object)?;
-        let dtype = DType::ALL
-            .into_iter()
-            .find(|dtype| dtype.name() == lent.type_name);
         self.push(
-            dtype.ok_or_else(|| unsupported(&lent.type_name))?,
+            DType::from_name(&lent.type_name).ok_or_else(|| unsupported(&lent.type_name))?,
             &lent.shape,
             lent.start,
             lent.is_writable,

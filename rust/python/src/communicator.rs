@@ -360,7 +360,7 @@ fn log_warning(warning: String) {
 
 fn reduce_op(name: &str) -> PyResult<ReduceOp> {
     ReduceOp::from_name(name).ok_or_else(|| {
-        let known: Vec<&str> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
-        PyValueError::new_err(format!("op={name:?} is none of {}", known.join(", ")))
+        let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
+        PyValueError::new_err(format!("op={name:?} is none of {known}"))
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gradring_core::{Known, Problem, Statement, diagnose};
+use gradring_core::{Known, Statement, diagnose};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -33,16 +33,9 @@ pub(crate) fn ask<'py>(
     let Some(found) = diagnose(world_size, &statements?) else {
         return Ok(None);
     };
-    let problem = match found.problem {
-        Problem::Different => "different",
-        Problem::Changed => "changed",
-        Problem::Late => "late",
-        Problem::Silent => "silent",
-        Problem::Stuck => "stuck",
-    };
     let result = PyDict::new(py);
     result.set_item("sequence", found.sequence)?;
-    result.set_item("problem", problem)?;
+    result.set_item("problem", found.problem.name())?;
     result.set_item("blamed", found.blamed)?;
     result.set_item("calls", found.calls)?;
     result.set_item("late", found.late)?;

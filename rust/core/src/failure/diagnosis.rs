@@ -5,21 +5,23 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::{Breach, Error, ErrorKind, Late};
+use crate::names::named;
 use crate::wire::control::{Entered, Report, Waits};
 
-/// What can be wrong at one position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Problem {
-    /// The ranks called different collectives.
-    Different,
-    /// All called the same, so a header changed on its way.
-    Changed,
-    /// A rank has not entered.
-    Late,
-    /// A rank has said nothing.
-    Silent,
-    /// All have entered, but one sends nothing.
-    Stuck,
+named! {
+    /// What can be wrong at one position.
+    pub enum Problem {
+        /// The ranks called different collectives.
+        Different: "different",
+        /// All called the same, so a header changed on its way.
+        Changed: "changed",
+        /// A rank has not entered.
+        Late: "late",
+        /// A rank has said nothing.
+        Silent: "silent",
+        /// All have entered, but one sends nothing.
+        Stuck: "stuck",
+    }
 }
 
 /// What one rank says of itself to an observer from outside, who asks about no position.

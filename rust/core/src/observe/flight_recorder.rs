@@ -11,6 +11,7 @@ use crate::caller::Caller;
 use crate::collective::Call;
 use crate::drive::{Measured, Waits};
 use crate::lock::lock;
+use crate::names::named;
 use crate::observe::exposure::Exposure;
 use crate::observe::stats::Stats;
 use crate::schedule::Algorithm;
@@ -67,29 +68,17 @@ pub struct Entry {
     pub place: Option<Arc<str>>,
 }
 
-/// How far a collective has come on this rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// It waits for its turn.
-    Queued,
-    /// It is under way.
-    Running,
-    /// It ended well.
-    Done,
-    /// It ended with an error.
-    Failed,
-}
-
-impl State {
-    /// The word for it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::Done => "done",
-            Self::Failed => "failed",
-        }
+named! {
+    /// How far a collective has come on this rank.
+    pub enum State {
+        /// It waits for its turn.
+        Queued: "queued",
+        /// It is under way.
+        Running: "running",
+        /// It ended well.
+        Done: "done",
+        /// It ended with an error.
+        Failed: "failed",
     }
 }
 

@@ -87,11 +87,10 @@ impl Rules {
             return Ok(Self::default());
         }
         let wrong = |problem: String| {
-            let names: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
             Error::from(Unusable::Algorithm {
                 value: text.into(),
                 problem: problem.into(),
-                known: names.join(", ").into(),
+                known: Algorithm::ALL.map(Algorithm::name).join(", ").into(),
             })
         };
         let mut rules: Vec<(Algorithm, usize)> = Vec::new();

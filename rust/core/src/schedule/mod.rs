@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use crate::collective::Collective;
 use crate::dtype::ReduceOp;
+use crate::names::named;
 
 pub mod choice;
 mod direct;
@@ -175,42 +176,21 @@ impl Action {
     }
 }
 
-/// How a collective is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Algorithm {
-    /// Every rank talks to its neighbours on a ring.
-    Ring,
-    /// Every rank talks to every other, in two steps.
-    Direct,
-    /// Every rank sends everything to every other, in one step.
-    OneShot,
-    /// Ranks reduce inside their hosts first, then across hosts.
-    Hierarchical,
+named! {
+    /// How a collective is done.
+    pub enum Algorithm {
+        /// Every rank talks to its neighbours on a ring.
+        Ring: "ring",
+        /// Every rank talks to every other, in two steps.
+        Direct: "direct",
+        /// Every rank sends everything to every other, in one step.
+        OneShot: "one_shot",
+        /// Ranks reduce inside their hosts first, then across hosts.
+        Hierarchical: "hierarchical",
+    }
 }
 
 impl Algorithm {
-    /// Every algorithm, for tests and for tables.
-    pub const ALL: [Self; 4] = [Self::Ring, Self::Direct, Self::OneShot, Self::Hierarchical];
-
-    /// The name used in every interface.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::Direct => "direct",
-            Self::OneShot => "one_shot",
-            Self::Hierarchical => "hierarchical",
-        }
-    }
-
-    /// The algorithm of this name, if there is one.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|algorithm| algorithm.name() == name)
-    }
-
     /// Whether this algorithm performs such a collective in such a group.
     #[must_use]
     pub fn performs(self, collective: &Collective, topology: &Topology) -> bool {
