@@ -92,17 +92,13 @@ pub(crate) fn note(socket: &impl AsRawFd) {
             noted.extend(inode);
             HELD.set(Some((noted, forks)));
         }
-        None => noted().extend(inode),
+        None => lock(&NOTED).extend(inode),
     }
-}
-
-fn noted() -> Noted {
-    lock(&NOTED)
 }
 
 /// This thread is about to fork the process.
 pub fn begin() {
-    let (noted, forks) = HELD.take().unwrap_or_else(|| (noted(), 0));
+    let (noted, forks) = HELD.take().unwrap_or_else(|| (lock(&NOTED), 0));
     HELD.set(Some((noted, forks + 1)));
 }
 

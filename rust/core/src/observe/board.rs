@@ -4,7 +4,7 @@
 //! that every rank knows who keeps whom waiting, without a collective and also while one hangs.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::lock::lock;
@@ -32,13 +32,13 @@ struct Posted {
 impl Board {
     /// Adds `note` to this rank's gossip from now on.
     pub fn note(&self, note: Vec<u8>) {
-        self.lock().note = note;
+        lock(&self.posted).note = note;
     }
 
     /// This rank's next gossip.
     #[must_use]
     pub fn next_gossip(&self, rank: usize, stats: &Stats, now: Instant) -> Gossip {
-        let mut posted = self.lock();
+        let mut posted = lock(&self.posted);
         posted.number += 1;
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let mut late: Vec<Late> = stats
@@ -65,7 +65,7 @@ impl Board {
 
     /// Takes a rank's gossip; `false` if it is known already, or says too much.
     pub fn hear(&self, gossip: Gossip) -> bool {
-        let mut posted = self.lock();
+        let mut posted = lock(&self.posted);
         let known = posted.heard.get(&gossip.rank);
         if known.is_some_and(|known| known.number >= gossip.number)
             || gossip.note.len() > NOTE_BYTES_MAX
@@ -80,11 +80,7 @@ impl Board {
     /// The last gossip of every rank that has been heard.
     #[must_use]
     pub fn gossip(&self) -> Vec<Gossip> {
-        self.lock().heard.values().cloned().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Posted> {
-        lock(&self.posted)
+        lock(&self.posted).heard.values().cloned().collect()
     }
 }
 

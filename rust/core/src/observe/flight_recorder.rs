@@ -4,7 +4,7 @@
 //! lock that counting would not have cost already.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::caller::Caller;
@@ -113,7 +113,7 @@ impl FlightRecorder {
         at: Instant,
         at_once: bool,
     ) {
-        let mut memory = self.lock();
+        let mut memory = lock(&self.memory);
         while memory.entries.len() >= memory.capacity {
             memory.entries.pop_front();
             memory.forgotten += 1;
@@ -150,7 +150,7 @@ impl FlightRecorder {
         let Some(place) = caller.place() else {
             return;
         };
-        if let Some(entry) = self.lock().entry(sequence) {
+        if let Some(entry) = lock(&self.memory).entry(sequence) {
             entry.place = Some(place.into());
         }
     }
@@ -169,7 +169,7 @@ impl FlightRecorder {
     /// The collective under way, if there is one, and the one that ended last.
     #[must_use]
     pub fn now(&self) -> (Option<Entry>, Option<Entry>) {
-        let memory = self.lock();
+        let memory = lock(&self.memory);
         let last = |wanted: fn(&Entry) -> bool| memory.entries.iter().rfind(|e| wanted(e)).cloned();
         (
             last(|entry| entry.state == State::Running),
@@ -179,7 +179,7 @@ impl FlightRecorder {
 
     /// The turn of a collective that was queued has come.
     pub fn started(&self, sequence: u64, at: Instant) {
-        if let Some(entry) = self.lock().entry(sequence) {
+        if let Some(entry) = lock(&self.memory).entry(sequence) {
             entry.state = State::Running;
             entry.started = Some(at);
         }
@@ -187,7 +187,7 @@ impl FlightRecorder {
 
     /// A collective has ended; `blocking` if the program stood still for all of it.
     pub fn ended(&self, sequence: u64, call: &Call, measured: &Measured, blocking: bool) {
-        let mut memory = self.lock();
+        let mut memory = lock(&self.memory);
         memory.stats.add(call, measured);
         if blocking {
             memory.exposure.add(measured.started, measured.ended);
@@ -205,7 +205,7 @@ impl FlightRecorder {
 
     /// A collective has ended without anything to count: badly, or in a world of one.
     pub fn over(&self, sequence: u64, state: State, started: Instant) {
-        if let Some(entry) = self.lock().entry(sequence) {
+        if let Some(entry) = lock(&self.memory).entry(sequence) {
             entry.state = state;
             entry.started = Some(started);
             entry.ended = Some(Instant::now());
@@ -214,12 +214,12 @@ impl FlightRecorder {
 
     /// The program begins to wait for an asynchronous collective.
     pub fn wait_begins(&self, at: Instant) {
-        self.lock().exposure.enter(at);
+        lock(&self.memory).exposure.enter(at);
     }
 
     /// The program goes on.
     pub fn wait_ends(&self, sequence: u64, from: Instant, to: Instant) {
-        let mut memory = self.lock();
+        let mut memory = lock(&self.memory);
         memory.exposure.leave(to);
         if let Some(entry) = memory.entry(sequence) {
             entry.awaited = Some((from, to));
@@ -229,7 +229,7 @@ impl FlightRecorder {
     /// The counters so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let memory = self.lock();
+        let memory = lock(&self.memory);
         Stats {
             exposed: memory.exposure.total(),
             ..memory.stats.clone()
@@ -238,7 +238,7 @@ impl FlightRecorder {
 
     /// Remembers so many collectives from now on.
     pub fn keep(&self, capacity: usize) {
-        let mut memory = self.lock();
+        let mut memory = lock(&self.memory);
         memory.capacity = capacity.max(1);
         while memory.entries.len() > memory.capacity {
             memory.entries.pop_front();
@@ -250,13 +250,13 @@ impl FlightRecorder {
     /// What is remembered, oldest first, and how many more there were.
     #[must_use]
     pub fn entries(&self) -> (Vec<Entry>, u64) {
-        let memory = self.lock();
+        let memory = lock(&self.memory);
         (memory.entries.iter().cloned().collect(), memory.forgotten)
     }
 
     /// Forgets everything, and counts from zero.
     pub fn forget(&self) {
-        let mut memory = self.lock();
+        let mut memory = lock(&self.memory);
         let capacity = memory.capacity;
         *memory = Memory {
             capacity,
@@ -267,11 +267,7 @@ impl FlightRecorder {
     /// The collective of this ordinal, if it was entered and is still remembered.
     #[must_use]
     pub fn find(&self, sequence: u64) -> Option<Entry> {
-        self.lock().entry(sequence).cloned()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Memory> {
-        lock(&self.memory)
+        lock(&self.memory).entry(sequence).cloned()
     }
 }
 

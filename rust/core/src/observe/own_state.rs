@@ -1,7 +1,7 @@
 //! What a rank knows of itself, ready for those who ask at its listener.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
@@ -53,8 +53,7 @@ impl OwnState {
 
     /// A rank has joined; told to rank 0 only.
     pub(crate) fn has_joined(&self, rank: usize) {
-        let mut joined = lock(&self.joined);
-        joined.insert(rank);
+        lock(&self.joined).insert(rank);
     }
 
     /// All have joined, as this group.
@@ -71,23 +70,19 @@ impl OwnState {
     /// do not have it yet.
     pub(crate) fn group(&self, limit: Duration) -> Option<GroupId> {
         let not_yet = |agreed: &mut Agreed| matches!(agreed, Agreed::NotYet);
-        match *lock::wait_while(&self.agreement, self.agreed(), limit, not_yet) {
+        match *lock::wait_while(&self.agreement, lock(&self.agreed), limit, not_yet) {
             Agreed::On(group) => Some(group),
             Agreed::NotYet | Agreed::Never => None,
         }
     }
 
     fn settle(&self, outcome: Agreed) {
-        let mut agreed = self.agreed();
+        let mut agreed = lock(&self.agreed);
         if matches!(*agreed, Agreed::NotYet) {
             *agreed = outcome;
         }
         drop(agreed);
         self.agreement.notify_all();
-    }
-
-    fn agreed(&self) -> MutexGuard<'_, Agreed> {
-        lock(&self.agreed)
     }
 
     /// The group has formed: from now on the engine is what matters.

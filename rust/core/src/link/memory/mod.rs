@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut, Read as _};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::PollFd;
 
@@ -69,15 +69,9 @@ pub fn mesh_of(
         .collect()
 }
 
-impl MemoryLink {
-    fn pipes(&self) -> MutexGuard<'_, [Pipe; 2]> {
-        lock(&self.pipes)
-    }
-}
-
 impl Link for MemoryLink {
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-        let mut pipes = self.pipes();
+        let mut pipes = lock(&self.pipes);
         let pipe = &mut pipes[self.number];
         if pipe.closed {
             return Err(Broken::closed());
@@ -93,7 +87,7 @@ impl Link for MemoryLink {
     }
 
     fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
-        let mut pipes = self.pipes();
+        let mut pipes = lock(&self.pipes);
         let pipe = &mut pipes[1 - self.number];
         if pipe.bytes.is_empty() {
             return if pipe.closed {
@@ -117,7 +111,7 @@ impl Link for MemoryLink {
     }
 
     fn may_sleep(&mut self, direction: Direction) -> bool {
-        let pipes = self.pipes();
+        let pipes = lock(&self.pipes);
         match direction {
             Direction::Send => {
                 let pipe = &pipes[self.number];
@@ -136,7 +130,9 @@ impl Link for MemoryLink {
 impl Drop for MemoryLink {
     /// The other end sees the ends of both pipes.
     fn drop(&mut self) {
-        self.pipes().iter_mut().for_each(|pipe| pipe.closed = true);
+        lock(&self.pipes)
+            .iter_mut()
+            .for_each(|pipe| pipe.closed = true);
         self.other_doorbell.wake();
     }
 }
