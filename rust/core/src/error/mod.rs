@@ -49,15 +49,19 @@ pub struct Blamed {
 }
 
 /// The kinds of failure, each with what happened; each is one exception class in Python.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum ErrorKind {
     /// A setting cannot be used.
-    Config(Unusable),
+    #[error(transparent)]
+    Config(#[from] Unusable),
     /// The group could not be formed.
-    Rendezvous(NotFormed),
+    #[error(transparent)]
+    Rendezvous(#[from] NotFormed),
     /// A peer could not prove that it belongs to the job.
-    Authentication(NotTrusted),
+    #[error(transparent)]
+    Authentication(#[from] NotTrusted),
     /// Ranks called different collectives at the same position.
+    #[error("one rank called {theirs}; the others called {others}")]
     Mismatch {
         /// What the blamed rank called.
         theirs: Text,
@@ -65,44 +69,34 @@ pub enum ErrorKind {
         others: Text,
     },
     /// A rank has gone.
-    PeerLost(Lost),
+    #[error(transparent)]
+    PeerLost(#[from] Lost),
     /// A rank is alive but did not take part in time.
-    CollectiveTimeout(Late),
+    #[error(transparent)]
+    CollectiveTimeout(#[from] Late),
     /// Somebody aborted the communicator, or it is closed.
-    Aborted(Abort),
+    #[error(transparent)]
+    Aborted(#[from] Abort),
     /// Bytes arrived that no correct peer sends, or the engine itself failed.
-    Protocol(Breach),
+    #[error(transparent)]
+    Protocol(#[from] Breach),
     /// Bytes arrived other than they were sent, and were not used.
-    Corrupted(Damage),
+    #[error(transparent)]
+    Corrupted(#[from] Damage),
     /// Collectives were called where no order among them is possible.
-    Misuse(Disorder),
+    #[error(transparent)]
+    Misuse(#[from] Disorder),
     /// The system refused memory, a thread or a descriptor.
-    Exhausted(Shortage),
+    #[error(transparent)]
+    Exhausted(#[from] Shortage),
 }
 
 /// A fact is an error of its kind.
-macro_rules! kinds {
-    ($($kind:ident($fact:ident)),*) => { $(
-        impl From<$fact> for Error {
-            fn from(fact: $fact) -> Self {
-                Self::new(ErrorKind::$kind(fact))
-            }
-        }
-    )* };
+impl<Fact: Into<ErrorKind>> From<Fact> for Error {
+    fn from(fact: Fact) -> Self {
+        Self::new(fact.into())
+    }
 }
-
-kinds!(
-    Config(Unusable),
-    Rendezvous(NotFormed),
-    Authentication(NotTrusted),
-    PeerLost(Lost),
-    CollectiveTimeout(Late),
-    Aborted(Abort),
-    Protocol(Breach),
-    Corrupted(Damage),
-    Misuse(Disorder),
-    Exhausted(Shortage)
-);
 
 impl Error {
     /// An error of this kind with nothing else known.
@@ -246,20 +240,17 @@ impl fmt::Display for Error {
                     "rank {rank} on {host} called {theirs}; the others called {others}"
                 )?;
             }
-            (ErrorKind::Mismatch { theirs, others }, None) => {
-                write!(f, "one rank called {theirs}; the others called {others}")?;
-            }
             // Either end may have done it, or what is between them.
             (ErrorKind::Corrupted(_), _)
             // It names the ranks itself.
             | (ErrorKind::Rendezvous(NotFormed::MissingRanks { .. }), _) => {
-                f.write_str(&self.kind.sentence())?;
+                write!(f, "{}", self.kind)?;
             }
             (kind, blamed) => {
                 if let Some(Blamed { rank, host }) = blamed {
                     write!(f, "rank {rank} on {host}: ")?;
                 }
-                f.write_str(&kind.sentence())?;
+                write!(f, "{kind}")?;
             }
         }
         if let Some(elapsed) = self.elapsed.filter(|&elapsed| elapsed >= WORTH_SAYING) {
@@ -284,22 +275,6 @@ impl ErrorKind {
             Self::Protocol(_) | Self::Corrupted(_) => "ProtocolError",
             Self::Misuse(_) => "GradringError",
             Self::Exhausted(_) => "ConfigError",
-        }
-    }
-
-    fn sentence(&self) -> String {
-        match self {
-            Self::Config(fact) => fact.to_string(),
-            Self::Rendezvous(fact) => fact.to_string(),
-            Self::Authentication(fact) => fact.to_string(),
-            Self::Mismatch { theirs, .. } => theirs.to_string(),
-            Self::PeerLost(fact) => fact.to_string(),
-            Self::CollectiveTimeout(fact) => fact.to_string(),
-            Self::Aborted(fact) => fact.to_string(),
-            Self::Protocol(fact) => fact.to_string(),
-            Self::Corrupted(fact) => fact.to_string(),
-            Self::Misuse(fact) => fact.to_string(),
-            Self::Exhausted(fact) => fact.to_string(),
         }
     }
 }
