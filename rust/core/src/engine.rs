@@ -6,17 +6,16 @@
 //! No lock is held while the program's signal handlers and finalizers run, so these may close the
 //! communicator; what they may not do is to launch a collective in the middle of another one.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::buffer::Buffer;
-use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
+use crate::caller::Interrupt;
 use crate::collective::{Call, Request};
-use crate::drive::{Context, Drive, Launched, Limits, Measured, Memory, Step};
-use crate::error::{Abort, Disorder, Error, Result, Text, message_of, shortened};
+use crate::drive::{Launched, Limits, Memory};
+use crate::error::{Abort, Disorder, Error, Result, Text, shortened};
 use crate::host::host_name;
 use crate::link::Transport;
 use crate::link::forks::Process;
@@ -27,16 +26,15 @@ use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
 use crate::work::{WaitOutcome, Work};
 
+mod driver;
 mod queue;
 mod spin_policy;
 mod steps;
 
 pub use crate::drive::{Stall, Supervisor, Suspicion};
+use driver::Driver;
 use queue::Queue;
 pub use spin_policy::SpinPolicy;
-
-/// How often a spinning caller looks at its links before it looks at the clock.
-const LOOKS_PER_CLOCK: u32 = 8;
 
 /// What an engine is built from.
 pub struct Parts {
@@ -58,12 +56,6 @@ pub struct Parts {
     pub stall_warning: Duration,
     /// How a blocked caller waits.
     pub spin_policy: SpinPolicy,
-}
-
-/// What it takes to drive a collective: the thread that drives one has it for that time.
-struct Driver {
-    transport: Box<dyn Transport>,
-    memory: Memory,
 }
 
 /// Runs collectives in launch order.
@@ -366,188 +358,8 @@ impl Shared {
         work
     }
 
-    /// Gives the driver back, or ends it if the engine has been closed meanwhile.
-    fn stop_driving(&self, driver: Box<Driver>) {
-        if !self.process.is_this() {
-            // Its threads and links are the parent's.
-            std::mem::forget(driver);
-            return;
-        }
-        let mut queue = lock(&self.queue);
-        (queue.driving, queue.asking) = (false, false);
-        queue.unblock();
-        let awaited = queue.closed || !queue.waiting.is_empty();
-        let closed = match queue.closed {
-            true => Some(driver),
-            false => {
-                queue.driver = Some(driver);
-                None
-            }
-        };
-        drop(queue);
-        drop(closed);
-        if awaited {
-            self.changed.notify_all();
-        }
-    }
-
-    /// The progress thread.
-    fn make_progress(&self) {
-        loop {
-            let mut queue = lock(&self.queue);
-            let (mut driver, (launched, buffer, work)) = loop {
-                if queue.closed {
-                    return;
-                }
-                if !queue.waiting.is_empty()
-                    && let Some(driver) = queue.driver.take()
-                    && let Some(next) = queue.waiting.pop_front()
-                {
-                    break (driver, next);
-                }
-                queue = self.wait(queue);
-            };
-            queue.driving = true;
-            drop(queue);
-            let started = Instant::now();
-            self.recorder.started(launched.sequence, started);
-            let result =
-                self.drive_guarded(&mut driver, launched, buffer, started, None, &mut || false);
-            work.end(result);
-            self.stop_driving(driver);
-        }
-    }
-
     fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         lock::wait(&self.changed, queue)
-    }
-
-    /// Lets the program act, which may have something to say or even close this engine; whether it
-    /// asks to give up.
-    fn ask(&self, sequence: u64, interrupt: Interrupt<'_>) -> bool {
-        let asking = |asking| {
-            let mut queue = lock(&self.queue);
-            queue.asking = asking;
-            if queue.closed {
-                self.changed.notify_all();
-            }
-        };
-        asking(true);
-        self.recorder.locate(sequence, interrupt);
-        let interrupted = interrupt.interrupts();
-        if self.process.is_this() {
-            asking(false);
-        }
-        interrupted
-    }
-
-    /// Drives a collective; a panic fails the group's works, never the process.
-    ///
-    /// `spin_policy` is for a caller who blocks; the progress thread has none and sleeps, because
-    /// the caller's computation wants the core.
-    fn drive_guarded(
-        &self,
-        driver: &mut Driver,
-        launched: Launched,
-        buffer: Buffer,
-        started: Instant,
-        spin_policy: Option<SpinPolicy>,
-        interrupt: Interrupt<'_>,
-    ) -> Result<()> {
-        let (call, sequence) = (Arc::clone(&launched.prepared.call), launched.sequence);
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            let spin_policy = spin_policy.unwrap_or_default();
-            self.drive(driver, &launched, buffer, started, spin_policy, interrupt)
-        }))
-        .unwrap_or_else(|panic| {
-            let what = message_of(&*panic);
-            Err(self.fail(Error::panicked("the engine", what)))
-        });
-        match result {
-            Ok(Some(measured)) => {
-                self.recorder
-                    .ended(sequence, &call, &measured, spin_policy.is_some());
-                Ok(())
-            }
-            Ok(None) => {
-                self.recorder.over(sequence, State::Done, started);
-                Ok(())
-            }
-            Err(error) => {
-                self.recorder.over(sequence, State::Failed, started);
-                Err(placed(error, &call, sequence, started))
-            }
-        }
-    }
-
-    /// Returns how it went; nothing in a world of one.
-    fn drive(
-        &self,
-        driver: &mut Driver,
-        launched: &Launched,
-        buffer: Buffer,
-        started: Instant,
-        spin_policy: SpinPolicy,
-        interrupt: Interrupt<'_>,
-    ) -> Result<Option<Measured>> {
-        if self.topology.world_size() == 1 {
-            return self.abort.cause().map_or(Ok(None), Err);
-        }
-        let Driver { transport, memory } = driver;
-        let context = Context {
-            rank: self.rank,
-            topology: &self.topology,
-            limits: self.limits,
-            abort: &self.abort,
-            supervisor: &*self.supervisor,
-            waits: &self.recorder.waits,
-        };
-        let mut operand = memory
-            .operand(buffer, launched)
-            .map_err(|error| self.fail(error))?;
-        let mut drive = Drive::new(context, launched, &mut operand, started)
-            .map_err(|error| self.fail(error))?;
-        let mut asked_at = started;
-        let mut looks = 0_u32;
-        loop {
-            match drive.step(&mut **transport, Instant::now) {
-                Step::Done => break,
-                Step::Failed(cause) => return Err(cause),
-                Step::Moved => continue,
-                Step::Blocked => {}
-            }
-            looks += 1;
-            if !spin_policy.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
-                std::hint::spin_loop();
-                continue;
-            }
-            let now = Instant::now();
-            let idle = drive.idle(now);
-            if idle < spin_policy.yielding {
-                if idle < spin_policy.spinning {
-                    std::hint::spin_loop();
-                } else {
-                    thread::yield_now();
-                }
-                continue;
-            }
-            let limit = drive.look(now);
-            transport.wait(drive.interests(), limit);
-            if asked_at.elapsed() >= INTERRUPT_INTERVAL {
-                asked_at = Instant::now();
-                let interrupted = self.ask(launched.sequence, interrupt);
-                if !self.process.is_this() {
-                    return Err(Abort::ForkedInside.into());
-                }
-                if interrupted {
-                    self.supervisor.abort(self.interrupted());
-                }
-            }
-        }
-        let measured = drive.measured(Instant::now());
-        drop(drive);
-        drop(operand.finish());
-        Ok(Some(measured))
     }
 
     /// Fails all works of all ranks; returns the first cause.

@@ -1,0 +1,207 @@
+//! Driving one collective after the other: on the caller's thread if it blocks, or else on the
+//! progress thread.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use super::{Shared, SpinPolicy, placed};
+use crate::buffer::Buffer;
+use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
+use crate::drive::{Context, Drive, Launched, Measured, Memory, Step};
+use crate::error::{Abort, Error, Result, message_of};
+use crate::link::Transport;
+use crate::lock::lock;
+use crate::observe::flight_recorder::State;
+
+/// How often a spinning caller looks at its links before it looks at the clock.
+const LOOKS_PER_CLOCK: u32 = 8;
+
+/// What it takes to drive a collective: the thread that drives one has it for that time.
+pub(super) struct Driver {
+    pub(super) transport: Box<dyn Transport>,
+    pub(super) memory: Memory,
+}
+
+impl Shared {
+    /// Gives the driver back, or ends it if the engine has been closed meanwhile.
+    pub(super) fn stop_driving(&self, driver: Box<Driver>) {
+        if !self.process.is_this() {
+            // Its threads and links are the parent's.
+            std::mem::forget(driver);
+            return;
+        }
+        let mut queue = lock(&self.queue);
+        (queue.driving, queue.asking) = (false, false);
+        queue.unblock();
+        let awaited = queue.closed || !queue.waiting.is_empty();
+        let closed = match queue.closed {
+            true => Some(driver),
+            false => {
+                queue.driver = Some(driver);
+                None
+            }
+        };
+        drop(queue);
+        drop(closed);
+        if awaited {
+            self.changed.notify_all();
+        }
+    }
+
+    /// The progress thread.
+    pub(super) fn make_progress(&self) {
+        loop {
+            let mut queue = lock(&self.queue);
+            let (mut driver, (launched, buffer, work)) = loop {
+                if queue.closed {
+                    return;
+                }
+                if !queue.waiting.is_empty()
+                    && let Some(driver) = queue.driver.take()
+                    && let Some(next) = queue.waiting.pop_front()
+                {
+                    break (driver, next);
+                }
+                queue = self.wait(queue);
+            };
+            queue.driving = true;
+            drop(queue);
+            let started = Instant::now();
+            self.recorder.started(launched.sequence, started);
+            let result =
+                self.drive_guarded(&mut driver, launched, buffer, started, None, &mut || false);
+            work.end(result);
+            self.stop_driving(driver);
+        }
+    }
+
+    /// Lets the program act, which may have something to say or even close this engine; whether it
+    /// asks to give up.
+    fn ask(&self, sequence: u64, interrupt: Interrupt<'_>) -> bool {
+        let asking = |asking| {
+            let mut queue = lock(&self.queue);
+            queue.asking = asking;
+            if queue.closed {
+                self.changed.notify_all();
+            }
+        };
+        asking(true);
+        self.recorder.locate(sequence, interrupt);
+        let interrupted = interrupt.interrupts();
+        if self.process.is_this() {
+            asking(false);
+        }
+        interrupted
+    }
+
+    /// Drives a collective; a panic fails the group's works, never the process.
+    ///
+    /// `spin_policy` is for a caller who blocks; the progress thread has none and sleeps, because
+    /// the caller's computation wants the core.
+    pub(super) fn drive_guarded(
+        &self,
+        driver: &mut Driver,
+        launched: Launched,
+        buffer: Buffer,
+        started: Instant,
+        spin_policy: Option<SpinPolicy>,
+        interrupt: Interrupt<'_>,
+    ) -> Result<()> {
+        let (call, sequence) = (Arc::clone(&launched.prepared.call), launched.sequence);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let spin_policy = spin_policy.unwrap_or_default();
+            self.drive(driver, &launched, buffer, started, spin_policy, interrupt)
+        }))
+        .unwrap_or_else(|panic| {
+            let what = message_of(&*panic);
+            Err(self.fail(Error::panicked("the engine", what)))
+        });
+        match result {
+            Ok(Some(measured)) => {
+                self.recorder
+                    .ended(sequence, &call, &measured, spin_policy.is_some());
+                Ok(())
+            }
+            Ok(None) => {
+                self.recorder.over(sequence, State::Done, started);
+                Ok(())
+            }
+            Err(error) => {
+                self.recorder.over(sequence, State::Failed, started);
+                Err(placed(error, &call, sequence, started))
+            }
+        }
+    }
+
+    /// Returns how it went; nothing in a world of one.
+    fn drive(
+        &self,
+        driver: &mut Driver,
+        launched: &Launched,
+        buffer: Buffer,
+        started: Instant,
+        spin_policy: SpinPolicy,
+        interrupt: Interrupt<'_>,
+    ) -> Result<Option<Measured>> {
+        if self.topology.world_size() == 1 {
+            return self.abort.cause().map_or(Ok(None), Err);
+        }
+        let Driver { transport, memory } = driver;
+        let context = Context {
+            rank: self.rank,
+            topology: &self.topology,
+            limits: self.limits,
+            abort: &self.abort,
+            supervisor: &*self.supervisor,
+            waits: &self.recorder.waits,
+        };
+        let mut operand = memory
+            .operand(buffer, launched)
+            .map_err(|error| self.fail(error))?;
+        let mut drive = Drive::new(context, launched, &mut operand, started)
+            .map_err(|error| self.fail(error))?;
+        let mut asked_at = started;
+        let mut looks = 0_u32;
+        loop {
+            match drive.step(&mut **transport, Instant::now) {
+                Step::Done => break,
+                Step::Failed(cause) => return Err(cause),
+                Step::Moved => continue,
+                Step::Blocked => {}
+            }
+            looks += 1;
+            if !spin_policy.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now = Instant::now();
+            let idle = drive.idle(now);
+            if idle < spin_policy.yielding {
+                if idle < spin_policy.spinning {
+                    std::hint::spin_loop();
+                } else {
+                    thread::yield_now();
+                }
+                continue;
+            }
+            let limit = drive.look(now);
+            transport.wait(drive.interests(), limit);
+            if asked_at.elapsed() >= INTERRUPT_INTERVAL {
+                asked_at = Instant::now();
+                let interrupted = self.ask(launched.sequence, interrupt);
+                if !self.process.is_this() {
+                    return Err(Abort::ForkedInside.into());
+                }
+                if interrupted {
+                    self.supervisor.abort(self.interrupted());
+                }
+            }
+        }
+        let measured = drive.measured(Instant::now());
+        drop(drive);
+        drop(operand.finish());
+        Ok(Some(measured))
+    }
+}
