@@ -1,0 +1,234 @@
+use super::*;
+
+fn diagnose(calls: &[Option<&str>]) -> Error {
+    let mut diagnosis = Diagnosis::new(4, calls.len());
+    diagnosis.about_stall(vec![0], Duration::from_secs(30));
+    for (rank, call) in calls.iter().enumerate() {
+        assert!(diagnosis.hear(Report {
+            rank,
+            sequence: 4,
+            entered: call.map(|call| Entered {
+                header: call.as_bytes().into(),
+                call: call.into(),
+                step: 0,
+                left: None,
+            }),
+            waits: call.map(|_| Waits {
+                awaited: vec![(rank + 1) % calls.len()],
+                idle: Duration::from_secs(60 - rank as u64),
+            }),
+        }));
+    }
+    assert!(diagnosis.complete());
+    diagnosis.cause(&vec![String::from("h"); calls.len()])
+}
+
+fn blamed(error: &Error) -> usize {
+    error.blamed.as_ref().unwrap().rank
+}
+
+#[test]
+fn the_odd_one_out_is_blamed_wherever_it_is() {
+    for odd in 0..4 {
+        let mut calls = [Some("a"); 4];
+        calls[odd] = Some("b");
+        let error = diagnose(&calls);
+        assert_eq!(blamed(&error), odd);
+        assert!(matches!(&error.kind, ErrorKind::Mismatch { theirs, .. } if &**theirs == "b"));
+    }
+    assert_eq!(blamed(&diagnose(&[Some("a"), Some("b")])), 1);
+}
+
+#[test]
+fn calls_that_differ_in_their_step_alone_are_told_apart() {
+    let mut diagnosis = Diagnosis::new(4, 2);
+    for rank in 0..2 {
+        let step = 3 + rank as u64;
+        assert!(diagnosis.hear(Report {
+            rank,
+            sequence: 4,
+            entered: Some(Entered {
+                header: vec![step as u8],
+                call: "a".into(),
+                step,
+                left: (rank == 1).then(|| (3, "ValueError: bad".into())),
+            }),
+            waits: None,
+        }));
+    }
+    let error = diagnosis.cause(&["h"; 2].map(String::from)).to_string();
+    let told = "rank 1 on h called a in step 4, after it left step 3 by ValueError: bad; the \
+                others called a in step 3 (rank 0)";
+    assert!(error.contains(told), "{error}");
+}
+
+#[test]
+fn a_rank_that_has_not_entered_is_late() {
+    let error = diagnose(&[Some("a"), Some("a"), None]);
+    assert_eq!(blamed(&error), 2);
+    assert!(matches!(error.kind, ErrorKind::CollectiveTimeout { .. }));
+}
+
+/// The cause of a stall that all have reported on, given what each rank says.
+fn diagnose_waits(entered: &[bool], waits: &[Option<(&[usize], u64)>]) -> Error {
+    let mut diagnosis = Diagnosis::new(4, entered.len());
+    for (rank, (&entered, waits)) in entered.iter().zip(waits).enumerate() {
+        assert!(diagnosis.hear(Report {
+            rank,
+            sequence: 4,
+            entered: entered.then(|| Entered {
+                header: b"a".into(),
+                call: "a".into(),
+                step: 0,
+                left: None,
+            }),
+            waits: waits.map(|(awaited, seconds)| Waits {
+                awaited: awaited.to_vec(),
+                idle: Duration::from_secs(seconds),
+            }),
+        }));
+    }
+    diagnosis.cause(&vec![String::from("h"); entered.len()])
+}
+
+#[test]
+fn a_rank_that_waits_in_an_earlier_collective_is_not_late() {
+    // Rank 0 is stuck behind rank 2, which sends it nothing; rank 1 is stuck behind rank 0.
+    let waits = [Some((&[2][..], 30)), Some((&[0][..], 31)), None];
+    let error = diagnose_waits(&[false, true, true], &waits);
+    assert_eq!(blamed(&error), 2);
+}
+
+#[test]
+fn a_rank_that_has_only_just_entered_is_blamed_by_all_that_waited_for_it() {
+    let waits = [Some((&[1, 2][..], 30)), Some((&[2][..], 31)), None];
+    let error = diagnose_waits(&[true; 3], &waits);
+    assert_eq!(blamed(&error), 2);
+    let waits = waits.map(|waits| Some(waits.unwrap_or((&[0], 29))));
+    let error = diagnose_waits(&[true; 3], &waits);
+    assert_eq!(blamed(&error), 2, "for which most ranks wait");
+    assert_eq!(error.elapsed, Some(Duration::from_secs(31)));
+}
+
+#[test]
+fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
+    let mut diagnosis = Diagnosis::new(1, 4);
+    diagnosis.about_stall(vec![2], Duration::from_secs(1));
+    diagnosis.hear(Report {
+        rank: 3,
+        sequence: 1,
+        entered: Some(Entered {
+            header: b"a".into(),
+            call: "a".into(),
+            step: 0,
+            left: None,
+        }),
+        waits: Some(Waits {
+            awaited: vec![2],
+            idle: Duration::from_secs(1),
+        }),
+    });
+    assert_eq!(blamed(&diagnosis.cause(&["h"; 4].map(String::from))), 2);
+}
+
+#[test]
+fn a_changed_header_of_a_rank_that_has_left_is_not_taken_for_silence() {
+    let mut diagnosis = Diagnosis::new(1, 2);
+    diagnosis.about_header(1);
+    let error = diagnosis.cause(&["h"; 2].map(String::from));
+    assert_eq!(blamed(&error), 1);
+    assert!(matches!(error.kind, ErrorKind::Protocol { .. }));
+}
+
+#[test]
+fn the_rank_awaited_for_longest_is_blamed_when_all_have_entered() {
+    // Rank 0 has waited longest, for rank 1; the asking rank itself waits for rank 0.
+    let error = diagnose(&[Some("a"); 3]);
+    assert_eq!(blamed(&error), 1);
+    assert!(matches!(error.kind, ErrorKind::CollectiveTimeout { .. }));
+}
+
+#[test]
+fn a_header_that_differs_though_all_called_alike_was_changed_on_its_way() {
+    let mut diagnosis = Diagnosis::new(4, 3);
+    diagnosis.about_header(2);
+    for rank in 0..3 {
+        // Rank 1 has not come so far; that is not what went wrong.
+        let entered = (rank != 1).then(|| Entered {
+            header: b"a".into(),
+            call: "a".into(),
+            step: 0,
+            left: None,
+        });
+        diagnosis.hear(Report {
+            rank,
+            sequence: 4,
+            entered,
+            waits: None,
+        });
+    }
+    let error = diagnosis.cause(&vec![String::from("h"); 3]);
+    assert_eq!(blamed(&error), 2);
+    assert!(matches!(error.kind, ErrorKind::Protocol { .. }));
+}
+
+/// A statement of a rank that has left and entered these collectives.
+fn states(rank: usize, done: Option<u64>, under_way: Option<u64>, call: &str) -> Statement {
+    let known = |sequence, done| Known {
+        sequence,
+        call: Some((call.into(), 0)),
+        done,
+    };
+    let done = done.map(|sequence| known(sequence, true));
+    let under_way = under_way.map(|sequence| known(sequence, false));
+    Statement {
+        rank,
+        collectives: done.into_iter().chain(under_way).collect(),
+        awaited: Vec::new(),
+        idle: Duration::from_secs(1),
+    }
+}
+
+#[test]
+fn from_outside_the_first_collective_that_is_not_done_is_in_question() {
+    let statements = [
+        states(0, Some(6), Some(7), "a"),
+        states(1, Some(5), Some(6), "a"),
+        states(2, Some(5), None, "a"),
+        states(9, None, Some(6), "of a rank that does not exist"),
+    ];
+    let found = super::diagnose(3, &statements).unwrap();
+    assert_eq!((found.sequence, found.problem), (6, Problem::Late));
+    assert_eq!((found.blamed, found.late), (Some(2), vec![2]));
+    assert_eq!(found.calls, [("a".to_owned(), vec![0, 1])]);
+    assert_eq!(super::diagnose(3, &statements[2..3]), None);
+}
+
+#[test]
+fn a_rank_that_has_gone_on_and_forgotten_the_call_is_neither_late_nor_different() {
+    let statements = [
+        states(0, Some(90), None, "b"),
+        states(1, None, Some(7), "a"),
+    ];
+    let found = super::diagnose(2, &statements).unwrap();
+    assert_eq!((found.late, found.problem), (vec![], Problem::Changed));
+    assert_eq!(found.blamed, None);
+    let odd = [states(0, None, Some(7), "b"), statements[1].clone()];
+    let found = super::diagnose(2, &odd).unwrap();
+    assert_eq!((found.problem, found.blamed), (Problem::Different, Some(1)));
+    assert_eq!(found.calls.len(), 2);
+}
+
+#[test]
+fn a_silent_rank_is_named() {
+    let mut diagnosis = Diagnosis::new(1, 2);
+    diagnosis.about_stall(vec![1], Duration::from_secs(1));
+    diagnosis.hear(Report {
+        rank: 0,
+        sequence: 1,
+        entered: None,
+        waits: None,
+    });
+    assert!(!diagnosis.complete());
+    assert_eq!(blamed(&diagnosis.cause(&["h".into(), "h".into()])), 0);
+}
