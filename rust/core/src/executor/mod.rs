@@ -120,6 +120,11 @@ impl Arrival {
         carry: [0; 8],
         carried: 0,
     };
+
+    /// Whether the peer has entered this collective.
+    const fn has_header(&self) -> bool {
+        self.header_received == HEADER_BYTES
+    }
 }
 
 impl<'a> Execution<'a> {
@@ -148,14 +153,9 @@ impl<'a> Execution<'a> {
         headers_sent.resize(plan.outgoing.len(), 0);
         arrivals.clear();
         arrivals.resize(plan.incoming.len(), Arrival::NOTHING);
+        let (op, world_size) = (call.collective.op(), topology.world_size());
         Ok(Self {
-            operands: Operands::new(
-                buffer,
-                call.collective.op(),
-                topology.world_size(),
-                plan,
-                fold,
-            )?,
+            operands: Operands::new(buffer, op, world_size, plan, fold)?,
             rank,
             header,
             plan,
@@ -181,12 +181,12 @@ impl<'a> Execution<'a> {
     /// The peers without which nothing can move after `Progress::Blocked`: those from which
     /// something is expected, and then those that have to make room.
     pub(crate) fn awaited(&self) -> Vec<usize> {
+        let mut interests = self.interests.clone();
+        interests.sort_by_key(|interest| interest.direction == Direction::Send);
         let mut awaited = Vec::new();
-        for direction in [Direction::Receive, Direction::Send] {
-            for interest in self.interests.iter() {
-                if interest.direction == direction && !awaited.contains(&interest.peer) {
-                    awaited.push(interest.peer);
-                }
+        for Interest { peer, .. } in interests {
+            if !awaited.contains(&peer) {
+                awaited.push(peer);
             }
         }
         awaited
@@ -197,7 +197,7 @@ impl<'a> Execution<'a> {
     pub(crate) fn late(&self) -> (Vec<usize>, bool) {
         let pipes = self.plan.incoming.iter().zip(&*self.arrivals);
         let absent: Vec<usize> = pipes
-            .filter(|(_, arrival)| arrival.header_received < HEADER_BYTES)
+            .filter(|(_, arrival)| !arrival.has_header())
             .map(|(pipe, _)| pipe.peer)
             .collect();
         if absent.is_empty() {
@@ -207,6 +207,10 @@ impl<'a> Execution<'a> {
         }
     }
 
+    fn wait_for(&mut self, peer: usize, direction: Direction) {
+        self.interests.push(Interest { peer, direction });
+    }
+
     fn has_sent_all(&self) -> bool {
         self.headers_sent.iter().all(|&sent| sent == HEADER_BYTES)
             && self.plan.outgoing.iter().all(|pipe| pipe.head().is_none())
@@ -214,8 +218,7 @@ impl<'a> Execution<'a> {
 
     fn has_received_all(&self) -> bool {
         let mut pipes = self.plan.incoming.iter().zip(&*self.arrivals);
-        pipes
-            .all(|(pipe, arrival)| arrival.header_received == HEADER_BYTES && pipe.head().is_none())
+        pipes.all(|(pipe, arrival)| arrival.has_header() && pipe.head().is_none())
     }
 
     /// Moves what can be moved without waiting.
@@ -282,10 +285,7 @@ impl<'a> Execution<'a> {
             .try_send(peer, &parts[..filled])
             .map_err(|broken| Fault::Link { peer, broken })?;
         let Some(sent) = sent else {
-            self.interests.push(Interest {
-                peer,
-                direction: Direction::Send,
-            });
+            self.wait_for(peer, Direction::Send);
             return Ok(false);
         };
         let header_bytes = sent.min(HEADER_BYTES - header_sent);
@@ -308,10 +308,10 @@ impl<'a> Execution<'a> {
     ) -> Result<bool, Fault> {
         let peer = self.plan.incoming[pipe].peer;
         let mut moved = false;
-        if self.arrivals[pipe].header_received < HEADER_BYTES {
+        if !self.arrivals[pipe].has_header() {
             moved = self.receive_header(pipe, transport)?;
         }
-        let received = if self.arrivals[pipe].header_received < HEADER_BYTES {
+        let received = if !self.arrivals[pipe].has_header() {
             moved
         } else {
             let Some(number) = self.plan.incoming[pipe].head() else {
@@ -327,10 +327,7 @@ impl<'a> Execution<'a> {
             }
         };
         if !received {
-            self.interests.push(Interest {
-                peer,
-                direction: Direction::Receive,
-            });
+            self.wait_for(peer, Direction::Receive);
         }
         Ok(moved || received)
     }
@@ -363,16 +360,10 @@ impl<'a> Execution<'a> {
         if *header_received == HEADER_BYTES
             && *header != contract::on_way(self.header, peer, self.rank)
         {
-            return Err(Fault::Header {
-                peer,
-                received: Box::new(*header),
-            });
+            let received = Box::new(*header);
+            return Err(Fault::Header { peer, received });
         }
-        if self
-            .arrivals
-            .iter()
-            .all(|arrival| arrival.header_received == HEADER_BYTES)
-        {
+        if self.arrivals.iter().all(Arrival::has_header) {
             self.last_to_enter = Some(peer);
         }
         let came_along = received.unwrap_or(0) - of_header;
@@ -444,12 +435,8 @@ impl<'a> Execution<'a> {
         let tile = bytes_of(self.tile);
         tile[..carried].copy_from_slice(&self.arrivals[pipe].carry[..carried]);
         let room = left.min(tile.len() - carried);
-        let received = transport
-            .try_receive(
-                peer,
-                &mut [IoSliceMut::new(&mut tile[carried..carried + room])],
-            )
-            .map_err(broken)?;
+        let part = IoSliceMut::new(&mut tile[carried..carried + room]);
+        let received = transport.try_receive(peer, &mut [part]).map_err(broken)?;
         if let Some(received) = received {
             self.reduce_tile(pipe, number, received);
         }
