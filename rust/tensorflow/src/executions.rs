@@ -14,7 +14,7 @@ pub(crate) struct Execution {
 }
 
 /// What is in flight, and who was.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Executions {
     /// By handle: until its Wait has ended. What no op waits for stays, until the next execution.
     in_flight: BTreeMap<i64, (Execution, String)>,

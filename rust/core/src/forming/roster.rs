@@ -42,21 +42,14 @@ impl Roster {
     /// Index of a rank among those on its host.
     #[must_use]
     pub fn local_rank(&self, rank: usize) -> usize {
-        self.neighbours_of(rank, rank).count()
+        self.topology().position(rank).1
     }
 
     /// Number of ranks on the host of `rank`.
     #[must_use]
     pub fn local_size(&self, rank: usize) -> usize {
-        self.neighbours_of(rank, self.members.len()).count()
-    }
-
-    /// The ranks below `end` that share the host of `rank`.
-    fn neighbours_of(&self, rank: usize, end: usize) -> impl Iterator<Item = &Member> {
-        let host_id = &self.members[rank].host_id;
-        self.members[..end]
-            .iter()
-            .filter(move |member| member.host_id == *host_id)
+        let topology = self.topology();
+        topology.hosts()[topology.position(rank).0].len()
     }
 }
 

@@ -11,16 +11,6 @@ pub struct Exposure {
 }
 
 impl Exposure {
-    /// No thread has been blocked yet.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            threads: 0,
-            since: None,
-            total: Duration::ZERO,
-        }
-    }
-
     /// A thread is blocked from now on.
     pub fn enter(&mut self, now: Instant) {
         self.threads += 1;
@@ -59,7 +49,7 @@ mod tests {
 
     #[test]
     fn threads_that_are_blocked_at_once_count_once() {
-        let mut exposure = Exposure::new();
+        let mut exposure = Exposure::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         exposure.enter(at(0));

@@ -89,7 +89,7 @@ impl Default for Memory {
             capacity: CAPACITY,
             forgotten: 0,
             stats: Stats::default(),
-            exposure: Exposure::new(),
+            exposure: Exposure::default(),
         }
     }
 }
