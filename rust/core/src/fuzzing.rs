@@ -32,48 +32,30 @@ pub struct Decoder {
     pub samples: fn() -> Vec<Vec<u8>>,
 }
 
+impl Decoder {
+    const fn new(name: &'static str, run: fn(&[u8]), samples: fn() -> Vec<Vec<u8>>) -> Self {
+        Self { name, run, samples }
+    }
+}
+
 /// All decoders.
 pub const DECODERS: [Decoder; 8] = [
-    Decoder {
-        name: "contract",
-        run: contract_header,
-        samples: contract_samples,
-    },
-    Decoder {
-        name: "frame",
-        run: frame,
-        samples: frame_samples,
-    },
-    Decoder {
-        name: "control",
-        run: control_messages,
-        samples: control_samples,
-    },
-    Decoder {
-        name: "handshake_initiator",
-        run: handshake_initiator,
-        samples: handshake_samples,
-    },
-    Decoder {
-        name: "handshake_responder",
-        run: handshake_responder,
-        samples: handshake_samples,
-    },
-    Decoder {
-        name: "roster",
-        run: roster,
-        samples: roster_samples,
-    },
-    Decoder {
-        name: "state",
-        run: state,
-        samples: state_samples,
-    },
-    Decoder {
-        name: "pairing",
-        run: pairing,
-        samples: pairing_samples,
-    },
+    Decoder::new("contract", contract_header, contract_samples),
+    Decoder::new("frame", frame, frame_samples),
+    Decoder::new("control", control_messages, control_samples),
+    Decoder::new(
+        "handshake_initiator",
+        handshake_initiator,
+        handshake_samples,
+    ),
+    Decoder::new(
+        "handshake_responder",
+        handshake_responder,
+        handshake_samples,
+    ),
+    Decoder::new("roster", roster, roster_samples),
+    Decoder::new("state", state, state_samples),
+    Decoder::new("pairing", pairing, pairing_samples),
 ];
 
 /// A header that is taken for one begins as ours do.
