@@ -1,0 +1,130 @@
+"""Commits, and how ranks come to have the newest one."""
+
+import copy
+import os
+import signal
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gradring
+from gradring.elastic import State
+from gradring.elastic import state as states
+from gradring.errors import GradringError
+from gradring.ports import free_ports
+from gradring.testing import run_ranks
+
+#: The 80 kB of weights travel in 81 pieces.
+PIECES_BEFORE_THE_LOSS = 40
+
+VALUES: dict[str, Any] = {
+    "weights": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "half": np.array([1.5, -2.0], ml_dtypes.bfloat16),
+    "empty": np.zeros((0, 3)),
+    "scalar": np.float64(0.1),
+    "flags": np.array([True, False]),
+    "names": np.array(["a", "bcd"]),
+    "step": 3,
+    "nested": {"rate": 0.1, "seen": [1, 2, None], "text": "é"},
+}
+
+
+def same(these: dict[str, Any], those: dict[str, Any]) -> bool:
+    return these.keys() == those.keys() and all(
+        np.array_equal(np.asarray(this), np.asarray(those[name]))
+        and np.asarray(this).dtype == np.asarray(those[name]).dtype
+        for name, this in these.items()
+    )
+
+
+def test_restoring_gives_back_the_last_commit_and_no_part_of_what_came_after() -> None:
+    state = State(**copy.deepcopy(VALUES))
+    state.step = 4
+    state.commit()
+    state.weights[0] = -1.0
+    state.nested["rate"] = 7.0
+    state.half = np.zeros(9)
+    state.step += 1
+    state.restore()
+    assert state.step == 4
+    state.step = 3
+    assert same(state._values(), VALUES)
+
+
+@pytest.mark.parametrize("value", [object(), np.array([object()]), {1j}, np.zeros(2, "i4,f8")])
+def test_what_cannot_be_kept_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="State"):
+        State(value=value)
+
+
+def test_an_attribute_that_would_be_lost_is_refused() -> None:
+    state = State(step=0)
+    with pytest.raises(AttributeError, match="keeps step, and would lose 'epoch'"):
+        state.epoch = 1
+
+
+def synced() -> Any:
+    """Rank 1 has made two commits, rank 0 one, and rank 2 is new."""
+    with gradring.init() as comm:
+        states.PIECE_BYTES = 100
+        state = State(weights=np.full(1000, float(comm.rank)), step=comm.rank)
+        for number in range((1, 2, 0)[comm.rank]):
+            state.step = 10 * comm.rank + number
+            state.commit()
+        state.step = -1
+        state.sync(comm)
+        first = state.step, state.weights.tolist(), state._commit.number
+        state.step += 1
+        state.commit()
+        before = comm.stats()["bytes_sent"]
+        state.sync(comm)  # all have it
+        return first, state.step, comm.stats()["bytes_sent"] - before
+
+
+def test_all_get_the_newest_commit_of_any() -> None:
+    for first, step, sent in run_ranks(synced, 3):
+        assert first == (11, [1.0] * 1000, 2)
+        assert step == 12
+        assert sent < 4000
+
+
+def broken_transfer(rendezvous: str) -> Any:
+    """Rank 0 is killed in the middle of sending; ranks 1 and 2 go on in a group of their own."""
+    comm = gradring.init()
+    states.PIECE_BYTES = 1000
+    state = State(weights=np.zeros(10_000))
+    if comm.rank < 2:
+        state.weights = np.arange(10_000.0)
+        state.commit()
+    pieces = [0]
+    real = gradring.Communicator.broadcast
+
+    def broadcast(self: Any, x: Any, root: int = 0, *, name: str = "") -> Any:
+        pieces[0] += name == "elastic/piece"
+        if comm.rank == 0 and pieces[0] == PIECES_BEFORE_THE_LOSS:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, x, root, name=name)
+
+    gradring.Communicator.broadcast = broadcast  # type: ignore[method-assign]
+    with pytest.raises(GradringError):
+        state.sync(comm)
+    first, pieces[0] = pieces[0], 0
+    comm.close()
+    rank = comm.rank - 1
+    with gradring.init(rank=rank, world_size=2, rendezvous=rendezvous) as survivors:
+        state.sync(survivors)
+    return state.weights.tolist(), state._commit.number, first, pieces[0]
+
+
+def test_a_transfer_goes_on_from_another_rank_where_it_was_broken() -> None:
+    rendezvous = f"127.0.0.1:{free_ports(1)[0]}"
+    killed, *others = run_ranks(broken_transfer, 3, rendezvous, check=False)
+    assert killed.exit_code == -signal.SIGKILL
+    for weights, number, first, second in (outcome.value for outcome in others):
+        assert weights == list(range(10_000))
+        assert number == 1
+        assert first <= PIECES_BEFORE_THE_LOSS
+        # 81 pieces in all: the payload is a bit longer than the weights.
+        assert second == 81 - (PIECES_BEFORE_THE_LOSS - 1)
