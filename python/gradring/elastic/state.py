@@ -1,54 +1,36 @@
-"""What survives the loss of a rank: a program's values, as of its last commit."""
+"""What survives a loss: a program's values, as of its last commit."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradring.communicator import Communicator
-from gradring.errors import ProtocolError
+from gradring.elastic.checkpoints import Checkpoints
+from gradring.elastic.commit import Commit, hash_of
+from gradring.errors import ConfigError, ProtocolError, SaveError
 
 #: What travels at once, in bytes. A transfer that breaks goes on after its last whole piece.
 PIECE_BYTES = 32 << 20
-_HASH_BYTES = 16
-_LENGTH_BYTES = 8
-
-
-class Regroup(BaseException):
-    """All ranks leave the function now, because others wait to join, or one of them goes.
-
-    No `Exception`, so that no handler of the program's keeps a rank in it.
-    """
-
-
-class Group(Protocol):
-    """The group whose ranks commit together."""
-
-    def agree(self, number: int) -> bool:
-        """Waits until all ranks make this commit.
-
-        Returns:
-            Whether they are to leave the function after it.
-
-        Raises:
-            gradring.errors.GradringError: A rank was lost.
-        """
 
 
 class State:
-    """Values that the ranks of an elastic job have in common, and their last commit.
+    """Values that all ranks have in common, and their last commit.
 
     ```python
     state = gradring.elastic.State(weights=np.zeros(1000), step=0)
-    state.step += 1
-    state.commit()
+    state.checkpoint_to("checkpoints", every_commits=10)
+    with gradring.init() as comm:
+        state.sync(comm)
+        while state.step < 1000:
+            state.weights -= 0.1 * comm.all_reduce(gradient(state.weights), op="mean")
+            state.step += 1
+            state.commit()
     ```
 
     A value is an attribute: a numpy array, or what JSON can say (numbers, texts, truths, None, and
@@ -67,11 +49,18 @@ class State:
             values: By name.
 
         Raises:
+            gradring.errors.ConfigError: A value has the name of a method, or one with an underscore.
             TypeError: A value is neither an array of fixed width nor what JSON can say.
         """
+        for name in values:
+            if name.startswith("_") or hasattr(State, name):
+                raise ConfigError(
+                    f"a value of a State cannot be called {name!r}; choose another name"
+                )
         self._names = tuple(values)
-        self._resets: list[Callable[[], None]] = []
-        self._group: Group | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._every_commits = 1
+        self._writes = False
         self._transfer: _Transfer | None = None
         for name, value in values.items():
             setattr(self, name, value)
@@ -93,18 +82,15 @@ class State:
     def commit(self) -> None:
         """Copies all values in memory; a loss takes the job back to here, and no further.
 
-        In a function of `gradring.elastic.run` every rank must call it, after the same step. If
-        others wait to join, all ranks leave the function here, and it is called anew.
+        Every rank must call it after the same step. It needs no other rank.
 
         Raises:
             TypeError: A value has become something that cannot be kept.
-            gradring.errors.GradringError: A rank was lost; the commit before counts.
+            gradring.errors.SaveError: An earlier commit could not be written to its file.
         """
-        made = Commit.of(self._commit.number + 1, self._values())
-        regroup = self._group is not None and self._group.agree(made.number)
-        self._commit = made
-        if regroup:
-            raise Regroup
+        self._commit = Commit.of(self._commit.number + 1, self._values())
+        if self._writes and self._commit.number % self._every_commits == 0:
+            self._keep(lambda checkpoints: checkpoints.write(self._commit))
 
     def restore(self) -> None:
         """Gives all values what they had at the last commit."""
@@ -113,17 +99,25 @@ class State:
     def sync(self, communicator: Communicator) -> None:
         """Gives every rank the values of the newest commit that one of them has.
 
-        Every rank must call it. What travels does so in pieces of 32 MiB, each with a hash. If a
-        rank is lost meanwhile, the next call, in the next group, goes on with the pieces that are
-        missing, from any rank that has them.
+        Every rank must call it when its group has formed. On a rank that has made no commit, the
+        newest one in the directory of `checkpoint_to` counts, if there is one.
+
+        What travels does so in pieces of 32 MiB, each with a hash. If a rank is lost meanwhile, the
+        next call, in the next group, goes on with the pieces that are missing, from any rank that
+        has them.
 
         Args:
             communicator: The group.
 
         Raises:
+            gradring.errors.ConfigError: The newest commit has other values, of another program.
             gradring.errors.ProtocolError: A piece changed on its way.
             gradring.errors.GradringError: A rank was lost meanwhile.
         """
+        if self._checkpoints is not None:
+            self._writes = communicator.rank == 0
+            if self._commit.number == 0:
+                self._commit = self._checkpoints.newest() or self._commit
         numbers = communicator.all_gather(np.array([self._commit.number]), name="elastic/newest")
         root = int(np.argmax(numbers))
         own = self._commit.identity()
@@ -136,21 +130,59 @@ class State:
         self._transfer = transfer
         payload = transfer.run(communicator, root)
         self._commit, self._transfer = Commit(int(numbers[root]), payload), None
-        self.restore()
+        found = self._commit.values()
+        if found.keys() != set(self._names):
+            raise ConfigError(
+                f"the newest commit, number {self._commit.number} of rank {root} on "
+                f"{communicator.hosts[root]}, has {', '.join(found)}, and this State "
+                f"{', '.join(self._names)}: it is another program's, in a directory of checkpoints "
+                "that this one should not use"
+            )
+        self._assign(found)
 
-    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Has functions called when the members of the group have changed, before it goes on.
+    def checkpoint_to(
+        self, directory: str | os.PathLike[str], *, every_commits: int = 1, keep: int = 3
+    ) -> None:
+        """From the next `sync` on, keeps commits in files, for the death of the whole job.
+
+        Rank 0 writes them, by a thread of its own: a file is complete or not there, and has a hash.
+        If writing takes longer than the time between two commits, some are left out. `sync` looks
+        for the newest whole one in this directory on every rank that has made no commit yet, so a
+        job that is started again goes on from there; no common file system is needed, as long as
+        one rank finds it.
 
         Args:
-            callbacks: They take nothing, and are called in this order; such as one that scales the
-                learning rate with the number of ranks.
-        """
-        self._resets.extend(callbacks)
+            directory: Made where it does not exist. What an earlier job has left there counts.
+            every_commits: Only commits whose numbers divide by it are written.
+            keep: How many files stay.
 
-    def on_reset(self) -> None:
-        """The members have changed: calls what was registered."""
-        for callback in self._resets:
-            callback()
+        Raises:
+            gradring.errors.ConfigError: ``every_commits`` or ``keep`` is below 1.
+            OSError: The directory cannot be made.
+        """
+        if every_commits < 1:
+            raise ConfigError(f"every_commits={every_commits!r} is not at least 1")
+        self._checkpoints = Checkpoints(directory, keep)
+        self._every_commits = every_commits
+
+    def flush(self) -> None:
+        """Waits until the checkpoints that were begun are on the disk.
+
+        Raises:
+            gradring.errors.SaveError: One could not be written.
+        """
+        self._keep(Checkpoints.flush)
+
+    def _keep(self, act: Callable[[Checkpoints], None]) -> None:
+        if self._checkpoints is None:
+            return
+        try:
+            act(self._checkpoints)
+        except OSError as error:
+            raise SaveError(
+                f"the checkpoints in {self._checkpoints.directory} on {socket.gethostname()} could "
+                f"not be written: {error}"
+            ) from error
 
     def _values(self) -> dict[str, Any]:
         """What a commit copies, by name."""
@@ -160,66 +192,6 @@ class State:
         """Takes what a commit has copied."""
         for name in self._names:
             setattr(self, name, values[name])
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A copy of all values at one moment.
-
-    Attributes:
-        number: How many commits the job had made before.
-        payload: uint8, one dimension: the length of what follows in 8 bytes; JSON in UTF-8, the
-            dtypes and shapes of the arrays and all other values; the bytes of the arrays.
-    """
-
-    number: int
-    payload: NDArray[np.uint8]
-
-    @staticmethod
-    def of(number: int, values: Mapping[str, Any]) -> Commit:
-        """Copies values.
-
-        Raises:
-            TypeError: A value is neither an array of fixed width nor what JSON can say.
-        """
-        described: dict[str, Any] = {}
-        parts = []
-        for name, value in values.items():
-            if isinstance(value, np.ndarray | np.generic):
-                array = np.asarray(value)
-                shape = None if isinstance(value, np.generic) else array.shape
-                described[name] = {"dtype": _name_of(name, array.dtype), "shape": shape}
-                parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-            else:
-                described[name] = {"value": value}
-        try:
-            text = np.frombuffer(json.dumps(described).encode(), np.uint8)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"a State keeps numpy arrays and what JSON can say; of {', '.join(values)}, one "
-                f"is something else: {error}"
-            ) from error
-        length = np.array([text.size], "<i8").view(np.uint8)
-        return Commit(number, np.concatenate([length, text, *parts]))
-
-    def values(self) -> dict[str, Any]:
-        """Copies of the values, by name."""
-        start = _LENGTH_BYTES + int(self.payload[:_LENGTH_BYTES].view("<i8")[0])
-        found: dict[str, Any] = {}
-        for name, described in json.loads(self.payload[_LENGTH_BYTES:start].tobytes()).items():
-            if "value" in described:
-                found[name] = described["value"]
-                continue
-            dtype, shape = np.dtype(described["dtype"]), described["shape"]
-            end = start + dtype.itemsize * math.prod(shape or ())
-            elements = self.payload[start:end].copy().view(dtype)
-            found[name] = elements[0] if shape is None else elements.reshape(shape)
-            start = end
-        return found
-
-    def identity(self) -> NDArray[np.uint8]:
-        """A hash of everything."""
-        return _hash(self.payload)
 
 
 class _Transfer:
@@ -255,9 +227,9 @@ class _Transfer:
         while start < total:
             end = min(start + PIECE_BYTES, total)
             piece = self._payload[start:end].copy()
-            expected = communicator.broadcast(_hash(piece), root, name="elastic/hash")
+            expected = communicator.broadcast(hash_of(piece), root, name="elastic/hash")
             communicator.broadcast(piece, root, name="elastic/piece")
-            if (_hash(piece) != expected).any():
+            if (hash_of(piece) != expected).any():
                 text = f"bytes {start} to {end} of a commit changed on their way from rank {root}"
                 communicator.abort(text)
                 host = communicator.hosts[root]
@@ -267,21 +239,3 @@ class _Transfer:
                 self._received = end
             start = end
         return self._payload
-
-
-def _hash(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    digest = hashlib.blake2b(data.data, digest_size=_HASH_BYTES).digest()
-    hashed: NDArray[np.uint8] = np.frombuffer(digest, np.uint8).copy()
-    return hashed
-
-
-def _name_of(name: str, dtype: np.dtype[Any]) -> str:
-    """By which numpy finds the dtype again.
-
-    Raises:
-        TypeError: It has Python objects or fields in it.
-    """
-    if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
-        raise TypeError(f"a State cannot keep the array {name!r} of dtype {dtype}")
-    # Those of other packages, such as bfloat16, have names only.
-    return str(dtype.name if dtype.kind == "V" else dtype.str)

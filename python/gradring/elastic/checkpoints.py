@@ -1,0 +1,151 @@
+"""Commits on disk, for the death of a whole job.
+
+A file is complete or not there: it is written under another name, flushed to the disk, and then
+renamed. Its hash comes first, so a file that a disk has torn or changed is noticed and passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
+from gradring.errors import ConfigError
+
+_logger = logging.getLogger("gradring")
+
+_MAGIC = b"gradring commit 1\n"
+_NAME = re.compile(r"commit-(\d{12})\.gradring")
+
+
+class Checkpoints:
+    """A directory of commits, of which the newest are kept.
+
+    Args:
+        directory: Made if it does not exist.
+        keep: How many files stay; at least 1.
+
+    Raises:
+        ConfigError: ``keep`` is below 1.
+        OSError: The directory cannot be made.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep={keep!r} would keep no checkpoint; give at least 1")
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._keep = keep
+        self._wanted: Commit | None = None
+        self._written = -1
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._failed: OSError | None = None
+
+    def write(self, commit: Commit) -> None:
+        """Has a commit written by another thread, unless a newer one comes before its turn.
+
+        Raises:
+            OSError: An earlier one could not be written.
+        """
+        with self._changed:
+            self._raise_failure()
+            self._wanted = commit
+            if self._thread is None:
+                # One that waits at the end of the process keeps it until all is written.
+                self._thread = threading.Thread(target=self._write_all, name="gradring-checkpoints")
+                self._thread.start()
+
+    def flush(self) -> None:
+        """Waits until what was given to `write` is on the disk.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is None)
+            self._raise_failure()
+
+    def newest(self) -> Commit | None:
+        """The newest one that is whole; others are named in the log, and passed over."""
+        for path in sorted(self._files(), reverse=True):
+            try:
+                return _read(path)
+            except (OSError, ValueError) as error:
+                _logger.warning("the checkpoint %s is passed over: %s", path, error)
+        return None
+
+    def _raise_failure(self) -> None:
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                commit, self._wanted = self._wanted, None
+                if commit is None:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+            try:
+                self._write(commit)
+            except OSError as error:
+                _logger.error("commit %d could not be kept: %s", commit.number, error)
+                with self._changed:
+                    self._failed = error
+
+    def _write(self, commit: Commit) -> None:
+        path = self.directory / f"commit-{commit.number:012d}.gradring"
+        unfinished = self.directory / "commit.unfinished"
+        try:
+            with unfinished.open("wb") as file:
+                file.write(_MAGIC)
+                file.write(hash_of(commit.payload).data)
+                file.write(commit.payload.data)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        directory = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        for old in sorted(self._files())[: -self._keep]:
+            with contextlib.suppress(FileNotFoundError):
+                old.unlink()
+
+    def _files(self) -> Iterator[Path]:
+        return (path for path in self.directory.iterdir() if _NAME.fullmatch(path.name))
+
+
+def _read(path: Path) -> Commit:
+    """A commit.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not whole.
+    """
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise ValueError("it is no commit of this version of gradring")
+        expected = file.read(HASH_BYTES)
+        payload = np.fromfile(file, np.uint8)
+    if hash_of(payload).tobytes() != expected:
+        raise ValueError(
+            "its contents do not have its hash: it is torn, or the disk has changed it"
+        )
+    return Commit(int(match[1]), payload)

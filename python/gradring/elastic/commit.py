@@ -1,0 +1,95 @@
+"""A copy of a program's values at one moment, as bytes that can travel and be kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HASH_BYTES = 16
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A copy of all values at one moment.
+
+    Attributes:
+        number: How many commits the job had made before.
+        payload: uint8, one dimension: the length of what follows in 8 bytes; JSON in UTF-8, the
+            dtypes and shapes of the arrays and all other values; the bytes of the arrays.
+    """
+
+    number: int
+    payload: NDArray[np.uint8]
+
+    @staticmethod
+    def of(number: int, values: Mapping[str, Any]) -> Commit:
+        """Copies values.
+
+        Raises:
+            TypeError: A value is neither an array of fixed width nor what JSON can say.
+        """
+        described: dict[str, Any] = {}
+        parts = []
+        for name, value in values.items():
+            if isinstance(value, np.ndarray | np.generic):
+                array = np.asarray(value)
+                shape = None if isinstance(value, np.generic) else array.shape
+                described[name] = {"dtype": _name_of(name, array.dtype), "shape": shape}
+                parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            else:
+                described[name] = {"value": value}
+        try:
+            text = np.frombuffer(json.dumps(described).encode(), np.uint8)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"a State keeps numpy arrays and what JSON can say; of {', '.join(values)}, one "
+                f"is something else: {error}"
+            ) from error
+        length = np.array([text.size], "<i8").view(np.uint8)
+        return Commit(number, np.concatenate([length, text, *parts]))
+
+    def values(self) -> dict[str, Any]:
+        """Copies of the values, by name."""
+        start = _LENGTH_BYTES + int(self.payload[:_LENGTH_BYTES].view("<i8")[0])
+        found: dict[str, Any] = {}
+        for name, described in json.loads(self.payload[_LENGTH_BYTES:start].tobytes()).items():
+            if "value" in described:
+                found[name] = described["value"]
+                continue
+            dtype, shape = np.dtype(described["dtype"]), described["shape"]
+            end = start + dtype.itemsize * math.prod(shape or ())
+            elements = self.payload[start:end].copy().view(dtype)
+            found[name] = elements[0] if shape is None else elements.reshape(shape)
+            start = end
+        return found
+
+    def identity(self) -> NDArray[np.uint8]:
+        """A hash of everything."""
+        return hash_of(self.payload)
+
+
+def hash_of(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of 16 bytes; two different contents have the same one once in 2**128."""
+    digest = hashlib.blake2b(data.data, digest_size=HASH_BYTES).digest()
+    hashed: NDArray[np.uint8] = np.frombuffer(digest, np.uint8).copy()
+    return hashed
+
+
+def _name_of(name: str, dtype: np.dtype[Any]) -> str:
+    """By which numpy finds the dtype again.
+
+    Raises:
+        TypeError: It has Python objects or fields in it.
+    """
+    if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
+        raise TypeError(f"a State cannot keep the array {name!r} of dtype {dtype}")
+    # Those of other packages, such as bfloat16, have names only.
+    return str(dtype.name if dtype.kind == "V" else dtype.str)

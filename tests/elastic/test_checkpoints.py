@@ -1,0 +1,144 @@
+"""Commits on disk: written whole, passed over when they are not, and what a job resumes from."""
+
+import logging
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring.elastic import State
+from gradring.elastic.checkpoints import Checkpoints
+from gradring.elastic.commit import Commit
+from gradring.errors import ConfigError, SaveError
+from gradring.testing import run_ranks
+
+STEPS = 30
+EVERY = 4
+
+
+def commit(number: int) -> Commit:
+    return Commit.of(number, {"weights": np.full(1000, float(number)), "step": number})
+
+
+def written(directory: Path, *numbers: int, keep: int = 100) -> Checkpoints:
+    checkpoints = Checkpoints(directory, keep)
+    for number in numbers:
+        checkpoints.write(commit(number))
+        checkpoints.flush()
+    return checkpoints
+
+
+def test_the_newest_files_are_kept_and_nothing_else_stays(tmp_path: Path) -> None:
+    checkpoints = written(tmp_path, *range(1, 8), keep=3)
+    assert sorted(os.listdir(tmp_path)) == [f"commit-{n:012d}.gradring" for n in (5, 6, 7)]
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.number == newest.values()["step"] == 7
+    assert newest.values()["weights"].tolist() == [7.0] * 1000
+
+
+@pytest.mark.parametrize("harm", ["torn", "one bit", "empty", "other file", "unreadable"])
+def test_a_file_that_is_not_whole_is_named_and_passed_over(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = written(tmp_path, 1, 2)
+    (tmp_path / "commit.unfinished").write_bytes(b"half of it")
+    path = tmp_path / "commit-000000000002.gradring"
+    contents = bytearray(path.read_bytes())
+    if harm == "torn":
+        path.write_bytes(contents[:-1])
+    elif harm == "one bit":
+        contents[-1] ^= 1
+        path.write_bytes(contents)
+    elif harm == "unreadable":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(b"" if harm == "empty" else b"something else entirely")
+    with caplog.at_level(logging.WARNING):
+        newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.number == 1
+    assert str(path) in caplog.text
+
+
+def test_what_cannot_be_written_is_an_error_of_the_next_commit(tmp_path: Path) -> None:
+    directory = tmp_path / "gone"
+    with gradring.init(rank=0, world_size=1) as comm:
+        state = State(step=0)
+        state.checkpoint_to(directory)
+        state.sync(comm)
+        shutil.rmtree(directory)
+        state.commit()
+        with pytest.raises(SaveError, match="gone"):
+            state.flush()
+        # A later one is a new attempt.
+        directory.mkdir()
+        state.commit()
+        state.flush()
+    assert len(os.listdir(directory)) == 1
+
+
+def test_settings_that_keep_nothing_are_refused(tmp_path: Path) -> None:
+    state = State(step=0)
+    with pytest.raises(ConfigError, match="keep=0"):
+        state.checkpoint_to(tmp_path, keep=0)
+    with pytest.raises(ConfigError, match="every_commits=0"):
+        state.checkpoint_to(tmp_path, every_commits=0)
+    with pytest.raises(ConfigError, match="'sync'"):
+        State(sync=1)
+
+
+def trained(directories: list[str], killed_at: int | None) -> Any:
+    """A training whose every step depends on all before, killed in the middle of a step."""
+    with gradring.init() as comm:
+        state = State(weights=np.random.default_rng(comm.rank).normal(size=100), step=0, seen=[])
+        state.checkpoint_to(directories[comm.rank], every_commits=EVERY, keep=2)
+        state.sync(comm)
+        begun_at = state.step
+        while state.step < STEPS:
+            data = np.random.default_rng([state.step, comm.rank]).normal(size=100)
+            gradient = comm.all_reduce(np.sin(state.weights * data) + state.weights, op="mean")
+            if state.step == killed_at:
+                state.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            state.weights -= 0.1 * gradient
+            state.seen.append(state.step)
+            state.step += 1
+            state.commit()
+        return begun_at, state.seen, state.weights.tobytes()
+
+
+def test_a_job_that_was_killed_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    whole = run_ranks(trained, 2, [str(tmp_path / f"whole-{rank}") for rank in (0, 1)], None)
+    assert whole[0][2] == whole[1][2]
+    # The file is where rank 0 wrote it; after the restart, rank 1 is the one on that host.
+    broken = [str(tmp_path / "host-a"), str(tmp_path / "host-b")]
+    for outcome in run_ranks(trained, 2, broken, 13, check=False):
+        assert outcome.exit_code == -signal.SIGKILL
+    resumed = run_ranks(trained, 2, broken[::-1], None)
+    for (begun_at, seen, weights), (_, _, expected) in zip(resumed, whole, strict=True):
+        assert begun_at == 12
+        assert seen == list(range(STEPS))
+        assert weights == expected
+
+
+def of_another_program(directory: str) -> Any:
+    with gradring.init() as comm:
+        state = State(weights=np.zeros(3), epoch=0)
+        state.checkpoint_to(directory if comm.rank == 1 else directory + "-empty")
+        with pytest.raises(ConfigError) as raised:
+            state.sync(comm)
+        return str(raised.value)
+
+
+def test_checkpoints_of_another_program_are_refused_by_every_rank(tmp_path: Path) -> None:
+    written(tmp_path / "old", 5)
+    for text in run_ranks(of_another_program, 2, str(tmp_path / "old")):
+        assert "number 5 of rank 1 on" in text
+        assert "has weights, step, and this State weights, epoch" in text
