@@ -31,7 +31,7 @@ __all__ = [
     "init",
 ]
 
-_LAZY = ("tensorflow", "testing")
+_LAZY = ("elastic", "tensorflow", "testing")
 
 
 def __getattr__(name: str) -> ModuleType:

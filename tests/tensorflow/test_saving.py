@@ -115,6 +115,7 @@ def saved_and_updated(directory: str) -> Any:
             **save_and_update(comm, place),
             **export(comm, Path(directory, f"exported-{comm.rank}")),
             **restored_and_compared(comm, Path(directory, "restored")),
+            **committed(comm, Path(directory, "committed")),
         }
 
 
@@ -331,6 +332,64 @@ def restored_and_compared(comm: Any, directory: Path) -> Any:
     return {"restored": found}
 
 
+def committed(comm: Any, directory: Path) -> Any:
+    """A `fit` that is broken off in the middle of an epoch, and another process that goes on."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow.elastic import CommitState, State
+
+    strategy = CustomCollectiveStrategy(communicator=comm)
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    batches = tf.data.Dataset.from_tensor_slices((x, x[:, :2])).batch(8)  # 8 steps
+
+    def fresh(seed: int, place: Path) -> tuple[Any, Any]:
+        with strategy.scope():
+            model = small_model(seed)
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        state = State(model=model, epoch=0, step=0)
+        state.checkpoint_to(place / str(comm.rank))
+        state.sync(comm)
+        return model, state
+
+    class Break(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if int(np.array(self.model.optimizer.iterations)) == 8 + 5:
+                raise KeyboardInterrupt
+
+    def all_of(model: Any) -> Any:
+        return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+
+    whole, state = fresh(1, directory / "whole")
+    whole.fit(batches, epochs=3, verbose=0, callbacks=[CommitState(state)])
+    found: dict[str, Any] = {"end": (state.epoch, state.step)}
+    broken, state = fresh(1, directory / "broken")
+    with pytest.raises(KeyboardInterrupt):
+        callbacks = [CommitState(state, every_steps=2), Break()]
+        broken.fit(batches, epochs=3, verbose=0, callbacks=callbacks)
+    state.flush()
+    comm.barrier()
+    # The file is on another host than that of rank 0, which has another start, too.
+    if comm.rank == 0:
+        (directory / "broken" / "0").rename(directory / "broken" / "2")
+        (directory / "broken" / "1").rename(directory / "broken" / "0")
+        (directory / "broken" / "2").rename(directory / "broken" / "1")
+    comm.barrier()
+    model, state = fresh(5 + comm.rank, directory / "broken")
+    found["resumed"] = (state.epoch, state.step)
+    commits = CommitState(state, every_steps=2)
+    rest = batches.skip(state.step)
+    model.fit(rest, initial_epoch=state.epoch, epochs=2, verbose=0, callbacks=[commits])
+    model.fit(batches, initial_epoch=state.epoch, epochs=3, verbose=0, callbacks=[commits])
+    found["same bits"] = same(all_of(model), all_of(whole))
+    model.set_weights([0 * weight for weight in model.get_weights()])
+    state.restore()
+    found["restored"] = same(all_of(model), all_of(whole))
+    state.flush()
+    return {"committed": found}
+
+
 class OnlyOn:
     """A model that only the rank with `here == 1` can save."""
 
@@ -355,7 +414,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(directory: Path) -> Any:
-    return run_ranks(saved_and_updated, 2, str(directory))
+    return run_ranks(saved_and_updated, 2, str(directory), timeout=300)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -459,3 +518,13 @@ def test_a_replica_that_differs_is_named_with_its_first_variable(ranks: Any) -> 
         for rank, text in found["differs"]:
             assert rank == 1
             assert "head/kernel' is the first of" in text
+
+
+def test_a_training_resumes_from_a_commit_in_the_middle_of_an_epoch_to_the_same_bits(
+    ranks: Any,
+) -> None:
+    for found in (rank["committed"] for rank in ranks):
+        assert found["end"] == (3, 0)
+        assert found["resumed"] == (1, 4)
+        assert found["same bits"]
+        assert found["restored"]

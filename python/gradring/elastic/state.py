@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class State:
             values: By name.
 
         Raises:
-            gradring.errors.ConfigError: A value has the name of a method, or one with an underscore.
+            gradring.errors.ConfigError: A value is called as a method, or with an underscore first.
             TypeError: A value is neither an array of fixed width nor what JSON can say.
         """
         for name in values:
@@ -131,12 +131,13 @@ class State:
         payload = transfer.run(communicator, root)
         self._commit, self._transfer = Commit(int(numbers[root]), payload), None
         found = self._commit.values()
-        if found.keys() != set(self._names):
+        theirs, ours = found.keys() - set(self._kept()), set(self._kept()) - found.keys()
+        if theirs or ours:
             raise ConfigError(
                 f"the newest commit, number {self._commit.number} of rank {root} on "
-                f"{communicator.hosts[root]}, has {', '.join(found)}, and this State "
-                f"{', '.join(self._names)}: it is another program's, in a directory of checkpoints "
-                "that this one should not use"
+                f"{communicator.hosts[root]}, has {_listed(theirs)} that this State does not have, "
+                f"and lacks {_listed(ours)}: it is another program's, in a directory of "
+                "checkpoints that this one should not use"
             )
         self._assign(found)
 
@@ -183,6 +184,10 @@ class State:
                 f"the checkpoints in {self._checkpoints.directory} on {socket.gethostname()} could "
                 f"not be written: {error}"
             ) from error
+
+    def _kept(self) -> Sequence[str]:
+        """The names of what a commit copies."""
+        return self._names
 
     def _values(self) -> dict[str, Any]:
         """What a commit copies, by name."""
@@ -239,3 +244,9 @@ class _Transfer:
                 self._received = end
             start = end
         return self._payload
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *others = [*sorted(names), "nothing"]
+    more = len(others) - 1
+    return first if more < 1 else f"{first} and {more} more"

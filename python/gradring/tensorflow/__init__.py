@@ -11,6 +11,7 @@ name                                  what it does
 `broadcast_variables`                 gives every rank the root's variables
 `callbacks`                           for Keras' `fit`: `LiveLine`, `CheckReplicas`
 `check_replicas`                      compares the variables of all ranks
+`elastic`                             for restarts: `elastic.State`, `elastic.CommitState`
 `failure_of`                          finds gradring's exception behind another one
 `join`                                goes on with empty batches until every rank's have ended
 `measure_overlap`                     how much communication was hidden behind computation
@@ -53,6 +54,7 @@ __all__ = [
     "broadcast_variables",
     "callbacks",  # noqa: F822 (imported by __getattr__)
     "check_replicas",
+    "elastic",  # noqa: F822 (imported by __getattr__)
     "failure_of",
     "join",
     "measure_overlap",
@@ -62,9 +64,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `callbacks` when it is first used, because it imports Keras, which takes a while."""
-    if name == "callbacks":
-        return importlib.import_module("gradring.tensorflow.callbacks")
+    """Imports what imports Keras, which takes a while, when it is first used."""
+    if name in ("callbacks", "elastic"):
+        return importlib.import_module(f"gradring.tensorflow.{name}")
     raise AttributeError(f"module 'gradring.tensorflow' has no attribute {name!r}")
 
 

@@ -12,6 +12,7 @@ from gradring.errors import ConfigError
 from gradring.observe.monitor import Monitor
 from gradring.tensorflow import gradient_norm as norms
 from gradring.tensorflow import input_time
+from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.replicas import check_replicas
 
 #: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
@@ -215,11 +216,7 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "CheckReplicas needs a model made in the scope of a CustomCollectiveStrategy; this "
                 f"one was made under {type(model.distribute_strategy).__name__}"
             )
-        optimizer = model.optimizer
-        variables = [] if optimizer is None else optimizer.variables
-        # A method in tf_keras.
-        variables = variables() if callable(variables) else variables
-        check_replicas([*model.variables, *variables], communicator)
+        check_replicas(variables_of(model), communicator)
 
 
 def _steps_done(optimizer: Any) -> int:

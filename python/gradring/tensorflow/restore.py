@@ -6,9 +6,8 @@ have the same bits, whatever stands on the disks of the others.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError, RestoreError
 from gradring.gradients.names import name_of
-from gradring.tensorflow.adoption import of_tensorflow
+from gradring.tensorflow.model_variables import build, local_parts, variables_of
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.save import agreed
@@ -62,7 +61,7 @@ def restore(
     source = Path(path).absolute()
     with agreed(comm, "restore", source, RestoreError):
         read = _reader(model, source)
-        variables = list(_variables(model))
+        variables = list(variables_of(model))
         chosen = variables if only is None else _chosen(variables, only)
     found = comm.all_gather(np.array([int(_exists(source))]), name="restore/exists")
     if not found.any():
@@ -75,7 +74,9 @@ def restore(
     with agreed(comm, "restore", source, RestoreError):
         if comm.rank == reader:
             _read(read, variables, keep=[] if only is None else _others(variables, chosen))
-    broadcast_variables([local for variable in chosen for local in _locals(variable)], reader, comm)
+    broadcast_variables(
+        [local for variable in chosen for local in local_parts(variable)], reader, comm
+    )
 
 
 def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> None:
@@ -83,7 +84,7 @@ def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> No
     before = {
         id(local): (local, tf.identity(local))
         for variable in variables
-        for local in _locals(variable)
+        for local in local_parts(variable)
     }
     try:
         read()
@@ -92,7 +93,7 @@ def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> No
             local.assign(value)
         raise
     for variable in keep:
-        for local in _locals(variable):
+        for local in local_parts(variable):
             local.assign(before[id(local)][1])
 
 
@@ -116,7 +117,7 @@ def _reader(model: Any, source: Path) -> Callable[[], None]:
                 f"the model {model.name!r} has no variables yet; build it, for instance by calling "
                 "it on a batch, before it is restored"
             )
-        _build(getattr(model, "optimizer", None), model)
+        build(getattr(model, "optimizer", None), model)
         return lambda: model.load_weights(str(source))
     checkpoint = tf.train.Checkpoint(model)
     variables = str(source / "variables" / "variables")
@@ -132,35 +133,10 @@ def _build_optimizers(checkpoint: tf.train.Checkpoint) -> None:
     parts = list(tf.train.TrackableView(checkpoint).descendants())
     models = [part for part in parts if hasattr(part, "load_weights")]
     for model in models:
-        _build(getattr(model, "optimizer", None), model)
+        build(getattr(model, "optimizer", None), model)
     for part in parts:
         if len(models) == 1 and hasattr(part, "apply_gradients"):
-            _build(part, models[0])
-
-
-def _build(optimizer: Any, model: Any) -> None:
-    if optimizer is None or getattr(optimizer, "built", True):
-        return
-    strategy = getattr(model, "distribute_strategy", None)
-    with contextlib.nullcontext() if strategy is None else strategy.scope():
-        optimizer.build(model.trainable_variables)
-
-
-def _variables(model: Any) -> Iterator[Any]:
-    """All that are restored, each once, in an order that is the same on every rank."""
-    if hasattr(model, "load_weights"):
-        metrics = {id(variable) for variable in getattr(model, "metrics_variables", ())}
-        yield from (variable for variable in model.variables if id(variable) not in metrics)
-        optimizer = getattr(model, "optimizer", None)
-        variables = () if optimizer is None else optimizer.variables
-        # A method in tf_keras.
-        yield from variables() if callable(variables) else variables
-        return
-    root = model if isinstance(model, tf.train.Checkpoint) else tf.train.Checkpoint(model)
-    for part in tf.train.TrackableView(root).descendants():
-        # Of Keras 3 they are no `tf.Variable`s; its optimizers can assign, too.
-        if hasattr(part, "assign") and hasattr(part, "shape"):
-            yield part
+            build(part, models[0])
 
 
 def _chosen(variables: list[Any], only: str | Sequence[Any]) -> list[Any]:
@@ -185,15 +161,9 @@ def _chosen(variables: list[Any], only: str | Sequence[Any]) -> list[Any]:
 def _is_meant(variable: Any, wish: Any) -> bool:
     if isinstance(wish, str):
         return fnmatchcase(name_of(variable), wish)
-    return _locals(variable)[0] is _locals(wish)[0]
+    return local_parts(variable)[0] is local_parts(wish)[0]
 
 
 def _others(variables: list[Any], chosen: list[Any]) -> list[Any]:
     ids = {id(variable) for variable in chosen}
     return [variable for variable in variables if id(variable) not in ids]
-
-
-def _locals(variable: Any) -> Sequence[Any]:
-    """The variables of this process behind one of a strategy, whose values no reading adds up."""
-    inner = of_tensorflow(variable)
-    return getattr(inner, "values", None) or [inner]

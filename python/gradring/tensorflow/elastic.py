@@ -1,0 +1,157 @@
+"""Models and optimizers in a `gradring.elastic.State`, and commits during `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradring import elastic
+from gradring.errors import ConfigError
+from gradring.tensorflow.adoption import of_tensorflow
+from gradring.tensorflow.model_variables import build, local_parts, variables_of
+
+
+class State(elastic.State):
+    """Values that all ranks have in common, among them the variables of a model.
+
+    ```python
+    state = gradring.tensorflow.elastic.State(model=model, optimizer=optimizer, epoch=0, step=0)
+    state.checkpoint_to("checkpoints", every_commits=100)
+    state.sync(strategy.communicator)
+    ```
+
+    A commit copies the variables to numpy arrays in memory; `restore` and `sync` assign them. See
+    `gradring.elastic.State` for all else.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        optimizer: Any = None,
+        variables: Iterable[Any] = (),
+        **values: Any,
+    ) -> None:
+        """Takes variables and values, as the first commit.
+
+        Args:
+            model: A Keras model that is built, or a `tf.Module`; with its optimizer, if it is
+                compiled. Its metrics are left out.
+            optimizer: Of Keras, if the model does not have it; it is built for `model`, if it is
+                not.
+            variables: More variables.
+            values: By name, as for `gradring.elastic.State`.
+
+        Raises:
+            gradring.errors.ConfigError: The model has no variables yet; or a value is called as a
+                method, or with an underscore first.
+            TypeError: A value is neither an array of fixed width nor what JSON can say.
+        """
+        if hasattr(model, "built") and not model.built:
+            raise ConfigError(
+                f"the model {model.name!r} has no variables yet; build it, for instance by calling "
+                "it on a batch, before you make its State"
+            )
+        for each in (getattr(model, "optimizer", None), optimizer):
+            build(each, model)
+        parts = [] if model is None else list(variables_of(model))
+        own = () if optimizer is None else optimizer.variables
+        # A method in tf_keras.
+        parts += [*(own() if callable(own) else own), *variables]
+        kept = {id(part): part for part in parts if not _is_added_up(part)}
+        self._variables = list(kept.values())
+        # Names have counters of the process in them, also in their middle.
+        self._variable_names = [
+            f"variable {index}: {variable.dtype}{list(variable.shape)}"
+            for index, variable in enumerate(map(of_tensorflow, self._variables))
+        ]
+        super().__init__(**values)
+
+    def _kept(self) -> Sequence[str]:
+        return [*self._variable_names, *super()._kept()]
+
+    def _values(self) -> dict[str, Any]:
+        arrays = [np.asarray(local_parts(variable)[0]) for variable in self._variables]
+        return {**dict(zip(self._variable_names, arrays, strict=True)), **super()._values()}
+
+    def _assign(self, values: Mapping[str, Any]) -> None:
+        for name, variable in zip(self._variable_names, self._variables, strict=True):
+            for part in local_parts(variable):
+                part.assign(values[name])
+        super()._assign(values)
+
+
+class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits a state during `fit`.
+
+    ```python
+    state = State(model=model, epoch=0, step=0)
+    state.checkpoint_to("checkpoints")
+    state.sync(strategy.communicator)
+    commits = CommitState(state, every_steps=50)
+    model.fit(batches, initial_epoch=state.epoch, epochs=10, callbacks=[commits])
+    ```
+
+    If the state has the values `epoch` and `step`, they are where the training is: the epochs that
+    have ended, and the steps of the one that has not. To go on in the middle of an epoch, train on
+    `batches.skip(state.step)` in its rest.
+    """
+
+    def __init__(self, state: elastic.State, every_steps: int = 50) -> None:
+        """A commit comes after so many steps, and at the end of every epoch.
+
+        Args:
+            state: What to commit, on every rank.
+            every_steps: At least 1, the same on every rank; default 50. A commit copies all
+                variables in memory.
+
+        Raises:
+            gradring.errors.ConfigError: `every_steps` is below 1.
+        """
+        super().__init__()
+        if every_steps < 1:
+            raise ConfigError(f"CommitState: every_steps={every_steps!r} is not at least 1")
+        self._state = state
+        self._every_steps = every_steps
+        self._before = 0
+        self._committed = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The training goes on where the state is."""
+        self._before = getattr(self._state, "step", 0)
+        self._committed = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One step has ended, or several with ``steps_per_execution``.
+
+        Raises:
+            gradring.errors.SaveError: An earlier commit could not be written to its file.
+        """
+        if (batch + 1) // self._every_steps > self._committed:
+            self._committed = (batch + 1) // self._every_steps
+            self._note(step=self._before + batch + 1)
+            self._state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The epoch has ended.
+
+        Raises:
+            gradring.errors.SaveError: An earlier commit could not be written to its file.
+        """
+        self._before = self._committed = 0
+        self._note(epoch=epoch + 1, step=0)
+        self._state.commit()
+
+    def _note(self, **position: int) -> None:
+        for name, value in position.items():
+            if hasattr(self._state, name):
+                setattr(self._state, name, value)
+
+
+def _is_added_up(variable: Any) -> bool:
+    """Whether each replica has its part of it, which no other one can take over."""
+    inner = of_tensorflow(variable)
+    on_read = getattr(inner, "synchronization", None) == tf.VariableSynchronization.ON_READ
+    return bool(on_read and inner.aggregation == tf.VariableAggregation.SUM)
