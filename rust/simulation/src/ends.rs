@@ -73,6 +73,17 @@ impl SimulatedLinks {
         self.network.lock().garble(self.to(peer), after);
     }
 
+    /// This rank has ended its next collective.
+    pub(super) fn note_end(&self) {
+        self.network.lock().note_end(self.rank);
+    }
+
+    /// Whether nobody owes this rank anything in the collective at this position, nor it anybody.
+    pub(super) fn everything_has_arrived(&self, number: usize) -> bool {
+        let mut network = self.network.lock();
+        network.everything_has_arrived(self.rank, number)
+    }
+
     /// Whether a wait for `interest` is over.
     pub(super) fn is_ready(&self, interest: Interest) -> bool {
         let Interest { peer, direction } = interest;

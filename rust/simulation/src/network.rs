@@ -85,6 +85,8 @@ struct Pipe {
     /// The ordinal of a byte that changes on its way.
     garbled: Option<usize>,
     sent: usize,
+    /// By collective that the sender has ended, in order: what it had sent by then.
+    sent_by_end: Vec<usize>,
 }
 
 impl Pipe {
@@ -139,6 +141,7 @@ impl Network {
                 interruptions: Vec::new(),
                 garbled: None,
                 sent: 0,
+                sent_by_end: Vec::new(),
             }
         };
         let mut pipes: Vec<Pipe> = (0..world_size * world_size)
@@ -272,6 +275,31 @@ impl Network {
         let now = self.clock.now();
         let pipe = self.pipe(id);
         pipe.held < pipe.capacity || pipe.refuses(now)
+    }
+
+    /// `rank` has ended its next collective, and sends nothing more for it.
+    pub(super) fn note_end(&mut self, rank: usize) {
+        for to in 0..self.world_size {
+            let pipe = self.pipe(PipeId::Data { from: rank, to });
+            pipe.sent_by_end.push(pipe.sent);
+        }
+    }
+
+    /// Whether all others have ended the collective at this position, counted from 0, and `rank`
+    /// has, or could receive, all that they have sent for it, as they sent it.
+    pub(super) fn everything_has_arrived(&mut self, rank: usize, number: usize) -> bool {
+        let now = self.clock.now();
+        let mut peers = (0..self.world_size).filter(|&peer| peer != rank);
+        peers.all(|from| {
+            let pipe = self.pipe(PipeId::Data { from, to: rank });
+            pipe.settle(now);
+            let flying: usize = pipe.flying.iter().map(|(_, bytes)| bytes.len()).sum();
+            let arrived = pipe.sent - flying;
+            let all = pipe.sent_by_end.get(number);
+            pipe.garbled.is_none()
+                && !pipe.interrupted(now)
+                && all.is_some_and(|&all| all <= arrived)
+        })
     }
 
     /// The sender closes its end, or its process ends.

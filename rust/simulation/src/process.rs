@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
+use std::time::Duration;
 
 use super::ends::SimulatedLinks;
 use super::random::Random;
@@ -14,6 +15,7 @@ use super::time::{Clock, MILLISECOND, Moment, SECOND, nanoseconds};
 use super::trace::Trace;
 use super::values::Values;
 use gradring_core::abort::AbortSwitch;
+use gradring_core::collective::Call;
 use gradring_core::drive::{
     Context, Drive, Launched, Memory, Prepared, Stall, Step, Supervisor, Suspicion,
 };
@@ -67,6 +69,10 @@ pub(super) struct Process {
     pub(super) launched: Cell<usize>,
     /// Whether the engine has suspected anything.
     pub(super) suspects: Cell<bool>,
+    /// When the collective under way began, or something moved in it last.
+    moved_at: Cell<Moment>,
+    /// What the engine said of a stall that is not true.
+    untrue: Cell<Option<&'static str>>,
     pub(super) outcome: RefCell<Option<(Moment, Outcome)>>,
 }
 
@@ -89,6 +95,8 @@ impl Process {
             reached: Cell::default(),
             launched: Cell::default(),
             suspects: Cell::default(),
+            moved_at: Cell::default(),
+            untrue: Cell::default(),
             outcome: RefCell::default(),
         }
     }
@@ -232,6 +240,7 @@ impl Process {
             format!("starts #{sequence} {} by {algorithm}", prepared.call)
         });
         recorder.started(sequence, started);
+        self.moved_at.set(self.clock.now());
         let context = Context {
             rank: self.rank,
             topology: &scenario.topology,
@@ -247,6 +256,20 @@ impl Process {
             Drive::new(context, launched, &mut operand, started).expect("a simulation has memory");
         let driven = self.drive(&mut drive, links).await;
         drop(drive);
+        let owed = |call: &Call| *call == scenario.collectives[number].call;
+        match &driven {
+            Ok(()) => links.note_end(),
+            Err(Outcome::Failed(_))
+                if !self.suspects.get()
+                    && owed(&prepared.call)
+                    && links.everything_has_arrived(number) =>
+            {
+                return Err(Outcome::Wrong(
+                    "it fails in a collective of which everything has arrived".into(),
+                ));
+            }
+            Err(_) => {}
+        }
         let state = match driven {
             Ok(()) => State::Done,
             Err(_) => State::Failed,
@@ -279,11 +302,15 @@ impl Process {
                 Step::Moved if steps == STEPS_MAX => return wrong("the executor moves for ever"),
                 Step::Moved => {
                     steps += 1;
+                    self.moved_at.set(self.clock.now());
                     continue;
                 }
                 Step::Blocked => {}
             }
             let limit = drive.look(self.clock.instant());
+            if let Some(problem) = self.untrue.get() {
+                return wrong(problem);
+            }
             let ready = |links: &SimulatedLinks| {
                 let mut interests = drive.interests().iter();
                 interests.any(|&interest| links.is_ready(interest))
@@ -305,9 +332,22 @@ impl Process {
     }
 }
 
+impl Process {
+    /// Nothing may be called a stall in which something has moved.
+    fn check_stall(&self, idle: Duration) {
+        if idle != Duration::from_nanos(self.clock.now() - self.moved_at.get()) {
+            self.untrue
+                .set(Some("it calls a stall what has moved meanwhile"));
+        }
+    }
+}
+
 impl Supervisor for Process {
     fn investigate(&self, suspicion: Suspicion) {
         self.say(|| format!("suspects {suspicion:?}"));
+        if let Suspicion::Stalled { idle, .. } = suspicion {
+            self.check_stall(idle);
+        }
         self.suspects.set(true);
         self.requests.request(Request::Investigate(suspicion));
     }
@@ -318,6 +358,7 @@ impl Supervisor for Process {
 
     fn warn(&self, stall: &Stall<'_>) {
         self.say(|| format!("warns that it waits for {:?}", stall.awaited));
+        self.check_stall(stall.idle);
     }
 }
 
