@@ -20,7 +20,8 @@ use sha2::Sha256;
 
 use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text, Unusable};
 
-/// Grows with every change of anything that travels.
+/// Grows with every change of anything that travels. What tells two versions apart never changes: the
+/// start of a greeting, and [`Message::OtherVersion`].
 pub(crate) const PROTOCOL_VERSION: u32 = 10;
 
 /// Of every group: it grows when a group forms again, which none does yet.
@@ -217,13 +218,14 @@ pub(crate) fn respond(
     token: &[u8],
     check: impl FnOnce(&Hello) -> Result<()>,
 ) -> Result<Hello> {
-    let Message::Hello(hello) = hear(stream)? else {
+    let greeting = read_body(stream, STRANGERS_MESSAGE_BYTES_MAX)?;
+    if let Some(theirs) = version_of(&greeting).filter(|&theirs| theirs != PROTOCOL_VERSION) {
+        write_message(stream, &Message::OtherVersion(PROTOCOL_VERSION))?;
+        return Err(other_version(theirs, PROTOCOL_VERSION));
+    }
+    let Message::Hello(hello) = decode(&greeting)? else {
         return Err(unexpected("a greeting"));
     };
-    if hello.version != PROTOCOL_VERSION {
-        write_message(stream, &Message::OtherVersion(PROTOCOL_VERSION))?;
-        return Err(other_version(hello.version, PROTOCOL_VERSION));
-    }
     let nonce = random()?;
     let transcript = continued(&encode(&hello)?, rank, &nonce);
     let proof = prove(token, b"callee", &transcript);
@@ -244,6 +246,12 @@ pub(crate) fn respond(
             Err(error)
         }
     }
+}
+
+/// The version that a greeting names, whatever follows in that version.
+fn version_of(greeting: &[u8]) -> Option<u32> {
+    let ((message, version), _) = postcard::take_from_bytes::<(u32, u32)>(greeting).ok()?;
+    (message == 0).then_some(version)
 }
 
 /// Whether the rank that answers is the one that was meant.
@@ -278,15 +286,15 @@ pub(crate) fn write_message(stream: &mut impl Write, message: &impl Serialize) -
 /// Reads one length-prefixed message of a member; its length is bounded before anything is
 /// allocated.
 pub(crate) fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T> {
-    read_bounded(stream, MESSAGE_BYTES_MAX)
+    decode(&read_body(stream, MESSAGE_BYTES_MAX)?)
 }
 
 /// The other side's next message, while it may be a stranger.
 pub(crate) fn hear(stream: &mut impl Read) -> Result<Message> {
-    read_bounded(stream, STRANGERS_MESSAGE_BYTES_MAX)
+    decode(&read_body(stream, STRANGERS_MESSAGE_BYTES_MAX)?)
 }
 
-fn read_bounded<T: DeserializeOwned>(stream: &mut impl Read, bytes_max: usize) -> Result<T> {
+fn read_body(stream: &mut impl Read, bytes_max: usize) -> Result<Vec<u8>> {
     let mut length = [0; 4];
     stream
         .read_exact(&mut length)
@@ -303,7 +311,11 @@ fn read_bounded<T: DeserializeOwned>(stream: &mut impl Read, bytes_max: usize) -
     stream
         .read_exact(&mut body)
         .map_err(|error| broken(&error))?;
-    postcard::from_bytes(&body).map_err(|error| {
+    Ok(body)
+}
+
+fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    postcard::from_bytes(body).map_err(|error| {
         let error = Text::of(error);
         Breach::NotDecoded { error }.into()
     })

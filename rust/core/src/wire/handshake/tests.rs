@@ -298,6 +298,25 @@ fn another_version_is_named_on_both_sides() {
     }
 }
 
+#[test]
+fn a_greeting_of_another_version_need_not_be_understood() {
+    let greeting = |version, rest: &[u8]| {
+        let body = [&postcard::to_stdvec(&(0_u32, version)).unwrap(), rest].concat();
+        Tape::new([&(body.len() as u32).to_le_bytes()[..], &body].concat())
+    };
+    for theirs in [8, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, u32::MAX] {
+        for rest in [&[][..], &[1, 2, 0xff], &[0xff; 100]] {
+            let mut tape = greeting(theirs, rest);
+            let error = respond(&mut tape, 0, b"secret", |_| Ok(())).unwrap_err();
+            assert_eq!(error, other_version(theirs, PROTOCOL_VERSION));
+            assert_eq!(tape.heard(0), Message::OtherVersion(PROTOCOL_VERSION));
+        }
+    }
+    let error = respond(&mut greeting(PROTOCOL_VERSION, &[]), 0, b"", |_| Ok(())).unwrap_err();
+    let not_decoded = matches!(error.kind, ErrorKind::Protocol(Breach::NotDecoded { .. }));
+    assert!(not_decoded, "{error}");
+}
+
 /// What an initiator with this token makes of a refusal that comes before any proof.
 fn refused_with(token: &[u8], refusal: Error) -> Error {
     let hello = Hello::sample(Purpose::Control);
