@@ -9,7 +9,9 @@ use serde::de::DeserializeOwned;
 
 use crate::collective::{Call, Collective};
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Damage, Error, ErrorKind, Lost, Missing, NotFormed, Result, Text};
+use crate::error::{
+    BadSegment, Breakage, Broken, Damage, Error, ErrorKind, Lost, Missing, NotFormed, Result, Text,
+};
 use crate::forming::bootstrap::{Answer, Status};
 use crate::schedule::Algorithm;
 use crate::wire::contract::{self, Contract, HEADER_BYTES, Header};
@@ -374,7 +376,7 @@ fn errors() -> Vec<Error> {
         Error::aborted("why").blaming(3, "node-d"),
         Error::new(ErrorKind::Mismatch { theirs, others }).during("barrier", 7),
         Error::from(Lost::LinkEnded {
-            reason: "gone".into(),
+            broken: Broken::closed(),
         })
         .after(elapsed),
         Error::from(Damage::OnLink {
@@ -382,7 +384,11 @@ fn errors() -> Vec<Error> {
             from_host: "node-b".into(),
             to: 0,
             to_host: "node-a".into(),
-            reason: "corrupted segment 7".into(),
+            broken: Breakage::Segment {
+                sequence: 7,
+                problem: BadSegment::Announcement,
+            }
+            .into(),
         })
         .blaming(1, "node-b"),
         NotFormed::MissingRanks {

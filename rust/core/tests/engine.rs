@@ -33,17 +33,15 @@ struct Recording {
 impl Supervisor for Recording {
     fn investigate(&self, suspicion: Suspicion) {
         let error = match suspicion {
-            Suspicion::LinkBroken { peer, reason } => {
-                let reason = reason.into();
-                Error::from(Lost::LinkEnded { reason }).blaming(peer, "h")
+            Suspicion::LinkBroken { peer, broken } => {
+                Error::from(Lost::LinkEnded { broken }).blaming(peer, "h")
             }
-            Suspicion::Garbled { peer, problem } => {
-                let how = problem.into();
+            Suspicion::Garbled { peer, how } => {
                 Error::from(Breach::Garbled { how }).blaming(peer, "h")
             }
             Suspicion::Corrupted {
                 peer,
-                reason,
+                broken,
                 call,
                 sequence,
             } => Error::from(Damage::OnLink {
@@ -51,10 +49,10 @@ impl Supervisor for Recording {
                 from_host: "h".into(),
                 to: 0,
                 to_host: "h".into(),
-                reason: reason.into(),
+                broken,
             })
             .blaming(peer, "h")
-            .during(call, sequence),
+            .during(&*call, sequence),
             Suspicion::HeadersDiffer { peer, .. } => Error::new(ErrorKind::Mismatch {
                 theirs: "theirs".into(),
                 others: "ours".into(),

@@ -46,7 +46,7 @@ fn moved(outcome: io::Result<usize>) -> Result<Option<usize>, Broken> {
         Ok(0) => Err(Broken::closed()),
         Ok(count) => Ok(Some(count)),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
-        Err(error) => Err(Broken::ended(format!("broke: {error}"))),
+        Err(error) => Err(Broken::failed(error)),
     }
 }
 

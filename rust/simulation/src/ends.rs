@@ -101,7 +101,7 @@ impl SimulatedLinks {
 fn broken(end: End) -> Broken {
     match end {
         End::Closed => Broken::closed(),
-        End::Reset => Broken::ended("was reset"),
+        End::Reset => Broken::failed("reset"),
     }
 }
 

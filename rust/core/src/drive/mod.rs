@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::caller::INTERRUPT_INTERVAL;
+pub use crate::error::Suspicion;
 use crate::error::{Breach, Error};
 use crate::executor::{Execution, Progress};
 use crate::link::{Interest, Transport};
@@ -25,7 +26,7 @@ pub use launched::{Launched, Prepared};
 pub use memory::{Memory, Operand};
 pub use stall_detector::Limits;
 use stall_detector::StallDetector;
-pub use suspicion::{Stall, Supervisor, Suspicion};
+pub use suspicion::{Stall, Supervisor};
 pub use waits::{Waiting, Waits};
 
 /// How long the supervisor may take to find the cause of a suspicion.
@@ -94,7 +95,7 @@ pub struct Drive<'a> {
 
 /// What the supervisor was asked to explain.
 struct Investigation {
-    suspicion: String,
+    suspicion: Suspicion,
     /// None until the clock is read next.
     until: Option<Instant>,
 }
@@ -172,7 +173,7 @@ impl<'a> Drive<'a> {
         if let Some(Investigation { suspicion, until }) = &mut self.investigation {
             let until = *until.get_or_insert(now + INVESTIGATION_LIMIT);
             if now >= until {
-                let suspicion = suspicion.as_str().into();
+                let suspicion = suspicion.clone();
                 let cause = Breach::NoCause { suspicion };
                 self.context.supervisor.abort(cause.into());
             }
@@ -221,7 +222,7 @@ impl<'a> Drive<'a> {
     /// From here on, only the supervisor's word counts.
     fn investigate(&mut self, suspicion: Suspicion) {
         self.investigation = Some(Investigation {
-            suspicion: format!("{suspicion:?}"),
+            suspicion: suspicion.clone(),
             until: None,
         });
         self.context.supervisor.investigate(suspicion);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Context, Launched, Stall, Supervisor, Suspicion, Waiting, Waits};
 use crate::caller::INTERRUPT_INTERVAL;
+use crate::error::{Garbled, Text};
 use crate::executor::{Execution, Fault};
 use crate::wire::contract;
 
@@ -106,33 +107,26 @@ impl<'a> StallDetector<'a> {
     pub(super) fn suspicion(&self, fault: Fault, execution: &Execution<'_>) -> Suspicion {
         let sequence = self.launched.sequence;
         match fault {
-            Fault::Link { peer, broken } if broken.corrupted => Suspicion::Corrupted {
+            Fault::Link { peer, broken } if broken.corrupted() => Suspicion::Corrupted {
                 peer,
-                reason: broken.reason,
-                call: self.launched.prepared.call.to_string(),
+                broken,
+                call: Text::of(&self.launched.prepared.call),
                 sequence,
             },
-            Fault::Link { peer, broken } => Suspicion::LinkBroken {
-                peer,
-                reason: broken.reason,
-            },
+            Fault::Link { peer, broken } => Suspicion::LinkBroken { peer, broken },
             Fault::Header { peer, received } if !contract::is_header(&received) => {
-                Suspicion::Garbled {
-                    peer,
-                    problem: "sent bytes that are not a collective's header".into(),
-                }
+                let how = Garbled::NotAHeader;
+                Suspicion::Garbled { peer, how }
             }
             Fault::Header { peer, received } => match contract::way(&received) {
                 way if way == (peer, execution.rank()) => {
                     Suspicion::HeadersDiffer { peer, sequence }
                 }
-                (from, to) => Suspicion::Garbled {
-                    peer,
-                    problem: format!(
-                        "its connection to rank {} carries what rank {from} sent to rank {to}",
-                        execution.rank()
-                    ),
-                },
+                (from, to) => {
+                    let rank = execution.rank();
+                    let how = Garbled::OtherWay { rank, from, to };
+                    Suspicion::Garbled { peer, how }
+                }
             },
         }
     }

@@ -1,55 +1,9 @@
-//! What a drive notices, and who finds the cause.
+//! Who finds the cause of what a drive notices.
 
 use std::time::Duration;
 
 use crate::collective::Call;
-use crate::error::Error;
-
-/// Something a drive noticed and cannot explain alone.
-#[derive(Debug)]
-pub enum Suspicion {
-    /// The pipe to or from a peer broke.
-    LinkBroken {
-        /// The rank at the other end.
-        peer: usize,
-        /// The reason, to follow "the connection".
-        reason: String,
-    },
-    /// A peer sent what no correct peer sends.
-    Garbled {
-        /// The rank that sent it.
-        peer: usize,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Bytes from a peer arrived other than they were sent, and were not used.
-    Corrupted {
-        /// The rank that sent them.
-        peer: usize,
-        /// What was seen, to follow "the connection".
-        reason: String,
-        /// The collective, for people.
-        call: String,
-        /// Its ordinal.
-        sequence: u64,
-    },
-    /// A peer's header differs from this rank's at the same position.
-    HeadersDiffer {
-        /// The rank that sent the other header.
-        peer: usize,
-        /// Ordinal of the collective.
-        sequence: u64,
-    },
-    /// Nothing has moved for as long as the timeout allows.
-    Stalled {
-        /// The ranks without which nothing moves.
-        awaited: Vec<usize>,
-        /// Ordinal of the collective.
-        sequence: u64,
-        /// How long nothing moved.
-        idle: Duration,
-    },
-}
+use crate::error::{Error, Suspicion};
 
 /// Investigates suspicions for the whole group, and spreads aborts.
 pub trait Supervisor {

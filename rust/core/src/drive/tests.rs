@@ -137,7 +137,9 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
         };
         let expected = match explained {
             true => "the cause",
-            false => "the group could not find the cause of: Stalled",
+            false => {
+                "the cause of this: collective #1, waiting for rank 1, did not move for 30.0 s"
+            }
         };
         assert!(cause.to_string().contains(expected), "{cause}");
         drop(drive);

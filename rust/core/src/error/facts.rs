@@ -82,7 +82,7 @@ facts! {
         #[error("{name}={value} is not {wanted}")]
         Value { name: Text, value: Text, wanted: Text },
         #[error("algorithm={value:?}: {problem}; give auto, {known}, or text such as one_shot:64KiB,direct")]
-        Algorithm { value: Text, problem: Text, known: Text },
+        Algorithm { value: Text, problem: BadRules, known: Text },
         #[error("{call}: root={root} is not a rank of a world of {world_size}")]
         Root { call: Text, root: usize, world_size: usize },
         #[error("{call}: counts {counts} do not divide {elements} elements among {world_size} ranks")]
@@ -114,6 +114,16 @@ facts! {
         ResponderWithoutTls,
         #[error("it answers without TLS; {ALL_OR_NONE}")]
         AnswersWithoutTls,
+    }
+
+    /// What is wrong with a choice of algorithms.
+    BadRules {
+        #[error("{name:?} is no algorithm")]
+        NoAlgorithm { name: Text },
+        #[error("{part:?} has no size")]
+        NoSize { part: Text },
+        #[error("sizes must grow from part to part")]
+        SizesShrink,
     }
 
     /// Why no group has formed, or why a connection was refused meanwhile.
@@ -225,10 +235,71 @@ facts! {
         Silent { silence: Duration },
         #[error("has closed its communicator while others still use it")]
         Left,
-        #[error("its control connection {reason}")]
-        ControlEnded { reason: Text },
-        #[error("the connection to it {reason}")]
-        LinkEnded { reason: Text },
+        #[error("its control connection was closed: its process has ended")]
+        ControlClosed,
+        #[error("its control connection was reset: its process has ended")]
+        ControlReset,
+        #[error("its control connection broke: {error}")]
+        ControlBroke { error: Text },
+        #[error("the connection to it {broken}")]
+        LinkEnded { broken: Broken },
+    }
+
+    /// Why a pipe carries nothing more.
+    Breakage {
+        #[error("was closed by the other side")]
+        Closed,
+        #[error("ended with the other side's process")]
+        ProcessEnded,
+        #[error("does not exist")]
+        Absent,
+        #[error("broke: {error}")]
+        Failed { error: Text },
+        #[error("broke: {error}")]
+        Undecipherable { error: Text },
+        #[error("is corrupt: at byte {own} the other side {} up to byte {other}", counted(*published))]
+        Counter { own: u64, published: bool, other: u64 },
+        #[error("corrupted segment {sequence}: {problem}")]
+        Segment { sequence: u32, problem: BadSegment },
+    }
+
+    /// What is wrong with a segment.
+    BadSegment {
+        #[error("{bytes} bytes have the checksum {found:08x}, and were sent with {sent:08x}")]
+        Checksum { bytes: usize, found: u32, sent: u32 },
+        #[error("the announcement is not what its checksum says")]
+        Announcement,
+        #[error("segment {came} came instead")]
+        OtherCame { came: u32 },
+        #[error("it is longer than a sender makes them")]
+        TooLong,
+        #[error("it is lost: later ones came on all streams")]
+        NeverCame,
+    }
+
+    /// What no correct peer sends at the start of a collective.
+    Garbled {
+        #[error("sent bytes that are not a collective's header")]
+        NotAHeader,
+        #[error("its connection to rank {rank} carries what rank {from} sent to rank {to}")]
+        OtherWay { rank: usize, from: usize, to: usize },
+    }
+
+    /// Something a rank noticed and cannot explain alone.
+    Suspicion {
+        #[error("the connection to rank {peer} {broken}")]
+        LinkBroken { peer: usize, broken: Broken },
+        #[error("rank {peer}: {how}")]
+        Garbled { peer: usize, how: Garbled },
+        #[error("in {call} (collective #{sequence}) the connection from rank {peer} {broken}")]
+        Corrupted { peer: usize, broken: Broken, call: Text, sequence: u64 },
+        #[error("rank {peer} called something else as collective #{sequence}")]
+        HeadersDiffer { peer: usize, sequence: u64 },
+        #[error(
+            "collective #{sequence}, waiting for {}, did not move for {:.1} s",
+            ranks(awaited), idle.as_secs_f64()
+        )]
+        Stalled { awaited: Vec<usize>, sequence: u64, idle: Duration },
     }
 
     /// What a rank has not done in time.
@@ -301,18 +372,18 @@ facts! {
         Panicked { part: Text, panic: Text },
         #[error("an unlimited wait ended without a result")]
         NoResult,
-        #[error("the group could not find the cause of: {suspicion}")]
-        NoCause { suspicion: Text },
+        #[error("the group could not find the cause of this: {suspicion}")]
+        NoCause { suspicion: Suspicion },
         #[error("its header of a collective arrived changed")]
         HeaderChanged,
         #[error("{how}")]
-        Garbled { how: Text },
+        Garbled { how: Garbled },
     }
 
     /// Where bytes changed.
     Damage {
-        #[error("the connection from rank {from} on {from_host} to rank {to} on {to_host} {reason}")]
-        OnLink { from: usize, from_host: Text, to: usize, to_host: Text, reason: Text },
+        #[error("the connection from rank {from} on {from_host} to rank {to} on {to_host} {broken}")]
+        OnLink { from: usize, from_host: Text, to: usize, to_host: Text, broken: Broken },
         #[error("{seconds} s arrived as the time of a calibration, which no rank measures")]
         WildTime { seconds: f64 },
     }
@@ -346,6 +417,75 @@ facts! {
         NoFileOfHost { what: Text, error: Text },
         #[error("{what}: {error}: give its process more memory (ulimit -v, or the limit of its container)")]
         NoBuffers { what: Text, error: Text },
+    }
+}
+
+/// A pipe that will carry nothing more.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Broken {
+    /// Why.
+    pub how: Breakage,
+    /// Which of several streams broke first.
+    pub stream: Option<usize>,
+}
+
+impl Broken {
+    /// The other side has ended it in good order.
+    #[must_use]
+    pub fn closed() -> Self {
+        Breakage::Closed.into()
+    }
+
+    /// The system says that it carries nothing more.
+    pub fn failed(error: impl fmt::Display) -> Self {
+        let error = Text::of(error);
+        Breakage::Failed { error }.into()
+    }
+
+    /// Whether bytes arrived changed, as opposed to none arriving any more.
+    #[must_use]
+    pub const fn corrupted(&self) -> bool {
+        use Breakage::{Counter, Segment, Undecipherable};
+        matches!(
+            self.how,
+            Counter { .. } | Segment { .. } | Undecipherable { .. }
+        )
+    }
+}
+
+impl From<Breakage> for Broken {
+    fn from(how: Breakage) -> Self {
+        Self { how, stream: None }
+    }
+}
+
+/// To follow "the connection".
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.how.fmt(f)?;
+        self.stream
+            .map_or(Ok(()), |stream| write!(f, " (stream {stream})"))
+    }
+}
+
+const fn counted(published: bool) -> &'static str {
+    match published {
+        true => "published",
+        false => "took back",
+    }
+}
+
+fn ranks(ranks: &[usize]) -> String {
+    let shown: Vec<_> = ranks.iter().take(8).map(usize::to_string).collect();
+    match ranks.len() {
+        0 => "nobody".into(),
+        1 => format!("rank {}", shown[0]),
+        count if count == shown.len() => format!("ranks {}", shown.join(", ")),
+        count => format!(
+            "ranks {} and {} more",
+            shown.join(", "),
+            count - shown.len()
+        ),
     }
 }
 

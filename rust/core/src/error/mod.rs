@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 mod facts;
 
 pub use facts::{
-    Abort, Breach, Damage, Disorder, Late, Lost, Missing, NotFormed, NotTrusted, Shortage, Text,
-    Unusable,
+    Abort, BadRules, BadSegment, Breach, Breakage, Broken, Damage, Disorder, Garbled, Late, Lost,
+    Missing, NotFormed, NotTrusted, Shortage, Suspicion, Text, Unusable,
 };
 
 /// Result of anything that can fail in this crate.
@@ -325,17 +325,17 @@ mod tests {
 
     #[test]
     fn a_message_names_collective_rank_host_time_and_advice() {
-        let reason = "was closed".into();
-        let error = Error::from(Lost::LinkEnded { reason })
+        let broken = Broken::closed();
+        let error = Error::from(Lost::LinkEnded { broken })
             .blaming(2, "node-b")
             .during("all_reduce 'w' float32[4]", 7)
             .after(Duration::from_millis(1500));
         assert_eq!(
             error.to_string(),
-            "all_reduce 'w' float32[4] (collective #7): rank 2 on node-b: the connection to it was closed \
-             (after 1.5 s); look at that rank's own output for the cause, and restart the job"
+            "all_reduce 'w' float32[4] (collective #7): rank 2 on node-b: the connection to it was closed by \
+             the other side (after 1.5 s); look at that rank's own output for the cause, and restart the job"
         );
         let at_once = error.after(Duration::ZERO).to_string();
-        assert!(at_once.contains("was closed; look"), "{at_once}");
+        assert!(at_once.contains("the other side; look"), "{at_once}");
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::drive::Suspicion;
-use crate::error::{Breach, Damage, Error, Lost, shortened};
+use crate::error::{Breach, Broken, Damage, Error, Lost, shortened};
 use crate::failure::diagnosis::Diagnosis;
 use crate::observe::clock;
 use crate::observe::journal::Journal;
@@ -48,8 +48,8 @@ pub(crate) struct Detector {
     diagnosis_until: Instant,
     /// Until when to wait for this rank's own engine to enter the collective in question.
     report_due: Option<Instant>,
-    /// Peers whose data connection broke, the reason, and from when on they count as lost.
-    broken: Vec<(usize, String, Instant)>,
+    /// Peers whose data connection broke, how, and from when on they count as lost.
+    broken: Vec<(usize, Broken, Instant)>,
     /// Neighbours that said goodbye.
     left: BTreeSet<usize>,
     beat_at: Instant,
@@ -161,24 +161,22 @@ impl Detector {
     /// This rank's engine has noticed something.
     pub(crate) fn investigate(&mut self, suspicion: Suspicion, now: Instant) {
         match suspicion {
-            Suspicion::LinkBroken { peer, reason } => {
+            Suspicion::LinkBroken { peer, broken } => {
                 // Of two ranks that lose each other, one speaks first, and the other hears it.
                 let grace = if self.journal.rank < peer {
                     LINK_GRACE
                 } else {
                     LINK_GRACE + LINK_GRACE / 2
                 };
-                self.broken.push((peer, reason, now + grace));
+                self.broken.push((peer, broken, now + grace));
             }
-            Suspicion::Garbled { peer, problem } => {
-                let cause = Error::from(Breach::Garbled {
-                    how: problem.into(),
-                });
+            Suspicion::Garbled { peer, how } => {
+                let cause = Error::from(Breach::Garbled { how });
                 self.fail(cause.blaming(peer, self.host(peer)));
             }
             Suspicion::Corrupted {
                 peer,
-                reason,
+                broken,
                 call,
                 sequence,
             } => {
@@ -188,13 +186,10 @@ impl Detector {
                     from_host: theirs.into(),
                     to: rank,
                     to_host: self.host(rank).into(),
-                    reason: reason.into(),
+                    broken,
                 });
-                self.fail(
-                    cause
-                        .blaming(peer, theirs)
-                        .during(shortened(&call), sequence),
-                );
+                let cause = cause.blaming(peer, theirs);
+                self.fail(cause.during(&*call, sequence));
             }
             Suspicion::HeadersDiffer { peer, sequence } => {
                 if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
@@ -264,14 +259,13 @@ impl Detector {
         self.fail(error.blaming(rank, self.host(rank)));
     }
 
-    /// The connection to a neighbour has ended; `reason` follows "its control connection".
-    pub(crate) fn ended(&mut self, neighbour: usize, reason: &str) {
+    /// The connection to a neighbour has ended.
+    pub(crate) fn ended(&mut self, neighbour: usize, how: Lost) {
         let Neighbour { rank, ended, .. } = &mut self.neighbours[neighbour];
         *ended = true;
         let rank = *rank;
         if !self.left.contains(&rank) {
-            let reason = reason.into();
-            self.fail(self.lost(rank, Lost::ControlEnded { reason }));
+            self.fail(self.lost(rank, how));
         }
     }
 
@@ -397,12 +391,12 @@ impl Detector {
             return Some(self.lost(neighbour.rank, Lost::Silent { silence }));
         }
         let mut broken = self.broken.iter();
-        let (peer, reason, _) =
+        let (peer, broken, _) =
             broken.find(|(peer, _, due)| now >= *due || self.left.contains(peer))?;
         let how = match self.left.contains(peer) {
             true => Lost::Left,
             false => Lost::LinkEnded {
-                reason: reason.as_str().into(),
+                broken: broken.clone(),
             },
         };
         Some(self.lost(*peer, how))

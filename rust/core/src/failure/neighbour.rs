@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 
-use crate::error::Error;
+use crate::error::{Error, Lost, Text};
 use crate::wire::control::{self, Message};
 
 /// A neighbour's control connection.
@@ -58,11 +58,11 @@ impl<S: Read + Write> Neighbour<S> {
 
     /// Takes in what has arrived. Tells `on_arrival` whenever something has; returns how the
     /// connection ended, if it did.
-    pub(super) fn receive(&mut self, mut on_arrival: impl FnMut()) -> Option<String> {
+    pub(super) fn receive(&mut self, mut on_arrival: impl FnMut()) -> Option<Lost> {
         let mut bytes = [0; 4096];
         loop {
-            let reason = match self.stream.as_mut()?.read(&mut bytes) {
-                Ok(0) => "was closed: its process has ended".into(),
+            let how = match self.stream.as_mut()?.read(&mut bytes) {
+                Ok(0) => Lost::ControlClosed,
                 Ok(_) if self.garbled => continue,
                 Ok(received) => {
                     self.inbox.extend_from_slice(&bytes[..received]);
@@ -72,12 +72,14 @@ impl<S: Read + Write> Neighbour<S> {
                 Err(error) => match error.kind() {
                     ErrorKind::Interrupted => continue,
                     ErrorKind::WouldBlock => return None,
-                    ErrorKind::ConnectionReset => "was reset: its process has ended".into(),
-                    _ => format!("broke: {error}"),
+                    ErrorKind::ConnectionReset => Lost::ControlReset,
+                    _ => Lost::ControlBroke {
+                        error: Text::of(error),
+                    },
                 },
             };
             self.stream = None;
-            return Some(reason);
+            return Some(how);
         }
     }
 

@@ -98,8 +98,8 @@ impl<S: Read + Write> MonitorThread<S> {
                 Err(error) => detector.garbled(index, error),
             }
         }
-        if let Some(reason) = end {
-            detector.ended(index, &reason);
+        if let Some(how) = end {
+            detector.ended(index, how);
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::poll::{self, WakeUp};
 use super::{Broken, Interest, Link, Transport};
+use crate::error::Breakage;
 
 /// The links of one rank.
 pub struct Mesh {
@@ -45,7 +46,7 @@ impl Mesh {
     fn link(&mut self, peer: usize) -> Result<&mut dyn Link, Broken> {
         match &mut self.links[peer] {
             Some(link) => Ok(&mut **link),
-            None => Err(Broken::ended("does not exist")),
+            None => Err(Breakage::Absent.into()),
         }
     }
 }

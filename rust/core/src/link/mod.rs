@@ -22,6 +22,7 @@ pub mod shm;
 pub mod tcp;
 
 pub use crate::config::STREAMS_MAX;
+pub use crate::error::Broken;
 
 /// What leads to one peer and back: a pipe of bytes in each direction, which keeps their order.
 pub trait Link: Send {
@@ -106,44 +107,6 @@ pub trait Transport: Send {
 
     /// A handle that ends a `wait` of this transport from another thread.
     fn waker(&self) -> Box<dyn Fn() + Send + Sync>;
-}
-
-/// A pipe that will carry nothing more, and what the system said about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Broken {
-    /// The reason, to follow "the connection".
-    pub reason: String,
-    /// Whether bytes arrived changed, as opposed to none arriving any more.
-    pub corrupted: bool,
-    /// Whether the other side ended it in good order.
-    pub closed: bool,
-}
-
-impl Broken {
-    /// A pipe that has ended.
-    pub fn ended(reason: impl Into<String>) -> Self {
-        Self {
-            reason: reason.into(),
-            corrupted: false,
-            closed: false,
-        }
-    }
-
-    /// A pipe that the other side has ended in good order.
-    pub fn closed() -> Self {
-        Self {
-            closed: true,
-            ..Self::ended("was closed by the other side")
-        }
-    }
-
-    /// A pipe through which bytes came changed.
-    pub fn corrupted(reason: impl Into<String>) -> Self {
-        Self {
-            corrupted: true,
-            ..Self::ended(reason)
-        }
-    }
 }
 
 /// Something an executor waits for.

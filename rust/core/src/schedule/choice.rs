@@ -12,7 +12,7 @@ use super::Algorithm;
 use super::topology::Topology;
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
-use crate::error::{Error, Result, Unusable};
+use crate::error::{BadRules, Error, Result, Unusable};
 
 /// Most ranks that are connected with one another; more are connected as a ring.
 pub const MESH_RANKS_MAX: usize = 64;
@@ -86,10 +86,10 @@ impl Rules {
         if text == "auto" {
             return Ok(Self::default());
         }
-        let wrong = |problem: String| {
+        let wrong = |problem| {
             Error::from(Unusable::Algorithm {
                 value: text.into(),
-                problem: problem.into(),
+                problem,
                 known: Algorithm::ALL.map(Algorithm::name).join(", ").into(),
             })
         };
@@ -100,10 +100,10 @@ impl Rules {
                 None => (part, Some(usize::MAX)),
             };
             let algorithm = Algorithm::from_name(name)
-                .ok_or_else(|| wrong(format!("{name:?} is no algorithm")))?;
-            let limit = limit.ok_or_else(|| wrong(format!("{part:?} has no size")))?;
+                .ok_or_else(|| wrong(BadRules::NoAlgorithm { name: name.into() }))?;
+            let limit = limit.ok_or_else(|| wrong(BadRules::NoSize { part: part.into() }))?;
             if rules.last().is_some_and(|&(_, before)| before >= limit) {
-                return Err(wrong("sizes must grow from part to part".into()));
+                return Err(wrong(BadRules::SizesShrink));
             }
             rules.push((algorithm, limit));
         }

@@ -22,7 +22,7 @@ use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub(crate) const PROTOCOL_VERSION: u32 = 10;
+pub(crate) const PROTOCOL_VERSION: u32 = 11;
 
 /// Of every group: it grows when a group forms again, which none does yet.
 pub(crate) const GENERATION: u32 = 0;

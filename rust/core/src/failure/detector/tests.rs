@@ -87,8 +87,8 @@ fn of_two_ranks_that_lose_each_other_one_speaks_first() {
     let now = Instant::now();
     let (mut first, mut second) = (detector(1, now), detector(2, now));
     for (detector, peer) in [(&mut first, 2), (&mut second, 1)] {
-        let reason = "was reset".into();
-        detector.investigate(Suspicion::LinkBroken { peer, reason }, now);
+        let broken = Broken::closed();
+        detector.investigate(Suspicion::LinkBroken { peer, broken }, now);
         detector.keep_time(now + LINK_GRACE);
     }
     assert_eq!((blamed(&first), blamed(&second)), (Some(2), None));

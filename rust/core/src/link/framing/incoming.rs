@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::{SLICES, on_lane};
+use crate::error::{BadSegment, Breakage};
 use crate::link::{Broken, Link, STREAMS_MAX, parts};
 use crate::wire::frame::{CHECKED_BYTES_MAX, FRAME_HEADER_BYTES, Frame, checksum};
 
@@ -211,25 +212,26 @@ impl Frames {
         let (None, Some(header)) = (inlet.frame, held.first_chunk()) else {
             return Ok(());
         };
-        let wrong = |problem: &str| {
+        let wrong = |problem| {
             let broken = corrupted(self.next, problem);
             Err(on_lane(index, self.inlets.len())(broken))
         };
         let Some(frame) = Frame::decode(header) else {
-            return wrong("the announcement is not what its checksum says");
+            return wrong(BadSegment::Announcement);
         };
         let mut others = self.inlets.iter().filter_map(|inlet| inlet.frame);
         let repeated = others.any(|(other, _)| other.sequence == frame.sequence);
+        let came = frame.sequence;
         // Sequences start again after the last one.
         if repeated || frame.sequence.wrapping_sub(self.next) > u32::MAX / 2 {
-            return wrong(&format!("segment {} came instead", frame.sequence));
+            return wrong(BadSegment::OtherCame { came });
         }
         // With one lane there is no other that could bring it.
         if self.inlets.len() == 1 && frame.sequence != self.next {
-            return wrong(&format!("segment {} came instead", frame.sequence));
+            return wrong(BadSegment::OtherCame { came });
         }
         if self.checked && frame.length > CHECKED_BYTES_MAX {
-            return wrong("it is longer than a sender makes them");
+            return wrong(BadSegment::TooLong);
         }
         let inlet = &mut self.inlets[index];
         inlet.held.start += FRAME_HEADER_BYTES;
@@ -242,10 +244,7 @@ impl Frames {
         let hopeless = !self.inlets.iter().any(Inlet::may_announce);
         let Some(ended) = self.inlets.iter().position(|inlet| inlet.ended) else {
             return match hopeless {
-                true => Err(corrupted(
-                    self.next,
-                    "it is lost: later ones came on all streams",
-                )),
+                true => Err(corrupted(self.next, BadSegment::NeverCame)),
                 false => Ok(()),
             };
         };
@@ -280,7 +279,9 @@ impl Inlet {
         let rest = &mut self.inbox[self.held.end..];
         match lane.try_receive(&mut [IoSliceMut::new(rest)]) {
             Ok(received) => self.held.end += received.unwrap_or(0),
-            Err(broken) if broken.closed && self.held.is_empty() => self.ended = true,
+            Err(broken) if broken.how == Breakage::Closed && self.held.is_empty() => {
+                self.ended = true
+            }
             Err(broken) => return Err(broken),
         }
         Ok(())
@@ -330,13 +331,14 @@ fn check(frame: Frame, payload: &[u8]) -> Result<(), Broken> {
     if found == frame.checksum {
         return Ok(());
     }
-    let problem = format!(
-        "{} bytes have the checksum {found:08x}, and were sent with {:08x}",
-        frame.length, frame.checksum
-    );
-    Err(corrupted(frame.sequence, &problem))
+    let problem = BadSegment::Checksum {
+        bytes: frame.length,
+        found,
+        sent: frame.checksum,
+    };
+    Err(corrupted(frame.sequence, problem))
 }
 
-fn corrupted(sequence: u32, problem: &str) -> Broken {
-    Broken::corrupted(format!("corrupted segment {sequence}: {problem}"))
+fn corrupted(sequence: u32, problem: BadSegment) -> Broken {
+    Breakage::Segment { sequence, problem }.into()
 }

@@ -127,7 +127,7 @@ fn on_lane(lane: usize, lanes: usize) -> impl Fn(Broken) -> Broken {
     move |broken| match lanes {
         1 => broken,
         _ => Broken {
-            reason: format!("{} (stream {lane})", broken.reason),
+            stream: Some(lane),
             ..broken
         },
     }

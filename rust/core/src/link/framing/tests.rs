@@ -304,7 +304,7 @@ fn frames_that_no_sender_sends_break_the_pipe() {
     ] {
         let (wires, mut incoming) = arriving(carried);
         let outcome = receive(&wires, &mut incoming).and_then(|_| receive(&wires, &mut incoming));
-        assert_eq!(outcome.unwrap_err().reason, reason);
+        assert_eq!(outcome.unwrap_err().to_string(), reason);
     }
 }
 
@@ -319,7 +319,7 @@ fn last_bytes_arrive_after_another_stream_has_ended() {
     wires[0].end();
     assert_eq!(receive(&wires, &mut incoming), Ok(Some(2)));
     let broken = receive(&wires, &mut incoming).unwrap_err();
-    assert_eq!(broken.reason, "was closed by the other side");
+    assert_eq!(broken.to_string(), "was closed by the other side");
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn an_end_in_the_middle_of_a_frame_or_its_announcement_breaks_the_pipe() {
         let (wires, mut incoming) = arriving([&whole[..cut], b""]);
         wires[0].end();
         let outcome = (0..3).find_map(|_| receive(&wires, &mut incoming).err());
-        let reason = outcome.expect("the pipe is broken").reason;
+        let reason = outcome.expect("the pipe is broken").to_string();
         assert_eq!(reason, "was closed by the other side (stream 0)", "{cut}");
     }
 }
@@ -341,7 +341,10 @@ fn silence_after_the_end_of_a_stream_breaks_the_pipe() {
     assert_eq!(receive(&wires, &mut incoming), Ok(None));
     thread::sleep(LAST_BYTES_LIMIT);
     let broken = receive(&wires, &mut incoming).unwrap_err();
-    assert_eq!(broken.reason, "was closed by the other side (stream 1)");
+    assert_eq!(
+        broken.to_string(),
+        "was closed by the other side (stream 1)"
+    );
 }
 
 /// Connected sockets with the smallest buffers there are, so that most writes are short.

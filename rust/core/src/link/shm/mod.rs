@@ -23,6 +23,7 @@ use std::os::fd::OwnedFd;
 use super::kind::{Introduction, Kind};
 use super::tcp::connection::Connection;
 use super::{Broken, Direction, Link, poll};
+use crate::error::Breakage;
 use arena::Arena;
 use pipe::{BATCH_BYTES, Side};
 use rustix::event::PollFd;
@@ -77,7 +78,7 @@ impl Shared {
     /// What nothing means: to wait, unless the peer has ended.
     fn unless_ended<T>(&self, outcome: Option<T>) -> Result<Option<T>, Broken> {
         if outcome.is_none() && self.ended {
-            return Err(Broken::ended("ended with the other side's process"));
+            return Err(Breakage::ProcessEnded.into());
         }
         Ok(outcome)
     }

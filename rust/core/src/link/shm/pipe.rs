@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 #[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
+use crate::error::Breakage;
 use crate::link::{Broken, Direction};
 
 /// Bytes published or given back at a time, so that both sides of a large transfer are busy: a part
@@ -207,7 +208,7 @@ impl Side {
     fn load_head(&self, shared: &Shared) -> Result<u64, Broken> {
         let head = self.outgoing(shared).head.0.load(Acquire);
         if self.tail.wrapping_sub(head) > self.capacity {
-            return Err(impossible("took back", self.tail, head));
+            return Err(impossible(false, self.tail, head));
         }
         Ok(head)
     }
@@ -215,7 +216,7 @@ impl Side {
     fn load_tail(&self, shared: &Shared) -> Result<u64, Broken> {
         let tail = self.incoming(shared).tail.0.load(Acquire);
         if tail.wrapping_sub(self.head) > self.capacity {
-            return Err(impossible("published", self.head, tail));
+            return Err(impossible(true, self.head, tail));
         }
         Ok(tail)
     }
@@ -233,10 +234,13 @@ impl Side {
     }
 }
 
-fn impossible(verb: &str, own: u64, other: u64) -> Broken {
-    Broken::corrupted(format!(
-        "is corrupt: at byte {own} the other side {verb} up to byte {other}"
-    ))
+fn impossible(published: bool, own: u64, other: u64) -> Broken {
+    Breakage::Counter {
+        own,
+        published,
+        other,
+    }
+    .into()
 }
 
 #[cfg(test)]
@@ -286,7 +290,7 @@ mod tests {
         let mut side = Side::new(0, 8);
         for wrong in [9, u64::MAX, 1 << 63] {
             shared.counters[1].tail.0.store(wrong, Relaxed);
-            let reason = side.filled(&shared, 1).unwrap_err().reason;
+            let reason = side.filled(&shared, 1).unwrap_err().to_string();
             assert!(reason.contains(&format!("published up to byte {wrong}")));
             assert!(side.ready(&shared, Direction::Receive));
         }
@@ -297,7 +301,7 @@ mod tests {
         assert!(!side.publish(&shared, 8));
         for wrong in [9, u64::MAX, 1 << 63] {
             shared.counters[0].head.0.store(wrong, Relaxed);
-            let reason = side.room(&shared, 1).unwrap_err().reason;
+            let reason = side.room(&shared, 1).unwrap_err().to_string();
             assert!(reason.contains(&format!("took back up to byte {wrong}")));
             assert!(side.ready(&shared, Direction::Send));
         }

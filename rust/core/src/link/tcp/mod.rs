@@ -10,6 +10,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use self::connection::Connection;
 use super::kind::{Introduction, Kind, Lanes};
 use super::{Broken, Direction, Link, forks, poll};
+use crate::error::{Breakage, Text};
 
 pub mod connection;
 pub mod deadline_stream;
@@ -147,8 +148,11 @@ fn later_or_broken(error: &std::io::Error) -> Result<Option<usize>, Broken> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(None),
         // Only TLS looks at the data.
-        ErrorKind::InvalidData => Err(Broken::corrupted(format!("broke: {error}"))),
-        _ => Err(Broken::ended(format!("broke: {error}"))),
+        ErrorKind::InvalidData => {
+            let error = Text::of(error);
+            Err(Breakage::Undecipherable { error }.into())
+        }
+        _ => Err(Broken::failed(error)),
     }
 }
 

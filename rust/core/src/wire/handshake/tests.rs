@@ -331,9 +331,9 @@ fn the_words_of_a_responder_without_a_proof_are_not_repeated() {
         Unusable::NoSuchSetting { name: evil() }.into(),
         NotFormed::Socket { error: evil() }.into(),
         NotTrusted::Certificate { reason: evil() }.into(),
-        Lost::LinkEnded { reason: evil() }.into(),
+        Lost::ControlBroke { error: evil() }.into(),
         Error::aborted(&evil()),
-        Breach::Garbled { how: evil() }.into(),
+        Breach::NotDecoded { error: evil() }.into(),
     ];
     for refusal in refusals {
         let refusal = refusal.blaming(7, "bank.example").during("evil", 1);

@@ -293,7 +293,7 @@ fn echo() {
                 link.consume(count);
             }
             Err(broken) => {
-                assert_eq!(broken.reason, "was closed by the other side");
+                assert_eq!(broken.to_string(), "was closed by the other side");
                 return;
             }
         }
