@@ -49,3 +49,18 @@ def script(directory: Path, text: str) -> list[str]:
     head = "import os, signal, sys, time\nrank = int(os.environ['GRADRING_RANK'])\n"
     path.write_text(head + text)
     return [sys.executable, str(path)]
+
+
+def script_of_first(directory: Path, text: str) -> list[str]:
+    """A script in which one rank calls ``note_first``, and others wait until it was collected."""
+    head = (
+        f"first = {str(directory / 'first')!r}\n"
+        "def note_first():\n"
+        "    open(first + '-', 'w').write(str(os.getpid()))\n"
+        "    os.rename(first + '-', first)\n"
+        "def until_first_was_collected():\n"
+        "    while not os.path.exists(first): time.sleep(0.01)\n"
+        "    pid = int(open(first).read())\n"
+        "    while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+    )
+    return script(directory, head + text)

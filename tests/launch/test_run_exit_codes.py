@@ -5,28 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from launching import gradring, script
+from launching import gradring, script, script_of_first
 
 from gradring.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
 from gradring.launch.tracing import merge
 from gradring.observe.paths import part_of
 
 SLEEP = "time.sleep(300)\n"
-
-
-def script_of_first(directory: Path, text: str) -> list[str]:
-    """A script in which one rank calls ``note_first``, and others wait until it was collected."""
-    head = (
-        f"first = {str(directory / 'first')!r}\n"
-        "def note_first():\n"
-        "    open(first + '-', 'w').write(str(os.getpid()))\n"
-        "    os.rename(first + '-', first)\n"
-        "def until_first_was_collected():\n"
-        "    while not os.path.exists(first): time.sleep(0.01)\n"
-        "    pid = int(open(first).read())\n"
-        "    while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
-    )
-    return script(directory, head + text)
 
 
 def test_success_of_all_ranks_is_success(tmp_path: Path) -> None:
@@ -233,6 +218,31 @@ def test_an_error_that_is_printed_in_other_words_names_the_rank_all_the_same(
     )
     done = gradring("run", "-np", 2, "--grace", 60, *program)
     assert done.returncode == 7
+    assert re.search(r"gradring run: rank 1 on \S+ failed first \(exit code 7\); ", done.stderr)
+
+
+def test_a_program_that_a_rank_starts_does_not_speak_for_it(tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(
+        "import gradring\n"
+        "with gradring.Communicator(rank=0, world_size=1) as comm:\n"
+        "    comm.abort('of no importance')\n"
+        "    comm.barrier()\n"
+    )
+    program = script_of_first(
+        tmp_path,
+        "import atexit, gradring, subprocess\n"
+        "if rank == 0: note_first()\n"
+        "else: atexit.register(until_first_was_collected)\n"
+        "with gradring.init() as comm:\n"
+        "    if rank == 1: sys.exit(7)\n"
+        "    try: comm.barrier()\n"
+        "    except gradring.errors.GradringError:\n"
+        f"        other = subprocess.run([sys.executable, {str(other)!r}], env={{**os.environ}})\n"
+        "        sys.exit(other.returncode)\n",
+    )
+    done = gradring("run", "-np", 2, "--grace", 60, *program)
+    assert re.search(r"\[0\] .*AbortedError: .*rank 0 on \S+ .*of no importance", done.stderr)
     assert re.search(r"gradring run: rank 1 on \S+ failed first \(exit code 7\); ", done.stderr)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,15 @@ from pathlib import Path
 
 import pytest
 import ssh_stand_in
-from launching import DEADLINE_S, command_line, gradring, is_running, script, wait_until_gone
+from launching import (
+    DEADLINE_S,
+    command_line,
+    gradring,
+    is_running,
+    script,
+    script_of_first,
+    wait_until_gone,
+)
 from launching import pids_noted as _pids_noted
 from test_run_orphans import sleepers
 
@@ -81,6 +90,25 @@ def test_each_rank_gets_its_place_its_threads_and_tf_config(
     hosts = [address.rpartition(":")[0] for address in addresses]
     assert hosts == ["127.0.0.2", "127.0.0.2", "127.0.0.3"]
     assert len(set(addresses)) == 3
+
+
+def test_what_ended_a_rank_on_another_host_is_relayed(tmp_path: Path, ssh: dict[str, str]) -> None:
+    program = script_of_first(
+        tmp_path,
+        "import atexit, gradring\n"
+        "if rank == 0: note_first()\n"
+        "else: atexit.register(lambda: (until_first_was_collected(), time.sleep(1)))\n"
+        "with gradring.init() as comm:\n"
+        "    if rank == 1: sys.exit(7)\n"
+        "    try: comm.barrier()\n"
+        "    except gradring.errors.GradringError:\n"
+        "        sys.stderr.write('it did not work')\n"
+        "        sys.exit(1)\n",
+    )
+    done = gradring("run", "--hosts", "127.0.0.2:2", "--grace", 60, *program, **ssh)
+    assert done.returncode == 7, done.stderr
+    assert re.search(r"gradring run: rank 1 on \S+ failed first \(exit code 7\); ", done.stderr)
+    assert "[0] it did not work\n" in done.stderr and "gradring failure" not in done.stderr
 
 
 def test_the_token_is_on_no_command_line(tmp_path: Path, ssh: dict[str, str]) -> None:

@@ -36,7 +36,7 @@ from gradring.launch.processes import (
 from gradring.launch.program import Program
 from gradring.launch.report import Blame, blame_left, first_cause, last_words, missing_module
 from gradring.launch.signals import arrived, signals_as_bytes
-from gradring.launch.ssh import Ssh
+from gradring.launch.ssh import RemoteRankProcess, Ssh
 from gradring.launch.survey import SurveyError
 from gradring.launch.world import World
 from gradring.observe import paths, step_log
@@ -224,7 +224,9 @@ class _Launch:
         popen = process.popen
         assert popen.stdout is not None and popen.stderr is not None
         out = RankOutput(process.rank, popen.stdout, sys.stdout.buffer, log)
-        err = RankOutput(process.rank, popen.stderr, sys.stderr.buffer, log)
+        elsewhere = isinstance(process, RemoteRankProcess)
+        failure = self.failure_of(process.rank) if elsewhere else None
+        err = RankOutput(process.rank, popen.stderr, sys.stderr.buffer, log, failure=failure)
         self._outputs.append((out, err))
         for output in (out, err):
             self._selector.register(output.pipe, selectors.EVENT_READ, output)

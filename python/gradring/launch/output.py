@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections import deque
+from pathlib import Path
 from typing import IO
 
 #: A longer line is passed on in pieces, so that memory stays bounded.
@@ -18,6 +19,8 @@ PROGRESS_S = 2.0
 READ_BYTES = 64 * 1024
 #: Of a terminal, without red and what is hard to read.
 COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+#: Begins a line that is not the rank's: the far end of ssh relays what ended the rank.
+FAILURE_MARK = b"\x1egradring failure "
 #: Lines of each stream that are kept for the report of a failure.
 TAIL_LINES = 400
 
@@ -68,7 +71,13 @@ class RankOutput:
     """One of a rank's two streams: its pipe, where its lines go, and its last lines."""
 
     def __init__(
-        self, rank: int, pipe: IO[bytes], target: IO[bytes], log: IO[bytes] | None
+        self,
+        rank: int,
+        pipe: IO[bytes],
+        target: IO[bytes],
+        log: IO[bytes] | None,
+        *,
+        failure: Path | None = None,
     ) -> None:
         """Prepares to copy.
 
@@ -77,12 +86,14 @@ class RankOutput:
             pipe: The read end of the stream.
             target: Where the prefixed lines go.
             log: The unbuffered file for the same lines without prefix, if any.
+            failure: Where what a rank on another host has left goes; None for one on this.
         """
         self.pipe = pipe
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self.prefix = _prefix(rank, target)
         self._target = target
         self._log = log
+        self._failure = failure
         self._buffer = LineBuffer()
 
     def copy(self, now: float) -> bool:
@@ -97,6 +108,8 @@ class RankOutput:
         self.pipe.close()
 
     def _emit(self, lines: list[bytes]) -> None:
+        if self._failure is not None:
+            lines = self._without_failure(lines, self._failure)
         if not lines:
             return
         self.tail.extend(lines)
@@ -119,6 +132,18 @@ class RankOutput:
             problem = f"{log.name} cannot be written any more ({error.strerror})"
             with contextlib.suppress(OSError):
                 print(f"gradring run: {problem}", file=sys.stderr, flush=True)
+
+    def _without_failure(self, lines: list[bytes], file: Path) -> list[bytes]:
+        """The rank's own lines, of which the last may have no end."""
+        kept = []
+        for line in lines:
+            own, mark, failure = line.partition(FAILURE_MARK)
+            if mark:
+                with contextlib.suppress(OSError):  # what the rank has printed counts then
+                    file.write_bytes(failure)
+            if own or not mark:
+                kept.append(own)
+        return kept
 
 
 def _prefix(rank: int, target: IO[bytes]) -> bytes:

@@ -7,20 +7,24 @@ rank's output and exit code are this process's own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from gradring.clusters import without_cluster_variables
 from gradring.launch.collect import make_room
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.launcher import CLOSING_TICK_S, DEFAULT_GRACE_S, TICK_S
+from gradring.launch.output import FAILURE_MARK
 from gradring.launch.processes import RankProcesses, shell_exit_code
 from gradring.launch.program import Program
 from gradring.launch.ranks import thread_counts
@@ -72,13 +76,27 @@ def main() -> int:
     if (problem := program.problem(environ["PATH"])) is not None:
         print(f"{socket.gethostname()}: {problem}", file=sys.stderr)
         return CANNOT_START
-    with signals_as_bytes() as wakeup, RankProcesses() as processes:
+    with (
+        tempfile.TemporaryDirectory(prefix="gradring-rank-") as directory,
+        signals_as_bytes() as wakeup,
+        RankProcesses() as processes,
+    ):
+        failure = Path(directory) / "failure.json"
+        environ["GRADRING_FAILURE_FILE"] = str(failure)
         rank = processes.start(program.command(environ["PATH"]), environ)
         for line in first[1:]:
             processes.signal(int(line))
         _watch(processes, lines, wakeup)
+        _relay(failure)
         assert rank.exit_code is not None
         return shell_exit_code(rank.exit_code)
+
+
+def _relay(failure: Path) -> None:
+    """Tells the launcher what the rank has left for it."""
+    with contextlib.suppress(OSError):  # it has left nothing, or the launcher has gone
+        sys.stderr.buffer.write(FAILURE_MARK + failure.read_bytes() + b"\n")
+        sys.stderr.buffer.flush()
 
 
 def _watch(processes: RankProcesses, lines: _Lines, wakeup: socket.socket) -> None:

@@ -63,8 +63,8 @@ def first_cause(blamed: Mapping[int, int | None]) -> int:
 def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
     """Whom a rank that has failed blames: by the file that gradring has left there, or its text.
 
-    A rank on another host leaves no file here, and one without gradring none at all. What is in
-    the file may be anything: the disk may be full, and a program may have written there.
+    A rank without gradring leaves none. What is in the file may be anything: the disk may be full,
+    and a program may have written there.
 
     Args:
         failure: What ``GRADRING_FAILURE_FILE`` was for the rank.

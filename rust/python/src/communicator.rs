@@ -19,7 +19,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use crate::arrays::Bucket;
 use crate::caller::Program;
 use crate::entry::{attached, detached, enter};
-use crate::errors::{forget_failure, to_python};
+use crate::errors::{forget_failure, take_failure_file, to_python};
 use crate::stats;
 use crate::work::Work;
 
@@ -50,6 +50,7 @@ impl Communicator {
         settings: BTreeMap<String, String>,
     ) -> PyResult<Self> {
         enter(py, || {
+            take_failure_file(py)?;
             let interface = interface.map(str::parse).transpose().map_err(|_| {
                 let fact = Unusable::Value {
                     name: "interface".into(),

@@ -1,12 +1,18 @@
 //! The one table from the core's errors to Python's exceptions.
 
+use std::path::PathBuf;
+
 use gradring_core::error::Error;
+use gradring_core::link::forks::PerProcess;
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 /// Names the file for `leave_for_launcher`.
-const FAILURE_FILE: &str = "GRADRING_FAILURE_FILE";
+const FAILURE_VARIABLE: &str = "GRADRING_FAILURE_FILE";
+
+/// That file, in the process that is the rank.
+static FAILURE_FILE: PerProcess<Option<PathBuf>> = PerProcess::new();
 
 /// The exception that stands for an error: an instance of a class in `gradring.errors`.
 ///
@@ -20,20 +26,31 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     exception_of(py, error)
 }
 
+/// This process forms a group, so it is the rank that the launcher has started. The programs that it
+/// starts are not, so they do not get the variable.
+pub(crate) fn take_failure_file(py: Python<'_>) -> PyResult<()> {
+    let environ = py.import("os")?.getattr("environ")?;
+    let file = environ.call_method1("pop", (FAILURE_VARIABLE, py.None()))?;
+    if let Some(file) = file.extract()? {
+        *FAILURE_FILE.lock() = Some(file);
+    }
+    Ok(())
+}
+
 /// `gradring run` sees that a rank ends, and learns here what has happened and which rank is blamed.
 fn leave_for_launcher(error: &Error) {
-    if let Some(file) = std::env::var_os(FAILURE_FILE) {
+    if let Some(file) = &*FAILURE_FILE.lock() {
         let rank = error.blamed.as_ref().map(|blamed| blamed.rank);
         let rank = rank.map_or("null".into(), |rank| rank.to_string());
         let kind = error.kind.exception();
-        // On another host there is no directory for it.
+        // The directory is gone with the launcher.
         let _ = std::fs::write(file, format!(r#"{{"kind": "{kind}", "rank": {rank}}}"#));
     }
 }
 
 /// A new group has formed: what happened before did not end this rank.
 pub(crate) fn forget_failure() {
-    if let Some(file) = std::env::var_os(FAILURE_FILE) {
+    if let Some(file) = &*FAILURE_FILE.lock() {
         let _ = std::fs::remove_file(file);
     }
 }
