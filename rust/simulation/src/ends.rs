@@ -78,7 +78,7 @@ impl SimulatedLinks {
         self.network.lock().note_end(self.rank);
     }
 
-    /// Whether nobody owes this rank anything in the collective at this position, nor it anybody.
+    /// Whether all others have ended the collective at this position, and all that they sent is here.
     pub(super) fn everything_has_arrived(&self, number: usize) -> bool {
         let mut network = self.network.lock();
         network.everything_has_arrived(self.rank, number)

@@ -478,7 +478,7 @@ const fn counted(published: bool) -> &'static str {
 fn ranks(ranks: &[usize]) -> String {
     let shown: Vec<_> = ranks.iter().take(8).map(usize::to_string).collect();
     match ranks.len() {
-        0 => "nobody".into(),
+        0 => "no rank".into(),
         1 => format!("rank {}", shown[0]),
         count if count == shown.len() => format!("ranks {}", shown.join(", ")),
         count => format!(
