@@ -539,7 +539,33 @@ def _contents(x: Any) -> NDArray[Any]:
     try:
         return x if isinstance(x, np.ndarray) else np.asarray(memoryview(x))
     except TypeError:
-        return np.asarray(x)
+        lent = _native.lent(x)
+        return np.asarray(x) if lent is None else _shown(*lent)
+
+
+class _Memory:
+    """Memory that numpy can show, as long as what lends it lives."""
+
+    def __init__(self, lender: object, interface: dict[str, Any]) -> None:
+        self.lender = lender
+        self.__array_interface__ = interface
+
+
+def _shown(lender: object, dtype_name: str, interface: dict[str, Any]) -> NDArray[Any]:
+    """Lent memory as a numpy array, which knows bfloat16 by ml_dtypes only."""
+    name = dtype_name
+    if dtype_name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(
+                "numpy has no bfloat16 for the result; pip install ml_dtypes, or use a collective "
+                "that works in place"
+            ) from None
+        name = "uint16"
+    memory = _Memory(lender, {**interface, "typestr": np.dtype(name).str})
+    shown: NDArray[Any] = np.asarray(memory)
+    return shown if name == dtype_name else shown.view(ml_dtypes.bfloat16)
 
 
 def _split(length: int, parts: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -105,6 +106,36 @@ def _reduced() -> list[list[float]]:
 def test_lent_memory_is_reduced_in_place() -> None:
     for found in run_ranks(_reduced, 2):
         assert found == [[1.0] * 6, [3.0] * 6, [5.0] * 6, [2.0] * 5, [1.0]]
+
+
+def _joined() -> list[Any]:
+    """Also bfloat16, which numpy takes from nobody, and parts that are not contiguous."""
+    with gradring.init() as comm:
+        rows = np.arange(12).reshape(4, 3).astype(ml_dtypes.bfloat16) * (comm.rank + 1)
+        gathered = comm.all_gather(Old(rows[::2, 1:]))
+        part = comm.reduce_scatter(Old(rows))
+        assert {x.dtype for x in (gathered, part)} == {np.dtype(ml_dtypes.bfloat16)}
+        wide = comm.all_gather(New(np.arange(6.0)[::-2] + comm.rank))
+        assert wide.tolist() == [5.0, 3.0, 1.0, 6.0, 4.0, 2.0] and wide.dtype == np.float64
+        assert (rows == np.arange(12).reshape(4, 3) * (comm.rank + 1)).all(), "it is not changed"
+        empty = comm.all_gather(Old(np.zeros((0, 2), ml_dtypes.bfloat16)))
+        return [gathered.astype(int).tolist(), part.astype(int).tolist(), empty.shape]
+
+
+def test_lent_memory_is_gathered_and_scattered() -> None:
+    for rank, found in enumerate(run_ranks(_joined, 2)):
+        rows = (3 * np.arange(12).reshape(4, 3)).tolist()
+        assert found[0] == [[1, 2], [7, 8], [2, 4], [14, 16]]
+        assert found[1:] == [rows[2 * rank : 2 * rank + 2], (0, 2)]
+
+
+def test_without_a_type_of_numpy_for_the_result_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = Old(np.ones(3, ml_dtypes.bfloat16))
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with _alone() as comm:
+        for collective in (comm.all_gather, comm.reduce_scatter):
+            with pytest.raises(TypeError, match="pip install ml_dtypes"):
+                collective(narrow)
 
 
 def _frozen() -> New:

@@ -42,12 +42,14 @@ def _reduced() -> list[list[float]]:
         comm.all_reduce_async([narrow, torch.zeros(0, dtype=torch.bfloat16)], "mean").wait()
         scalar = comm.broadcast(torch.tensor(comm.rank), root=1)
         gathered = comm.all_gather(torch.full((1,), comm.rank))
-        return [x.ravel().tolist() for x in (wide, narrow, scalar, gathered)]
+        joined = comm.all_gather(torch.full((1,), comm.rank + 0.5, dtype=torch.bfloat16))
+        own = comm.reduce_scatter(torch.full((2,), 1.5, dtype=torch.bfloat16))
+        return [x.ravel().tolist() for x in (wide, narrow, scalar, gathered, joined, own)]
 
 
 def test_tensors_are_reduced_in_place() -> None:
     for found in run_ranks(_reduced, 2):
-        assert found == [[3.0] * 6, [2.0] * 5, [1], [0, 1]]
+        assert found == [[3.0] * 6, [2.0] * 5, [1], [0, 1], [0.5, 1.5], [3.0]]
 
 
 def test_what_cannot_be_reduced_is_refused() -> None:

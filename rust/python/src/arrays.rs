@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
 use smallvec::SmallVec;
 
-use crate::dlpack::Lent;
+use crate::dlpack::{Lent, unsupported};
 
 /// Memory of the program's arrays, of one element type: what one collective works on.
 #[derive(Default)]
@@ -76,9 +76,9 @@ impl Bucket {
                 object.get_type().name()?
             )));
         }
-        let lent = Lent::from(object)?;
+        let lent = Lent::in_place(object)?;
         self.push(
-            DType::from_name(&lent.type_name).ok_or_else(|| unsupported(&lent.type_name))?,
+            lent.dtype()?,
             &lent.shape,
             lent.start,
             lent.is_writable,
@@ -291,11 +291,4 @@ fn dtype_of(descriptor: &Bound<'_, PyArrayDescr>) -> PyResult<DType> {
     }
     let order = if native { "" } else { " in foreign byte order" };
     Err(unsupported(&(name + order)))
-}
-
-fn unsupported(kind: &str) -> PyErr {
-    let known = DType::ALL.map(DType::name).join(", ");
-    PyTypeError::new_err(format!(
-        "arrays of {kind} are not supported; use one of {known}"
-    ))
 }

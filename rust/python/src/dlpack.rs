@@ -7,10 +7,11 @@ use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::slice;
 
+use gradring_core::dtype::DType;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use smallvec::SmallVec;
 
 /// `kDLCPU`, `kDLCUDAHost` and `kDLROCMHost`: memory that a processor reads and writes.
@@ -83,18 +84,58 @@ pub(crate) struct Lent<'py> {
     pub(crate) owner: Bound<'py, PyAny>,
     pub(crate) start: *mut u8,
     /// Of an element, as numpy calls it; any text where numpy has no such type.
-    pub(crate) type_name: String,
+    type_name: String,
     pub(crate) shape: SmallVec<[usize; 4]>,
+    /// In elements; `None` where they follow from the shape.
+    strides: Option<SmallVec<[i64; 4]>>,
     pub(crate) is_writable: bool,
+    is_copied: bool,
     pub(crate) is_contiguous: bool,
 }
 
+/// What lends memory, the name of its type, and the rest in the words of numpy's array interface.
+type Readable<'py> = (Bound<'py, PyAny>, &'static str, Bound<'py, PyDict>);
+
+/// Memory that `object` lends, to read; None for an object without DLPack.
+#[pyfunction]
+pub(crate) fn lent<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Readable<'py>>> {
+    if !object.hasattr("__dlpack_device__")? {
+        return Ok(None);
+    }
+    let (py, lent) = (object.py(), Lent::from(object)?);
+    let dtype = lent.dtype()?;
+    let strides = lent.strides.map(|strides| {
+        let in_bytes = |&stride: &i64| stride * dtype.size_bytes() as i64;
+        PyTuple::new(py, strides.iter().map(in_bytes).collect::<Vec<_>>())
+    });
+    let interface = PyDict::new(py);
+    interface.set_item("version", 3)?;
+    interface.set_item("shape", PyTuple::new(py, &lent.shape)?)?;
+    interface.set_item("strides", strides.transpose()?)?;
+    interface.set_item("data", (lent.start.addr(), true))?;
+    Ok(Some((lent.owner, dtype.name(), interface)))
+}
+
 impl<'py> Lent<'py> {
+    /// Borrows the memory of an object to write to it.
+    ///
+    /// Raises `ValueError` for a copy, and what `from` raises.
+    pub(crate) fn in_place(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let lent = Self::from(object)?;
+        if lent.is_copied {
+            return Err(PyValueError::new_err(format!(
+                "{} lends a copy only, so that it cannot change in place; pass a numpy array",
+                object.get_type()
+            )));
+        }
+        Ok(lent)
+    }
+
     /// Borrows the memory of an object that has `__dlpack__`.
     ///
     /// Raises `TypeError` for what is not in the host's memory, and `ValueError` if the object does
     /// not lend it.
-    pub(crate) fn from(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    fn from(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         check_device(object, device)?;
         let capsule = capsule_of(object).map_err(|error| refused(object, error))?;
@@ -102,27 +143,29 @@ impl<'py> Lent<'py> {
         let Contents { tensor, flags, .. } = contents(&capsule)?;
         check_device(object, tensor.device_type)?;
         // SAFETY: the capsule is alive, so the structure and the arrays that it points to are.
-        let (shape, is_contiguous) = unsafe { (tensor.shape(), tensor.is_contiguous()) };
+        let (shape, strides, is_contiguous) =
+            unsafe { (tensor.shape(), tensor.strides(), tensor.is_contiguous()) };
         let shape = shape.ok_or_else(|| {
             PyValueError::new_err(format!(
                 "{} lends by DLPack what cannot be memory: no address, or an impossible shape",
                 object.get_type()
             ))
         })?;
-        if flags & IS_COPIED != 0 {
-            return Err(PyValueError::new_err(format!(
-                "{} lends a copy only, so that it cannot change in place; pass a numpy array",
-                object.get_type()
-            )));
-        }
         Ok(Self {
             start: tensor.start(),
             type_name: tensor.type_name(),
             shape,
+            strides,
             is_writable: flags & READ_ONLY == 0,
+            is_copied: flags & IS_COPIED != 0,
             is_contiguous,
             owner: borrow(&capsule)?,
         })
+    }
+
+    /// Of the elements; raises `TypeError` if it is not supported.
+    pub(crate) fn dtype(&self) -> PyResult<DType> {
+        DType::from_name(&self.type_name).ok_or_else(|| unsupported(&self.type_name))
     }
 }
 
@@ -223,6 +266,14 @@ fn contents<'a>(capsule: &'a Bound<'_, PyCapsule>) -> PyResult<Contents<'a>> {
     })
 }
 
+/// Says which types are supported.
+pub(crate) fn unsupported(kind: &str) -> PyErr {
+    let known = DType::ALL.map(DType::name).join(", ");
+    PyTypeError::new_err(format!(
+        "arrays of {kind} are not supported; use one of {known}"
+    ))
+}
+
 impl Tensor {
     /// Such as `float32`.
     fn type_name(&self) -> String {
@@ -267,6 +318,14 @@ impl Tensor {
         bytes
             .filter(|&bytes| isize::try_from(bytes).is_ok())
             .map(|_| shape)
+    }
+
+    /// # Safety
+    /// `strides`, unless null, must point to as many numbers as there are dimensions.
+    unsafe fn strides(&self) -> Option<SmallVec<[i64; 4]>> {
+        // SAFETY: as promised.
+        let strides = || unsafe { numbers(self.strides, self.dimensions) };
+        (!self.strides.is_null()).then(|| strides().into())
     }
 
     /// Whether the elements lie in memory as they are counted, the last axis first.
