@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::config::Config;
 use crate::error::{Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable};
 use crate::forming::peers::connects_to;
 use crate::forming::turned_away::{Initiator, TurnedAway};
@@ -94,21 +95,10 @@ pub(crate) fn is_worth_another_try(error: &Error) -> bool {
 }
 
 /// Whom to let in.
-#[derive(Clone)]
 pub(crate) struct Admission {
-    pub rank: usize,
-    pub world_size: usize,
-    /// Of each pipe.
-    pub streams: usize,
-    pub token: Vec<u8>,
+    pub config: Config,
     pub tls: Option<Tls>,
-    /// The job of this rank.
-    pub job: String,
-    /// An initiator that does not finish its handshake in this time is dropped, while the group forms.
-    pub handshake_limit: Duration,
     pub own_state: Arc<OwnState>,
-    /// Shows people a warning; does not wait.
-    pub on_warning: fn(String),
 }
 
 impl Listener {
@@ -116,9 +106,9 @@ impl Listener {
     pub(crate) fn open(
         address: &str,
         resolved: io::Result<Vec<SocketAddr>>,
-        admission: Admission,
+        admission: Arc<Admission>,
     ) -> Result<Self> {
-        let cannot = |error| cannot_listen(&error, address, admission.rank);
+        let cannot = |error| cannot_listen(&error, address, admission.config.rank);
         let addresses = resolved.map_err(cannot)?;
         let socket = match taken_over(&addresses) {
             Some(socket) => socket,
@@ -230,7 +220,7 @@ fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
 
 fn serve(
     socket: &TcpListener,
-    admission: &Admission,
+    admission: &Arc<Admission>,
     sender: &Sender<Member>,
     turned_away: &Arc<TurnedAway>,
     shared: &Shared,
@@ -273,7 +263,7 @@ fn serve(
             }
         };
         let greeting = {
-            let (admission, sender) = (admission.clone(), sender.clone());
+            let (admission, sender) = (Arc::clone(admission), sender.clone());
             let (admitted, turned_away) = (Arc::clone(&admitted), Arc::clone(turned_away));
             move || {
                 let mut initiator = Initiator::new(from.ip());
@@ -287,8 +277,8 @@ fn serve(
                     Ok(Some(member)) => drop(sender.send(member)),
                     Err(error) => {
                         if let Some(said) = turned_away.note(&initiator, &error) {
-                            let (rank, host) = (admission.rank, host_name());
-                            (admission.on_warning)(format!("rank {rank} on {host} {said}"));
+                            let (config, host) = (&admission.config, host_name());
+                            (config.on_warning)(format!("rank {} on {host} {said}", config.rank));
                         }
                     }
                 }
@@ -322,14 +312,14 @@ fn greet(
         .map_err(|error| handshake::broken(&error))?;
     let limit = match admission.own_state.is_formed() {
         true => INQUIRY_LIMIT,
-        false => admission.handshake_limit,
+        false => admission.config.conversation_limit(),
     };
-    let deadline = Instant::now() + limit;
+    let (config, deadline) = (&admission.config, Instant::now() + limit);
     let mut connection = tls::accept(tcp, admission.tls.as_ref(), deadline)?;
     let mut stream = DeadlineStream::new(&mut connection, deadline);
     initiator.is_connected = true;
     let (mut entrance, mut slot) = (None, Some(slot));
-    let answered = handshake::respond(&mut stream, admission.rank, &admission.token, |hello| {
+    let answered = handshake::respond(&mut stream, config.rank, &config.token, |hello| {
         if hello.purpose == Purpose::Inquiry {
             return Ok(());
         }
@@ -365,12 +355,13 @@ fn greet(
 impl Admission {
     /// Whether an authenticated initiator that is no inquirer has business here.
     fn check_hello(&self, hello: &Hello, deadline: Instant) -> Result<()> {
-        let Self {
+        let Config {
             rank,
             world_size,
-            streams,
+            ref job,
+            ref settings,
             ..
-        } = *self;
+        } = self.config;
         if self.own_state.is_formed() {
             return Err(NotFormed::Busy.into());
         }
@@ -394,11 +385,19 @@ impl Admission {
         }
         let welcome = match &hello.purpose {
             Purpose::Join(member) => {
-                self.check_job(hello.rank, &member.job)?;
+                if member.job != *job {
+                    return Err(NotFormed::OtherJob {
+                        initiator: hello.rank,
+                        theirs: member.job.as_str().into(),
+                        responder: rank,
+                        ours: job.as_str().into(),
+                    }
+                    .into());
+                }
                 rank == 0
             }
             Purpose::Data { stream } => {
-                *stream < streams && connects_to(hello.rank, world_size).contains(&rank)
+                *stream < settings.streams && connects_to(hello.rank, world_size).contains(&rank)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
             Purpose::Inquiry => true,
@@ -425,18 +424,5 @@ impl Admission {
             .into()),
             None => Err(NotFormed::NoGroupYet { rank }.into()),
         }
-    }
-
-    fn check_job(&self, rank: usize, job: &str) -> Result<()> {
-        if self.job == job {
-            return Ok(());
-        }
-        Err(NotFormed::OtherJob {
-            initiator: rank,
-            theirs: job.into(),
-            responder: self.rank,
-            ours: self.job.as_str().into(),
-        }
-        .into())
     }
 }

@@ -6,7 +6,7 @@
 //! to its successor on the ring, and waits for those of which it is the share. The connections to
 //! rank 0 last until all are connected (see `bootstrap`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -125,33 +125,15 @@ impl Forming<'_> {
             data.insert((peer, stream), connection);
         }
         let control_to_successor = self.connect_to(&roster, successor, &Purpose::Control)?;
-        let expected: Vec<_> = each_stream(accepts_from(rank, world_size), streams).collect();
+        let mut missing: BTreeSet<_> =
+            each_stream(accepts_from(rank, world_size), streams).collect();
         let mut control_from_predecessor = None;
-        loop {
-            let missing = expected.iter().find(|stream| !data.contains_key(*stream));
-            let (late, stream) = match (missing, control_from_predecessor.take()) {
-                (None, Some(control_from_predecessor)) => {
-                    self.await_others()?;
-                    return Ok(Formed {
-                        roster,
-                        data: by_rank(data),
-                        control: vec![
-                            (successor, control_to_successor),
-                            (predecessor, control_from_predecessor),
-                        ],
-                        listener,
-                        own_state: Arc::clone(&self.own_state),
-                    });
-                }
-                (missing, control) => {
-                    control_from_predecessor = control;
-                    match missing {
-                        Some((peer, stream)) => (*peer, Some(*stream)),
-                        None => (predecessor, None),
-                    }
-                }
-            };
+        while !missing.is_empty() || control_from_predecessor.is_none() {
             let Some((hello, connection)) = self.next_member(&listener)? else {
+                let (late, stream) = match missing.first() {
+                    Some(&(peer, stream)) => (peer, Some(stream)),
+                    None => (predecessor, None),
+                };
                 let member = &roster.members()[late];
                 let fact = NotFormed::NotConnected {
                     address: member.address.as_str().into(),
@@ -163,13 +145,24 @@ impl Forming<'_> {
                 return Err(Error::from(fact).blaming(late, &member.host));
             };
             match hello.purpose {
-                Purpose::Data { stream: index } => {
-                    data.insert((hello.rank, index), connection);
+                Purpose::Data { stream } => {
+                    missing.remove(&(hello.rank, stream));
+                    data.insert((hello.rank, stream), connection);
                 }
-                Purpose::Control => control_from_predecessor = Some(connection),
+                Purpose::Control => control_from_predecessor = Some((predecessor, connection)),
                 Purpose::Join(_) | Purpose::Inquiry => {}
             }
         }
+        self.await_others()?;
+        let control_to_successor = Some((successor, control_to_successor));
+        let control = [control_to_successor, control_from_predecessor];
+        Ok(Formed {
+            roster,
+            data: by_rank(data),
+            control: control.into_iter().flatten().collect(),
+            listener,
+            own_state: Arc::clone(&self.own_state),
+        })
     }
 
     /// All ranks see the same roster, and come to the same conclusion.
@@ -379,18 +372,12 @@ impl Forming<'_> {
         }
     }
 
-    fn admission(&self) -> Admission {
-        Admission {
-            rank: self.config.rank,
-            world_size: self.config.world_size,
-            streams: self.config.settings.streams,
-            token: self.config.token.clone(),
+    fn admission(&self) -> Arc<Admission> {
+        Arc::new(Admission {
+            config: self.config.clone(),
             tls: self.tls.clone(),
-            job: self.config.job.clone(),
-            handshake_limit: self.config.conversation_limit(),
             own_state: Arc::clone(&self.own_state),
-            on_warning: self.config.on_warning,
-        }
+        })
     }
 
     /// The next member that connects, or `None` when the time is over.
