@@ -151,7 +151,7 @@ impl Engine {
         let spin_policy = Some(shared.spin_policy);
         let result = shared.drive_guarded(
             &mut driver,
-            launched,
+            &launched,
             buffer,
             started,
             spin_policy,

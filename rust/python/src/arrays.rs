@@ -17,8 +17,10 @@ use smallvec::SmallVec;
 
 use crate::dlpack::{Lent, unsupported};
 
+/// Room for the shapes of one array, made at once: small messages notice a text that grows.
+const SHAPES_BYTES: usize = 16;
+
 /// Memory of the program's arrays, of one element type: what one collective works on.
-#[derive(Default)]
 pub(crate) struct Bucket {
     dtype: Option<DType>,
     slices: SmallVec<[Slice; 1]>,
@@ -37,7 +39,12 @@ impl Bucket {
     /// for something else, for an element type that is not supported, or for several; `ValueError`
     /// for arrays that are read-only, not C-contiguous, not aligned, or that overlap.
     pub(crate) fn parse(arrays: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut bucket = Self::default();
+        let mut bucket = Self {
+            dtype: None,
+            slices: SmallVec::new(),
+            shapes: String::with_capacity(SHAPES_BYTES),
+            owners: Owners::new(),
+        };
         if let Ok(array) = arrays.cast_exact::<PyUntypedArray>() {
             bucket.add_numpy(array)?;
         } else if arrays.is_instance_of::<PyList>() || arrays.is_instance_of::<PyTuple>() {
@@ -88,6 +95,7 @@ impl Bucket {
         Ok(())
     }
 
+    #[inline]
     fn add_numpy(&mut self, array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
         // SAFETY: the pointer is to a live array object, read while the interpreter is held.
         let (data, flags) = unsafe {
@@ -105,6 +113,7 @@ impl Bucket {
         Ok(())
     }
 
+    #[inline]
     fn push(
         &mut self,
         dtype: DType,

@@ -276,7 +276,7 @@ impl Process {
         };
         recorder.over(sequence, state, started);
         driven?;
-        match values.check(self.rank, &operand.finish()) {
+        match values.check(self.rank, operand.finish()) {
             Some(problem) => Err(Outcome::Wrong(problem)),
             None => Ok(()),
         }

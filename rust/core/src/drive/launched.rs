@@ -48,6 +48,7 @@ impl Prepared {
     }
 
     /// With its ordinal and the step of the program that it belongs to.
+    #[inline]
     #[must_use]
     pub fn launch(self, sequence: u64, step: u64) -> Launched {
         Launched {

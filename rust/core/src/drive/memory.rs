@@ -26,6 +26,7 @@ impl Memory {
     ///
     /// # Errors
     /// `Exhausted` when there is no memory for it.
+    #[inline]
     pub fn operand(&mut self, buffer: Buffer, launched: &Launched) -> Result<Operand<'_>, Error> {
         let Self { scratch, narrowed } = self;
         let narrow = launched.prepared.wire_dtype.map(|dtype| {
@@ -41,17 +42,18 @@ impl Memory {
 }
 
 impl Operand<'_> {
+    #[inline]
     pub(super) fn parts(&mut self) -> (&mut Buffer, &mut Scratch) {
         let buffer = self.narrow.as_mut().unwrap_or(&mut self.buffer);
         (buffer, self.scratch)
     }
 
     /// The caller's buffer with the result, once the collective has ended.
-    #[must_use]
-    pub fn finish(mut self) -> Buffer {
+    #[inline]
+    pub fn finish(&mut self) -> &Buffer {
         if let Some(narrow) = &self.narrow {
             self.buffer.widen_all_from(narrow);
         }
-        self.buffer
+        &self.buffer
     }
 }

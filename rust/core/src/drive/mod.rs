@@ -105,6 +105,7 @@ impl<'a> Drive<'a> {
     ///
     /// # Errors
     /// `Exhausted` when there is no memory for it.
+    #[inline]
     pub fn new(
         context: Context<'a>,
         launched: &'a Launched,
@@ -131,6 +132,7 @@ impl<'a> Drive<'a> {
     }
 
     /// Moves what can be moved without waiting. Asks for the time once in a collective, at most.
+    #[inline]
     pub fn step(&mut self, transport: &mut dyn Transport, clock: impl FnOnce() -> Instant) -> Step {
         if self.investigation.is_some() {
             return self.answer();
@@ -159,6 +161,7 @@ impl<'a> Drive<'a> {
     }
 
     /// How long nothing has moved by `now`.
+    #[inline]
     pub fn idle(&mut self, now: Instant) -> Duration {
         if std::mem::take(&mut self.moved) {
             self.stall.moved(now);
@@ -201,6 +204,7 @@ impl<'a> Drive<'a> {
     }
 
     /// How it went, if it has ended.
+    #[inline]
     #[must_use]
     pub fn measured(&self, ended: Instant) -> Measured {
         let entered = |peer| (self.entered_at.unwrap_or(ended), peer);

@@ -30,6 +30,7 @@ pub struct Limits {
 }
 
 impl<'a> StallDetector<'a> {
+    #[inline]
     pub(super) fn new(context: &Context<'a>, launched: &'a Launched, started: Instant) -> Self {
         Self {
             launched,
@@ -42,6 +43,7 @@ impl<'a> StallDetector<'a> {
     }
 
     /// Something has moved.
+    #[inline]
     pub(super) fn moved(&mut self, now: Instant) {
         self.moved_at = now;
         self.next_warning = first_warning(self.limits);
@@ -49,6 +51,7 @@ impl<'a> StallDetector<'a> {
     }
 
     /// Nobody waits any more.
+    #[inline]
     fn forget(&mut self) {
         if std::mem::take(&mut self.noted) {
             self.waits.note(None);
@@ -56,6 +59,7 @@ impl<'a> StallDetector<'a> {
     }
 
     /// How long nothing has moved.
+    #[inline]
     pub(super) fn idle(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.moved_at)
     }

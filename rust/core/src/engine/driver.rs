@@ -2,7 +2,6 @@
 //! progress thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -71,7 +70,7 @@ impl Shared {
             let started = Instant::now();
             self.recorder.started(launched.sequence, started);
             let result =
-                self.drive_guarded(&mut driver, launched, buffer, started, None, &mut || false);
+                self.drive_guarded(&mut driver, &launched, buffer, started, None, &mut || false);
             work.end(result);
             self.stop_driving(driver);
         }
@@ -103,16 +102,16 @@ impl Shared {
     pub(super) fn drive_guarded(
         &self,
         driver: &mut Driver,
-        launched: Launched,
+        launched: &Launched,
         buffer: Buffer,
         started: Instant,
         spin_policy: Option<SpinPolicy>,
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
-        let (call, sequence) = (Arc::clone(&launched.prepared.call), launched.sequence);
+        let (call, sequence) = (&launched.prepared.call, launched.sequence);
         let result = catch_unwind(AssertUnwindSafe(|| {
             let spin_policy = spin_policy.unwrap_or_default();
-            self.drive(driver, &launched, buffer, started, spin_policy, interrupt)
+            self.drive(driver, launched, buffer, started, spin_policy, interrupt)
         }))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
@@ -121,7 +120,7 @@ impl Shared {
         match result {
             Ok(Some(measured)) => {
                 self.recorder
-                    .ended(sequence, &call, &measured, spin_policy.is_some());
+                    .ended(sequence, call, &measured, spin_policy.is_some());
                 Ok(())
             }
             Ok(None) => {
@@ -130,7 +129,7 @@ impl Shared {
             }
             Err(error) => {
                 self.recorder.over(sequence, State::Failed, started);
-                Err(placed(error, &call, sequence, started))
+                Err(placed(error, call, sequence, started))
             }
         }
     }
@@ -160,48 +159,50 @@ impl Shared {
         let mut operand = memory
             .operand(buffer, launched)
             .map_err(|error| self.fail(error))?;
-        let mut drive = Drive::new(context, launched, &mut operand, started)
-            .map_err(|error| self.fail(error))?;
-        let mut asked_at = started;
-        let mut looks = 0_u32;
-        loop {
-            match drive.step(&mut **transport, Instant::now) {
-                Step::Done => break,
-                Step::Failed(cause) => return Err(cause),
-                Step::Moved => continue,
-                Step::Blocked => {}
-            }
-            looks += 1;
-            if !spin_policy.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
-                std::hint::spin_loop();
-                continue;
-            }
-            let now = Instant::now();
-            let idle = drive.idle(now);
-            if idle < spin_policy.yielding {
-                if idle < spin_policy.spinning {
+        // In a block: dropping the drive by a call would move it, and small messages would notice.
+        let measured = {
+            let mut drive = Drive::new(context, launched, &mut operand, started)
+                .map_err(|error| self.fail(error))?;
+            let mut asked_at = started;
+            let mut looks = 0_u32;
+            loop {
+                match drive.step(&mut **transport, Instant::now) {
+                    Step::Done => break,
+                    Step::Failed(cause) => return Err(cause),
+                    Step::Moved => continue,
+                    Step::Blocked => {}
+                }
+                looks += 1;
+                if !spin_policy.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
                     std::hint::spin_loop();
-                } else {
-                    thread::yield_now();
+                    continue;
                 }
-                continue;
+                let now = Instant::now();
+                let idle = drive.idle(now);
+                if idle < spin_policy.yielding {
+                    if idle < spin_policy.spinning {
+                        std::hint::spin_loop();
+                    } else {
+                        thread::yield_now();
+                    }
+                    continue;
+                }
+                let limit = drive.look(now);
+                transport.wait(drive.interests(), limit);
+                if asked_at.elapsed() >= INTERRUPT_INTERVAL {
+                    asked_at = Instant::now();
+                    let interrupted = self.ask(launched.sequence, interrupt);
+                    if !self.process.is_this() {
+                        return Err(Abort::ForkedInside.into());
+                    }
+                    if interrupted {
+                        self.supervisor.abort(self.interrupted());
+                    }
+                }
             }
-            let limit = drive.look(now);
-            transport.wait(drive.interests(), limit);
-            if asked_at.elapsed() >= INTERRUPT_INTERVAL {
-                asked_at = Instant::now();
-                let interrupted = self.ask(launched.sequence, interrupt);
-                if !self.process.is_this() {
-                    return Err(Abort::ForkedInside.into());
-                }
-                if interrupted {
-                    self.supervisor.abort(self.interrupted());
-                }
-            }
-        }
-        let measured = drive.measured(Instant::now());
-        drop(drive);
-        drop(operand.finish());
+            drive.measured(Instant::now())
+        };
+        operand.finish();
         Ok(Some(measured))
     }
 }
