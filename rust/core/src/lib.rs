@@ -8,6 +8,8 @@
 //! what travels.
 
 pub mod abort;
+#[doc(hidden)]
+pub mod agreement;
 pub mod buffer;
 mod calibration;
 pub mod caller;

@@ -15,6 +15,8 @@ mod check;
 mod cluster;
 mod ends;
 mod faults;
+#[cfg(test)]
+mod membership;
 mod network;
 mod process;
 mod random;
@@ -77,6 +79,9 @@ mod tests {
         if let Some(seed) = number("SEED") {
             return replay(seed);
         }
+        if number("MEMBERS_SEED").is_some() {
+            return;
+        }
         let first = number("FIRST_SEED").unwrap_or(0);
         let count = number("SEEDS").unwrap_or(SEEDS);
         let mut table = BTreeMap::<(&str, String), u64>::new();
@@ -101,6 +106,99 @@ mod tests {
             problems.len(),
             problems[..shown].join("\n")
         );
+    }
+
+    /// What histories of an elastic job must be examples of, or they are no test of its agreement.
+    const EXAMPLES: [&str; 26] = [
+        "a death between two messages",
+        "a group did not connect",
+        "a joiner found nobody",
+        "a joiner's death",
+        "a loss while connecting",
+        "a loss while re-forming",
+        "a majority was spared",
+        "a member was busy",
+        "a minority stopped",
+        "a roster was half installed",
+        "a stop longer than all limits",
+        "another process answered",
+        "both parts of a divided network tried",
+        "divide",
+        "gave its id up to join anew",
+        "grew",
+        "leave",
+        "mute",
+        "replace",
+        "shrank",
+        "slow",
+        "stop",
+        "too few workers were left",
+        "two losses",
+        "two proposals met",
+        "went on without silent members",
+    ];
+
+    #[test]
+    fn every_history_of_members_has_one_group_at_a_time_and_an_end() {
+        if let Some(seed) = number("MEMBERS_SEED") {
+            let (lines, result) = membership::replay(seed);
+            for line in lines {
+                println!("{line}");
+            }
+            let ending = result.unwrap_or_else(|problem| panic!("seed {seed}: {problem}"));
+            println!("seed {seed}: {ending}");
+            return;
+        }
+        if number("SEED").is_some() {
+            return;
+        }
+        let first = number("FIRST_SEED").unwrap_or(0);
+        let count = number("SEEDS").unwrap_or(SEEDS);
+        let mut table = BTreeMap::<&str, u64>::new();
+        let mut problems = Vec::new();
+        for seed in first..first + count {
+            match catch_unwind(|| membership::outcome(seed)) {
+                Ok(Ok((ending, examples))) => {
+                    for row in examples.into_iter().chain([ending]) {
+                        *table.entry(row).or_default() += 1;
+                    }
+                }
+                Ok(Err(problem)) => problems.push((seed, problem)),
+                Err(panic) => problems.push((seed, format!("a panic: {}", message_of(&*panic)))),
+            }
+        }
+        for (row, histories) in &table {
+            println!("{row:>55} {histories:>7}");
+        }
+        println!(
+            "{count} histories of members from seed {first}, {} went wrong",
+            problems.len()
+        );
+        let line = |(seed, problem)| format!("  make simulate MEMBERS_SEED={seed}   # {problem}");
+        let wrong = problems.len();
+        let shown: Vec<_> = problems.into_iter().take(20).map(line).collect();
+        let shown = shown.join("\n");
+        assert!(
+            wrong == 0,
+            "{wrong} of {count} histories went wrong; to see one:\n{shown}"
+        );
+        let missing = EXAMPLES
+            .iter()
+            .filter(|example| !table.contains_key(*example));
+        let missing: Vec<_> = missing.collect();
+        assert!(
+            count < SEEDS || missing.is_empty(),
+            "no history has {missing:?}"
+        );
+    }
+
+    #[test]
+    fn a_seed_always_gives_the_same_history() {
+        for seed in 0..20 {
+            let (first, second) = (membership::replay(seed), membership::replay(seed));
+            assert!(first.0.len() > 1);
+            assert_eq!(first, second, "seed {seed}");
+        }
     }
 
     #[test]

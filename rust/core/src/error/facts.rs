@@ -209,6 +209,20 @@ facts! {
         LinkBroke { rank: usize, error: Text },
     }
 
+    /// Why the processes of an elastic job found no members for its next generation.
+    NotAgreed {
+        #[error(
+            "{}, and so cannot be more than half of generation {generation}; nothing has proved that {} \
+             ended, and they may have gone on without this process ({} s)",
+            alone(*here), listed(missing), within.as_secs()
+        )]
+        Minority { here: usize, missing: Vec<Text>, generation: u64, within: Duration },
+        #[error("{here} workers are left and {least} are needed; no others joined within {} s", within.as_secs())]
+        TooFewWorkers { here: usize, least: usize, within: Duration },
+        #[error("no member of the job answered at {} within {} s", listed(asked), within.as_secs())]
+        NobodyToJoin { asked: Vec<Text>, within: Duration },
+    }
+
     /// Why a peer is not believed to belong to the job.
     NotTrusted {
         #[error(
@@ -538,4 +552,24 @@ fn job(name: &Text) -> String {
 
 fn initiator_name(initiator: Option<usize>) -> String {
     initiator.map_or_else(|| "a process".into(), |rank| format!("rank {rank}"))
+}
+
+/// How many processes found each other.
+fn alone(here: usize) -> String {
+    match here {
+        1 => "this process reaches no other member".into(),
+        more => format!("{more} members reach each other and no others"),
+    }
+}
+
+/// The first of some addresses.
+fn listed(addresses: &[Text]) -> String {
+    const SHOWN: usize = 8;
+    let shown = addresses.iter().take(SHOWN).map(|address| &**address);
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    match addresses.len() {
+        0 => "no address".into(),
+        all if all > SHOWN => format!("{shown} and {} more", all - SHOWN),
+        _ => shown,
+    }
 }

@@ -11,7 +11,7 @@ mod facts;
 
 pub use facts::{
     Abort, BadRules, BadSegment, Breach, Breakage, Broken, Damage, Disorder, Garbled, Late, Lost,
-    Missing, NotFormed, NotTrusted, Shortage, Suspicion, Text, Unusable,
+    Missing, NotAgreed, NotFormed, NotTrusted, Shortage, Suspicion, Text, Unusable,
 };
 
 /// Result of anything that can fail in this crate.
@@ -89,6 +89,9 @@ pub enum ErrorKind {
     /// The system refused memory, a thread or a descriptor.
     #[error(transparent)]
     Exhausted(#[from] Shortage),
+    /// The job goes on without this process, or not at all.
+    #[error(transparent)]
+    Membership(#[from] NotAgreed),
 }
 
 /// A fact is an error of its kind.
@@ -224,6 +227,13 @@ impl Error {
                  communicator of its own; in a signal handler, set a flag or call close()"
             }
             ErrorKind::Exhausted(_) => "raise that limit and start again",
+            ErrorKind::Membership(NotAgreed::Minority { .. }) => {
+                "look at those hosts and the network to them; where the job goes on, start this process \
+                 again to join it, and where it does not, start all from the last checkpoint"
+            }
+            ErrorKind::Membership(_) => {
+                "start more workers, or the job again from its last checkpoint"
+            }
         }
     }
 }
@@ -275,6 +285,7 @@ impl ErrorKind {
             Self::Protocol(_) | Self::Corrupted(_) => "ProtocolError",
             Self::Misuse(_) => "GradringError",
             Self::Exhausted(_) => "ConfigError",
+            Self::Membership(_) => "RendezvousError",
         }
     }
 }

@@ -1,0 +1,192 @@
+use super::*;
+use crate::error::ErrorKind;
+
+const NONE: [Id; 0] = [];
+
+fn peer(number: u8) -> Peer {
+    Peer {
+        id: Id([number; 16]),
+        address: format!("h{number}:1"),
+    }
+}
+
+/// Connected members of one group, on a network without delays.
+struct Job {
+    members: Vec<Member>,
+    now: Instant,
+    errors: Vec<String>,
+    /// Processes whose addresses refuse, and that give no answer.
+    dead: Vec<u8>,
+    silent: Vec<u8>,
+}
+
+impl Job {
+    fn new(size: u8) -> Self {
+        let roster = Roster::founding((1..=size).map(peer).collect());
+        let founding = |number| {
+            let timing = Timing::default();
+            let mut member = Member::founding(peer(number), roster.clone(), timing, 1..=8);
+            assert!(matches!(member.step(Instant::now()), Step::Connect(_)));
+            member.connected();
+            member
+        };
+        Self {
+            members: (1..=size).map(founding).collect(),
+            now: Instant::now(),
+            errors: Vec::new(),
+            dead: Vec::new(),
+            silent: Vec::new(),
+        }
+    }
+
+    fn carry(&mut self, address: &str, envelope: &Envelope) -> Outcome {
+        let number = address[1..2].parse::<u8>().expect("a digit");
+        if self.dead.contains(&number) {
+            return Outcome::Refused;
+        }
+        if self.silent.contains(&number) {
+            return Outcome::Silent;
+        }
+        let callee = self.members.iter_mut().find(|it| it.me.address == address);
+        callee.map_or(Outcome::Refused, |it| {
+            Outcome::Reply(it.answer(envelope, self.now))
+        })
+    }
+
+    /// Lets those that live do what they want to for so long.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            for index in 0..self.members.len() {
+                let number = self.members[index].me.id.0[0];
+                while !self.dead.contains(&number) && !self.silent.contains(&number) {
+                    match self.members[index].step(self.now) {
+                        Step::Wait(_) => break,
+                        Step::Send(address, envelope) => {
+                            let outcome = self.carry(&address, &envelope);
+                            self.members[index].heard(&address, envelope.to, &outcome, self.now);
+                        }
+                        Step::Failed(error) => {
+                            assert!(matches!(error.kind, ErrorKind::Membership(_)));
+                            self.errors.push(error.to_string());
+                        }
+                        Step::Connect(_) => {}
+                        Step::Excluded => {
+                            let new = Id([number + 100; 16]);
+                            let member = self.members.remove(index);
+                            self.members.insert(index, member.rejoining(new, self.now));
+                        }
+                    }
+                }
+            }
+            self.now += Duration::from_millis(100);
+        }
+    }
+
+    fn reform(&mut self) {
+        let now = self.now;
+        self.members.iter_mut().for_each(|it| it.reform(&NONE, now));
+    }
+
+    /// By member: its generation, and the first digits of those that it is with.
+    fn rosters(&self) -> Vec<(u64, Vec<u8>)> {
+        let places = self.members.iter().filter_map(|it| it.place());
+        places
+            .map(|place| {
+                let ids = place.roster.members.iter().map(|it| it.id.0[0]);
+                (place.roster.generation(), ids.collect())
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn survivors_of_a_death_are_the_next_group_at_once() {
+    let mut job = Job::new(4);
+    job.dead.push(1);
+    job.members.remove(0);
+    job.reform();
+    job.pass(Duration::from_secs(1));
+    assert_eq!(job.rosters(), vec![(2, vec![2, 3, 4]); 3]);
+}
+
+#[test]
+fn silent_members_are_waited_for_and_then_left_out_by_a_majority() {
+    let mut job = Job::new(3);
+    job.silent.push(3);
+    job.reform();
+    job.pass(Duration::from_secs(9));
+    assert_eq!(job.rosters(), vec![(1, vec![1, 2, 3]); 3]);
+    job.pass(Duration::from_secs(4));
+    assert_eq!(job.rosters()[..2], vec![(2, vec![1, 2]); 2]);
+    job.members[..2].iter_mut().for_each(Member::connected);
+    // It comes back, is told, and would join as another.
+    job.silent.clear();
+    job.pass(Duration::from_secs(4));
+    assert_eq!(job.members[2].me.id, Id([103; 16]));
+    let joiners: Vec<_> = job.members[0].joiners().collect();
+    assert_eq!(joiners, [&job.members[2].me]);
+    job.reform();
+    job.pass(Duration::from_secs(2));
+    assert_eq!(job.rosters(), vec![(3, vec![1, 2, 103]); 3]);
+}
+
+#[test]
+fn half_of_the_members_stop_with_an_error_that_names_the_others() {
+    let mut job = Job::new(4);
+    job.silent.extend([3, 4]);
+    job.reform();
+    job.pass(Duration::from_secs(200));
+    assert_eq!(job.rosters(), vec![(1, vec![1, 2, 3, 4]); 4]);
+    assert_eq!(
+        job.errors[0],
+        "2 members reach each other and no others, and so cannot be more than half of generation 1; \
+         nothing has proved that h3:1, h4:1 ended, and they may have gone on without this process (60 s); \
+         look at those hosts and the network to them; where the job goes on, start this process again to \
+         join it, and where it does not, start all from the last checkpoint"
+    );
+}
+
+#[test]
+fn a_member_that_says_goodbye_is_not_waited_for() {
+    let mut job = Job::new(3);
+    let calls = job.members[0].leave();
+    for (address, envelope) in calls {
+        job.carry(&address, &envelope);
+    }
+    assert!(job.members[1].is_called() && job.members[2].is_called());
+    job.silent.push(1);
+    job.reform();
+    job.pass(Duration::from_secs(1));
+    assert_eq!(job.rosters()[1..], vec![(2, vec![2, 3]); 2]);
+}
+
+#[test]
+fn two_that_cannot_connect_are_kept_apart_if_the_others_are_enough() {
+    let mut job = Job::new(4);
+    let now = job.now;
+    let ids: Vec<_> = job.members.iter().map(|it| it.me.id).collect();
+    for (index, member) in job.members.iter_mut().enumerate() {
+        let unreached = if index == 3 { vec![ids[1]] } else { Vec::new() };
+        member.reform(&unreached, now);
+    }
+    job.pass(Duration::from_secs(1));
+    assert_eq!(job.rosters()[..3], vec![(2, vec![1, 2, 3]); 3]);
+}
+
+#[test]
+fn a_joiner_that_finds_no_member_says_where_it_asked() {
+    let addresses = ["h7:1".to_owned(), "h8:1".to_owned()];
+    let mut job = Job::new(1);
+    job.dead.push(1);
+    let (timing, now) = (Timing::default(), job.now);
+    job.members = vec![Member::joining(peer(2), addresses, timing, 1..=8, now)];
+    job.pass(Duration::from_secs(61));
+    assert_eq!(
+        job.errors,
+        [
+            "no member of the job answered at h7:1, h8:1 within 60 s; start more workers, or the job \
+             again from its last checkpoint"
+        ]
+    );
+}

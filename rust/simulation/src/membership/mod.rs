@@ -1,0 +1,27 @@
+//! Histories of an elastic job: its processes agree on the members of each next group, over a
+//! network and among faults that chance is responsible for.
+//!
+//! What runs is the core's `agreement`. The scenario says who is there and what goes wrong, the world
+//! lets it happen, and the check says what must be true.
+
+mod check;
+mod scenario;
+mod world;
+
+/// How a history ended, and what it was an example of.
+///
+/// # Errors
+/// What should never have happened.
+pub(crate) fn outcome(seed: u64) -> Result<(&'static str, Vec<&'static str>), String> {
+    let (world, result) = world::run(seed, false);
+    result?;
+    Ok((world.ending(), world.record.examples().collect()))
+}
+
+/// A history line by line, and how it ended.
+pub(crate) fn replay(seed: u64) -> (Vec<String>, Result<&'static str, String>) {
+    let (world, result) = world::run(seed, true);
+    let mut lines = vec![format!("{:?}", world.scenario)];
+    lines.extend(world.trace.take());
+    (lines, result.map(|()| world.ending()))
+}
