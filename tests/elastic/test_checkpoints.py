@@ -34,6 +34,7 @@ def written(directory: Path, *numbers: int, keep: int = 100) -> Checkpoints:
 
 
 def test_the_newest_files_are_kept_and_nothing_else_stays(tmp_path: Path) -> None:
+    (tmp_path / "0.unfinished").write_bytes(b"of a process that was killed")
     checkpoints = written(tmp_path, *range(1, 8), keep=3)
     assert sorted(os.listdir(tmp_path)) == [f"commit-{n:012d}.gradring" for n in (5, 6, 7)]
     newest = checkpoints.newest()
@@ -47,7 +48,7 @@ def test_a_file_that_is_not_whole_is_named_and_passed_over(
     tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = written(tmp_path, 1, 2)
-    (tmp_path / "commit.unfinished").write_bytes(b"half of it")
+    (tmp_path / "0.unfinished").write_bytes(b"half of it")
     path = tmp_path / "commit-000000000002.gradring"
     contents = bytearray(path.read_bytes())
     if harm == "torn":
@@ -82,6 +83,27 @@ def test_what_cannot_be_written_is_an_error_of_the_next_commit(tmp_path: Path) -
         state.commit()
         state.flush()
     assert len(os.listdir(directory)) == 1
+
+
+def test_what_has_just_been_written_outlives_newer_files_that_are_not_whole(tmp_path: Path) -> None:
+    (tmp_path / "commit-000000000100.gradring").write_bytes(b"torn")
+    newest = written(tmp_path, 97, 98, keep=1).newest()
+    assert newest is not None
+    assert newest.number == 98
+
+
+def test_an_error_of_any_kind_while_writing_is_told_and_ends_no_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_write", lambda *_: np.empty(1 << 62))
+        checkpoints.write(commit(1))
+        with pytest.raises(OSError, match=r"Error: .*allocate|too large|too big"):
+            checkpoints.flush()
+    checkpoints.write(commit(2))
+    checkpoints.flush()
+    assert os.listdir(tmp_path) == ["commit-000000000002.gradring"]
 
 
 def test_settings_that_keep_nothing_are_refused(tmp_path: Path) -> None:

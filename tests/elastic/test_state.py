@@ -26,6 +26,7 @@ VALUES: dict[str, Any] = {
     "scalar": np.float64(0.1),
     "flags": np.array([True, False]),
     "names": np.array(["a", "bcd"]),
+    "bytes": np.array([b"ab\0c"], "V4"),
     "step": 3,
     "nested": {"rate": 0.1, "seen": [1, 2, None], "text": "é"},
 }
@@ -53,9 +54,21 @@ def test_restoring_gives_back_the_last_commit_and_no_part_of_what_came_after() -
     assert same(state._values(), VALUES)
 
 
-@pytest.mark.parametrize("value", [object(), np.array([object()]), {1j}, np.zeros(2, "i4,f8")])
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        np.array([object()]),
+        {1j},
+        np.zeros(2, "i4,f8"),
+        # JSON would give back another value.
+        (1, 2),
+        {"seen": {1: 2}},
+        np.ma.array([1, 2], mask=[True, False]),
+    ],
+)
 def test_what_cannot_be_kept_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="State"):
+    with pytest.raises(TypeError, match=r"State cannot keep .*'value'"):
         State(value=value)
 
 

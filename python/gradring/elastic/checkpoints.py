@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,10 +45,11 @@ class Checkpoints:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._keep = keep
         self._wanted: Commit | None = None
-        self._written = -1
+        # Each writer has its own name, so that no two can write to one file.
+        self._unfinished = self.directory / f"{uuid.uuid4().hex}.unfinished"
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._failed: OSError | None = None
+        self._failed: Exception | None = None
 
     def write(self, commit: Commit) -> None:
         """Has a commit written by another thread, unless a newer one comes before its turn.
@@ -60,8 +62,9 @@ class Checkpoints:
             self._wanted = commit
             if self._thread is None:
                 # One that waits at the end of the process keeps it until all is written.
-                self._thread = threading.Thread(target=self._write_all, name="gradring-checkpoints")
-                self._thread.start()
+                thread = threading.Thread(target=self._write_all, name="gradring-checkpoints")
+                thread.start()
+                self._thread = thread
 
     def flush(self) -> None:
         """Waits until what was given to `write` is on the disk.
@@ -85,7 +88,9 @@ class Checkpoints:
     def _raise_failure(self) -> None:
         if self._failed is not None:
             failed, self._failed = self._failed, None
-            raise failed
+            if isinstance(failed, OSError):
+                raise failed
+            raise OSError(f"{type(failed).__name__}: {failed}") from failed
 
     def _write_all(self) -> None:
         while True:
@@ -97,33 +102,35 @@ class Checkpoints:
                     return
             try:
                 self._write(commit)
-            except OSError as error:
+            except Exception as error:
                 _logger.error("commit %d could not be kept: %s", commit.number, error)
                 with self._changed:
                     self._failed = error
 
     def _write(self, commit: Commit) -> None:
         path = self.directory / f"commit-{commit.number:012d}.gradring"
-        unfinished = self.directory / "commit.unfinished"
+        for left in self.directory.glob("*.unfinished"):
+            left.unlink(missing_ok=True)
         try:
-            with unfinished.open("wb") as file:
+            with self._unfinished.open("wb") as file:
                 file.write(_MAGIC)
                 file.write(hash_of(commit.payload).data)
                 file.write(commit.payload.data)
                 file.flush()
                 os.fsync(file.fileno())
-            unfinished.replace(path)
+            self._unfinished.replace(path)
         except OSError:
             with contextlib.suppress(OSError):
-                unfinished.unlink()
+                self._unfinished.unlink()
             raise
         directory = os.open(self.directory, os.O_RDONLY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
-        for old in sorted(self._files())[: -self._keep]:
-            with contextlib.suppress(FileNotFoundError):
+        # One with a higher number is not whole, or of a history that ended: it replaces nothing.
+        for old in sorted(file for file in self._files() if file <= path)[: -self._keep]:
+            with contextlib.suppress(OSError):
                 old.unlink()
 
     def _files(self) -> Iterator[Path]:

@@ -34,25 +34,28 @@ class Commit:
         """Copies values.
 
         Raises:
-            TypeError: A value is neither an array of fixed width nor what JSON can say.
+            TypeError: A value is neither an array of fixed width nor what JSON gives back
+                unchanged.
         """
         described: dict[str, Any] = {}
         parts = []
         for name, value in values.items():
-            if isinstance(value, np.ndarray | np.generic):
+            # A mask would be lost.
+            is_array = isinstance(value, np.ndarray | np.generic)
+            if is_array and not isinstance(value, np.ma.MaskedArray):
                 array = np.asarray(value)
                 shape = None if isinstance(value, np.generic) else array.shape
                 described[name] = {"dtype": _name_of(name, array.dtype), "shape": shape}
                 parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-            else:
+            elif _is_plain(value):
                 described[name] = {"value": value}
-        try:
-            text = np.frombuffer(json.dumps(described).encode(), np.uint8)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"a State keeps numpy arrays and what JSON can say; of {', '.join(values)}, one "
-                f"is something else: {error}"
-            ) from error
+            else:
+                raise TypeError(
+                    f"a State cannot keep {name!r}, of type {type(value).__name__}: it keeps numpy "
+                    "arrays, numbers, texts, truths, None, and lists and dictionaries of these "
+                    "with texts as keys"
+                )
+        text = np.frombuffer(json.dumps(described).encode(), np.uint8)
         length = np.array([text.size], "<i8").view(np.uint8)
         return Commit(number, np.concatenate([length, text, *parts]))
 
@@ -91,5 +94,14 @@ def _name_of(name: str, dtype: np.dtype[Any]) -> str:
     """
     if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
         raise TypeError(f"a State cannot keep the array {name!r} of dtype {dtype}")
-    # Those of other packages, such as bfloat16, have names only.
-    return str(dtype.name if dtype.kind == "V" else dtype.str)
+    # What has the same text as another one, such as bfloat16, has a name instead.
+    return str(dtype.str if np.dtype(dtype.str) == dtype else dtype.name)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON gives it back as it is, and no list for a tuple or text for a key."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)

@@ -33,8 +33,9 @@ class State:
             state.commit()
     ```
 
-    A value is an attribute: a numpy array, or what JSON can say (numbers, texts, truths, None, and
-    lists and dictionaries of them). Other attributes are refused, because they would be lost.
+    A value is an attribute: a numpy array, or what JSON gives back unchanged (numbers, texts,
+    truths, None, and lists and dictionaries of them, with texts as keys). Other attributes are
+    refused, because they would be lost.
     """
 
     if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class State:
 
         Raises:
             gradring.errors.ConfigError: A value is called as a method, or with an underscore first.
-            TypeError: A value is neither an array of fixed width nor what JSON can say.
+            TypeError: A value is neither an array of fixed width nor what JSON gives back
+                unchanged.
         """
         for name in values:
             if name.startswith("_") or hasattr(State, name):
@@ -129,17 +131,18 @@ class State:
             transfer = _Transfer(identity)
         self._transfer = transfer
         payload = transfer.run(communicator, root)
-        self._commit, self._transfer = Commit(int(numbers[root]), payload), None
-        found = self._commit.values()
+        newest, self._transfer = Commit(int(numbers[root]), payload), None
+        found = newest.values()
         theirs, ours = found.keys() - set(self._kept()), set(self._kept()) - found.keys()
         if theirs or ours:
             raise ConfigError(
-                f"the newest commit, number {self._commit.number} of rank {root} on "
+                f"the newest commit, number {newest.number} of rank {root} on "
                 f"{communicator.hosts[root]}, has {_listed(theirs)} that this State does not have, "
                 f"and lacks {_listed(ours)}: it is another program's, in a directory of "
                 "checkpoints that this one should not use"
             )
         self._assign(found)
+        self._commit = newest
 
     def checkpoint_to(
         self, directory: str | os.PathLike[str], *, every_commits: int = 1, keep: int = 3

@@ -47,7 +47,8 @@ class State(elastic.State):
         Raises:
             gradring.errors.ConfigError: The model has no variables yet; or a value is called as a
                 method, or with an underscore first.
-            TypeError: A value is neither an array of fixed width nor what JSON can say.
+            TypeError: A value is neither an array of fixed width nor what JSON gives back
+                unchanged.
         """
         if hasattr(model, "built") and not model.built:
             raise ConfigError(
