@@ -311,10 +311,17 @@ def restored_and_compared(comm: Any, directory: Path) -> Any:
         "not built": refused(unbuilt, "model.keras"),
         "no such variable": refused(other, "model.keras", ["*/body/*", "*/tail/*"]),
         "directory": refused(other, "module"),
+        "text": refused(tf.train.Checkpoint(w=module.weight, text=tf.Variable("a")), "checkpoint"),
+        "iterator": refused(
+            tf.train.Checkpoint(w=module.weight, it=iter(tf.data.Dataset.range(3))), "checkpoint"
+        ),
+        "name too long": refused(other, 300 * "x" + ".keras"),
     }
     found["kept"] = same(before, state(other))
 
-    variables = [*other.variables, *other.optimizer.variables, counter]
+    partial_sum = tf.Variable(float(comm.rank), name="kernel_gradient_accumulator")
+    texts = tf.Variable(["a", "b"])
+    variables = [*other.variables, *other.optimizer.variables, counter, partial_sum, texts]
     strategy.run(lambda: counter.assign(float(comm.rank)))
     check_replicas(variables)
     if comm.rank == 1:
@@ -511,6 +518,9 @@ def test_what_cannot_be_restored_is_the_same_error_on_every_rank_and_changes_not
         assert "has no variables yet" in refused["not built"][1]
         assert "only='*/tail/*' is no variable" in refused["no such variable"][1]
         assert "ends in .keras" in refused["directory"][1]
+        assert "of strings cannot be sent" in refused["text"][1]
+        assert "Iterator cannot be sent" in refused["iterator"][1]
+        assert "no rank can restore" in refused["name too long"][1]
 
 
 def test_a_replica_that_differs_is_named_with_its_first_variable(ranks: Any) -> None:

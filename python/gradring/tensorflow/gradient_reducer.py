@@ -86,8 +86,8 @@ class GradientReducer:
 
         Raises:
             TypeError: As for `all_reduce`; or `samples` with gradients of integers.
-            ValueError: As for `all_reduce`; or `samples` with another op than "mean"; or not as
-                many variables as gradients.
+            ValueError: As for `all_reduce`; or `samples` with another op than "mean", or no scalar;
+                or not as many variables as gradients.
             tf.errors.AbortedError: As for `all_reduce`.
             tf.errors.DeadlineExceededError: As for `all_reduce`.
         """
@@ -120,6 +120,8 @@ class GradientReducer:
 def _share(samples: int | tf.Tensor, reduction: Reduction) -> tf.Tensor:
     """This rank's part of all samples, from 0 to 1; a float64 scalar."""
     own = tf.cast(samples, tf.float64)
+    if own.shape.rank:
+        raise ValueError(f"samples must be a scalar, and have the shape {own.shape}")
     (total,) = reduce([own], Collective(reduction.communicator, Label.of("gradients/samples")))
     return tf.math.divide_no_nan(own, total)
 

@@ -28,7 +28,8 @@ def check_replicas(variables: Iterable[Variable], communicator: Communicator | N
     Args:
         variables: `tf.Variable`s or Keras variables of any shapes, the same list on every rank.
             Those that every replica has for itself until they are read (`ON_READ`, such as
-            metrics, or moving statistics that are not synchronised) are left out.
+            metrics, or moving statistics that are not synchronised) are left out, and so are the
+            sums of `gradient_accumulation_steps`, which are reduced when they are complete.
         communicator: As for `all_reduce`.
 
     Raises:
@@ -38,7 +39,19 @@ def check_replicas(variables: Iterable[Variable], communicator: Communicator | N
     comm = communicator or current_communicator()
     arrays = {}
     for index, variable in enumerate(variables):
-        inner = of_tensorflow(variable)
-        if getattr(inner, "synchronization", None) != tf.VariableSynchronization.ON_READ:
-            arrays[f"{index}/{name_of(variable)}"] = tf.convert_to_tensor(inner).numpy()
+        if not _is_own(variable):
+            value = tf.convert_to_tensor(of_tensorflow(variable))
+            if value.dtype == tf.string:
+                value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
+            arrays[f"{index}/{name_of(variable)}"] = value.numpy()
     check_equal(comm, arrays, "variables")
+
+
+def _is_own(variable: Variable) -> bool:
+    """Whether every replica has it for itself, for a while."""
+    on_read = tf.VariableSynchronization.ON_READ
+    return (
+        getattr(of_tensorflow(variable), "synchronization", None) == on_read
+        # What Keras calls it has no other sign.
+        or name_of(variable).endswith("_gradient_accumulator")
+    )

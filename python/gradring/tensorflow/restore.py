@@ -23,6 +23,14 @@ from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.save import agreed
 
+#: What a checkpoint can have beside variables.
+_STATES = (
+    tf.data.Iterator,
+    tf.lookup.experimental.DenseHashTable,
+    tf.lookup.experimental.MutableHashTable,
+    tf.train.experimental.PythonState,
+)
+
 
 def restore(
     model: tf.keras.Model | tf.Module | tf.train.Checkpoint,
@@ -39,7 +47,7 @@ def restore(
     | `model` | `path` | what is restored |
     |---|---|---|
     | Keras model | ends in `.keras` or `.h5` | its weights, and the state of its optimizer |
-    | `tf.train.Checkpoint` | the prefix of its files | everything in it |
+    | `tf.train.Checkpoint` | the prefix of its files | its variables |
     | `tf.Module` | a SavedModel directory | its variables |
 
     Args:
@@ -54,8 +62,10 @@ def restore(
     Raises:
         gradring.errors.RestoreError: On every rank, when no rank finds the file, or one cannot read
             it, or it does not fit the model, which may not be built, or `only` names no variable
-            of it. It is an `OSError` and says which rank and why; the variables keep their values
-            on all ranks, and the communicator stays usable.
+            of it, or the model has a variable of strings or (in a `tf.train.Checkpoint`) an
+            iterator, a table or a `PythonState`, which cannot be sent. It is an `OSError` and says
+            which rank and why; the variables keep their values on all ranks, and the communicator
+            stays usable.
     """
     comm = communicator or current_communicator()
     source = Path(path).absolute()
@@ -63,6 +73,7 @@ def restore(
         read = _reader(model, source)
         variables = list(variables_of(model))
         chosen = variables if only is None else _chosen(variables, only)
+        _check_sendable(model, chosen)
     found = comm.all_gather(np.array([int(_exists(source))]), name="restore/exists")
     if not found.any():
         hosts = ", ".join(sorted(set(comm.hosts)))
@@ -125,7 +136,30 @@ def _reader(model: Any, source: Path) -> Callable[[], None]:
 
 
 def _exists(source: Path) -> bool:
-    return source.exists() or source.with_name(f"{source.name}.index").exists()
+    # What a rank may not look at is not there, and no error of this rank alone.
+    return os.path.exists(source) or os.path.exists(f"{source}.index")
+
+
+def _check_sendable(model: Any, variables: list[Any]) -> None:
+    """Refuses what only the rank that reads would have.
+
+    Raises:
+        gradring.errors.ConfigError: There is a text, or a state that is no variable.
+    """
+    texts = [f"the variable {name_of(part)} of strings" for part in variables if _is_text(part)]
+    parts = []
+    if isinstance(model, tf.train.Checkpoint):
+        parts = list(tf.train.TrackableView(model).descendants())
+    states = [f"a {type(part).__name__}" for part in parts if isinstance(part, _STATES)]
+    if texts or states:
+        raise ConfigError(
+            f"{(texts + states)[0]} cannot be sent to other ranks; let all ranks call "
+            "`checkpoint.read` on a file that each can read, or leave it out of the checkpoint"
+        )
+
+
+def _is_text(variable: Any) -> bool:
+    return bool(tf.as_dtype(variable.dtype) == tf.string)
 
 
 def _build_optimizers(checkpoint: tf.train.Checkpoint) -> None:

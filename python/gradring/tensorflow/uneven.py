@@ -48,7 +48,8 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
 
     Raises:
         gradring.errors.ConfigError: On every rank, when one has no batch at all and `batches` is
-            no `tf.data.Dataset`, so that nobody knows what an empty one looks like there.
+            no `tf.data.Dataset` of dense tensors, so that nobody knows what an empty one looks like
+            there.
         gradring.errors.PeerLostError: Another rank has left the loop before the end; or what else
             `gradring.Communicator.all_reduce` raises.
         TypeError: A batch has something without a first dimension.
@@ -68,7 +69,8 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
             rank = int(np.flatnonzero(found[:, 1] == 0)[0])
             raise ConfigError(
                 f"join: rank {rank} on {comm.hosts[rank]} has no batch at all, so it cannot know "
-                "what an empty one looks like; give it a batch, or all ranks a tf.data.Dataset",
+                "what an empty one looks like; give it a batch, or all ranks a tf.data.Dataset "
+                "of dense tensors",
                 rank=rank,
                 host=comm.hosts[rank],
             )
