@@ -153,7 +153,7 @@ class Proxies:
         self._ended.wait()
 
     def connect_again(self, rank: int, greeting: bytes) -> None:
-        """Calls a rank with somebody else's greeting, and hangs up when it has answered."""
+        """Connects to a rank with somebody else's greeting, and hangs up when it has answered."""
         with contextlib.suppress(OSError), socket.create_connection(self._targets[rank]) as again:
             again.settimeout(GREETING_LIMIT_S)
             again.sendall(greeting)

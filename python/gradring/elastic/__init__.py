@@ -1,4 +1,4 @@
-"""Training that survives the loss of ranks, and takes in new ones."""
+"""Commits: what a job needs to go on after the loss of ranks, in memory and in files."""
 
 from gradring.elastic.state import State
 

@@ -164,11 +164,11 @@ mod tests {
         for number in 0..1000 {
             let (bytes, most) = (number as usize, 7);
             let alert = "x".repeat(bytes).into();
-            let (caller_speaks, responder) = (number, handshake::PROTOCOL_VERSION);
+            let (initiator_speaks, responder) = (number, handshake::PROTOCOL_VERSION);
             for error in [
                 Error::from(Breach::TooLong { bytes, most }),
                 NotTrusted::OwnCertificate { alert }.into(),
-                handshake::other_version(caller_speaks, responder),
+                handshake::other_version(initiator_speaks, responder),
             ] {
                 turned_away.note(&initiator(number, None), &error);
             }

@@ -140,7 +140,7 @@ fn strangers_that_connect_first_are_sent_away() {
 }
 
 #[test]
-fn a_visitor_that_signals_interrupt_waits_on() {
+fn a_responder_that_signals_interrupt_waits_on() {
     const SIGNALS: u32 = 1000;
     static HANDLED: AtomicU32 = AtomicU32::new(0);
     extern "C" fn handle(_: libc::c_int) {
