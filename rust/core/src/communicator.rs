@@ -18,10 +18,11 @@ use crate::forming::listener::Listener;
 use crate::forming::rendezvous;
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
+use crate::kernel;
 use crate::link::forks::PerProcess;
 use crate::link::kind::Kind;
 use crate::link::negotiation::{self, Failed, KINDS};
-use crate::link::shm;
+use crate::link::{shm, tcp};
 use crate::lock::lock;
 use crate::observe::flight_recorder::{self, FlightRecorder};
 use crate::observe::journal::Journal;
@@ -93,6 +94,10 @@ impl Communicator {
         interrupt: Interrupt<'_>,
     ) -> Result<Arc<Self>> {
         config.validate()?;
+        [kernel::ignored_override(), tcp::ignored_congestion()]
+            .into_iter()
+            .flatten()
+            .for_each(config.on_warning);
         let settings = &config.settings;
         let started = Instant::now();
         let cannot = |error: std::io::Error| {

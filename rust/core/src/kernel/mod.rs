@@ -138,10 +138,23 @@ unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
 /// The instruction set that the kernels use on this machine: `avx512`, `avx2` or `scalar`.
 ///
 /// Detected once. `GRADRING_KERNEL` with one of these names overrides the choice; a set that is
-/// unknown, or that this processor lacks, is ignored.
+/// unknown, or that this processor lacks, is ignored, which [`ignored_override`] says.
 #[must_use]
 pub fn instruction_set() -> &'static str {
     active().name
+}
+
+/// A sentence about `GRADRING_KERNEL`, if it names another set than the one in use.
+#[must_use]
+pub fn ignored_override() -> Option<String> {
+    let (wanted, used) = (env::var(OVERRIDE_VARIABLE).ok()?, instruction_set());
+    let known: Vec<_> = supported().iter().map(|kernels| kernels.name).collect();
+    (!wanted.is_empty() && wanted != used).then(|| {
+        format!(
+            "{OVERRIDE_VARIABLE}={wanted:?} is ignored, and {used} used; this processor has {}",
+            known.join(", ")
+        )
+    })
 }
 
 fn active() -> &'static Kernels {

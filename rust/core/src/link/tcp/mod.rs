@@ -27,6 +27,9 @@ const LOOPBACK_CONGESTION: &str = "reno";
 /// to leave the choice to the kernel.
 const CONGESTION_VARIABLE: &str = "GRADRING_TCP_CONGESTION";
 
+/// Where Linux lists what it has.
+const KNOWN_CONGESTION: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+
 /// The connections that ranks have made already.
 pub const KIND: Kind = Kind {
     name: "tcp",
@@ -76,6 +79,21 @@ fn choose_congestion(socket: SockRef<'_>, inside_host: bool) {
         (None, _) => system_congestion(),
     };
     let _ = chosen.and_then(|chosen| socket.set_tcp_congestion(&chosen));
+}
+
+/// A sentence about `GRADRING_TCP_CONGESTION`, if the kernel does not allow what it names.
+pub(crate) fn ignored_congestion() -> Option<String> {
+    let wish = std::env::var(CONGESTION_VARIABLE).ok()?;
+    if wish.is_empty() || wish == "system" {
+        return None;
+    }
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).ok()?;
+    let refusal = socket.set_tcp_congestion(wish.as_bytes()).err()?;
+    let known = std::fs::read_to_string(KNOWN_CONGESTION).unwrap_or_default();
+    Some(format!(
+        "{CONGESTION_VARIABLE}={wish:?} is ignored, because the kernel refuses it ({refusal}); it has {}",
+        known.trim().replace(' ', ", ")
+    ))
 }
 
 fn system_congestion() -> std::io::Result<Vec<u8>> {
