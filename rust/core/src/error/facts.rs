@@ -226,10 +226,10 @@ facts! {
     /// Why a peer is not believed to belong to the job.
     NotTrusted {
         #[error(
-            "{} and rank {responder} have different tokens, and either may be the one to correct",
-            initiator_name(*initiator)
+            "{} and rank {responder} have different tokens, and either may be the one to correct{}",
+            initiator_name(*initiator), unless_changed(*tokenless)
         )]
-        TokensDiffer { initiator: Option<usize>, responder: usize },
+        TokensDiffer { initiator: Option<usize>, responder: usize, tokenless: bool },
         #[error("it presents no certificate")]
         NoCertificate,
         #[error("its certificate does not lead to an authority in GRADRING_TLS_CA")]
@@ -547,6 +547,13 @@ fn job(name: &Text) -> String {
     match &**name {
         "" => "no job that it knows of".into(),
         name => format!("job {name}"),
+    }
+}
+
+const fn unless_changed(tokenless: bool) -> &'static str {
+    match tokenless {
+        true => "; if neither has one, bytes changed between them",
+        false => "",
     }
 }
 

@@ -193,7 +193,7 @@ pub(crate) fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[
     };
     let transcript = continued(&transcript, rank, &nonce);
     if !is_proof(token, b"callee", &transcript, &proof) {
-        let error = tokens_differ(initiator, rank);
+        let error = tokens_differ(initiator, rank, token);
         refuse(stream, &error);
         return Err(error);
     }
@@ -233,8 +233,8 @@ pub(crate) fn respond(
     let checked = match hear(stream)? {
         Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => check(&hello),
         // What a stranger gives as the reason is not worth repeating.
-        Message::Refused(_) => return Err(tokens_differ(hello.initiator(), rank)),
-        _ => Err(tokens_differ(hello.initiator(), rank)),
+        Message::Refused(_) => return Err(tokens_differ(hello.initiator(), rank, token)),
+        _ => Err(tokens_differ(hello.initiator(), rank, token)),
     };
     match checked {
         Ok(()) => {
@@ -371,10 +371,12 @@ fn in_our_words(refusal: &Error) -> Error {
     }
 }
 
-fn tokens_differ(initiator: Option<usize>, responder: usize) -> Error {
+/// The other side's proof does not fit `token`, this side's.
+fn tokens_differ(initiator: Option<usize>, responder: usize, token: &[u8]) -> Error {
     NotTrusted::TokensDiffer {
         initiator,
         responder,
+        tokenless: token.is_empty(),
     }
     .into()
 }

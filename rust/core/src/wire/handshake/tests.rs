@@ -50,6 +50,61 @@ fn a_wrong_or_missing_token_is_refused_on_both_sides() {
     }
 }
 
+/// A connection that turns one bit of what is written.
+struct Damaging(TcpStream, usize);
+
+impl Read for Damaging {
+    fn read(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(target)
+    }
+}
+
+impl Write for Damaging {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut bytes = bytes.to_vec();
+        if let Some(byte) = bytes.get_mut(self.1) {
+            *byte ^= 1;
+        }
+        self.1 = self.1.wrapping_sub(bytes.len());
+        self.0.write_all(&bytes).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[test]
+fn a_bit_that_changes_in_a_greeting_is_no_certain_sign_of_a_token() {
+    let hello = Hello::new((1, 0), 2, Purpose::Control).unwrap();
+    // The last one is of the nonce.
+    let last = 4 + encode(&Message::Hello(hello.clone())).unwrap().len() - 1;
+    for token in [&b""[..], b"secret"] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let hello = hello.clone();
+        let initiating =
+            std::thread::spawn(move || initiate(&mut Damaging(stream, last), hello, token));
+        let (mut stream, _) = listener.accept().unwrap();
+        let answered = respond(&mut stream, 0, token, |_| panic!("it was let in"));
+        for error in [
+            initiating.join().unwrap().unwrap_err(),
+            answered.unwrap_err(),
+        ] {
+            let text = error.to_string();
+            assert!(
+                text.contains("rank 1 and rank 0 have different tokens"),
+                "{text}"
+            );
+            assert_eq!(
+                text.contains("if neither has one, bytes changed"),
+                token.is_empty(),
+                "{text}"
+            );
+        }
+    }
+}
+
 /// The other side of a conversation: says what is on it, and keeps what it hears.
 struct Tape {
     says: std::io::Cursor<Vec<u8>>,
