@@ -198,9 +198,13 @@ def test_what_a_rank_has_left_counts_more_than_what_it_printed(tmp_path: Path) -
         "{}",
         '{"kind": 3, "rank": "3"}',
         '{"kind": "", "rank": -1}',
+        "[" * 4000,
     ):
         left.write_text(damaged)
         assert blame_left(left, printed) == Blame(1, "PeerLostError")
+    left.unlink()
+    os.mkfifo(left)
+    assert blame_left(left, printed) == Blame(1, "PeerLostError")
 
 
 def test_an_error_that_is_printed_in_other_words_names_the_rank_all_the_same(

@@ -28,6 +28,7 @@ from gradring.launch.output import FAILURE_MARK
 from gradring.launch.processes import RankProcesses, shell_exit_code
 from gradring.launch.program import Program
 from gradring.launch.ranks import thread_counts
+from gradring.launch.report import left_in
 from gradring.launch.signals import arrived, signals_as_bytes
 
 STDIN = 0
@@ -95,7 +96,8 @@ def main() -> int:
 def _relay(failure: Path) -> None:
     """Tells the launcher what the rank has left for it."""
     with contextlib.suppress(OSError):  # it has left nothing, or the launcher has gone
-        sys.stderr.buffer.write(FAILURE_MARK + failure.read_bytes() + b"\n")
+        left = left_in(failure).replace(b"\n", b" ")
+        sys.stderr.buffer.write(FAILURE_MARK + left + b"\n")
         sys.stderr.buffer.flush()
 
 

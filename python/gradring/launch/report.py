@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,8 @@ START_UP = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog|To enable the following instructions: "
 )
 LAST_LINES = 20
+#: Of what a rank leaves about its failure: more than gradring writes.
+LEFT_BYTES_MAX = 4096
 MAX_LINES = 100
 
 
@@ -64,21 +69,33 @@ def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
     """Whom a rank that has failed blames: by the file that gradring has left there, or its text.
 
     A rank without gradring leaves none. What is in the file may be anything: the disk may be full,
-    and a program may have written there.
+    and a program may have written there, or made a pipe of it.
 
     Args:
         failure: What ``GRADRING_FAILURE_FILE`` was for the rank.
         stderr: The last lines of standard error.
     """
     try:
-        match json.loads(failure.read_text()):
+        match json.loads(left_in(failure)):
             case {"rank": None}:
                 return None
             case {"rank": int(rank), "kind": str(kind)} if rank >= 0:
                 return Blame(rank, kind)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass
     return blame_printed(stderr)
+
+
+def left_in(failure: Path) -> bytes:
+    """What is in the file of a rank that has failed; never waits.
+
+    Raises:
+        OSError: It does not exist, or is no regular file.
+    """
+    with open(failure, "rb", opener=lambda path, how: os.open(path, how | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(failure))
+        return file.read(LEFT_BYTES_MAX)
 
 
 def blame_printed(stderr: Sequence[bytes]) -> Blame | None:

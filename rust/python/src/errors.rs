@@ -43,6 +43,10 @@ fn leave_for_launcher(error: &Error) {
         let rank = error.blamed.as_ref().map(|blamed| blamed.rank);
         let rank = rank.map_or("null".into(), |rank| rank.to_string());
         let kind = error.kind.exception();
+        // To write into a pipe would block.
+        if file.metadata().is_ok_and(|found| !found.is_file()) {
+            return;
+        }
         // The directory is gone with the launcher.
         let _ = std::fs::write(file, format!(r#"{{"kind": "{kind}", "rank": {rank}}}"#));
     }
