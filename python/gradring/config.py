@@ -82,7 +82,13 @@ def _read(environ: Mapping[str, str], setting: Setting, given: object = None) ->
     if by_name is not None:
         return by_name(environ, given)
     if given is not None:
-        return _READERS[setting.kind](setting.name, given, setting)
+        try:
+            return _READERS[setting.kind](setting.name, given, setting)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as error:  # an array, which has no truth, or the like
+            wrong = parse.shown(given)
+            raise ConfigError(f"{setting.name}={wrong} is no value for it; correct it") from error
     text = environ.get(setting.variable, "").strip() or setting.default
     return _READERS[setting.kind](setting.variable, text, setting) if text else None
 
@@ -99,10 +105,10 @@ def _flag(name: str, found: object, setting: Setting) -> bool:
 
 
 def _one_of(name: str, found: object, setting: Setting) -> str:
-    if found not in setting.choices:
+    if not isinstance(found, str) or found not in setting.choices:
         words = ", ".join(setting.choices)
         raise ConfigError(f"{name}={parse.shown(found)} is not one of {words}; correct it")
-    return str(found)
+    return found
 
 
 def _number(name: str, found: Any, setting: Setting) -> int:

@@ -266,6 +266,25 @@ def test_stats_tell_the_congestion_control_and_why() -> None:
     assert stats["tcp_congestion"] == {system: "the system's, which does not allow nonsense"}
 
 
+def test_variables_that_name_what_is_not_there_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GRADRING_TCP_CONGESTION", "system")
+    monkeypatch.setenv("GRADRING_KERNEL", gradring.build_info()["instruction_set"])
+    with _alone():
+        assert caplog.messages == []
+    monkeypatch.setenv("GRADRING_TCP_CONGESTION", "nonsense")
+    monkeypatch.setenv("GRADRING_KERNEL", "avx1024")
+    with _alone():
+        # Another thread writes them.
+        wait_until(lambda: len(caplog.messages) == 2, "two warnings")
+    kernel, congestion = sorted(caplog.messages)
+    assert re.fullmatch(r'GRADRING_KERNEL="avx1024" is ignored, .* this .* has .*scalar', kernel)
+    assert re.fullmatch(
+        r'GRADRING_TCP_CONGESTION="nonsense" is ignored, because .* it has .*reno.*', congestion
+    )
+
+
 def _alone() -> gradring.Communicator:
     return gradring.Communicator(rank=0, world_size=1)
 
@@ -477,6 +496,8 @@ def test_a_timeout_may_be_longer_than_any_clock() -> None:
         ({"rank": 0, "world_size": 1, "streams": 0}, "streams"),
         ({"rank": 0, "world_size": 1, "streams": 17}, "streams"),
         ({"rank": 0, "world_size": 1, "checksum": "crc"}, "checksum"),
+        ({"rank": 0, "world_size": 1, "checksum": np.array([1, 2])}, r"checksum=array\(\[1, 2\]\)"),
+        ({"rank": 0, "world_size": 1, "transport": np.array(["tcp"] * 2)}, r"transport=array\("),
         ({"rank": 0, "world_size": 1, "tls": 1}, "tls=1 is not"),
         ({"rank": 0, "world_size": 1, "ports": (0, 70000)}, "ports='0-70000' is neither"),
         ({"rank": 0, "world_size": 1, "announce": "h"}, "announce='h' is not host:port"),
