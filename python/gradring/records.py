@@ -121,6 +121,8 @@ def read(directory: Path) -> list[Record]:
 
 def _collective(row: dict[str, Any], shift_ns: int) -> Collective:
     facts = {field.name: row[field.name] for field in fields(Collective) if field.name in row}
+    if row["launched_ns"] is None:
+        raise TypeError("a collective was launched at no time")
     for name, found in facts.items():
         if name.endswith("_ns") and found is not None:
             is_span = isinstance(found, list)
