@@ -68,6 +68,8 @@ pub(super) struct Reforming {
     pub(super) lacking: Instant,
     /// Proposals that came to nothing because of a higher one.
     attempts: u32,
+    /// When it looked last: a process that was stopped meanwhile has heard nobody for no fault of theirs.
+    looked: Instant,
     /// The highest round of which it has heard.
     round: u64,
     /// When to propose, if nobody else does.
@@ -243,6 +245,7 @@ impl Member {
             since: now,
             lacking: now,
             attempts: 0,
+            looked: now,
             round: 0,
             propose_at: now + self.turn(),
             proposal: None,
@@ -612,6 +615,11 @@ impl Member {
         let Phase::Reforming(mut reforming) = phase else {
             unreachable!("asked while it re-forms only");
         };
+        if now > reforming.looked + self.timing.quiet.max(self.timing.request) {
+            reforming.lacking = now;
+            self.contacts.clear();
+        }
+        reforming.looked = now;
         let proposal = match reforming.proposal.take() {
             Some(proposal) => proposal,
             None if now < reforming.propose_at => {
@@ -630,6 +638,7 @@ impl Member {
                 };
                 Proposal {
                     ballot: self.promised,
+                    begun: now,
                     base,
                     promises: BTreeMap::new(),
                 }

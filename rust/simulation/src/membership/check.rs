@@ -12,6 +12,9 @@ use gradring_core::error::{Error, ErrorKind, NotAgreed};
 /// A group without a step for so long, when all is well again, is stuck.
 const STUCK_AFTER: Moment = 20 * SECOND;
 
+/// Who can reach a group for so long has been told what to do.
+const REACHED_FOR: Moment = 15 * SECOND;
+
 /// What happened so far, as far as something must be true of it.
 #[derive(Default)]
 pub(super) struct Record {
@@ -168,6 +171,25 @@ impl World {
         ];
         for (_, what) in seen.into_iter().filter(|(is, _)| *is) {
             self.record.count(what);
+        }
+        Ok(())
+    }
+
+    /// Nobody stops as a minority beside a group that it has been able to reach for long.
+    pub(super) fn had_to_fail(&self, host: usize, error: &Error) -> Result<(), String> {
+        let ErrorKind::Membership(NotAgreed::Minority { .. }) = &error.kind else {
+            return Ok(());
+        };
+        let now = self.clock.now();
+        let lately = now.saturating_sub(REACHED_FOR);
+        let is_cut = |(from, to, until): &(usize, usize, Moment)| {
+            (*from == host || *to == host) && *until > lately
+        };
+        let is_alone = self.hosts[host].resumed > lately || self.cuts.iter().any(is_cut);
+        if !is_alone && self.record.last_step + 2 * SECOND > now {
+            return Err(format!(
+                "host {host} stops beside a group that it can reach: {error}"
+            ));
         }
         Ok(())
     }

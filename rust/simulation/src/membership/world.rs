@@ -29,6 +29,8 @@ pub(super) struct Host {
     pub(super) member: Option<Member>,
     pub(super) state: State,
     pub(super) group: Group,
+    /// When it went on last after a stop.
+    pub(super) resumed: Moment,
     /// Numbers its alarms, so that old ones are known.
     alarm: u64,
     /// Since when it hears nothing of a member of its group.
@@ -129,7 +131,7 @@ pub(super) struct World {
     added: u64,
     tickets: BTreeSet<u64>,
     /// Interruptions from one host to another.
-    cuts: Vec<(usize, usize, Moment)>,
+    pub(super) cuts: Vec<(usize, usize, Moment)>,
     /// The last division into parts, until when, and the parts in which somebody has proposed since.
     divided: Option<(Vec<usize>, Moment, BTreeSet<usize>)>,
     sent: BTreeMap<Kind, u64>,
@@ -186,6 +188,7 @@ impl World {
                 member: None,
                 state: State::NotStarted,
                 group: Group::None,
+                resumed: 0,
                 alarm: 0,
                 silence: None,
                 slow: (0, 0),
@@ -382,6 +385,7 @@ impl World {
             Event::Resume(host) => {
                 if self.hosts[host].state == State::StoppedUntil(now) {
                     self.hosts[host].state = State::Lives;
+                    self.hosts[host].resumed = now;
                 }
             }
             Event::Strike(index) => {
@@ -464,6 +468,7 @@ impl World {
                 Step::Failed(error) => {
                     self.trace.say(|| format!("host {host}: {error}"));
                     self.record.failed(&error);
+                    self.had_to_fail(host, &error)?;
                     self.hosts[host].state = State::Ended(Some(error));
                     self.hosts[host].group = Group::None;
                 }

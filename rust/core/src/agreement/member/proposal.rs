@@ -11,6 +11,7 @@ use crate::error::NotAgreed;
 /// What a proposer has heard for its ballot.
 pub(super) struct Proposal {
     pub(super) ballot: Ballot,
+    pub(super) begun: Instant,
     /// The roster whose members it asks.
     pub(super) base: Place,
     /// By process that has promised: where it is, if anywhere.
@@ -151,7 +152,9 @@ impl Member {
         if reforming.elsewhere.iter().any(excludes) {
             return Verdict::Excluded;
         }
-        if now < reforming.lacking + self.timing.minority {
+        // Others have had time to answer this process itself, which may have followed another until now.
+        let asked = proposal.begun + self.timing.grace;
+        if now < asked.max(reforming.lacking + self.timing.minority) {
             return Verdict::Wait;
         }
         // A joiner has nothing that is worth an error.
