@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ import pytest
 import gradring
 from gradring import cli
 from gradring.observe.explanation import explain
-from gradring.records import Collective, Record, read
+from gradring.records import FORMAT, Collective, Record, parse, read
 from gradring.testing import run_ranks
 from waiting import meet, wait_until
 
@@ -336,3 +337,22 @@ def test_a_rank_that_has_gone_on_is_mentioned() -> None:
     sentences = explain([ahead, record(1, (7, "b", "running")), record(2, (6, "b", "done"))])
     assert sentences[0].startswith("rank 2 on host-2 never entered b (#7); rank 1 has waited since")
     assert sentences[-1] == "Rank 0 had already finished #7."
+
+
+ROW = {
+    **{"sequence": 1, "call": "barrier", "bytes": 0, "algorithm": "ring", "state": "queued"},
+    **{"last": None, "launched_ns": 1, "started_ns": None, "entered_ns": None, "ended_ns": None},
+    "awaited_ns": None,
+}
+
+
+@pytest.mark.parametrize("row", [{}, {**ROW, "launched_ns": None}, {**ROW, "ended_ns": "1"}, 3])
+def test_a_record_of_collectives_that_cannot_be_is_refused(row: Any) -> None:
+    def record(row: Any) -> bytes:
+        head = {"rank": 0, "world_size": 1, "host": "h", "reason": "", "forgotten": 0}
+        rest = {"written_ns": 1, "clock": None, "failure": None, "format": FORMAT}
+        return json.dumps({**head, **rest, "collectives": [row]}).encode()
+
+    assert parse(record(ROW)).collectives[0].launched_ns == 1
+    with pytest.raises(ValueError, match="it is no record of a rank"):
+        parse(record(row))
