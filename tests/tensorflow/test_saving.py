@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,7 @@ def restored_and_compared(comm: Any, directory: Path) -> Any:
     from gradring.errors import MismatchError, RestoreError
     from gradring.tensorflow import CustomCollectiveStrategy, check_replicas, restore, save
     from gradring.tensorflow.callbacks import CheckReplicas
+    from gradring.tensorflow.model_variables import build
 
     strategy = CustomCollectiveStrategy(communicator=comm)
 
@@ -276,6 +278,20 @@ def restored_and_compared(comm: Any, directory: Path) -> Any:
         restore(checkpoint_of(fresh, counter) if kind == "checkpoint" else fresh, own / kind)
         found[kind] = same(state(model), state(fresh))
     found["sum over the ranks"] = float(counter.read_value())
+    with strategy.scope():
+        averaged = tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+    restore(ReadsWhatItAssigns(averaged), own / "model.keras")
+    found["mean over the ranks"] = float(averaged.read_value())
+    builds: list[Any] = []
+    optimizer = SimpleNamespace(build=builds.append)  # as in tf_keras, which has no `built`
+    build(optimizer, model)
+    optimizer._built = True
+    build(optimizer, model)
+    found["builds"] = len(builds)
     module.weight.assign([0.0, 0.0])
     restore(module, own / "module")
     found["module"] = module.weight.numpy().tolist()
@@ -397,6 +413,19 @@ def committed(comm: Any, directory: Path) -> Any:
     return {"committed": found}
 
 
+class ReadsWhatItAssigns:
+    """A model that loads its weights as tf_keras does, on the one rank that has the file."""
+
+    built = True
+
+    def __init__(self, variable: Any) -> None:
+        self.variables = [variable]
+
+    def load_weights(self, path: str) -> None:
+        self.variables[0].assign(7.0)
+        self.variables[0].read_value()
+
+
 class OnlyOn:
     """A model that only the rank with `here == 1` can save."""
 
@@ -495,6 +524,8 @@ def test_every_rank_restores_what_one_rank_has_saved(ranks: Any) -> None:
         assert found["model.weights.h5"]
         assert found["checkpoint"]
         assert found["sum over the ranks"] == 3.0
+        assert found["mean over the ranks"] == 7.0
+        assert found["builds"] == 1
         assert found["module"] == [1.0, 2.0]
 
 

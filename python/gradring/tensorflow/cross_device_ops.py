@@ -19,6 +19,7 @@ from gradring.tensorflow.ops import all_gather
 from gradring.tensorflow.reduction import Leaf, reduce_leaves
 
 _reduced_now: ContextVar[Sequence[tf.Variable] | None] = ContextVar("reduced_now", default=None)
+_is_alone = ContextVar("is_alone", default=False)
 
 
 @contextlib.contextmanager
@@ -38,6 +39,20 @@ def current_variables(count: int) -> Sequence[tf.Variable] | None:
     """The variables of `gradients_of`, if there are `count` of them."""
     variables = _reduced_now.get()
     return variables if variables is not None and len(variables) == count else None
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Reductions give this rank's own sums meanwhile.
+
+    For what one rank does without the others: an assignment to a variable that the ranks have in
+    parts (`ON_READ`) reads it back, which would wait for all of them.
+    """
+    token = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
 
 
 class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
@@ -87,6 +102,8 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             The results, in order. MEAN divides by the number of replicas; for integers it is
             float64, as TensorFlow's own strategies have it.
         """
+        if _is_alone.get():
+            return list(values)
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
         variables = current_variables(len(values))

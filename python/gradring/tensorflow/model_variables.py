@@ -13,7 +13,10 @@ from gradring.tensorflow.adoption import of_tensorflow
 
 def build(optimizer: Any, model: Any) -> None:
     """Makes the variables of an optimizer, unless there is none, or it has them."""
-    if optimizer is None or getattr(optimizer, "built", True):
+    # The sign of tf_keras is not there before.
+    if getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+        return
+    if not hasattr(optimizer, "build"):
         return
     strategy = getattr(model, "distribute_strategy", None)
     with contextlib.nullcontext() if strategy is None else strategy.scope():

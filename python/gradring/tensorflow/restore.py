@@ -18,6 +18,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError, RestoreError
 from gradring.gradients.names import name_of
+from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.model_variables import build, local_parts, variables_of
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
@@ -98,7 +99,8 @@ def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> No
         for local in local_parts(variable)
     }
     try:
-        read()
+        with alone():
+            read()
     except BaseException:
         for local, value in before.values():
             local.assign(value)
