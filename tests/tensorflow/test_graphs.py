@@ -167,6 +167,31 @@ def test_a_collective_of_a_dataset_or_of_an_old_graph_is_refused_by_name(
         reduce(tf.ones([2]))
 
 
+def test_in_a_loop_a_collective_keeps_its_order_after_that_of_a_function(
+    alone: gradring.Communicator,
+) -> None:
+    import tensorflow as tf
+
+    from gradring.tensorflow import all_reduce
+
+    def reduce(x: Any) -> Any:
+        return all_reduce(x, "sum", "x", alone)
+
+    function, bodies = tf.function(reduce), []
+
+    def body(i: Any, x: Any) -> Any:
+        """As that of Keras' `steps_per_execution`: neither branch needs the other."""
+        bodies.append(tf.compat.v1.get_default_graph())
+        first = tf.cond(i >= 0, lambda: function(x), lambda: x)
+        second = tf.cond(i >= 0, lambda: reduce(x), lambda: x)
+        return i + 1, first + second
+
+    tf.function(lambda x: tf.while_loop(lambda i, _: i < 3, body, [0, x]))(tf.ones([2]))
+    branches = [op for op in bodies[0].get_operations() if op.type == "If"]
+    assert len(branches) == 2
+    assert branches[0] in branches[1].control_inputs
+
+
 def two_ranks() -> Any:
     import tensorflow as tf
 

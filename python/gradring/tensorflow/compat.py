@@ -91,10 +91,14 @@ def capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     """The eager `tensor` inside the `tf.FuncGraph` that is being built.
 
     Branches and bodies capture it from the function that they are in: TensorFlow cannot make
-    gradients of conditionals and loops that capture eager tensors of their own.
+    gradients of conditionals and loops that capture eager tensors of their own. One that already
+    has it, because of a function that is called there, has it but once: ops keep their order only
+    if they take the same tensor.
     """
-    if _is_control_flow(graph) and isinstance(graph.outer_graph, func_graph.FuncGraph):
-        tensor = capture(tensor, graph.outer_graph)
+    has_it = any(captured is tensor for captured, _ in graph.captures)
+    outer = graph.outer_graph
+    if not has_it and _is_control_flow(graph) and isinstance(outer, func_graph.FuncGraph):
+        tensor = capture(tensor, outer)
     return graph.capture(tensor)
 
 
