@@ -1,6 +1,7 @@
 """What TensorFlow, and other code that changes graphs, may do with the ops."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,8 +168,9 @@ def test_a_collective_of_a_dataset_or_of_an_old_graph_is_refused_by_name(
         reduce(tf.ones([2]))
 
 
-def test_in_a_loop_a_collective_keeps_its_order_after_that_of_a_function(
-    alone: gradring.Communicator,
+@pytest.mark.parametrize("function_is_first", [True, False])
+def test_in_a_loop_collectives_keep_their_order_also_with_that_of_a_function(
+    alone: gradring.Communicator, function_is_first: bool
 ) -> None:
     import tensorflow as tf
 
@@ -182,8 +184,8 @@ def test_in_a_loop_a_collective_keeps_its_order_after_that_of_a_function(
     def body(i: Any, x: Any) -> Any:
         """As that of Keras' `steps_per_execution`: neither branch needs the other."""
         bodies.append(tf.compat.v1.get_default_graph())
-        first = tf.cond(i >= 0, lambda: function(x), lambda: x)
-        second = tf.cond(i >= 0, lambda: reduce(x), lambda: x)
+        calls = (function, reduce) if function_is_first else (reduce, function)
+        first, second = (tf.cond(i >= 0, partial(f, x), lambda: x) for f in calls)
         return i + 1, first + second
 
     tf.function(lambda x: tf.while_loop(lambda i, _: i < 3, body, [0, x]))(tf.ones([2]))

@@ -91,15 +91,21 @@ def capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     """The eager `tensor` inside the `tf.FuncGraph` that is being built.
 
     Branches and bodies capture it from the function that they are in: TensorFlow cannot make
-    gradients of conditionals and loops that capture eager tensors of their own. One that already
-    has it, because of a function that is called there, has it but once: ops keep their order only
-    if they take the same tensor.
+    gradients of conditionals and loops that capture eager tensors of their own. So do the functions
+    that are called there, before or after: ops keep their order only if they take the same tensor.
     """
     has_it = any(captured is tensor for captured, _ in graph.captures)
     outer = graph.outer_graph
-    if not has_it and _is_control_flow(graph) and isinstance(outer, func_graph.FuncGraph):
-        tensor = capture(tensor, outer)
-    return graph.capture(tensor)
+    if has_it or not _is_control_flow(graph) or not isinstance(outer, func_graph.FuncGraph):
+        return graph.capture(tensor)
+    inside = graph.capture(capture(tensor, outer))
+    plain = graph.capture
+
+    def captured(other: Any, *args: Any, **kwargs: Any) -> Any:
+        return inside if other is tensor else plain(other, *args, **kwargs)
+
+    graph.capture = captured
+    return inside
 
 
 def is_lost_in_control_flow() -> bool:
