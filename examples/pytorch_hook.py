@@ -41,8 +41,7 @@ def main() -> None:
         port = int(comm.broadcast(torch.tensor(store.port if store else 0)))
         store = store or distributed.TCPStore(address, port)
         distributed.init_process_group("gloo", None, None, comm.world_size, comm.rank, store)
-        torch.manual_seed(comm.rank)
-        inputs = torch.rand(64, 8)
+        inputs = torch.rand(64, 8, generator=torch.manual_seed(comm.rank))
         ddp = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
         ddp.register_comm_hook(comm, average)
         optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
@@ -53,6 +52,7 @@ def main() -> None:
             optimizer.step()
             print(f"step {step}: loss {comm.all_reduce(loss.item(), 'mean'):.4f}", flush=True)
         print("weights", nn.utils.parameters_to_vector(ddp.parameters()).tolist(), flush=True)
+        distributed.destroy_process_group()  # its threads must not outlive the interpreter
 
 
 if __name__ == "__main__":
