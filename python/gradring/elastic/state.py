@@ -126,7 +126,7 @@ class State:
         identity = communicator.broadcast(own.copy(), root, name="elastic/identity")
         transfer = self._transfer
         if (own == identity).all():
-            transfer = _Transfer.of(self._commit)
+            transfer = _Transfer(identity, self._commit.payload)
         elif transfer is None or (transfer.identity != identity).any():
             transfer = _Transfer(identity)
         self._transfer = transfer
@@ -205,17 +205,13 @@ class State:
 class _Transfer:
     """A commit on its way to this rank, and what of it is here."""
 
-    def __init__(self, identity: NDArray[np.uint8]) -> None:
+    def __init__(
+        self, identity: NDArray[np.uint8], payload: NDArray[np.uint8] | None = None
+    ) -> None:
+        """One of which nothing is here, or all of the payload."""
         self.identity = identity
-        self._payload = np.empty(0, np.uint8)
-        self._received = 0
-
-    @staticmethod
-    def of(commit: Commit) -> _Transfer:
-        """One of which everything is here."""
-        transfer = _Transfer(commit.identity())
-        transfer._payload, transfer._received = commit.payload, commit.payload.size
-        return transfer
+        self._payload = np.empty(0, np.uint8) if payload is None else payload
+        self._received = self._payload.size
 
     def run(self, communicator: Communicator, root: int) -> NDArray[np.uint8]:
         """Receives what is missing here; the root has everything.

@@ -11,7 +11,13 @@ import tensorflow as tf
 from gradring import elastic
 from gradring.errors import ConfigError
 from gradring.tensorflow.adoption import of_tensorflow
-from gradring.tensorflow.model_variables import build, local_parts, variables_of
+from gradring.tensorflow.model_variables import (
+    build,
+    check_built,
+    local_parts,
+    optimizer_variables,
+    variables_of,
+)
 
 
 class State(elastic.State):
@@ -50,17 +56,11 @@ class State(elastic.State):
             TypeError: A value is neither an array of fixed width nor what JSON gives back
                 unchanged.
         """
-        if hasattr(model, "built") and not model.built:
-            raise ConfigError(
-                f"the model {model.name!r} has no variables yet; build it, for instance by calling "
-                "it on a batch, before you make its State"
-            )
+        check_built(model, "you make its State")
         for each in (getattr(model, "optimizer", None), optimizer):
             build(each, model)
         parts = [] if model is None else list(variables_of(model))
-        own = () if optimizer is None else optimizer.variables
-        # A method in tf_keras.
-        parts += [*(own() if callable(own) else own), *variables]
+        parts += [*optimizer_variables(optimizer), *variables]
         kept = {id(part): part for part in parts if not _is_added_up(part)}
         self._variables = list(kept.values())
         # Names have counters of the process in them, also in their middle.

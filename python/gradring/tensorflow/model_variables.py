@@ -8,7 +8,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring.errors import ConfigError
 from gradring.tensorflow.adoption import of_tensorflow
+
+
+def check_built(model: Any, before: str) -> None:
+    """Refuses a Keras model that has no variables yet.
+
+    Raises:
+        gradring.errors.ConfigError: It has none; says to build it `before` something.
+    """
+    if not getattr(model, "built", True):
+        raise ConfigError(
+            f"the model {model.name!r} has no variables yet; build it, for instance by calling it "
+            f"on a batch, before {before}"
+        )
 
 
 def build(optimizer: Any, model: Any) -> None:
@@ -32,16 +46,21 @@ def variables_of(model: Any) -> Iterator[Any]:
     if hasattr(model, "load_weights"):
         metrics = {id(variable) for variable in getattr(model, "metrics_variables", ())}
         yield from (variable for variable in model.variables if id(variable) not in metrics)
-        optimizer = getattr(model, "optimizer", None)
-        variables = () if optimizer is None else optimizer.variables
-        # A method in tf_keras.
-        yield from variables() if callable(variables) else variables
+        yield from optimizer_variables(getattr(model, "optimizer", None))
         return
     root = model if isinstance(model, tf.train.Checkpoint) else tf.train.Checkpoint(model)
     for part in tf.train.TrackableView(root).descendants():
         # Of Keras 3 they are no `tf.Variable`s; its optimizers can assign, too.
         if hasattr(part, "assign") and hasattr(part, "shape"):
             yield part
+
+
+def optimizer_variables(optimizer: Any) -> Sequence[Any]:
+    """Those of an optimizer, if there is one."""
+    variables = () if optimizer is None else optimizer.variables
+    # A method in tf_keras.
+    found: Sequence[Any] = variables() if callable(variables) else variables
+    return found
 
 
 def local_parts(variable: Any) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from gradring.communicator import Communicator
 from gradring.errors import ConfigError, RestoreError
 from gradring.gradients.names import name_of
 from gradring.tensorflow.cross_device_ops import alone
-from gradring.tensorflow.model_variables import build, local_parts, variables_of
+from gradring.tensorflow.model_variables import build, check_built, local_parts, variables_of
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.save import agreed
@@ -125,11 +125,7 @@ def _reader(model: Any, source: Path) -> Callable[[], None]:
                 f"a Keras model is restored from a file that ends in .keras, .h5 or .weights.h5, "
                 f"not from {source}; a directory of `model.export` is for serving"
             )
-        if not model.built:
-            raise ConfigError(
-                f"the model {model.name!r} has no variables yet; build it, for instance by calling "
-                "it on a batch, before it is restored"
-            )
+        check_built(model, "it is restored")
         build(getattr(model, "optimizer", None), model)
         return lambda: model.load_weights(str(source))
     checkpoint = tf.train.Checkpoint(model)
