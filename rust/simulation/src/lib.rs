@@ -109,7 +109,7 @@ mod tests {
     }
 
     /// What histories of an elastic job must be examples of, or they are no test of its agreement.
-    const EXAMPLES: [&str; 26] = [
+    const EXAMPLES: [&str; 27] = [
         "a death between two messages",
         "a group did not connect",
         "a joiner found nobody",
@@ -126,6 +126,7 @@ mod tests {
         "divide",
         "gave its id up to join anew",
         "grew",
+        "joiners took the places of others",
         "leave",
         "mute",
         "replace",

@@ -1,12 +1,13 @@
 //! What must be true of every history, and how often histories come to what they are for.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use super::super::time::{Moment, SECOND};
 use super::scenario::{Fault, Harm, Trigger};
 use super::world::{Group, State, World};
 use gradring_core::agreement::message::Reply;
-use gradring_core::agreement::quorum::{Ballot, Id, Roster};
+use gradring_core::agreement::quorum::{Ballot, Id, Peer, Roster};
 use gradring_core::error::{Error, ErrorKind, NotAgreed};
 
 /// A group without a step for so long, when all is well again, is stuck.
@@ -57,6 +58,28 @@ impl Record {
         if is_half {
             self.count("a roster was half installed");
         }
+    }
+
+    /// Members of both rosters keep their order. They keep their ranks too, if one follows on the other
+    /// and as many have joined as were lost. Whether somebody did join in the place of another.
+    fn keep_their_ranks(&self, last: &Roster, next: &Roster) -> Result<bool, String> {
+        let mut stay = next.members.iter().filter_map(|it| last.position(it.id));
+        if !stay.clone().is_sorted() {
+            return Err(format!("{:?} has another order", next.ballot));
+        }
+        let between = (Bound::Excluded(last.ballot), Bound::Excluded(next.ballot));
+        let follows = last.ballot < next.ballot
+            && stay.next().is_some()
+            && self.accepted.range(between).next().is_none();
+        if !follows || next.members.len() < last.members.len() {
+            return Ok(false);
+        }
+        let mut kept = last.members.iter().zip(&next.members);
+        let has_moved = |(before, after): (&Peer, &Peer)| before != after && next.has(before.id);
+        if kept.clone().any(has_moved) {
+            return Err(format!("{:?} has other ranks", next.ballot));
+        }
+        Ok(kept.any(|(before, after)| before != after))
     }
 
     pub(super) fn replied(&mut self, reply: &Reply) {
@@ -148,6 +171,10 @@ impl World {
                 "{ballot:?} has forgotten the steps of a group whose members live"
             ));
         }
+        let took_places = match last {
+            Some(last) => self.record.keep_their_ranks(last, roster)?,
+            None => false,
+        };
         let (before, after) = (
             last.map_or(0, |last| last.members.len()),
             roster.members.len(),
@@ -161,6 +188,7 @@ impl World {
                 "went on from an older state, the newest being dead",
             ),
             (backwards, "a generation was not above that of the dead"),
+            (took_places, "joiners took the places of others"),
             (before > 0 && after > before, "grew"),
             (after < before, "shrank"),
             (before > 0 && after == before, "went on with as many"),

@@ -198,8 +198,8 @@ impl Member {
         self.joiners.iter().any(is_awaited)
     }
 
-    /// The next members: survivors in the order of the ring, then joiners, as far as there is room.
-    /// Of two that could not connect lately, the later is left out if the others are a quorum.
+    /// The next members: survivors, and joiners as far as there is room. Of two that could not connect
+    /// lately, the later is left out if the others are a quorum.
     fn choose(
         &self,
         proposal: &Proposal,
@@ -238,10 +238,23 @@ impl Member {
         if ids.len() < *self.workers.start()
             || !base.may_be_succeeded_by(&survivors, standing, &self.dead)
         {
-            return all;
+            return in_order(base, all);
         }
-        all.into_iter()
-            .filter(|peer| ids.contains(&peer.id))
-            .collect()
+        let chosen = all.into_iter().filter(|peer| ids.contains(&peer.id));
+        in_order(base, chosen)
     }
+}
+
+/// The ring of these: joiners take the places of those that are gone, so that survivors keep their
+/// ranks if as many join as were lost. Further joiners come last, and gaps that are left close.
+fn in_order(base: &Roster, chosen: impl IntoIterator<Item = Peer>) -> Vec<Peer> {
+    let is_survivor = |peer: &Peer| base.has(peer.id);
+    let (survivors, joiners): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_survivor);
+    let mut joiners = joiners.into_iter();
+    let places = base.members.iter();
+    let next = places.map(|old| survivors.iter().find(|it| it.id == old.id).cloned());
+    let next = next.filter_map(|survivor| survivor.or_else(|| joiners.next()));
+    let mut ring: Vec<_> = next.collect();
+    ring.extend(joiners);
+    ring
 }

@@ -132,6 +132,29 @@ fn silent_members_are_waited_for_and_then_left_out_by_a_majority() {
 }
 
 #[test]
+fn joiners_take_the_places_of_the_dead_and_the_others_keep_theirs() {
+    for (dead, joiners, next) in [
+        (&[1, 3][..], &[5, 6][..], &[5, 2, 6, 4][..]),
+        (&[3], &[5, 6], &[1, 2, 5, 4, 6]),
+        (&[1, 3], &[5], &[5, 2, 4]),
+        (&[1, 3], &[], &[2, 4]),
+    ] {
+        let mut job = Job::new(4);
+        job.dead.extend(dead);
+        let (timing, now) = (Timing::default(), job.now);
+        job.members.extend(joiners.iter().map(|&joiner| {
+            let addresses = ["h2:1".to_owned()];
+            Member::joining(peer(joiner), addresses, timing.clone(), 1..=8, now)
+        }));
+        job.pass(Duration::from_millis(200));
+        job.members.retain(|it| !dead.contains(&it.me.id.0[0]));
+        job.reform();
+        job.pass(Duration::from_secs(2));
+        assert_eq!(job.rosters(), vec![(2, next.to_vec()); next.len()]);
+    }
+}
+
+#[test]
 fn half_of_the_members_stop_with_an_error_that_names_the_others() {
     let mut job = Job::new(4);
     job.silent.extend([3, 4]);
