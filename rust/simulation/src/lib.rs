@@ -126,7 +126,7 @@ mod tests {
         "divide",
         "gave its id up to join anew",
         "grew",
-        "joiners took the places of others",
+        "joiners took the ranks of others",
         "leave",
         "mute",
         "replace",

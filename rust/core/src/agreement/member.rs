@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use super::message::{Envelope, News, Outcome, Place, Reply, Request, Step};
+use super::message::{Envelope, News, Outcome, Reply, Request, Standpoint, Step};
 use super::quorum::{Ballot, Id, Peer, Roster};
 use super::timing::Timing;
 use crate::error::{Error, NotAgreed};
@@ -22,7 +22,7 @@ pub struct Member {
     /// How many members a group may have.
     pub(super) workers: RangeInclusive<usize>,
     /// Nothing until it has accepted a roster.
-    place: Option<Place>,
+    standpoint: Option<Standpoint>,
     /// Whether it has ever been in a connected group.
     pub(super) has_belonged: bool,
     promised: Ballot,
@@ -76,9 +76,9 @@ pub(super) struct Reforming {
     propose_at: Instant,
     proposal: Option<Proposal>,
     /// A higher roster with this process in it, of which it has heard.
-    higher: Option<Place>,
+    higher: Option<Standpoint>,
     /// Where others are that are at a roster without this process.
-    pub(super) elsewhere: BTreeMap<Id, Place>,
+    pub(super) elsewhere: BTreeMap<Id, Standpoint>,
     /// Pairs of addresses that could not connect.
     pub(super) apart: BTreeSet<(String, String)>,
 }
@@ -123,7 +123,7 @@ impl Member {
         };
         let mut member = Self::new(me, timing, workers, Phase::Together(together));
         member.promised = roster.ballot;
-        member.place = Some(Place {
+        member.standpoint = Some(Standpoint {
             roster,
             is_established: false,
         });
@@ -154,7 +154,7 @@ impl Member {
             me,
             timing,
             workers,
-            place: None,
+            standpoint: None,
             has_belonged: false,
             promised: Ballot::NONE,
             dead: BTreeSet::new(),
@@ -169,11 +169,11 @@ impl Member {
     #[must_use]
     pub fn rejoining(self, id: Id, now: Instant) -> Self {
         let mut addresses = BTreeSet::new();
-        let places = match &self.phase {
+        let standpoints = match &self.phase {
             Phase::Reforming(reforming) => reforming.elsewhere.values().collect(),
             _ => Vec::new(),
         };
-        for Place { roster, .. } in places.into_iter().chain(&self.place) {
+        for Standpoint { roster, .. } in standpoints.into_iter().chain(&self.standpoint) {
             let peers = roster.members.iter().chain(roster.elders());
             addresses.extend(peers.map(|peer| peer.address.clone()));
         }
@@ -190,8 +190,8 @@ impl Member {
 
     /// The roster that it accepted last, and what it knows of it.
     #[must_use]
-    pub const fn place(&self) -> Option<&Place> {
-        self.place.as_ref()
+    pub const fn standpoint(&self) -> Option<&Standpoint> {
+        self.standpoint.as_ref()
     }
 
     /// Whether others want to re-form: the group is to be left, and `reform` called.
@@ -216,11 +216,13 @@ impl Member {
 
     /// All members of its roster are connected, and have the state of the training.
     pub fn connected(&mut self) {
-        if let (Phase::Together(together), Some(place)) = (&mut self.phase, &mut self.place) {
+        if let (Phase::Together(together), Some(standpoint)) =
+            (&mut self.phase, &mut self.standpoint)
+        {
             together.is_connected = true;
-            place.is_established = true;
+            standpoint.is_established = true;
             self.has_belonged = true;
-            for member in &place.roster.members {
+            for member in &standpoint.roster.members {
                 self.unreached.remove(&member.address);
             }
         }
@@ -228,10 +230,10 @@ impl Member {
 
     /// The group has failed, or could not connect with some, or has stopped to let others in.
     pub fn reform(&mut self, unreached: &[Id], now: Instant) {
-        let (Phase::Together(_), Some(place)) = (&self.phase, &self.place) else {
+        let (Phase::Together(_), Some(standpoint)) = (&self.phase, &self.standpoint) else {
             return;
         };
-        let members = &place.roster.members;
+        let members = &standpoint.roster.members;
         let unreached = members
             .iter()
             .filter(|member| unreached.contains(&member.id));
@@ -258,7 +260,10 @@ impl Member {
     /// This process has left for good: what to tell the others, once.
     pub fn leave(&mut self) -> Vec<(String, Envelope)> {
         self.phase = Phase::Over;
-        let roster = self.place.as_ref().map(|place| &place.roster);
+        let roster = self
+            .standpoint
+            .as_ref()
+            .map(|standpoint| &standpoint.roster);
         let others = roster.into_iter().flat_map(|roster| &roster.members);
         let others = others.filter(|other| other.id != self.me.id);
         others
@@ -287,7 +292,10 @@ impl Member {
 
     /// How long to let those before it in the ring propose.
     fn turn(&self) -> Duration {
-        let roster = self.place.as_ref().map(|place| &place.roster);
+        let roster = self
+            .standpoint
+            .as_ref()
+            .map(|standpoint| &standpoint.roster);
         let position = roster.and_then(|roster| roster.position(self.me.id));
         self.timing.stagger * u32::try_from(position.unwrap_or(0)).unwrap_or(u32::MAX)
     }
@@ -324,7 +332,10 @@ impl Member {
     }
 
     fn note(&mut self, joiner: &Peer) {
-        let roster = self.place.as_ref().map(|place| &place.roster);
+        let roster = self
+            .standpoint
+            .as_ref()
+            .map(|standpoint| &standpoint.roster);
         let is_in = roster.is_some_and(|roster| roster.has(joiner.id));
         let is_known = is_in || joiner.id == self.me.id || self.dead.contains(&joiner.id);
         if !is_known && self.joiners.len() < KNOWN_MAX {
@@ -346,13 +357,17 @@ impl Member {
             Request::Install(roster) => self.accept(roster, BTreeSet::new()),
             Request::Join => {
                 self.note(&envelope.from);
-                let place = self.place.as_ref();
-                Reply::Noted(place.map_or_else(Vec::new, |place| place.roster.members.clone()))
+                let standpoint = self.standpoint.as_ref();
+                Reply::Noted(
+                    standpoint
+                        .map_or_else(Vec::new, |standpoint| standpoint.roster.members.clone()),
+                )
             }
             Request::Leave => {
                 self.bury(envelope.from.id);
-                let place = self.place.as_ref();
-                let was_in = place.is_some_and(|place| place.roster.has(envelope.from.id));
+                let standpoint = self.standpoint.as_ref();
+                let was_in =
+                    standpoint.is_some_and(|standpoint| standpoint.roster.has(envelope.from.id));
                 if let Phase::Together(together) = &mut self.phase {
                     together.is_called |= was_in;
                 }
@@ -361,17 +376,23 @@ impl Member {
         }
     }
 
-    fn answer_gather(&mut self, from: &Peer, ballot: Ballot, base: &Place, now: Instant) -> Reply {
+    fn answer_gather(
+        &mut self,
+        from: &Peer,
+        ballot: Ballot,
+        base: &Standpoint,
+        now: Instant,
+    ) -> Reply {
         let turn = self.turn();
         let theirs = &base.roster;
-        if let Some(place) = &self.place {
-            let ours = &place.roster;
+        if let Some(standpoint) = &self.standpoint {
+            let ours = &standpoint.roster;
             let is_ahead = theirs.ballot >= ours.ballot;
             if is_ahead && !theirs.has(self.me.id) || !is_ahead && !ours.has(from.id) {
                 if let Phase::Reforming(reforming) = &mut self.phase {
                     reforming.elsewhere.insert(from.id, base.clone());
                 }
-                return Reply::Elsewhere(place.clone());
+                return Reply::Elsewhere(standpoint.clone());
             }
             if ballot <= ours.ballot {
                 return Reply::Behind(self.promised);
@@ -401,14 +422,17 @@ impl Member {
         self.promised = ballot;
         Reply::Promise {
             ballot,
-            place: self.place.clone(),
+            standpoint: self.standpoint.clone(),
             news: self.news(now),
         }
     }
 
     /// Moves to a roster for whose ballot this process has promised nothing higher.
     fn accept(&mut self, roster: &Roster, missing: BTreeSet<Id>) -> Reply {
-        let at = self.place.as_ref().map(|place| place.roster.ballot);
+        let at = self
+            .standpoint
+            .as_ref()
+            .map(|standpoint| standpoint.roster.ballot);
         if at == Some(roster.ballot) {
             return Reply::Accepted(roster.ballot);
         }
@@ -419,7 +443,7 @@ impl Member {
         self.dead
             .retain(|&id| roster.elders().any(|elder| elder.id == id));
         self.contacts.clear();
-        self.place = Some(Place {
+        self.standpoint = Some(Standpoint {
             roster: roster.clone(),
             is_established: false,
         });
@@ -453,7 +477,7 @@ impl Member {
         match reply {
             Reply::Promise {
                 ballot,
-                place,
+                standpoint,
                 news,
             } => {
                 if *ballot == promised {
@@ -461,19 +485,22 @@ impl Member {
                     contact.due = Some(now + self.timing.quiet / 3);
                 }
                 self.learn(address, news);
-                self.heard_promise(id, *ballot, place.as_ref(), now);
+                self.heard_promise(id, *ballot, standpoint.as_ref(), now);
             }
             Reply::Busy => {
                 contact.busy.get_or_insert(now);
             }
             Reply::Behind(higher) if *higher > promised => self.give_way(*higher, now),
-            Reply::Elsewhere(place) => {
+            Reply::Elsewhere(standpoint) => {
                 if let Phase::Reforming(reforming) = &mut self.phase {
-                    reforming.elsewhere.insert(id, place.clone());
+                    reforming.elsewhere.insert(id, standpoint.clone());
                 }
             }
             Reply::Accepted(ballot) => {
-                let at = self.place.as_ref().map(|place| place.roster.ballot);
+                let at = self
+                    .standpoint
+                    .as_ref()
+                    .map(|standpoint| standpoint.roster.ballot);
                 if let (Phase::Together(together), true) = (&mut self.phase, at == Some(*ballot)) {
                     together.missing.remove(&id);
                 }
@@ -508,7 +535,13 @@ impl Member {
         }
     }
 
-    fn heard_promise(&mut self, id: Id, ballot: Ballot, place: Option<&Place>, now: Instant) {
+    fn heard_promise(
+        &mut self,
+        id: Id,
+        ballot: Ballot,
+        standpoint: Option<&Standpoint>,
+        now: Instant,
+    ) {
         let me = self.me.id;
         let Phase::Reforming(reforming) = &mut self.phase else {
             return;
@@ -520,20 +553,20 @@ impl Member {
             return;
         }
         let base = &proposal.base.roster;
-        match place {
-            Some(place) if place.roster.ballot > base.ballot => {
-                if place.roster.has(me) && base.has(id) {
+        match standpoint {
+            Some(standpoint) if standpoint.roster.ballot > base.ballot => {
+                if standpoint.roster.has(me) && base.has(id) {
                     // That one is the base, for whose members this proposal was not made.
-                    reforming.higher = Some(place.clone());
+                    reforming.higher = Some(standpoint.clone());
                     reforming.proposal = None;
                     reforming.propose_at = now;
                 } else {
-                    reforming.elsewhere.insert(id, place.clone());
+                    reforming.elsewhere.insert(id, standpoint.clone());
                 }
             }
             _ => {
                 reforming.elsewhere.remove(&id);
-                proposal.promises.insert(id, place.cloned());
+                proposal.promises.insert(id, standpoint.cloned());
             }
         }
     }
@@ -564,7 +597,11 @@ impl Member {
             Phase::Joining(_) => self.step_joining(now),
             Phase::Reforming(_) => self.step_reforming(now),
             Phase::Together(together) => {
-                let roster = &self.place.as_ref().expect("it has accepted one").roster;
+                let roster = &self
+                    .standpoint
+                    .as_ref()
+                    .expect("it has accepted one")
+                    .roster;
                 if std::mem::take(&mut together.is_new) {
                     return Step::Connect(roster.clone());
                 }
@@ -608,8 +645,11 @@ impl Member {
     }
 
     fn step_reforming(&mut self, now: Instant) -> Step {
-        let place = self.place.as_ref().expect("who re-forms was at a roster");
-        let own = place.roster.ballot;
+        let standpoint = self
+            .standpoint
+            .as_ref()
+            .expect("who re-forms was at a roster");
+        let own = standpoint.roster.ballot;
         // It is taken out while it is judged.
         let phase = std::mem::replace(&mut self.phase, Phase::Over);
         let Phase::Reforming(mut reforming) = phase else {
@@ -630,7 +670,7 @@ impl Member {
             None => {
                 let higher = reforming.higher.as_ref();
                 let higher = higher.filter(|higher| higher.roster.ballot > own);
-                let base = higher.unwrap_or(place).clone();
+                let base = higher.unwrap_or(standpoint).clone();
                 let round = self.promised.round.max(base.roster.ballot.round);
                 self.promised = Ballot {
                     round: round.max(reforming.round) + 1,

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::quorum::{Ballot, Id, Peer, Roster};
 
-/// Where a process is: the roster that it accepted last.
+/// Where a process stands: the roster that it accepted last.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct Standpoint {
     /// Which.
     pub roster: Roster,
     /// Whether it knows that all members were connected and had the state of the training.
@@ -43,7 +43,7 @@ pub enum Request {
         /// Which.
         ballot: Ballot,
         /// What the proposer would decide from.
-        base: Place,
+        base: Standpoint,
         /// What it knows.
         news: News,
     },
@@ -63,7 +63,7 @@ pub enum Reply {
         /// Which.
         ballot: Ballot,
         /// Where it is; nothing for a joiner.
-        place: Option<Place>,
+        standpoint: Option<Standpoint>,
         /// What it knows.
         news: News,
     },
@@ -72,7 +72,7 @@ pub enum Reply {
     /// It has promised this higher ballot.
     Behind(Ballot),
     /// It is at a roster without the sender, or knows of none with both.
-    Elsewhere(Place),
+    Elsewhere(Standpoint),
     /// It has accepted the roster of this ballot.
     Accepted(Ballot),
     /// It has taken notice. Its members, whom a joiner can ask as well.

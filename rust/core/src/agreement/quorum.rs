@@ -59,7 +59,7 @@ pub struct Roster {
     /// What tells it from all others. Its round is the generation of the group.
     pub ballot: Ballot,
     /// In the order of the ring. Survivors keep their old order, and their ranks as far as joiners take
-    /// the places of those that are gone; so rank 0 may be a joiner.
+    /// the ranks of those that are gone; so rank 0 may be a joiner.
     pub members: Vec<Peer>,
     /// The sets of which the members had to be a quorum, its base's members among them.
     lineage: Vec<Held>,

@@ -61,7 +61,7 @@ impl Record {
     }
 
     /// Members of both rosters keep their order. They keep their ranks too, if one follows on the other
-    /// and as many have joined as were lost. Whether somebody did join in the place of another.
+    /// and as many have joined as were lost. Whether somebody did join at the rank of another.
     fn keep_their_ranks(&self, last: &Roster, next: &Roster) -> Result<bool, String> {
         let mut stay = next.members.iter().filter_map(|it| last.position(it.id));
         if !stay.clone().is_sorted() {
@@ -121,8 +121,8 @@ impl World {
             let rosters = self
                 .hosts
                 .iter()
-                .filter_map(|host| host.member.as_ref()?.place());
-            let mut rosters = rosters.map(|place| &place.roster);
+                .filter_map(|host| host.member.as_ref()?.standpoint());
+            let mut rosters = rosters.map(|standpoint| &standpoint.roster);
             rosters.any(|roster| roster.ballot == **ballot && roster.members.len() == **there)
         });
         let whole: Vec<_> = whole.map(|(ballot, _)| ballot).collect();
@@ -171,7 +171,7 @@ impl World {
                 "{ballot:?} has forgotten the steps of a group whose members live"
             ));
         }
-        let took_places = match last {
+        let took_ranks = match last {
             Some(last) => self.record.keep_their_ranks(last, roster)?,
             None => false,
         };
@@ -188,7 +188,7 @@ impl World {
                 "went on from an older state, the newest being dead",
             ),
             (backwards, "a generation was not above that of the dead"),
-            (took_places, "joiners took the places of others"),
+            (took_ranks, "joiners took the ranks of others"),
             (before > 0 && after > before, "grew"),
             (after < before, "shrank"),
             (before > 0 && after == before, "went on with as many"),
@@ -235,13 +235,13 @@ impl World {
                 && it
                     .member
                     .as_ref()
-                    .is_some_and(|member| member.place().is_some())
+                    .is_some_and(|member| member.standpoint().is_some())
         });
         let connects = living.any(|it| matches!(it.group, Group::Connecting { .. }));
         let joins = self.hosts[host]
             .member
             .as_ref()
-            .is_some_and(|it| it.place().is_none());
+            .is_some_and(|it| it.standpoint().is_none());
         let losses = self
             .scenario
             .faults
@@ -282,7 +282,7 @@ impl World {
             match &host.group {
                 Group::Running(ballot) => drop(rings.insert(*ballot)),
                 Group::Connecting { .. } => return Err(format!("host {number} connects for ever")),
-                Group::None if member.place().is_none() => waiting += 1,
+                Group::None if member.standpoint().is_none() => waiting += 1,
                 Group::None => return Err(format!("host {number} re-forms for ever")),
             }
         }

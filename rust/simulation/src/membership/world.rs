@@ -286,8 +286,8 @@ impl World {
                     if member.is_called() || self.record.last() != Some(*ballot) {
                         return false;
                     }
-                    if member.place().is_some_and(|place| {
-                        place
+                    if member.standpoint().is_some_and(|standpoint| {
+                        standpoint
                             .roster
                             .members
                             .iter()
@@ -742,7 +742,11 @@ impl World {
 
     fn roster(&self, host: usize) -> Roster {
         let member = self.hosts[host].member.as_ref().expect("it lives");
-        member.place().expect("it has accepted one").roster.clone()
+        member
+            .standpoint()
+            .expect("it has accepted one")
+            .roster
+            .clone()
     }
 
     /// Groups make a step, and notice what has become of their members.
@@ -942,11 +946,15 @@ fn shown(request: &Request) -> String {
 
 fn answer_shown(reply: &Reply) -> String {
     match reply {
-        Reply::Promise { ballot, place, .. } => {
-            let at = place.as_ref().map(|place| place.roster.ballot);
+        Reply::Promise {
+            ballot, standpoint, ..
+        } => {
+            let at = standpoint
+                .as_ref()
+                .map(|standpoint| standpoint.roster.ballot);
             format!("promises {ballot:?}, at {at:?}")
         }
-        Reply::Elsewhere(place) => format!("is at {:?}", place.roster.ballot),
+        Reply::Elsewhere(standpoint) => format!("is at {:?}", standpoint.roster.ballot),
         Reply::Noted(_) => "noted".into(),
         other => format!("{other:?}"),
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{Contact, Member, Reforming};
-use crate::agreement::message::Place;
+use crate::agreement::message::Standpoint;
 use crate::agreement::quorum::{Ballot, Id, Peer, Roster, Standing};
 use crate::error::NotAgreed;
 
@@ -13,9 +13,9 @@ pub(super) struct Proposal {
     pub(super) ballot: Ballot,
     pub(super) begun: Instant,
     /// The roster whose members it asks.
-    pub(super) base: Place,
+    pub(super) base: Standpoint,
     /// By process that has promised: where it is, if anywhere.
-    pub(super) promises: BTreeMap<Id, Option<Place>>,
+    pub(super) promises: BTreeMap<Id, Option<Standpoint>>,
 }
 
 /// What is to become of it.
@@ -40,13 +40,16 @@ impl Proposal {
     /// What those who have promised know of the base.
     fn standing(&self, here: &BTreeSet<Id>, own: Ballot) -> Standing {
         let at = self.base.roster.ballot;
-        let mut places = self.promises.values().flatten();
-        let knows = |place: &Place| place.roster.ballot == at && place.is_established;
-        if self.base.is_established || places.any(knows) {
+        let mut standpoints = self.promises.values().flatten();
+        let knows =
+            |standpoint: &Standpoint| standpoint.roster.ballot == at && standpoint.is_established;
+        if self.base.is_established || standpoints.any(knows) {
             return Standing::Established;
         }
-        let is_below = |(id, place): (&Id, &Option<Place>)| {
-            let ballot = place.as_ref().map(|place| place.roster.ballot);
+        let is_below = |(id, standpoint): (&Id, &Option<Standpoint>)| {
+            let ballot = standpoint
+                .as_ref()
+                .map(|standpoint| standpoint.roster.ballot);
             here.contains(id) && ballot.is_none_or(|ballot| ballot < at)
         };
         if own < at || self.promises.iter().any(is_below) {
@@ -140,14 +143,14 @@ impl Member {
         now: Instant,
     ) -> Verdict {
         let base = &proposal.base.roster;
-        let excludes = |(id, place): (&Id, &Place)| {
-            let others = &place.roster;
+        let excludes = |(id, standpoint): (&Id, &Standpoint)| {
+            let others = &standpoint.roster;
             let is_newer = others.ballot > base.ballot;
             let moved_on = base.has(*id) && is_newer;
             let is_surer = standing != Standing::Established || is_newer;
             !self.dead.contains(id)
                 && !others.has(self.me.id)
-                && (moved_on || place.is_established && is_surer)
+                && (moved_on || standpoint.is_established && is_surer)
         };
         if reforming.elsewhere.iter().any(excludes) {
             return Verdict::Excluded;
@@ -245,14 +248,14 @@ impl Member {
     }
 }
 
-/// The ring of these: joiners take the places of those that are gone, so that survivors keep their
+/// The ring of these: joiners take the ranks of those that are gone, so that survivors keep their
 /// ranks if as many join as were lost. Further joiners come last, and gaps that are left close.
 fn in_order(base: &Roster, chosen: impl IntoIterator<Item = Peer>) -> Vec<Peer> {
     let is_survivor = |peer: &Peer| base.has(peer.id);
     let (survivors, joiners): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_survivor);
     let mut joiners = joiners.into_iter();
-    let places = base.members.iter();
-    let next = places.map(|old| survivors.iter().find(|it| it.id == old.id).cloned());
+    let before = base.members.iter();
+    let next = before.map(|old| survivors.iter().find(|it| it.id == old.id).cloned());
     let next = next.filter_map(|survivor| survivor.or_else(|| joiners.next()));
     let mut ring: Vec<_> = next.collect();
     ring.extend(joiners);

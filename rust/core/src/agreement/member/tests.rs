@@ -90,11 +90,11 @@ impl Job {
 
     /// By member: its generation, and the first digits of those that it is with.
     fn rosters(&self) -> Vec<(u64, Vec<u8>)> {
-        let places = self.members.iter().filter_map(|it| it.place());
-        places
-            .map(|place| {
-                let ids = place.roster.members.iter().map(|it| it.id.0[0]);
-                (place.roster.generation(), ids.collect())
+        let standpoints = self.members.iter().filter_map(|it| it.standpoint());
+        standpoints
+            .map(|standpoint| {
+                let ids = standpoint.roster.members.iter().map(|it| it.id.0[0]);
+                (standpoint.roster.generation(), ids.collect())
             })
             .collect()
     }
@@ -132,7 +132,7 @@ fn silent_members_are_waited_for_and_then_left_out_by_a_majority() {
 }
 
 #[test]
-fn joiners_take_the_places_of_the_dead_and_the_others_keep_theirs() {
+fn joiners_take_the_ranks_of_the_dead_and_the_others_keep_theirs() {
     for (dead, joiners, next) in [
         (&[1, 3][..], &[5, 6][..], &[5, 2, 6, 4][..]),
         (&[3], &[5, 6], &[1, 2, 5, 4, 6]),
