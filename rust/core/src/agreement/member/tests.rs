@@ -1,4 +1,5 @@
 use super::*;
+use crate::agreement::message::Outcome;
 use crate::error::ErrorKind;
 
 const NONE: [Id; 0] = [];

@@ -1,0 +1,55 @@
+//! Whom to ask when.
+
+use std::time::{Duration, Instant};
+
+use super::Member;
+use crate::agreement::message::{Request, Step};
+use crate::agreement::quorum::Peer;
+use crate::agreement::timing::Timing;
+
+/// How a process answers requests.
+#[derive(Default)]
+pub(super) struct Contact {
+    pub(super) is_asked: bool,
+    pub(super) due: Option<Instant>,
+    /// Since when it has been asked in vain.
+    pub(super) unanswered: Option<Instant>,
+    /// Since when it has been busy.
+    pub(super) busy: Option<Instant>,
+}
+
+impl Contact {
+    /// Whether there is no use in waiting for it longer.
+    pub(super) fn is_given_up(&self, timing: &Timing, silence: Duration, now: Instant) -> bool {
+        let over = |since: Option<Instant>, limit| since.is_some_and(|since| now >= since + limit);
+        over(self.unanswered, silence) || over(self.busy, timing.busy)
+    }
+
+    pub(super) const fn is_busy(&self) -> bool {
+        self.busy.is_some()
+    }
+}
+
+impl Member {
+    /// The next of these requests that is due, or how long to wait.
+    pub(super) fn ask(&mut self, peers: &[Peer], request: &Request, now: Instant) -> Step {
+        let mut next = None;
+        for peer in peers {
+            let contact = self.contacts.entry(peer.id).or_default();
+            if contact.is_asked {
+                continue;
+            }
+            match contact.due {
+                Some(due) if due > now => next = Some(next.map_or(due, |next| due.min(next))),
+                _ => {
+                    contact.is_asked = true;
+                    contact.unanswered.get_or_insert(now);
+                    let (address, envelope) = self.envelope(peer, request.clone());
+                    return Step::Send(address, envelope);
+                }
+            }
+        }
+        let look = now + self.timing.again;
+        Step::Wait(Some(next.map_or(look, |next| next.min(look))))
+    }
+}

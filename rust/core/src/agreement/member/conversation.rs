@@ -1,0 +1,189 @@
+//! What a process answers to others, and makes of their answers.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::{KNOWN_MAX, Member, Phase};
+use crate::agreement::message::{Envelope, News, Outcome, Reply, Request, Standpoint};
+use crate::agreement::quorum::{Ballot, Id, Peer};
+
+impl Member {
+    /// The answer to a request.
+    pub fn answer(&mut self, envelope: &Envelope, now: Instant) -> Reply {
+        let is_meant = envelope.to.is_none_or(|to| to == self.me.id);
+        if !is_meant || matches!(self.phase, Phase::Over) {
+            return Reply::OtherProcess;
+        }
+        match &envelope.request {
+            Request::Gather { ballot, base, news } => {
+                self.learn(&envelope.from.address, news);
+                self.answer_gather(&envelope.from, *ballot, base, now)
+            }
+            Request::Install(roster) => self.accept(roster, BTreeSet::new()),
+            Request::Join => {
+                self.note(&envelope.from);
+                let standpoint = self.standpoint.as_ref();
+                Reply::Noted(
+                    standpoint
+                        .map_or_else(Vec::new, |standpoint| standpoint.roster.members.clone()),
+                )
+            }
+            Request::Leave => {
+                self.bury(envelope.from.id);
+                let standpoint = self.standpoint.as_ref();
+                let was_in =
+                    standpoint.is_some_and(|standpoint| standpoint.roster.has(envelope.from.id));
+                if let Phase::Together(together) = &mut self.phase {
+                    together.is_called |= was_in;
+                }
+                Reply::Noted(Vec::new())
+            }
+        }
+    }
+
+    fn answer_gather(
+        &mut self,
+        from: &Peer,
+        ballot: Ballot,
+        base: &Standpoint,
+        now: Instant,
+    ) -> Reply {
+        let turn = self.turn();
+        let theirs = &base.roster;
+        if let Some(standpoint) = &self.standpoint {
+            let ours = &standpoint.roster;
+            let is_ahead = theirs.ballot >= ours.ballot;
+            if is_ahead && !theirs.has(self.me.id) || !is_ahead && !ours.has(from.id) {
+                if let Phase::Reforming(reforming) = &mut self.phase {
+                    reforming.elsewhere.insert(from.id, base.clone());
+                }
+                return Reply::Elsewhere(standpoint.clone());
+            }
+            if ballot <= ours.ballot {
+                return Reply::Behind(self.promised);
+            }
+        }
+        if ballot < self.promised {
+            return Reply::Behind(self.promised);
+        }
+        match &mut self.phase {
+            Phase::Together(together) => {
+                together.is_called = true;
+                return Reply::Busy;
+            }
+            Phase::Reforming(reforming) => {
+                if reforming
+                    .proposal
+                    .as_ref()
+                    .is_some_and(|own| own.ballot < ballot)
+                {
+                    reforming.proposal = None;
+                }
+                reforming.propose_at = now + self.timing.quiet + turn;
+            }
+            Phase::Joining(joining) => joining.noted = now,
+            Phase::Over => {}
+        }
+        self.promised = ballot;
+        Reply::Promise {
+            ballot,
+            standpoint: self.standpoint.clone(),
+            news: self.news(now),
+        }
+    }
+
+    /// What became of a request to an address, where this process was meant.
+    pub fn heard(&mut self, address: &str, to: Option<Id>, outcome: &Outcome, now: Instant) {
+        let Some(id) = to else {
+            return self.heard_of_joining(address, outcome, now);
+        };
+        let promised = self.promised;
+        let contact = self.contacts.entry(id).or_default();
+        contact.is_asked = false;
+        contact.due = Some(now + self.timing.again);
+        let reply = match outcome {
+            Outcome::Silent => return,
+            Outcome::Refused | Outcome::Reply(Reply::OtherProcess) => return self.lost(id),
+            Outcome::Reply(reply) => reply,
+        };
+        contact.unanswered = None;
+        if !matches!(reply, Reply::Busy) {
+            contact.busy = None;
+        }
+        match reply {
+            Reply::Promise {
+                ballot,
+                standpoint,
+                news,
+            } => {
+                if *ballot == promised {
+                    // It is asked again only so that it knows that this process lives.
+                    contact.due = Some(now + self.timing.quiet / 3);
+                }
+                self.learn(address, news);
+                self.heard_promise(id, *ballot, standpoint.as_ref(), now);
+            }
+            Reply::Busy => {
+                contact.busy.get_or_insert(now);
+            }
+            Reply::Behind(higher) if *higher > promised => self.give_way(*higher, now),
+            Reply::Elsewhere(standpoint) => {
+                if let Phase::Reforming(reforming) = &mut self.phase {
+                    reforming.elsewhere.insert(id, standpoint.clone());
+                }
+            }
+            Reply::Accepted(ballot) => {
+                let at = self
+                    .standpoint
+                    .as_ref()
+                    .map(|standpoint| standpoint.roster.ballot);
+                if let (Phase::Together(together), true) = (&mut self.phase, at == Some(*ballot)) {
+                    together.missing.remove(&id);
+                }
+            }
+            Reply::Behind(_) | Reply::Noted(_) | Reply::OtherProcess => {}
+        }
+    }
+
+    /// A process is proved dead.
+    fn lost(&mut self, id: Id) {
+        self.bury(id);
+        if let Phase::Together(together) = &mut self.phase {
+            together.is_called |= together.missing.contains(&id);
+        }
+    }
+
+    pub(super) fn news(&self, now: Instant) -> News {
+        News {
+            dead: self.dead.iter().copied().collect(),
+            joiners: self.joiners.values().cloned().collect(),
+            unreached: self.unreached(now).cloned().collect(),
+        }
+    }
+
+    fn learn(&mut self, from: &str, news: &News) {
+        for &id in &news.dead {
+            self.bury(id);
+        }
+        for joiner in &news.joiners {
+            self.note(joiner);
+        }
+        if let Phase::Reforming(reforming) = &mut self.phase {
+            for address in &news.unreached {
+                reforming.apart.insert((from.to_owned(), address.clone()));
+            }
+        }
+    }
+
+    fn note(&mut self, joiner: &Peer) {
+        let roster = self
+            .standpoint
+            .as_ref()
+            .map(|standpoint| &standpoint.roster);
+        let is_in = roster.is_some_and(|roster| roster.has(joiner.id));
+        let is_known = is_in || joiner.id == self.me.id || self.dead.contains(&joiner.id);
+        if !is_known && self.joiners.len() < KNOWN_MAX {
+            self.joiners.insert(joiner.id, joiner.clone());
+        }
+    }
+}

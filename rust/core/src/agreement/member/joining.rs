@@ -1,0 +1,64 @@
+//! A process that is outside of the job and would be in.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::{KNOWN_MAX, Member, Phase};
+use crate::agreement::message::{Envelope, Outcome, Reply, Request, Step};
+use crate::error::NotAgreed;
+
+/// Outside, and would be in.
+pub(super) struct Joining {
+    /// By address: when to ask there again; nothing while it is asked.
+    pub(super) asked: BTreeMap<String, Option<Instant>>,
+    /// When a member answered last.
+    pub(super) noted: Instant,
+}
+
+impl Member {
+    pub(super) fn step_joining(&mut self, now: Instant) -> Step {
+        let Phase::Joining(joining) = &mut self.phase else {
+            unreachable!("asked while it joins only");
+        };
+        let limit = joining.noted + self.timing.join;
+        if now >= limit {
+            let asked = joining.asked.keys().map(|it| (**it).into()).collect();
+            return self.fail(NotAgreed::NobodyToJoin {
+                asked,
+                within: self.timing.join,
+            });
+        }
+        for (address, due) in &mut joining.asked {
+            if due.is_some_and(|due| due <= now) {
+                *due = None;
+                let envelope = Envelope {
+                    from: self.me.clone(),
+                    to: None,
+                    request: Request::Join,
+                };
+                return Step::Send(address.clone(), envelope);
+            }
+        }
+        let next = joining.asked.values().flatten().copied().min();
+        Step::Wait(Some(next.map_or(limit, |next| next.min(limit))))
+    }
+
+    pub(super) fn heard_of_joining(&mut self, address: &str, outcome: &Outcome, now: Instant) {
+        let Phase::Joining(joining) = &mut self.phase else {
+            return;
+        };
+        let again = now + self.timing.remind;
+        joining.asked.insert(address.to_owned(), Some(again));
+        if let Outcome::Reply(Reply::Noted(members)) = outcome
+            && !members.is_empty()
+        {
+            joining.noted = now;
+            for member in members.iter().filter(|member| member.id != self.me.id) {
+                if joining.asked.len() < KNOWN_MAX {
+                    let asked = joining.asked.entry(member.address.clone());
+                    asked.or_insert(Some(now));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A member without a group, which proposes the next one or follows who does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use super::proposal::{Proposal, Verdict};
+use super::{Member, Phase};
+use crate::agreement::message::{Request, Standpoint, Step};
+use crate::agreement::quorum::{Ballot, Id};
+
+/// There is no group.
+pub(super) struct Reforming {
+    pub(super) since: Instant,
+    /// Since when those that answer have been no quorum.
+    pub(super) lacking: Instant,
+    /// Proposals that came to nothing because of a higher one.
+    pub(super) attempts: u32,
+    /// When it looked last: a process that was stopped meanwhile has heard nobody for no fault of theirs.
+    pub(super) looked: Instant,
+    /// The highest round of which it has heard.
+    pub(super) round: u64,
+    /// When to propose, if nobody else does.
+    pub(super) propose_at: Instant,
+    pub(super) proposal: Option<Proposal>,
+    /// A higher roster with this process in it, of which it has heard.
+    pub(super) higher: Option<Standpoint>,
+    /// Where others are that are at a roster without this process.
+    pub(super) elsewhere: BTreeMap<Id, Standpoint>,
+    /// Pairs of addresses that could not connect.
+    pub(super) apart: BTreeSet<(String, String)>,
+}
+
+impl Member {
+    pub(super) fn step_reforming(&mut self, now: Instant) -> Step {
+        let standpoint = self
+            .standpoint
+            .as_ref()
+            .expect("who re-forms was at a roster");
+        let own = standpoint.roster.ballot;
+        // It is taken out while it is judged.
+        let phase = std::mem::replace(&mut self.phase, Phase::Over);
+        let Phase::Reforming(mut reforming) = phase else {
+            unreachable!("asked while it re-forms only");
+        };
+        if now > reforming.looked + self.timing.quiet.max(self.timing.request) {
+            reforming.lacking = now;
+            self.contacts.clear();
+        }
+        reforming.looked = now;
+        let proposal = match reforming.proposal.take() {
+            Some(proposal) => proposal,
+            None if now < reforming.propose_at => {
+                let until = reforming.propose_at;
+                self.phase = Phase::Reforming(reforming);
+                return Step::Wait(Some(until));
+            }
+            None => {
+                let higher = reforming.higher.as_ref();
+                let higher = higher.filter(|higher| higher.roster.ballot > own);
+                let base = higher.unwrap_or(standpoint).clone();
+                let round = self.promised.round.max(base.roster.ballot.round);
+                self.promised = Ballot {
+                    round: round.max(reforming.round) + 1,
+                    proposer: self.me.id,
+                };
+                Proposal {
+                    ballot: self.promised,
+                    begun: now,
+                    base,
+                    promises: BTreeMap::new(),
+                }
+            }
+        };
+        let verdict = self.judge(&proposal, &mut reforming, own, now);
+        let asked = self.to_ask(&proposal);
+        let request = Request::Gather {
+            ballot: proposal.ballot,
+            base: proposal.base.clone(),
+            news: self.news(now),
+        };
+        reforming.proposal = Some(proposal);
+        self.phase = Phase::Reforming(reforming);
+        match verdict {
+            Verdict::Wait => self.ask(&asked, &request, now),
+            Verdict::Decided(roster) => {
+                let others = roster.members.iter().map(|member| member.id);
+                let missing = others.filter(|&id| id != self.me.id).collect();
+                self.accept(&roster, missing);
+                self.step(now)
+            }
+            Verdict::Excluded => Step::Excluded,
+            Verdict::Failed(fact) => self.fail(fact),
+        }
+    }
+
+    /// Somebody has promised more to another proposer.
+    pub(super) fn give_way(&mut self, higher: Ballot, now: Instant) {
+        let (turn, stagger) = (self.turn(), self.timing.stagger);
+        match &mut self.phase {
+            Phase::Reforming(reforming) => {
+                reforming.attempts += 1;
+                reforming.proposal = None;
+                let pause =
+                    stagger * (1 << reforming.attempts.min(4)) + turn * reforming.attempts.min(4);
+                reforming.propose_at = now + pause;
+                reforming.round = reforming.round.max(higher.round);
+                reforming.higher = None;
+            }
+            Phase::Together(together) => together.is_called |= !together.missing.is_empty(),
+            Phase::Joining(_) | Phase::Over => {}
+        }
+    }
+
+    pub(super) fn heard_promise(
+        &mut self,
+        id: Id,
+        ballot: Ballot,
+        standpoint: Option<&Standpoint>,
+        now: Instant,
+    ) {
+        let me = self.me.id;
+        let Phase::Reforming(reforming) = &mut self.phase else {
+            return;
+        };
+        let Some(proposal) = &mut reforming.proposal else {
+            return;
+        };
+        if proposal.ballot != ballot {
+            return;
+        }
+        let base = &proposal.base.roster;
+        match standpoint {
+            Some(standpoint) if standpoint.roster.ballot > base.ballot => {
+                if standpoint.roster.has(me) && base.has(id) {
+                    // That one is the base, for whose members this proposal was not made.
+                    reforming.higher = Some(standpoint.clone());
+                    reforming.proposal = None;
+                    reforming.propose_at = now;
+                } else {
+                    reforming.elsewhere.insert(id, standpoint.clone());
+                }
+            }
+            _ => {
+                reforming.elsewhere.remove(&id);
+                proposal.promises.insert(id, standpoint.cloned());
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What happens at a moment.
+
+use super::{Group, STEP, State, World};
+use crate::time::Moment;
+use gradring_core::agreement::message::{Envelope, Outcome};
+use gradring_core::agreement::quorum::{Ballot, Id};
+
+#[derive(Debug, Clone)]
+pub(super) enum Event {
+    Start(usize),
+    Alarm(usize, u64),
+    Request {
+        from: usize,
+        to: usize,
+        ticket: u64,
+        envelope: Envelope,
+    },
+    Outcome {
+        host: usize,
+        ticket: u64,
+        address: String,
+        to: Option<Id>,
+        outcome: Outcome,
+    },
+    /// A member connects with the others.
+    Connect(usize, Ballot),
+    Ready {
+        to: usize,
+        ballot: Ballot,
+        id: Id,
+    },
+    Complete {
+        to: usize,
+        ballot: Ballot,
+    },
+    /// It has come back from its step, or stops to let others in.
+    Return(usize, Ballot),
+    Tick,
+    Strike(usize),
+    /// A stopped process goes on.
+    Resume(usize),
+}
+
+impl Event {
+    /// The host on which it happens.
+    pub(super) const fn host(&self) -> Option<usize> {
+        match self {
+            Self::Alarm(host, _) | Self::Connect(host, _) | Self::Return(host, _) => Some(*host),
+            Self::Request { to, .. } | Self::Ready { to, .. } | Self::Complete { to, .. } => {
+                Some(*to)
+            }
+            Self::Outcome { host, .. } => Some(*host),
+            Self::Start(_) | Self::Tick | Self::Strike(_) | Self::Resume(_) => None,
+        }
+    }
+}
+
+impl World {
+    pub(super) fn arrange(&mut self, at: Moment, event: Event) {
+        self.added += 1;
+        self.queue.insert((at, self.added), event);
+    }
+
+    pub(super) fn after(&mut self, delay: Moment, event: Event) {
+        self.arrange(self.clock.now() + delay, event);
+    }
+
+    pub(super) fn happen(&mut self, event: Event) -> Result<(), String> {
+        let now = self.clock.now();
+        let instant = self.clock.instant();
+        match event {
+            Event::Start(host) => self.start(host),
+            Event::Alarm(host, alarm) => {
+                if alarm == self.hosts[host].alarm {
+                    return self.drive(host);
+                }
+            }
+            Event::Request {
+                from,
+                to,
+                ticket,
+                envelope,
+            } => return self.deliver(from, to, ticket, envelope),
+            Event::Outcome {
+                host,
+                ticket,
+                address,
+                to,
+                outcome,
+            } => {
+                let is_first = self.tickets.remove(&ticket);
+                if is_first || outcome != Outcome::Silent {
+                    let member = self.hosts[host].member.as_mut().expect("it lives");
+                    member.heard(&address, to, &outcome, instant);
+                    return self.drive(host);
+                }
+            }
+            Event::Connect(host, ballot) => return self.connect(host, ballot),
+            Event::Ready { to, ballot, id } => {
+                if let Group::Connecting {
+                    ballot: at, ready, ..
+                } = &mut self.hosts[to].group
+                    && *at == ballot
+                {
+                    ready.insert(id);
+                    return self.complete(to, ballot);
+                }
+            }
+            Event::Complete { to, ballot } => {
+                if matches!(&self.hosts[to].group, Group::Connecting { ballot: at, .. } if *at == ballot)
+                {
+                    return self.become_connected(to, ballot);
+                }
+            }
+            Event::Return(host, ballot) => {
+                if self.hosts[host].at() == Some(ballot) {
+                    return self.reform(host, &[]);
+                }
+            }
+            Event::Resume(host) => {
+                if self.hosts[host].state == State::StoppedUntil(now) {
+                    self.hosts[host].state = State::Lives;
+                    self.hosts[host].resumed = now;
+                }
+            }
+            Event::Strike(index) => {
+                let fault = self.scenario.faults[index].clone();
+                return self.strike(index, &fault, fault.host);
+            }
+            Event::Tick => {
+                self.arrange(now + STEP, Event::Tick);
+                return self.tick();
+            }
+        }
+        Ok(())
+    }
+}
