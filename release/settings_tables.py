@@ -18,6 +18,7 @@ BEGIN, END = "settings: written by make settings", "end of settings"
 TYPES = {
     "0 or 1": "bool",
     "PEM file": "Any",
+    "`auto` or addresses": "tuple[str, ...]",
     "directory": "Path",
     "file": "Path",
     "from": "int",

@@ -10,6 +10,7 @@ from gradring.stats import RankStats
 
 __all__ = [
     "Communicator",
+    "Participant",
     "Work",
     "after_fork",
     "await_others",
@@ -76,6 +77,7 @@ class SettingValues:
     def __init__(self, **values: Any) -> None: ...
     interface: str | None
     port: tuple[int, int] | None
+    join: tuple[str, ...] | None
     token: bytes | None
     require_auth: bool
     tls: Any | None
@@ -108,6 +110,44 @@ class Gossip(TypedDict):
     lateness_s: dict[int, tuple[float, float]]  # by peer: since the start, and of late
     note: bytes
 
+@type_check_only
+class Door(TypedDict):
+    listen: str | None
+    ports: tuple[int, int] | None
+    interface: str | None
+    announce: str | None
+    job: str
+    token: bytes
+    tls: tuple[str, str, str] | None
+
+@final
+class Participant:
+    def __new__(
+        cls,
+        *,
+        group: Communicator | None,
+        listen: str | None,
+        ports: tuple[int, int] | None,
+        interface: str | None,
+        announce: str | None,
+        addresses: Sequence[str],
+        job: str,
+        token: bytes,
+        tls: tuple[str, str, str] | None,
+    ) -> Participant: ...
+    @property
+    def peer(self) -> tuple[bytes, str]: ...
+    def found(
+        self, peers: list[tuple[bytes, str]], generation: int, least: int, most: int
+    ) -> None: ...
+    def join(self, addresses: list[str], least: int, most: int) -> None: ...
+    def agree(self) -> tuple[int, int, list[str]]: ...
+    def connected(self, group: Communicator) -> None: ...
+    def reform(self, unreached: list[int]) -> None: ...
+    @property
+    def joiners(self) -> int: ...
+    def leave(self) -> None: ...
+
 @final
 class Communicator:
     def __new__(
@@ -125,9 +165,13 @@ class Communicator:
         token: bytes,
         tls: tuple[str, str, str] | None,
         settings: dict[str, str],
+        follows: int | None = None,
+        agreed: tuple[Participant, tuple[int, int, list[str]]] | None = None,
     ) -> Communicator: ...
     @property
     def id(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
     @property
     def rank(self) -> int: ...
     @property

@@ -27,13 +27,16 @@ from gradring.steps import Step, described
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from gradring._native import Options
+    from gradring._native import Door, Options
 
 T = TypeVar("T")
 _log = logging.getLogger("gradring")
 
 #: How many collectives a trace keeps: about 25 MB of memory, minutes of training.
 TRACE_LIMIT = 50_000
+
+#: Of an elastic job: the generation, this process's rank, and where each member listens.
+Agreement = tuple[int, int, list[str]]
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -160,37 +163,57 @@ class Communicator:
             ports = parse.ports("-".join(map(str, ports)), "ports")
         check_token(rank, world_size, values.token, require_auth)
         forks.check_not_held(rendezvous, rank)
+        #: Where this process is, and with what it proves to belong there.
+        self._door: Door = {
+            "listen": listen,
+            "ports": ports,
+            "interface": interface,
+            "announce": announce,
+            "job": parse.job_id(job_id) if job_id is not None else "",
+            "token": values.token or b"",
+            "tls": (tls.ca, tls.cert, tls.key) if tls is not None else None,
+        }
+        self._settings = values.of_group()
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
             rendezvous=rendezvous,
-            listen=listen,
-            ports=ports,
-            interface=interface,
-            announce=announce,
             addresses=list(addresses),
-            job=parse.job_id(job_id) if job_id is not None else "",
-            token=values.token or b"",
-            tls=(tls.ca, tls.cert, tls.key) if tls is not None else None,
-            settings=values.of_group(),
+            settings=self._settings,
+            **self._door,
         )
-        self.rank: int = self._native.rank
-        self.world_size: int = self._native.world_size
-        self.local_rank: int = self._native.local_rank
-        self.local_size: int = self._native.local_size
-        self.hosts: list[str] = self._native.hosts
-        self.host: str = self.hosts[rank]
+        #: Where members of a running job listen that this process is yet to join.
+        self._joins: Sequence[str] = ()
         #: Those to whom `init` gave it, each of whom closes it.
         self._users = 1
-        self._held_rank = forks.HeldRank(rendezvous, rank) if world_size > 1 else None
+        self._held_rank: forks.HeldRank | None = None
         self._trace_path: Path | None = None
         #: By `around_close`.
         self._around_close: list[AbstractContextManager[None]] = []
         #: The `Step` that the program is in.
         self._step: Step | None = None
+        self._describe(rendezvous)
         _open.add(self)
-        for peer, reason in self._native.memory_not_shared.items():
-            _log.warning("rank %d uses TCP to rank %d of the same host: %s", rank, peer, reason)
+
+    def _describe(self, rendezvous: str) -> None:
+        """Notes what the group is."""
+        native = self._native
+        self.rank: int = native.rank
+        self.world_size: int = native.world_size
+        self.local_rank: int = native.local_rank
+        self.local_size: int = native.local_size
+        self.hosts: list[str] = native.hosts
+        self.host: str = self.hosts[self.rank]
+        #: How often the processes of an elastic job have agreed on their group; it grows.
+        self.generation: int = native.generation
+        if self._held_rank is not None:
+            self._held_rank.leave()
+        several = self.world_size > 1
+        self._held_rank = forks.HeldRank(rendezvous, self.rank) if several else None
+        for peer, reason in native.memory_not_shared.items():
+            _log.warning(
+                "rank %d uses TCP to rank %d of the same host: %s", self.rank, peer, reason
+            )
 
     def all_reduce(self, x: T, op: str = "sum", *, name: str = "") -> T:
         """Reduces ``x`` over all ranks, in place.
@@ -507,6 +530,39 @@ def core_of(communicator: Communicator) -> _native.Communicator:
     Ask anew each time: a process that is forked from this one gets what refuses everything.
     """
     return communicator._native
+
+
+def participant_of(
+    communicator: Communicator, addresses: Sequence[str] = ()
+) -> _native.Participant:
+    """This process in an elastic job, to go on from its group, or to join those at addresses."""
+    group = communicator._native if communicator.world_size > 1 else None
+    return _native.Participant(group=group, addresses=addresses, **communicator._door)
+
+
+def form_again(
+    communicator: Communicator, participant: _native.Participant, agreement: Agreement
+) -> None:
+    """Makes it the group that was agreed on; TensorFlow's graphs find it by the same number.
+
+    Raises:
+        GradringError: The group did not form. The old one is left in any case.
+    """
+    old = communicator._native
+    old.close()
+    _, rank, addresses = agreement
+    communicator._native = _native.Communicator(
+        rank=rank,
+        world_size=len(addresses),
+        rendezvous=addresses[0],
+        addresses=addresses,
+        settings=communicator._settings,
+        follows=old.id,
+        agreed=(participant, agreement),
+        **communicator._door,
+    )
+    communicator._step = None
+    communicator._describe(addresses[0])
 
 
 def around_close(communicator: Communicator, observer: AbstractContextManager[None]) -> None:

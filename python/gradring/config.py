@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ TLS_VARIABLES = tuple(variables("tls"))
 _SECRET_REMEDY = (
     "give its volume defaultMode: 0400, and the pod an fsGroup if its container is not root's"
 )
+#: As addresses of a running job: those that are known of this one.
+AUTO = "auto"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -141,6 +143,18 @@ def _path(name: str, found: Any, setting: Setting) -> Path:
     return Path(found).absolute()
 
 
+def _addresses(name: str, found: object, setting: Setting) -> tuple[str, ...]:
+    if found == AUTO:
+        return (AUTO,)
+    given = found.split(",") if isinstance(found, str) else found
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(
+            f"{name}={parse.shown(found)} is neither {AUTO} nor host:port of members of a running "
+            "job; correct it"
+        )
+    return tuple(parse.address(each, name) for each in given)
+
+
 def _port(name: str, found: Any, setting: Setting) -> int:
     return parse.whole_number(found, name, minimum=1, maximum=parse.MAX_PORT)
 
@@ -168,6 +182,7 @@ def _level(name: str, found: Any, setting: Setting) -> int:
 #: it, and the row.
 _READERS: dict[str, Callable[[str, Any, Setting], Any]] = {
     "0 or 1": _flag,
+    "`auto` or addresses": _addresses,
     "directory": _path,
     "file": _path,
     "from": _number,

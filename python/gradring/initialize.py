@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from gradring import parse
 from gradring.clusters import Cluster, detect
 from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles
+from gradring.elastic.joining import members_to_join
 from gradring.errors import ConfigError
 from gradring.membership import Membership, existing, remember
 from gradring.observe.observer import observe
@@ -47,6 +48,7 @@ def init(
     reproducible: bool | None = None,
     wire_dtype: str | None = None,
     job_id: str | None = None,
+    join: str | Sequence[str] | None = None,
     **settings: Unpack[Options],
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
@@ -92,6 +94,11 @@ def init(
         job_id: What tells this job from others that may use the same addresses; ranks with
             different ones do not form a group. Default ``GRADRING_JOB_ID``, or what the launcher
             has set, if it has.
+        join: For a process of an elastic job that may be running already (`gradring.elastic.run`):
+            ``host:port`` of its members, or ``auto`` to look for them where the cluster says that
+            they listen. If one is there, this process is alone until `gradring.elastic.run` has
+            joined them; if none is there, ``auto`` forms the first group. Default
+            ``GRADRING_JOIN``, or no.
         settings: Any other setting of a group, by its name; default its variable.
 
             * ``streams``: TCP connections with each peer, 1 to 16, for networks in which one cannot
@@ -138,9 +145,12 @@ def init(
     if wanted.log is not None:
         logging.getLogger("gradring").setLevel(wanted.log)
 
+    members = members_to_join(cluster, wanted)
+    if members and cluster.job_id is None:
+        cluster = replace(cluster, job_id=parse.given_job_id(os.environ))
     communicator = Communicator(
-        rank=cluster.rank,
-        world_size=cluster.world_size,
+        rank=0 if members else cluster.rank,
+        world_size=1 if members else cluster.world_size,
         rendezvous=cluster.rendezvous,
         listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
         interface=wanted.interface,
@@ -153,6 +163,7 @@ def init(
         require_auth=wanted.require_auth,
         **{setting.name: getattr(wanted, setting.name) for setting in GROUP},
     )
+    communicator._joins = members
     remember(communicator, membership)
     try:
         observe(communicator, wanted)

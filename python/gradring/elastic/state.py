@@ -64,6 +64,8 @@ class State:
         self._every_commits = 1
         self._writes = False
         self._transfer: _Transfer | None = None
+        #: What `gradring.elastic.run` does then.
+        self._after_commit: Callable[[], None] | None = None
         for name, value in values.items():
             setattr(self, name, value)
         self._commit = Commit.of(0, self._values())
@@ -84,7 +86,9 @@ class State:
     def commit(self) -> None:
         """Copies all values in memory; a loss takes the job back to here, and no further.
 
-        Every rank must call it after the same step. It needs no other rank.
+        Every rank must call it after the same step. Inside `gradring.elastic.run` it is also a
+        collective of one byte, and other processes join and leave here; elsewhere it needs no
+        other rank.
 
         Raises:
             TypeError: A value has become something that cannot be kept.
@@ -93,6 +97,8 @@ class State:
         self._commit = Commit.of(self._commit.number + 1, self._values())
         if self._writes and self._commit.number % self._every_commits == 0:
             self._keep(lambda checkpoints: checkpoints.write(self._commit))
+        if self._after_commit is not None:
+            self._after_commit()
 
     def restore(self) -> None:
         """Gives all values what they had at the last commit."""
@@ -116,11 +122,16 @@ class State:
             gradring.errors.ProtocolError: A piece changed on its way.
             gradring.errors.GradringError: A rank was lost meanwhile.
         """
+        self._sync(communicator, counts=True)
+
+    def _sync(self, communicator: Communicator, counts: bool) -> None:
+        """As `sync`; what a process has that joins does not count: it is of another history."""
         if self._checkpoints is not None:
             self._writes = communicator.rank == 0
-            if self._commit.number == 0:
+            if self._commit.number == 0 and counts:
                 self._commit = self._checkpoints.newest() or self._commit
-        numbers = communicator.all_gather(np.array([self._commit.number]), name="elastic/newest")
+        number = self._commit.number if counts else -1
+        numbers = communicator.all_gather(np.array([number]), name="elastic/newest")
         root = int(np.argmax(numbers))
         own = self._commit.identity()
         identity = communicator.broadcast(own.copy(), root, name="elastic/identity")

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -35,8 +36,11 @@ const NARROWED_FROM_BYTES: usize = 64 << 10;
 
 /// A connected group of ranks with an order.
 pub struct Communicator {
-    /// Number by which TensorFlow's ops find this communicator; never reused in a process.
+    /// Number by which TensorFlow's ops find this communicator, or its successor when the group has
+    /// formed again; used for nothing else in a process.
     pub id: u64,
+    /// How often an elastic job has agreed on its members; 0 in a job that never does.
+    pub generation: u32,
     /// This process's index.
     pub rank: usize,
     /// Who is in the group.
@@ -120,7 +124,7 @@ impl Communicator {
             (formed.roster, formed.data, formed.control, listener)
         };
         let abort = Arc::new(AbortSwitch::default());
-        let recorder = Arc::new(FlightRecorder::default());
+        let recorder = Arc::new(FlightRecorder::new(config.generation));
         let hosts = (0..config.world_size)
             .map(|rank| roster.host(rank).to_owned())
             .collect();
@@ -191,7 +195,10 @@ impl Communicator {
             calibration::measure(&engine, interrupt)?;
         }
         let communicator = Arc::new(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: config
+                .id
+                .unwrap_or_else(|| NEXT_ID.fetch_add(1, Ordering::Relaxed)),
+            generation: config.generation,
             rank: config.rank,
             roster,
             streams: settings.streams,
@@ -215,6 +222,19 @@ impl Communicator {
     #[must_use]
     pub fn by_id(id: u64) -> Option<Arc<Self>> {
         OPEN.lock().get(&id)?.upgrade()
+    }
+
+    /// The socket at which this process listens, and the address that others know of it, if it listens.
+    pub(crate) fn listening(&self) -> Option<Result<(TcpListener, String)>> {
+        let listener = lock(&self.listener);
+        let socket = listener.as_ref()?.socket();
+        let no_socket = |error| {
+            Error::from(NotFormed::Socket {
+                error: Text::of(error),
+            })
+        };
+        let address = self.roster.members()[self.rank].address.clone();
+        Some(socket.map(|socket| (socket, address)).map_err(no_socket))
     }
 
     /// Number of processes.
@@ -293,7 +313,9 @@ impl Communicator {
 
     /// Leaves the group in good order. A collective under way fails as aborted.
     pub fn close(&self) {
-        OPEN.lock().remove(&self.id);
+        let this = std::ptr::from_ref(self);
+        OPEN.lock()
+            .retain(|_, communicator| !std::ptr::eq(communicator.as_ptr(), this));
         // What the monitor has to tell goes first: the end of a link alone says less.
         self.monitor.close();
         self.engine.close();

@@ -5,8 +5,9 @@
 //! docs/command-line.md, and the text that ranks compare when they meet.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dtype::DType;
@@ -106,6 +107,7 @@ pub const PLACE: &[Setting] = &[
     row("job_id", "GRADRING_JOB_ID", "text", "tells jobs apart", Clusters).argument(ALL),
     row("interface", "GRADRING_INTERFACE", "name or IP", "network to listen at", Program).argument(EACH),
     row("port", "GRADRING_PORT", "port or range", "where in it to listen", Program).argument(EACH),
+    row("join", "GRADRING_JOIN", "`auto` or addresses", "of a running elastic job", Program).argument(EACH),
     row("token", "GRADRING_TOKEN", "secret", "the job's shared secret", Program).argument(ALL),
     row("token", "GRADRING_TOKEN_FILE", "file", "the same, in a file", Program).argument(EACH),
     row("require_auth", "GRADRING_REQUIRE_AUTH", "0 or 1", "no token is an error", Program).argument(EACH).or("0"),
@@ -338,6 +340,12 @@ pub struct Config {
     pub token: Vec<u8>,
     /// Certificates, if everything that travels over TCP is to be inside TLS.
     pub tls: Option<TlsFiles>,
+    /// The socket at which this process listens already, whatever the others say of its address.
+    pub socket: Option<Arc<TcpListener>>,
+    /// How often the processes of an elastic job have agreed on their group; 0 in any other job.
+    pub generation: u32,
+    /// The number of the communicator that this one follows in its process, if it follows one.
+    pub id: Option<u64>,
     /// How to talk to the others.
     pub settings: Settings,
     /// Shows people a warning; called on threads that must not wait.
@@ -361,6 +369,9 @@ impl Config {
             job: String::new(),
             token: b"secret".into(),
             tls: None,
+            socket: None,
+            generation: 0,
+            id: None,
             settings: Settings::default(),
             on_warning: |warning| eprintln!("{warning}"),
         }

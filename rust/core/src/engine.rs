@@ -342,7 +342,7 @@ impl Shared {
         let call = Arc::clone(&prepared.call);
         self.recorder
             .launched((sequence, step), call, prepared.algorithm, at, at_once);
-        Ok(prepared.launch(sequence, step))
+        Ok(prepared.launch(self.recorder.generation, sequence, step))
     }
 
     fn enqueue(

@@ -19,6 +19,7 @@ pub mod config;
 #[doc(hidden)]
 pub mod drive;
 pub mod dtype;
+pub mod elastic;
 pub mod engine;
 pub mod error;
 mod executor;

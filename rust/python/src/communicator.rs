@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gradring_core::caller::Caller as _;
 use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator;
 use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings, TlsFiles};
 use gradring_core::dtype::ReduceOp;
+use gradring_core::elastic::Agreed;
 use gradring_core::error::{Error, Unusable};
 use gradring_core::observe::board::NOTE_BYTES_MAX;
 use gradring_core::wire::gossip::Gossip;
@@ -18,6 +20,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::arrays::Bucket;
 use crate::caller::Program;
+use crate::elastic::{Agreement, Participant};
 use crate::entry::{attached, detached, enter};
 use crate::errors::{forget_failure, take_failure_file, to_python};
 use crate::stats;
@@ -26,13 +29,13 @@ use crate::work::Work;
 /// A connected group of ranks.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct Communicator {
-    inner: Arc<communicator::Communicator>,
+    pub(crate) inner: Arc<communicator::Communicator>,
 }
 
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, ports, interface, announce, addresses, job, token, tls, settings))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, ports, interface, announce, addresses, job, token, tls, settings, follows=None, agreed=None))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -48,6 +51,8 @@ impl Communicator {
         token: Vec<u8>,
         tls: Option<(PathBuf, PathBuf, PathBuf)>,
         settings: BTreeMap<String, String>,
+        follows: Option<u64>,
+        agreed: Option<(Py<Participant>, Agreement)>,
     ) -> PyResult<Self> {
         enter(py, || {
             take_failure_file(py)?;
@@ -59,7 +64,7 @@ impl Communicator {
                 };
                 to_python(py, &fact.into())
             })?;
-            let config = Config {
+            let mut config = Config {
                 rank,
                 world_size,
                 rendezvous,
@@ -75,11 +80,28 @@ impl Communicator {
                     certificate,
                     key,
                 }),
+                socket: None,
+                generation: 0,
+                id: follows,
                 settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
                 on_warning: log_warning,
             };
-            let inner = guarded(py, |program| {
-                communicator::Communicator::connect(&config, program)
+            let participant = agreed.map(|(participant, (generation, rank, addresses))| {
+                let inner = Arc::clone(&participant.get().inner);
+                let agreed = Agreed {
+                    generation,
+                    rank,
+                    addresses,
+                };
+                inner.prepare(&agreed, &mut config);
+                inner
+            });
+            let inner = guarded(py, |program| match participant {
+                Some(participant) => {
+                    let mut or_called = || program.interrupts() || participant.is_called();
+                    communicator::Communicator::connect(&config, &mut or_called)
+                }
+                None => communicator::Communicator::connect(&config, program),
             })?;
             forget_failure();
             Ok(Self { inner })
@@ -89,6 +111,11 @@ impl Communicator {
     #[getter]
     fn id(&self) -> u64 {
         self.inner.id
+    }
+
+    #[getter]
+    fn generation(&self) -> u32 {
+        self.inner.generation
     }
 
     #[getter]
@@ -330,7 +357,7 @@ pub(crate) fn settings(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
 }
 
 /// Runs `body` without the interpreter; a signal handler's exception wins over its error.
-fn guarded<T: Send>(
+pub(crate) fn guarded<T: Send>(
     py: Python<'_>,
     body: impl FnOnce(&mut Program) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
@@ -344,7 +371,7 @@ fn guarded<T: Send>(
 
 /// Hands a warning to Python's logging, on a thread of its own: no thread of the core ever waits
 /// for the interpreter.
-fn log_warning(warning: String) {
+pub(crate) fn log_warning(warning: String) {
     let log = move || {
         let logged = attached(|py| {
             let logger = py

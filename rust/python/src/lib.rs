@@ -10,6 +10,7 @@ mod caller;
 mod communicator;
 mod diagnosis;
 mod dlpack;
+mod elastic;
 mod entry;
 mod errors;
 mod interrupts;
@@ -53,6 +54,7 @@ fn after_fork() {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<work::Work>()?;
+    module.add_class::<elastic::Participant>()?;
     module.add_function(wrap_pyfunction!(communicator::settings, module)?)?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
     module.add_function(wrap_pyfunction!(leave_to_parent, module)?)?;

@@ -193,7 +193,7 @@ impl Process {
                     false,
                 );
                 self.launched.set(number + 1);
-                launched.push((number, prepared.launch(sequence, 0)));
+                launched.push((number, prepared.launch(0, sequence, 0)));
             }
             let left = launched.len() < numbers.len();
             for (number, launched) in launched {

@@ -8,7 +8,6 @@ use crate::error::Result;
 use crate::schedule::Algorithm;
 use crate::schedule::choice::Policy;
 use crate::wire::contract::{Contract, Header};
-use crate::wire::handshake::GENERATION;
 
 /// All that follows from a call and the policy.
 #[derive(Clone)]
@@ -47,12 +46,12 @@ impl Prepared {
         })
     }
 
-    /// With its ordinal and the step of the program that it belongs to.
+    /// With the group's generation, its ordinal, and the step of the program that it belongs to.
     #[inline]
     #[must_use]
-    pub fn launch(self, sequence: u64, step: u64) -> Launched {
+    pub fn launch(self, generation: u32, sequence: u64, step: u64) -> Launched {
         Launched {
-            header: self.contract.header(GENERATION, sequence, step),
+            header: self.contract.header(generation, sequence, step),
             prepared: self,
             sequence,
         }

@@ -42,7 +42,10 @@ fn launched() -> (Launched, Buffer) {
     };
     let (call, buffer) = request.into_parts();
     let policy = Policy::new(Topology::one_host(2));
-    (Prepared::new(call, &policy).unwrap().launch(1, 0), buffer)
+    (
+        Prepared::new(call, &policy).unwrap().launch(0, 1, 0),
+        buffer,
+    )
 }
 
 fn context<'a>(

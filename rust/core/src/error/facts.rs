@@ -163,6 +163,11 @@ facts! {
              start"
         )]
         OtherGroup { initiator: usize, responder: usize },
+        #[error(
+            "rank {initiator} forms the group of generation {theirs}, and rank {responder} that of \
+             generation {ours}: one of them has not heard of the newer one"
+        )]
+        OtherGeneration { initiator: usize, theirs: u32, responder: usize, ours: u32 },
         #[error("rank {rank} has not heard of a group yet")]
         NoGroupYet { rank: usize },
         #[error(

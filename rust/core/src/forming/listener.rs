@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::{Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable};
+use crate::forming::members;
 use crate::forming::peers::connects_to;
 use crate::forming::turned_away::{Initiator, TurnedAway};
 use crate::host::host_name;
@@ -33,7 +34,7 @@ use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls::{self, Tls};
 use crate::lock::lock;
 use crate::observe::own_state::OwnState;
-use crate::wire::handshake::{self, GENERATION, Hello, Purpose};
+use crate::wire::handshake::{self, Hello, Purpose};
 
 mod pending;
 
@@ -74,12 +75,13 @@ pub(crate) struct Listener {
 /// What the thread of a listener and its owner share.
 struct Shared {
     address: SocketAddr,
+    socket: TcpListener,
     own_state: Arc<OwnState>,
     closing: AtomicBool,
     wake_up: WakeUp,
     /// Since when it cannot let anybody in, and why.
     trouble: Mutex<Option<(Instant, Error)>>,
-    thread: Mutex<Option<JoinHandle<TcpListener>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The listeners of this process.
@@ -114,10 +116,31 @@ impl Listener {
             Some(socket) => socket,
             None => tcp::listen(&addresses).map_err(cannot)?,
         };
+        Self::on(socket, address, admission)
+    }
+
+    /// Listens where this process listens already; whoever listened there before gives way.
+    pub(crate) fn reopen(socket: &TcpListener, admission: Arc<Admission>) -> Result<Self> {
+        let rank = admission.config.rank;
+        let cannot = |error| cannot_listen(&error, "its own address", rank);
+        let address = socket.local_addr().map_err(cannot)?;
+        drop(taken_over(&[address]));
+        let socket = socket.try_clone().map_err(cannot)?;
+        Self::on(socket, &address.to_string(), admission)
+    }
+
+    /// The socket, which stays open when the listener closes; connections wait there then.
+    pub(crate) fn socket(&self) -> io::Result<TcpListener> {
+        self.shared.socket.try_clone()
+    }
+
+    fn on(socket: TcpListener, address: &str, admission: Arc<Admission>) -> Result<Self> {
+        let cannot = |error| cannot_listen(&error, address, admission.config.rank);
         socket.set_nonblocking(true).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
         let shared = Arc::new(Shared {
             address,
+            socket,
             own_state: Arc::clone(&admission.own_state),
             closing: AtomicBool::new(false),
             wake_up: WakeUp::new().map_err(cannot)?,
@@ -131,8 +154,7 @@ impl Listener {
             .spawn({
                 let (shared, turned_away) = (Arc::clone(&shared), Arc::clone(&turned_away));
                 move || {
-                    serve(&socket, &admission, &sender, &turned_away, &shared);
-                    socket
+                    serve(&admission, &sender, &turned_away, &shared);
                 }
             })
             .map_err(|error| Error::no_thread(&error))?;
@@ -180,7 +202,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        drop(self.shared.close());
+        self.shared.close();
         let this = Arc::as_ptr(&self.shared);
         LISTENERS
             .lock()
@@ -198,13 +220,15 @@ impl Shared {
         *noted = trouble.map(|error| (since, error));
     }
 
-    /// Accepts no connection any more; the port is free when what is returned is dropped.
-    fn close(&self) -> Option<TcpListener> {
+    /// Accepts no connection any more.
+    fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.own_state.gives_up();
         self.wake_up.wake();
-        // A listener that panicked is closed as well.
-        lock(&self.thread).take()?.join().ok()
+        if let Some(thread) = lock(&self.thread).take() {
+            // A listener that panicked is closed as well.
+            drop(thread.join());
+        }
     }
 }
 
@@ -212,14 +236,14 @@ impl Shared {
 /// connected there meanwhile.
 fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
     let listeners: Vec<Arc<Shared>> = LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
-    listeners
+    let found = listeners
         .into_iter()
-        .find(|listener| addresses.contains(&listener.address) && listener.own_state.is_formed())?
-        .close()
+        .find(|listener| addresses.contains(&listener.address) && listener.own_state.is_formed())?;
+    found.close();
+    found.socket.try_clone().ok()
 }
 
 fn serve(
-    socket: &TcpListener,
     admission: &Arc<Admission>,
     sender: &Sender<Member>,
     turned_away: &Arc<TurnedAway>,
@@ -234,16 +258,16 @@ fn serve(
         if shared.closing.load(Ordering::Acquire) {
             break;
         }
-        let formed = admission.own_state.is_formed();
+        let formed = !admission.lets_members_in();
         if !pending.has_room(if formed { INQUIRERS_MAX } else { PENDING_MAX }) {
             pending.end_older_than(PEACE);
             pause(LOOK_INTERVAL);
             continue;
         }
-        let (tcp, from) = match socket.accept() {
+        let (tcp, from) = match shared.socket.accept() {
             Ok(initiator) => initiator,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let awaited = [poll::readable(socket), shared.wake_up.awaited()];
+                let awaited = [poll::readable(&shared.socket), shared.wake_up.awaited()];
                 poll::wait(awaited, Duration::from_secs(1));
                 continue;
             }
@@ -269,7 +293,7 @@ fn serve(
                 let mut initiator = Initiator::new(from.ip());
                 let greeted = greet(tcp, &mut initiator, slot, &admission, &admitted);
                 // Only a forming group reads this; once it has failed, nothing does.
-                if admission.own_state.is_formed() {
+                if !admission.lets_members_in() {
                     return;
                 }
                 match greeted {
@@ -310,9 +334,9 @@ fn greet(
 ) -> Result<Option<Member>> {
     tcp.set_nodelay(true)
         .map_err(|error| handshake::broken(&error))?;
-    let limit = match admission.own_state.is_formed() {
-        true => INQUIRY_LIMIT,
-        false => admission.config.conversation_limit(),
+    let limit = match admission.lets_members_in() {
+        false => INQUIRY_LIMIT,
+        true => admission.config.conversation_limit(),
     };
     let (config, deadline) = (&admission.config, Instant::now() + limit);
     let mut connection = tls::accept(tcp, admission.tls.as_ref(), deadline)?;
@@ -320,6 +344,9 @@ fn greet(
     initiator.is_connected = true;
     let (mut entrance, mut slot) = (None, Some(slot));
     let answered = handshake::respond(&mut stream, config.rank, &config.token, |hello| {
+        if let Purpose::Membership { job } = &hello.purpose {
+            return admission.check_job(hello, job);
+        }
         if hello.purpose == Purpose::Inquiry {
             return Ok(());
         }
@@ -349,21 +376,54 @@ fn greet(
         drop(slot);
         return Ok(None);
     }
+    if let Purpose::Membership { job } = &hello.purpose {
+        members::answer(&mut stream, job)?;
+        drop(slot);
+        return Ok(None);
+    }
     Ok(Some((hello, connection)))
 }
 
 impl Admission {
+    /// Whether a group forms here.
+    fn lets_members_in(&self) -> bool {
+        !self.own_state.is_formed()
+    }
+
+    fn check_job(&self, hello: &Hello, theirs: &str) -> Result<()> {
+        let Config { rank, job, .. } = &self.config;
+        if theirs == job {
+            return Ok(());
+        }
+        Err(NotFormed::OtherJob {
+            initiator: hello.rank,
+            theirs: theirs.into(),
+            responder: *rank,
+            ours: job.as_str().into(),
+        }
+        .into())
+    }
+
     /// Whether an authenticated initiator that is no inquirer has business here.
     fn check_hello(&self, hello: &Hello, deadline: Instant) -> Result<()> {
         let Config {
             rank,
             world_size,
-            ref job,
             ref settings,
             ..
         } = self.config;
-        if self.own_state.is_formed() {
+        // One of a newer generation has heard sooner that this group has ended.
+        if !self.lets_members_in() || hello.generation > self.config.generation {
             return Err(NotFormed::Busy.into());
+        }
+        if hello.generation < self.config.generation {
+            return Err(NotFormed::OtherGeneration {
+                initiator: hello.rank,
+                theirs: hello.generation,
+                responder: rank,
+                ours: self.config.generation,
+            }
+            .into());
         }
         if hello.world_size != world_size {
             return Err(NotFormed::OtherWorldSize {
@@ -385,22 +445,14 @@ impl Admission {
         }
         let welcome = match &hello.purpose {
             Purpose::Join(member) => {
-                if member.job != *job {
-                    return Err(NotFormed::OtherJob {
-                        initiator: hello.rank,
-                        theirs: member.job.as_str().into(),
-                        responder: rank,
-                        ours: job.as_str().into(),
-                    }
-                    .into());
-                }
+                self.check_job(hello, &member.job)?;
                 rank == 0
             }
             Purpose::Data { stream } => {
                 *stream < settings.streams && connects_to(hello.rank, world_size).contains(&rank)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
-            Purpose::Inquiry => true,
+            Purpose::Inquiry | Purpose::Membership { .. } => true,
         };
         if !welcome {
             let (initiator, responder) = (hello.rank, rank);
@@ -416,7 +468,7 @@ impl Admission {
         // Its roster may have overtaken that of this rank.
         let limit = deadline.saturating_duration_since(Instant::now());
         match self.own_state.group(limit) {
-            Some(group) if group == hello.group && hello.generation == GENERATION => Ok(()),
+            Some(group) if group == hello.group => Ok(()),
             Some(_) => Err(NotFormed::OtherGroup {
                 initiator: hello.rank,
                 responder: rank,

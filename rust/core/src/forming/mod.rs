@@ -6,6 +6,7 @@
 pub(crate) mod bootstrap;
 pub(crate) mod inquiry;
 pub(crate) mod listener;
+pub(crate) mod members;
 pub(crate) mod peers;
 pub(crate) mod rendezvous;
 pub(crate) mod roster;

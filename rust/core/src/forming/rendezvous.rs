@@ -150,7 +150,7 @@ impl Forming<'_> {
                     data.insert((hello.rank, stream), connection);
                 }
                 Purpose::Control => control_from_predecessor = Some((predecessor, connection)),
-                Purpose::Join(_) | Purpose::Inquiry => {}
+                Purpose::Join(_) | Purpose::Inquiry | Purpose::Membership { .. } => {}
             }
         }
         self.await_others()?;
@@ -315,6 +315,9 @@ impl Forming<'_> {
 
     /// Listens at `host:port`, on the chosen interface if there is one.
     fn open_listener(&mut self, address: &str) -> Result<Listener> {
+        if let Some(socket) = &self.config.socket {
+            return Listener::reopen(socket, self.admission());
+        }
         let address = self.on_interface(address);
         let resolved = self.addresses_of(&address)?;
         Listener::open(&address, resolved, self.admission())

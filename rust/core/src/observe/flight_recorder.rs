@@ -16,7 +16,6 @@ use crate::observe::exposure::Exposure;
 use crate::observe::stats::Stats;
 use crate::schedule::Algorithm;
 use crate::wire::contract::{Contract, Header};
-use crate::wire::handshake::GENERATION;
 
 /// How many collectives are remembered by default: a few seconds of training.
 pub const CAPACITY: usize = 4096;
@@ -24,6 +23,8 @@ pub const CAPACITY: usize = 4096;
 /// The last collectives that this rank entered.
 #[derive(Debug, Default)]
 pub struct FlightRecorder {
+    /// The group's.
+    pub generation: u32,
     memory: Mutex<Memory>,
     /// For whom this rank waits.
     pub waits: Waits,
@@ -42,6 +43,8 @@ struct Memory {
 /// One collective that this rank entered.
 #[derive(Debug, Clone)]
 pub struct Entry {
+    /// That of its group.
+    pub generation: u32,
     /// Ordinal of the collective.
     pub sequence: u64,
     /// The step of the program that it belongs to; 0 for none.
@@ -98,11 +101,20 @@ impl Entry {
     /// The contract header that was sent.
     #[must_use]
     pub fn header(&self) -> Header {
-        Contract::of(&self.call, self.algorithm).header(GENERATION, self.sequence, self.step)
+        Contract::of(&self.call, self.algorithm).header(self.generation, self.sequence, self.step)
     }
 }
 
 impl FlightRecorder {
+    /// That of a group of this generation.
+    #[must_use]
+    pub fn new(generation: u32) -> Self {
+        Self {
+            generation,
+            ..Self::default()
+        }
+    }
+
     /// A collective has got its place in the order and its step, and with `at_once` also its turn; the oldest
     /// are forgotten if there are too many.
     pub fn launched(
@@ -119,6 +131,7 @@ impl FlightRecorder {
             memory.forgotten += 1;
         }
         memory.entries.push_back(Entry {
+            generation: self.generation,
             sequence,
             step,
             call,

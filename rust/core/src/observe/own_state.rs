@@ -51,6 +51,13 @@ impl OwnState {
         }
     }
 
+    /// That of a process in an elastic job that has no group at the moment, and lets no member in.
+    pub(crate) fn between_groups() -> Self {
+        let own_state = Self::new(0, 1);
+        own_state.has_formed(Vec::new(), Arc::default(), Arc::default());
+        own_state
+    }
+
     /// A rank has joined; told to rank 0 only.
     pub(crate) fn has_joined(&self, rank: usize) {
         lock(&self.joined).insert(rank);

@@ -22,10 +22,8 @@ use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub(crate) const PROTOCOL_VERSION: u32 = 11;
+pub(crate) const PROTOCOL_VERSION: u32 = 12;
 
-/// Of every group: it grows when a group forms again, which none does yet.
-pub(crate) const GENERATION: u32 = 0;
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Ranks of the largest group: with 512 bytes for each, its roster fits into a message.
@@ -44,16 +42,27 @@ pub(crate) enum Purpose {
     Control,
     /// To ask how the rank is, from outside of the group, as often as one likes.
     Inquiry,
+    /// To say something about the members of the next group to the process itself, whatever its rank.
+    Membership {
+        /// The job, as in [`Member::job`].
+        job: String,
+    },
 }
 
 impl Purpose {
+    /// Whether it is to a process, whatever its rank.
+    pub(crate) const fn is_of_no_rank(&self) -> bool {
+        matches!(self, Self::Inquiry | Self::Membership { .. })
+    }
+
     /// Equal for two connections of the same purpose.
     pub(crate) const fn number(&self) -> usize {
         match self {
             Self::Join(_) => 0,
             Self::Control => 1,
             Self::Inquiry => 2,
-            Self::Data { stream } => 3_usize.saturating_add(*stream),
+            Self::Membership { .. } => 3,
+            Self::Data { stream } => 4_usize.saturating_add(*stream),
         }
     }
 }
@@ -145,7 +154,7 @@ impl Hello {
             responder,
             world_size,
             group: GroupId::NONE,
-            generation: GENERATION,
+            generation: 0,
             purpose,
             nonce: random()?,
         })
@@ -153,12 +162,13 @@ impl Hello {
 
     /// The rank of the initiator, unless it is no rank of the group.
     fn initiator(&self) -> Option<usize> {
-        (self.purpose != Purpose::Inquiry).then_some(self.rank)
+        (!self.purpose.is_of_no_rank()).then_some(self.rank)
     }
 
-    /// The same from a member of `group`.
-    pub(crate) const fn within(mut self, group: GroupId) -> Self {
+    /// The same from a member of `group`, if it knows that, of this generation.
+    pub(crate) const fn within(mut self, group: GroupId, generation: u32) -> Self {
         self.group = group;
+        self.generation = generation;
         self
     }
 
@@ -171,7 +181,7 @@ impl Hello {
             responder: 0,
             world_size: 2,
             group: GroupId([3; 16]),
-            generation: GENERATION,
+            generation: 0,
             purpose,
             nonce: [7; 32],
         }
@@ -181,7 +191,7 @@ impl Hello {
 /// The initiator's side.
 pub(crate) fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
     let transcript = encode(&hello)?;
-    let meant = (hello.purpose != Purpose::Inquiry).then_some(hello.responder);
+    let meant = (!hello.purpose.is_of_no_rank()).then_some(hello.responder);
     let (initiator, version) = (hello.initiator(), hello.version);
     write_message(stream, &Message::Hello(hello))?;
     let (rank, nonce, proof) = match hear(stream)? {
@@ -345,7 +355,8 @@ fn is_proof(token: &[u8], role: &[u8], transcript: &[u8], proof: &[u8; 32]) -> b
     mac(token, role, transcript).verify_slice(proof).is_ok()
 }
 
-fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
+/// Of the system.
+pub(crate) fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     getrandom::fill(&mut bytes).map_err(|error| Breach::NoRandomNumbers {
         error: Text::of(error),

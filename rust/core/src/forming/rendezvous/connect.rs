@@ -135,7 +135,7 @@ impl Forming<'_> {
         let mut go_on = || self.check().is_ok();
         let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
         let hello = Hello::new((config.rank, responder), config.world_size, purpose)?;
-        let hello = hello.within(group);
+        let hello = hello.within(group, config.generation);
         let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
         handshake::initiate(&mut stream, hello, &config.token)?;
         Ok(connection)

@@ -1,0 +1,44 @@
+"""Whether this process founds a group, or joins the job that runs already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gradring import _native
+from gradring.clusters import Cluster
+from gradring.config import AUTO, Settings
+from gradring.errors import GradringError
+
+#: How long a host may take to answer whether the job runs there.
+_ANSWER_S = 2.0
+_AT_ONCE = 16
+
+
+def members_to_join(cluster: Cluster, settings: Settings) -> Sequence[str]:
+    """Where members of the running job listen, or nothing if this process is in its first group.
+
+    Args:
+        cluster: What the environment says of the first group.
+        settings: Those of this process; ``join`` says where to look.
+    """
+    wanted: Sequence[str] = settings.join or ()
+    if wanted != (AUTO,):
+        return wanted
+    known = cluster.addresses or (cluster.rendezvous,)
+    others = [address for address in known if address != cluster.listen]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        runs = list(pool.map(lambda address: _runs_at(address, settings), others))
+    return others if any(runs) else ()
+
+
+def _runs_at(address: str, settings: Settings) -> bool:
+    """Whether a process of a job with this token listens there, whose first group has formed."""
+    tls = settings.tls
+    files = (tls.ca, tls.cert, tls.key) if tls is not None else None
+    try:
+        return bool(
+            _native.inquire(address, settings.token or b"", files, _ANSWER_S).get("formed", False)
+        )
+    except GradringError:
+        return False

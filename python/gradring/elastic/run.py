@@ -1,0 +1,281 @@
+"""Training that goes on when processes are lost, leave or join."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+
+from gradring import _native
+from gradring.communicator import (
+    Communicator,
+    all_gather_bytes,
+    core_of,
+    form_again,
+    participant_of,
+)
+from gradring.elastic.state import State
+from gradring.errors import (
+    AbortedError,
+    CollectiveTimeoutError,
+    ConfigError,
+    GradringError,
+    PeerLostError,
+    ProtocolError,
+    RendezvousError,
+)
+from gradring.steps import described
+
+_log = logging.getLogger("gradring")
+
+#: How a group can fail so that another one may succeed.
+_SURVIVABLE = (AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError)
+#: After so many losses without a commit in between, it is the program that fails.
+_LOSSES_WITHOUT_COMMIT_MAX = 10
+#: The most workers of a group, if nobody says.
+_WORKERS_MAX = 2048
+_ID_BYTES = 16
+
+
+class Strategy(Protocol):
+    """What `run` needs of `gradring.tensorflow.CustomCollectiveStrategy`."""
+
+    communicator: Communicator
+
+    def _follow_communicator(self) -> None:
+        """Takes rank and size from the communicator anew."""
+
+
+_Train = TypeVar("_Train", bound=Callable[..., Any])
+
+
+def run(
+    group: Communicator | Strategy, *, min_workers: int = 1, max_workers: int | None = None
+) -> Callable[[_Train], _Train]:
+    """Makes a function that trains go on when processes are lost, leave or join.
+
+    ```python
+    with gradring.init() as comm:
+        state = gradring.elastic.State(weights=np.zeros(1000), step=0)
+
+        @gradring.elastic.run(comm, min_workers=2, max_workers=4)
+        def train(state):
+            while state.step < 1000:
+                state.weights -= 0.1 * comm.all_reduce(gradient(state.weights), op="mean")
+                state.step += 1
+                state.commit()
+
+        train(state)
+    ```
+
+    Before each call of the function, every process gets the newest commit (`State.sync`). When the
+    group fails, those that are left agree on a new one, without a restart, take their values back
+    to the last commit, and call the function again; ``communicator.rank``, ``world_size`` and
+    ``generation`` change only between two calls. Processes join at the next commit, and leave there
+    when they have got SIGTERM, with exit code 143; nothing is lost then.
+
+    A group may go on if it is more than half of the one before, not counting those that are proved
+    to have ended; a minority gets an error, because the others may have gone on without it.
+
+    Args:
+        group: The communicator, or a `gradring.tensorflow.CustomCollectiveStrategy`.
+        min_workers: With fewer, the others wait for processes that join, for ten minutes.
+        max_workers: With so many, nobody joins; by default there is no bound.
+
+    Returns:
+        What makes a function elastic. The function takes the state first; every process must call
+        it.
+
+    Raises:
+        gradring.errors.ConfigError: ``min_workers`` is below 1, or above ``max_workers``. The
+            elastic function raises what the function raises, and `gradring.errors.RendezvousError`:
+            this process is in a minority, or there are too few workers, or nobody lets it join.
+    """
+    most = _WORKERS_MAX if max_workers is None else max_workers
+    if not 1 <= min_workers <= most:
+        raise ConfigError(
+            f"elastic.run: min_workers={min_workers!r} is not between 1 and max_workers={most!r}"
+        )
+
+    def elastic(train: _Train) -> _Train:
+        @functools.wraps(train)
+        def trained(state: State, *args: Any, **kwargs: Any) -> Any:
+            with _Job(group, min_workers, most, state) as job:
+                return job.run(lambda: train(state, *args, **kwargs))
+
+        return cast(_Train, trained)
+
+    return elastic
+
+
+class _Regroup(BaseException):
+    """Leaves the function at a commit, so that others can join or leave."""
+
+
+class _Job:
+    """One call of an elastic function."""
+
+    def __init__(self, group: Communicator | Strategy, least: int, most: int, state: State) -> None:
+        strategy = None if isinstance(group, Communicator) else group
+        self._strategy = strategy
+        self._communicator = group if isinstance(group, Communicator) else group.communicator
+        self._workers = (least, most)
+        self._state = state
+        self._leaves = _Terminated()
+        self._participant: _native.Participant | None = None
+        #: Whether this process has the state of the job.
+        self._has_state = False
+        #: The generation of the group that was there before, if it was.
+        self._founded: int | None = None
+        self._losses = 0
+
+    def __enter__(self) -> _Job:
+        self._leaves.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._state._after_commit = None
+        try:
+            if self._participant is not None:
+                self._participant.leave()
+        finally:
+            self._leaves.__exit__()
+
+    def run(self, train: Callable[[], Any]) -> Any:
+        """Calls the function in one group after the other, until it returns."""
+        communicator, participant = self._communicator, self._take_part()
+        while True:
+            agreement = participant.agree()
+            unreached: list[int] = []
+            try:
+                self._enter(participant, agreement)
+                self._state._after_commit = self._at_commit
+                self._leaves.waits = True
+                result = train()
+                # Until all have come so far, one that is lost takes all back.
+                communicator.barrier()
+                return result
+            except _Regroup:
+                if self._leaves.wanted:
+                    participant.leave()
+                    communicator.close()
+                    raise SystemExit(128 + signal.SIGTERM) from None
+            except Exception as error:
+                failure = self._survivable(error)
+                if failure is None:
+                    raise
+                if isinstance(failure, RendezvousError) and failure.rank is not None:
+                    unreached = [failure.rank]
+                self._state.restore()
+            finally:
+                self._state._after_commit = None
+                self._leaves.waits = False
+            core_of(communicator).close()
+            participant.reform(unreached)
+
+    def _take_part(self) -> _native.Participant:
+        communicator = self._communicator
+        seeds = communicator._joins
+        participant = participant_of(communicator, seeds)
+        self._participant = participant
+        if seeds:
+            participant.join(list(seeds), *self._workers)
+            return participant
+        self._has_state = True
+        own_id, address = participant.peer
+        told = all_gather_bytes(communicator, own_id + address.encode(), "elastic/members")
+        peers = [(each[:_ID_BYTES], each[_ID_BYTES:].decode()) for each in told]
+        self._founded = communicator.generation + 1
+        participant.found(peers, self._founded, *self._workers)
+        return participant
+
+    def _enter(self, participant: _native.Participant, agreement: _native.Agreement) -> None:
+        """Connects the group, and gives the newest commit to all."""
+        communicator = self._communicator
+        generation, *_ = agreement
+        if generation != self._founded:
+            form_again(communicator, participant, agreement)
+            communicator._joins = ()
+        communicator.generation = generation
+        if self._strategy is not None:
+            self._strategy._follow_communicator()
+        self._state._sync(communicator, self._has_state)
+        communicator.barrier()
+        participant.connected(core_of(communicator))
+        self._has_state = True
+
+    def _at_commit(self) -> None:
+        """Lets processes join and leave."""
+        self._losses = 0
+        communicator, participant = self._communicator, self._participant
+        assert participant is not None
+        has_room = communicator.world_size < self._workers[1]
+        joins = has_room and participant.joiners > 0
+        changes = np.array([joins or self._leaves.wanted], np.uint8)
+        if communicator.all_reduce(changes, "max", name="elastic/changes")[0]:
+            raise _Regroup
+
+    def _survivable(self, error: Exception) -> GradringError | None:
+        """The failure of the group, if another one may do better."""
+        failure = error if isinstance(error, GradringError) else _behind(error)
+        core = core_of(self._communicator)
+        has_formed = not isinstance(failure, RendezvousError)
+        if not isinstance(failure, (*_SURVIVABLE, RendezvousError)):
+            return None
+        if has_formed and not core.has_failed:
+            return None
+        self._losses += 1
+        if self._losses > _LOSSES_WITHOUT_COMMIT_MAX:
+            return None
+        _log.warning(
+            "rank %d on %s goes back to its last commit, and forms a new group: %s",
+            self._communicator.rank,
+            self._communicator.host,
+            described(failure),
+        )
+        return failure
+
+
+class _Terminated:
+    """Makes SIGTERM end the process at its next commit, where this is the main thread."""
+
+    def __init__(self) -> None:
+        #: Whether the signal has come.
+        self.wanted = False
+        #: Whether there will be a commit.
+        self.waits = False
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._note)
+
+    def __exit__(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.wanted = True
+        if callable(self._before):
+            self._before(signum, frame)
+        if not self.waits:
+            raise SystemExit(128 + signum)
+
+
+def _behind(error: Exception) -> GradringError | None:
+    """The failure behind another framework's error."""
+    front_end = sys.modules.get("gradring.tensorflow")
+    found = None if front_end is None else front_end.failure_of(error)
+    return cast("GradringError | None", found)

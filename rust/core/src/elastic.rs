@@ -1,0 +1,473 @@
+//! This process in an elastic job: agrees with the others on the members of the next group.
+//!
+//! [`Member`] decides; a thread does what it says. The process listens at one address for as long as
+//! it is in the job, also while it has no group, so an address that refuses proves a death. Each
+//! group takes that listener's place, and gives it back when it has ended.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::agreement::member::Member;
+use crate::agreement::message::{Envelope, Outcome, Reply, Step};
+use crate::agreement::quorum::{Id, Peer, Roster};
+use crate::agreement::timing::Timing;
+use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
+use crate::communicator::Communicator;
+use crate::config::Config;
+use crate::error::{Abort, Error, NotFormed, Result, Text, Unusable};
+use crate::forming::listener::{Admission, Listener};
+use crate::forming::members::{self, Answers, Way};
+use crate::forming::rendezvous::connect::resolve;
+use crate::host::host_name;
+use crate::link::forks::Process;
+use crate::link::tcp::tls::Tls;
+use crate::lock::{self, lock};
+use crate::observe::own_state::OwnState;
+use crate::wire::handshake;
+
+/// A request's thread needs little stack, even to check certificates.
+const REQUEST_STACK_BYTES: usize = 512 << 10;
+
+/// A group that was agreed on, and this process's place in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agreed {
+    /// Its generation.
+    pub generation: u32,
+    /// This process's index.
+    pub rank: usize,
+    /// Where each member listens, by rank.
+    pub addresses: Vec<String>,
+}
+
+/// This process in an elastic job, until it leaves.
+pub struct Participant {
+    shared: Arc<Shared>,
+    /// The process that has the thread; a fork of it has none.
+    process: Process,
+}
+
+struct Shared {
+    config: Config,
+    way: Way,
+    timing: Timing,
+    /// Open for as long as this is.
+    socket: Arc<TcpListener>,
+    /// Where others reach it.
+    address: String,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+    /// Open while there is no group.
+    between: Mutex<Option<Listener>>,
+}
+
+struct Progress {
+    id: Id,
+    /// Nothing before it has founded or would join.
+    member: Option<Member>,
+    /// What the member has come to, until the owner asks.
+    outcome: Option<Result<Agreed>>,
+    /// The group that is connected.
+    group: Weak<Communicator>,
+    /// Something has happened since the thread has looked.
+    is_news: bool,
+    has_left: bool,
+}
+
+impl Participant {
+    /// A process that listens where it does for its group, or if it has none where `config` says; others
+    /// are found at `addresses`.
+    ///
+    /// # Errors
+    /// `Config` or `Rendezvous` if it cannot listen; `Exhausted` if the system has no room for a thread.
+    pub fn new(
+        config: &Config,
+        group: Option<&Communicator>,
+        addresses: &[String],
+    ) -> Result<Self> {
+        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+        let listening = group.and_then(Communicator::listening);
+        let (socket, address) = match listening {
+            Some(found) => found?,
+            None => listen(config, tls.clone(), addresses)?,
+        };
+        let way = Way {
+            job: config.job.clone(),
+            token: config.token.clone(),
+            tls,
+        };
+        let shared = Arc::new(Shared {
+            config: config.clone(),
+            way,
+            timing: Timing::default(),
+            socket: Arc::new(socket),
+            address,
+            progress: Mutex::new(Progress {
+                id: Id(handshake::random()?),
+                member: None,
+                outcome: None,
+                group: Weak::new(),
+                is_news: false,
+                has_left: false,
+            }),
+            changed: Condvar::new(),
+            between: Mutex::default(),
+        });
+        let answers: Arc<dyn Answers> = Arc::clone(&shared) as _;
+        members::register(&answers);
+        if group.is_none_or(|group| group.world_size() == 1) {
+            shared.listen_between()?;
+        }
+        thread::Builder::new()
+            .name("gradring-members".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.run()
+            })
+            .map_err(|error| Error::no_thread(&error))?;
+        let process = Process::this();
+        Ok(Self { shared, process })
+    }
+
+    /// Who this is, and where others reach it.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        self.shared.peer(lock(&self.shared.progress).id)
+    }
+
+    /// It is in the first group, of these, by rank, which counts as this generation.
+    pub fn found(&self, peers: Vec<Peer>, generation: u64, workers: RangeInclusive<usize>) {
+        let mut roster = Roster::founding(peers);
+        roster.ballot.round = generation;
+        self.shared
+            .become_member(|me, timing, _| Member::founding(me, roster, timing, workers));
+    }
+
+    /// It wants to be in the group of the job of which a member listens at one of these addresses.
+    pub fn join(&self, addresses: Vec<String>, workers: RangeInclusive<usize>) {
+        self.shared
+            .become_member(|me, timing, now| Member::joining(me, addresses, timing, workers, now));
+    }
+
+    /// Waits for the next group.
+    ///
+    /// # Errors
+    /// `Membership` if there is none with this process; `Aborted` when `interrupt` asked to give up.
+    pub fn agree(&self, interrupt: Interrupt<'_>) -> Result<Agreed> {
+        loop {
+            let waits = |progress: &mut Progress| progress.outcome.is_none();
+            let progress = lock(&self.shared.progress);
+            let mut progress =
+                lock::wait_while(&self.shared.changed, progress, INTERRUPT_INTERVAL, waits);
+            if let Some(outcome) = progress.outcome.take() {
+                return outcome;
+            }
+            drop(progress);
+            if interrupt.interrupts() {
+                return Err(Abort::InterruptedForming.into());
+            }
+        }
+    }
+
+    /// Makes `config` that of a group that was agreed on.
+    pub fn prepare(&self, agreed: &Agreed, config: &mut Config) {
+        let shared = &self.shared;
+        config.rank = agreed.rank;
+        config.world_size = agreed.addresses.len();
+        config.rendezvous.clone_from(&agreed.addresses[0]);
+        config.generation = agreed.generation;
+        config.listen = Some(shared.address.clone());
+        config.announce = Some(shared.address.clone());
+        config.addresses.clone_from(&agreed.addresses);
+        config.socket = Some(Arc::clone(&shared.socket));
+        config.settings.timeout = shared.timing.connect;
+    }
+
+    /// The group is connected, and each of its members has the state of the training.
+    pub fn connected(&self, group: &Arc<Communicator>) {
+        let mut progress = lock(&self.shared.progress);
+        progress.group = Arc::downgrade(group);
+        if let Some(member) = &mut progress.member {
+            member.connected();
+        }
+        self.shared.tell(progress);
+    }
+
+    /// The group has failed, or is left so that others can join, or could not connect with these ranks.
+    ///
+    /// # Errors
+    /// `Rendezvous` or `Exhausted` if it cannot go on listening.
+    pub fn reform(&self, unreached: &[usize]) -> Result<()> {
+        self.shared.listen_between()?;
+        let mut progress = lock(&self.shared.progress);
+        progress.group = Weak::new();
+        progress.outcome = None;
+        if let Some(member) = &mut progress.member {
+            let roster = member.place().map(|place| &place.roster.members);
+            let peers = roster.into_iter().flatten().enumerate();
+            let peers = peers.filter(|(rank, _)| unreached.contains(rank));
+            let ids: Vec<_> = peers.map(|(_, peer)| peer.id).collect();
+            member.reform(&ids, Instant::now());
+        }
+        self.shared.tell(progress);
+        Ok(())
+    }
+
+    /// Whether others want to form a new group: this one is to be left.
+    #[must_use]
+    pub fn is_called(&self) -> bool {
+        let progress = lock(&self.shared.progress);
+        progress.member.as_ref().is_some_and(Member::is_called)
+    }
+
+    /// How many processes wait to join.
+    #[must_use]
+    pub fn joiners(&self) -> usize {
+        let progress = lock(&self.shared.progress);
+        let member = progress.member.as_ref();
+        member.map_or(0, |member| member.joiners().count())
+    }
+
+    /// Leaves the job for good, and tells the others, who need not wait for it.
+    pub fn leave(&self) {
+        let mut progress = lock(&self.shared.progress);
+        let farewells = progress.member.as_mut().map(Member::leave);
+        progress.has_left = true;
+        self.shared.tell(progress);
+        let sent = farewells.into_iter().flatten().map(|(address, envelope)| {
+            let shared = Arc::clone(&self.shared);
+            thread::Builder::new()
+                .stack_size(REQUEST_STACK_BYTES)
+                .spawn(move || shared.ask(&address, &envelope))
+        });
+        let sent: Vec<_> = sent.collect();
+        for farewell in sent.into_iter().flatten() {
+            // Whoever does not hear it finds nobody at the address.
+            drop(farewell.join());
+        }
+        lock(&self.shared.between).take();
+    }
+}
+
+impl Drop for Participant {
+    fn drop(&mut self) {
+        if !self.process.is_this() {
+            return;
+        }
+        lock(&self.shared.progress).has_left = true;
+        self.shared.changed.notify_all();
+        lock(&self.shared.between).take();
+    }
+}
+
+impl Answers for Shared {
+    fn job(&self) -> &str {
+        &self.way.job
+    }
+
+    fn answer(&self, envelope: &Envelope) -> Reply {
+        let mut progress = lock(&self.progress);
+        let is_meant = envelope.to.is_none_or(|to| to == progress.id);
+        let Some(member) = &mut progress.member else {
+            return match envelope.to {
+                // Others have founded already.
+                Some(_) if is_meant => Reply::Busy,
+                Some(_) => Reply::OtherProcess,
+                None => Reply::Noted(Vec::new()),
+            };
+        };
+        let reply = member.answer(envelope, Instant::now());
+        self.tell(progress);
+        reply
+    }
+}
+
+impl Shared {
+    fn peer(&self, id: Id) -> Peer {
+        Peer {
+            id,
+            address: self.address.clone(),
+        }
+    }
+
+    fn become_member(&self, member: impl FnOnce(Peer, Timing, Instant) -> Member) {
+        let mut progress = lock(&self.progress);
+        let me = self.peer(progress.id);
+        progress.member = Some(member(me, self.timing.clone(), Instant::now()));
+        self.tell(progress);
+    }
+
+    fn tell(&self, mut progress: MutexGuard<'_, Progress>) {
+        progress.is_news = true;
+        drop(progress);
+        self.changed.notify_all();
+    }
+
+    fn ask(&self, address: &str, envelope: &Envelope) -> Outcome {
+        self.way.ask(address, envelope, self.timing.request)
+    }
+
+    /// Goes on listening, although there is no group.
+    fn listen_between(&self) -> Result<()> {
+        let mut between = lock(&self.between);
+        // One that a group has taken over is closed already.
+        between.take();
+        let admission = Admission {
+            config: self.config.clone(),
+            tls: self.way.tls.clone(),
+            own_state: Arc::new(OwnState::between_groups()),
+        };
+        *between = Some(Listener::reopen(&self.socket, Arc::new(admission))?);
+        Ok(())
+    }
+
+    /// Does what the member says, until it has left.
+    fn run(self: Arc<Self>) {
+        let mut progress = lock(&self.progress);
+        while !progress.has_left {
+            progress.is_news = false;
+            let now = Instant::now();
+            let step = match &mut progress.member {
+                Some(member) => member.step(now),
+                None => Step::Wait(None),
+            };
+            match step {
+                Step::Send(address, envelope) => {
+                    drop(progress);
+                    self.send(address, envelope);
+                    progress = lock(&self.progress);
+                }
+                Step::Connect(roster) => {
+                    let outcome = agreed(&roster, progress.id);
+                    progress.outcome = Some(outcome);
+                    self.changed.notify_all();
+                }
+                Step::Excluded => match handshake::random().map(Id) {
+                    Ok(id) => {
+                        progress.id = id;
+                        let member = progress.member.take();
+                        progress.member = member.map(|member| member.rejoining(id, now));
+                    }
+                    Err(error) => progress.outcome = Some(Err(error)),
+                },
+                Step::Failed(error) => {
+                    let place = progress.member.as_ref().and_then(Member::place);
+                    let rank = place.and_then(|place| place.roster.position(progress.id));
+                    progress.outcome = Some(Err(match rank {
+                        Some(rank) => error.blaming(rank, host_name()),
+                        None => error,
+                    }));
+                    self.changed.notify_all();
+                }
+                Step::Wait(until) => {
+                    if let Some(group) = self.called_group(&progress) {
+                        drop(progress);
+                        group.abort("other ranks form a new group");
+                        progress = lock(&self.progress);
+                        continue;
+                    }
+                    let limit = until.map_or(Duration::from_secs(3600), |until| {
+                        until.saturating_duration_since(Instant::now())
+                    });
+                    let waits = |progress: &mut Progress| !progress.is_news && !progress.has_left;
+                    progress = lock::wait_while(&self.changed, progress, limit, waits);
+                }
+            }
+        }
+    }
+
+    /// The group, if others have left it.
+    fn called_group(&self, progress: &Progress) -> Option<Arc<Communicator>> {
+        let is_called = progress.member.as_ref().is_some_and(Member::is_called);
+        let group = progress.group.upgrade().filter(|_| is_called)?;
+        (!group.has_failed()).then_some(group)
+    }
+
+    /// Says something to another process in a thread of its own, and tells the member what came of it.
+    fn send(self: &Arc<Self>, address: String, envelope: Envelope) {
+        let shared = Arc::clone(self);
+        let (to, at) = (envelope.to, address.clone());
+        let heard = move |shared: &Self, outcome: &Outcome| {
+            let mut progress = lock(&shared.progress);
+            if let Some(member) = &mut progress.member {
+                member.heard(&at, to, outcome, Instant::now());
+            }
+            shared.tell(progress);
+        };
+        let later = heard.clone();
+        let sent = thread::Builder::new()
+            .stack_size(REQUEST_STACK_BYTES)
+            .spawn(move || {
+                let outcome = shared.ask(&address, &envelope);
+                later(&shared, &outcome);
+            });
+        if sent.is_err() {
+            heard(self, &Outcome::Silent);
+        }
+    }
+}
+
+fn agreed(roster: &Roster, id: Id) -> Result<Agreed> {
+    let rank = roster.position(id).expect("nobody connects without itself");
+    Ok(Agreed {
+        generation: u32::try_from(roster.generation()).unwrap_or(u32::MAX),
+        rank,
+        addresses: roster.members.iter().map(|it| it.address.clone()).collect(),
+    })
+}
+
+/// Opens a port for a process that has no group yet.
+fn listen(
+    config: &Config,
+    tls: Option<Tls>,
+    addresses: &[String],
+) -> Result<(TcpListener, String)> {
+    let ip = config.interface.map_or_else(|| own_ip(addresses), Ok)?;
+    let wished = config.listen.clone();
+    let (words, resolved) = match &wished {
+        Some(listen) => (listen.clone(), resolve(listen)),
+        None => {
+            let (first, last) = config.ports.unwrap_or((0, 0));
+            let ports = (first..=last).map(|port| SocketAddr::new(ip, port));
+            (SocketAddr::new(ip, first).to_string(), Ok(ports.collect()))
+        }
+    };
+    let admission = Admission {
+        config: config.clone(),
+        tls,
+        own_state: Arc::new(OwnState::between_groups()),
+    };
+    let listener = Listener::open(&words, resolved, Arc::new(admission))?;
+    let no_socket = |error| {
+        let error = Text::of(error);
+        Error::from(NotFormed::Socket { error })
+    };
+    let socket = listener.socket().map_err(no_socket)?;
+    let mut address = listener.address;
+    if address.ip().is_unspecified() {
+        address.set_ip(own_ip(addresses)?);
+    }
+    let announced = config.announce.clone().or(wished);
+    Ok((socket, announced.unwrap_or_else(|| address.to_string())))
+}
+
+/// The address of this host from which it reaches one of these.
+fn own_ip(addresses: &[String]) -> Result<IpAddr> {
+    let toward = |address: &String| {
+        let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
+        // Nothing is sent.
+        socket.connect(&**address).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    let found = addresses.iter().find_map(toward);
+    found.ok_or_else(|| {
+        Unusable::Value {
+            name: "listen".into(),
+            value: "".into(),
+            wanted: "an address at which processes that join can reach this one".into(),
+        }
+        .into()
+    })
+}

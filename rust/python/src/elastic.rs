@@ -1,0 +1,127 @@
+//! `_native.Participant`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gradring_core::agreement::quorum::{Id, Peer};
+use gradring_core::config::{Config, Settings, TlsFiles};
+use gradring_core::elastic;
+use pyo3::prelude::*;
+
+use crate::communicator::{Communicator, guarded, log_warning};
+use crate::entry::{detached, enter};
+use crate::errors::to_python;
+
+/// Generation, rank, and where each member listens.
+pub(crate) type Agreement = (u32, usize, Vec<String>);
+
+/// Who a process is, and where it listens.
+type PeerTuple = ([u8; 16], String);
+
+/// This process in an elastic job.
+#[pyclass(frozen, module = "gradring._native")]
+pub(crate) struct Participant {
+    pub(crate) inner: Arc<elastic::Participant>,
+}
+
+#[pymethods]
+impl Participant {
+    #[new]
+    #[pyo3(signature = (*, group, listen, ports, interface, announce, addresses, job, token, tls))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+    fn new(
+        py: Python<'_>,
+        group: Option<Py<Communicator>>,
+        listen: Option<String>,
+        ports: Option<(u16, u16)>,
+        interface: Option<&str>,
+        announce: Option<String>,
+        addresses: Vec<String>,
+        job: String,
+        token: Vec<u8>,
+        tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    ) -> PyResult<Self> {
+        enter(py, || {
+            let config = Config {
+                rank: 0,
+                world_size: 1,
+                rendezvous: String::new(),
+                listen,
+                ports,
+                interface: interface.and_then(|interface| interface.parse().ok()),
+                announce,
+                addresses: Vec::new(),
+                job,
+                token,
+                tls: tls.map(|(ca, certificate, key)| TlsFiles {
+                    ca,
+                    certificate,
+                    key,
+                }),
+                socket: None,
+                generation: 0,
+                id: None,
+                settings: Settings::default(),
+                on_warning: log_warning,
+            };
+            let group = group.map(|group| Arc::clone(&group.get().inner));
+            let inner = detached(py, || {
+                elastic::Participant::new(&config, group.as_deref(), &addresses)
+            });
+            let inner = Arc::new(inner.map_err(|error| to_python(py, &error))?);
+            Ok(Self { inner })
+        })
+    }
+
+    #[getter]
+    fn peer(&self) -> PeerTuple {
+        let peer = self.inner.peer();
+        (peer.id.0, peer.address)
+    }
+
+    fn found(&self, peers: Vec<PeerTuple>, generation: u64, least: usize, most: usize) {
+        let peers = peers.into_iter().map(|(id, address)| Peer {
+            id: Id(id),
+            address,
+        });
+        self.inner.found(peers.collect(), generation, least..=most);
+    }
+
+    fn join(&self, addresses: Vec<String>, least: usize, most: usize) {
+        self.inner.join(addresses, least..=most);
+    }
+
+    fn agree(&self, py: Python<'_>) -> PyResult<Agreement> {
+        enter(py, || {
+            let agreed = guarded(py, |program| self.inner.agree(program))?;
+            Ok((agreed.generation, agreed.rank, agreed.addresses))
+        })
+    }
+
+    fn connected(&self, py: Python<'_>, group: &Bound<'_, Communicator>) -> PyResult<()> {
+        let group = Arc::clone(&group.get().inner);
+        enter(py, || {
+            detached(py, || self.inner.connected(&group));
+            Ok(())
+        })
+    }
+
+    fn reform(&self, py: Python<'_>, unreached: Vec<usize>) -> PyResult<()> {
+        enter(py, || {
+            let reformed = detached(py, || self.inner.reform(&unreached));
+            reformed.map_err(|error| to_python(py, &error))
+        })
+    }
+
+    #[getter]
+    fn joiners(&self) -> usize {
+        self.inner.joiners()
+    }
+
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || {
+            detached(py, || self.inner.leave());
+            Ok(())
+        })
+    }
+}
