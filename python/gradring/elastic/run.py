@@ -15,6 +15,7 @@ import numpy as np
 
 from gradring import _native
 from gradring.communicator import (
+    Agreement,
     Communicator,
     all_gather_bytes,
     core_of,
@@ -201,7 +202,7 @@ class _Job:
         participant.found(peers, self._founded, *self._workers)
         return participant
 
-    def _enter(self, participant: _native.Participant, agreement: _native.Agreement) -> None:
+    def _enter(self, participant: _native.Participant, agreement: Agreement) -> None:
         """Connects the group, and gives the newest commit to all."""
         communicator = self._communicator
         generation, *_ = agreement

@@ -19,7 +19,7 @@ use crate::communicator::Communicator;
 use crate::config::Config;
 use crate::error::{Abort, Error, NotFormed, Result, Text, Unusable};
 use crate::forming::listener::{Admission, Listener};
-use crate::forming::members::{self, Answers, Way};
+use crate::forming::members::{self, Answers};
 use crate::forming::rendezvous::connect::resolve;
 use crate::host::host_name;
 use crate::link::forks::Process;
@@ -27,6 +27,10 @@ use crate::link::tcp::tls::Tls;
 use crate::lock::{self, lock};
 use crate::observe::own_state::OwnState;
 use crate::wire::handshake;
+
+mod way;
+
+use way::Way;
 
 /// A request's thread needs little stack, even to check certificates.
 const REQUEST_STACK_BYTES: usize = 512 << 10;
@@ -205,7 +209,7 @@ impl Participant {
         progress.group = Weak::new();
         progress.outcome = None;
         if let Some(member) = &mut progress.member {
-            let roster = member.place().map(|place| &place.roster.members);
+            let roster = member.standpoint().map(|place| &place.roster.members);
             let peers = roster.into_iter().flatten().enumerate();
             let peers = peers.filter(|(rank, _)| unreached.contains(rank));
             let ids: Vec<_> = peers.map(|(_, peer)| peer.id).collect();
@@ -244,7 +248,7 @@ impl Participant {
         });
         let sent: Vec<_> = sent.collect();
         for farewell in sent.into_iter().flatten() {
-            // Whoever does not hear it finds nobody at the address.
+            // One that does not hear it finds nobody at the address.
             drop(farewell.join());
         }
         lock(&self.shared.between).take();
@@ -353,7 +357,7 @@ impl Shared {
                     Err(error) => progress.outcome = Some(Err(error)),
                 },
                 Step::Failed(error) => {
-                    let place = progress.member.as_ref().and_then(Member::place);
+                    let place = progress.member.as_ref().and_then(Member::standpoint);
                     let rank = place.and_then(|place| place.roster.position(progress.id));
                     progress.outcome = Some(Err(match rank {
                         Some(rank) => error.blaming(rank, host_name()),

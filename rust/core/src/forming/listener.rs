@@ -119,7 +119,7 @@ impl Listener {
         Self::on(socket, address, admission)
     }
 
-    /// Listens where this process listens already; whoever listened there before gives way.
+    /// Listens where this process listens already; what listened there before gives way.
     pub(crate) fn reopen(socket: &TcpListener, admission: Arc<Admission>) -> Result<Self> {
         let rank = admission.config.rank;
         let cannot = |error| cannot_listen(&error, "its own address", rank);
