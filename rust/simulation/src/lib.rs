@@ -109,7 +109,9 @@ mod tests {
     }
 
     /// What histories of an elastic job must be examples of, or they are no test of its agreement.
-    const EXAMPLES: [&str; 27] = [
+    const EXAMPLES: [&str; 29] = [
+        "a death after acceptance, made good within 1 s",
+        "a death after acceptance, made good within 2 s",
         "a death between two messages",
         "a group did not connect",
         "a joiner found nobody",

@@ -51,7 +51,8 @@ enum Phase {
 }
 
 impl Member {
-    /// A process in the first group of a job, which is about to connect.
+    /// A process in the first group of a job, which is about to connect. All of its members listen by
+    /// now: one whose address refuses is dead.
     #[must_use]
     pub fn founding(
         me: Peer,
@@ -59,12 +60,7 @@ impl Member {
         timing: Timing,
         workers: RangeInclusive<usize>,
     ) -> Self {
-        let together = Together {
-            is_connected: false,
-            is_called: false,
-            is_new: true,
-            missing: BTreeSet::new(),
-        };
+        let together = Together::new(BTreeSet::new());
         let mut member = Self::new(me, timing, workers, Phase::Together(together));
         member.promised = roster.ballot;
         member.standpoint = Some(Standpoint {
@@ -138,7 +134,8 @@ impl Member {
         self.standpoint.as_ref()
     }
 
-    /// Whether others want to re-form: the group is to be left, and `reform` called.
+    /// Whether others want to re-form, or a member is dead: the group is to be left, also while it
+    /// connects, and `reform` called.
     #[must_use]
     pub const fn is_called(&self) -> bool {
         matches!(&self.phase, Phase::Together(together) if together.is_called)
@@ -174,9 +171,10 @@ impl Member {
 
     /// The group has failed, or could not connect with some, or has stopped to let others in.
     pub fn reform(&mut self, unreached: &[Id], now: Instant) {
-        let (Phase::Together(_), Some(standpoint)) = (&self.phase, &self.standpoint) else {
+        let (Phase::Together(together), Some(standpoint)) = (&self.phase, &self.standpoint) else {
             return;
         };
+        let has_found_death = together.has_found_death;
         let members = &standpoint.roster.members;
         let unreached = members
             .iter()
@@ -187,13 +185,18 @@ impl Member {
             self.keep_apart(address, now);
         }
         self.contacts.clear();
+        let propose_at = if has_found_death {
+            now
+        } else {
+            now + self.turn()
+        };
         self.phase = Phase::Reforming(Box::new(Reforming {
             since: now,
             lacking: now,
             attempts: 0,
             looked: now,
             round: 0,
-            propose_at: now + self.turn(),
+            propose_at,
             proposal: None,
             higher: None,
             elsewhere: BTreeMap::new(),
@@ -219,8 +222,16 @@ impl Member {
     pub fn bury(&mut self, id: Id) {
         if id != self.me.id {
             self.dead.insert(id);
+            self.call_if_member(id);
         }
         self.joiners.remove(&id);
+    }
+
+    /// Without this process its roster is no group any more.
+    fn call_if_member(&mut self, id: Id) {
+        if let (Phase::Together(together), Some(standpoint)) = (&mut self.phase, &self.standpoint) {
+            together.is_called |= standpoint.roster.has(id);
+        }
     }
 
     /// It has tried to connect to an address in vain.

@@ -49,6 +49,8 @@ pub enum Request {
     },
     /// Accept this roster.
     Install(Roster),
+    /// Say whether it is still at the roster of this ballot, whose members connect.
+    Watch(Ballot),
     /// Take the sender in.
     Join,
     /// The sender has left for good.
@@ -73,7 +75,7 @@ pub enum Reply {
     Behind(Ballot),
     /// It is at a roster without the sender, or knows of none with both.
     Elsewhere(Standpoint),
-    /// It has accepted the roster of this ballot.
+    /// It has accepted the roster of this ballot, and promised nothing higher.
     Accepted(Ballot),
     /// It has taken notice. Its members, whom a joiner can ask as well.
     Noted(Vec<Peer>),

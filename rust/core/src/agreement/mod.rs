@@ -16,6 +16,12 @@
 //! process answers there, if it has said goodbye, or if the launcher says so. A process that is told
 //! that others went on without it gives up its id, which therefore is dead, and joins as a new one.
 //!
+//! *While they connect*, each member asks the one that follows on it in the ring again and again
+//! whether it is still at the roster: one request in flight for each, however many they are. If that
+//! one is dead, or has promised a higher ballot, there will be no such group. The asker is called, and
+//! if it has found a death it proposes without waiting for its turn, which calls all others. Silence
+//! calls nobody; who is silent while it connects is found by the time that connecting may take.
+//!
 //! *Why two live rings are impossible.* A ring is alive while all its members are at its roster, so
 //! rings with a common member are never alive together, and a member that has left never comes back:
 //! ballots only grow. Take two rosters that descend from one base by different ways. Both had to be

@@ -108,6 +108,13 @@ impl Roster {
         self.members.iter().position(|member| member.id == id)
     }
 
+    /// The member that follows on this one in the ring, unless it is alone.
+    #[must_use]
+    pub fn after(&self, id: Id) -> Option<&Peer> {
+        let next = (self.position(id)? + 1) % self.members.len();
+        self.members.get(next).filter(|next| next.id != id)
+    }
+
     /// Processes of older rosters of which a decision may still depend, and which are no members.
     pub fn elders(&self) -> impl Iterator<Item = &Peer> {
         let elders = self.lineage.iter().flat_map(|held| &held.peers);

@@ -16,6 +16,10 @@ const STUCK_AFTER: Moment = 20 * SECOND;
 /// Who can reach a group for so long has been told what to do.
 const REACHED_FOR: Moment = 15 * SECOND;
 
+/// If one that has accepted a roster dies, and nothing else goes wrong, the others are at the next one
+/// by then. To wait until they have connected in vain takes longer.
+const MADE_GOOD_WITHIN: Moment = 3 * SECOND;
+
 /// What happened so far, as far as something must be true of it.
 #[derive(Default)]
 pub(super) struct Record {
@@ -26,6 +30,8 @@ pub(super) struct Record {
     last_step: Moment,
     /// By roster: its members, and those that have accepted it.
     accepted: BTreeMap<Ballot, (usize, BTreeSet<Id>)>,
+    /// Who dies after it has accepted a roster, and nothing else goes wrong: when, and which.
+    death: Option<(Moment, Ballot)>,
     minorities: u64,
     counts: BTreeMap<&'static str, u64>,
 }
@@ -45,10 +51,28 @@ impl Record {
         self.progressed.last().map(|roster| roster.ballot)
     }
 
-    pub(super) fn accepted(&mut self, roster: &Roster, by: Id) {
+    pub(super) fn accepted(&mut self, roster: &Roster, by: Id, now: Moment) -> Result<(), String> {
         let accepted = self.accepted.entry(roster.ballot).or_default();
         accepted.0 = roster.members.len();
         accepted.1.insert(by);
+        let is_whole = accepted.0 == accepted.1.len();
+        let Some((died, _)) = self
+            .death
+            .take_if(|(_, at)| is_whole && roster.ballot > *at)
+        else {
+            return Ok(());
+        };
+        let after = now - died;
+        self.count(match after.div_ceil(SECOND) {
+            0 | 1 => "a death after acceptance, made good within 1 s",
+            2 => "a death after acceptance, made good within 2 s",
+            _ => "a death after acceptance, made good later",
+        });
+        if after > MADE_GOOD_WITHIN {
+            let seconds = after as f64 / SECOND as f64;
+            return Err(format!("a death is made good after {seconds:.1} s only"));
+        }
+        Ok(())
     }
 
     pub(super) fn gave_up_connecting(&mut self, ballot: Ballot) {
@@ -225,6 +249,13 @@ impl World {
     /// Notes what a fault makes this history an example of.
     pub(super) fn observe(&mut self, fault: &Fault, host: usize) {
         self.record.count(fault.harm.name());
+        if let (true, Harm::Kill, Some(at)) = (
+            self.scenario.is_death_after_acceptance,
+            &fault.harm,
+            self.hosts[host].at(),
+        ) {
+            self.record.death = Some((self.clock.now(), at));
+        }
         let has_triggered = !matches!(fault.trigger, Trigger::At(_));
         let ends = matches!(fault.harm, Harm::Kill | Harm::Replace(_) | Harm::Vanish);
         let lives = |it: &super::world::Host| it.state == State::Lives;

@@ -18,6 +18,10 @@ pub(super) struct Scenario {
     pub(super) faults: Vec<Fault>,
     /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
     pub(super) delay_max: Moment,
+    /// Whether who connects with a dead process sees that at once, or only that it takes too long.
+    pub(super) sees_deaths: bool,
+    /// Whether all that goes wrong is the death of one that has just accepted a roster.
+    pub(super) is_death_after_acceptance: bool,
     /// One message in so many is lost, comes twice, or is slow.
     pub(super) one_in: [u64; 3],
 }
@@ -43,6 +47,7 @@ pub(super) enum Trigger {
 pub(super) enum Kind {
     Gather,
     Install,
+    Watch,
     Join,
     Ready,
     Complete,
@@ -152,7 +157,7 @@ impl Scenario {
         let mut least = 1 + random.below(2);
         let mut most = founders + random.below(4);
         let quiet = random.once_in(3);
-        let aim = random.below(4);
+        let aim = random.below(5);
         let mut faults = Vec::new();
         match aim {
             0 => {
@@ -167,14 +172,19 @@ impl Scenario {
                     .collect();
                 faults = lost_growth(random, founders);
             }
+            2 => {
+                (founders, joiners, least, most) = (3 + random.below(4), Vec::new(), 1, 8);
+                faults = lost_acceptor(random, founders);
+            }
             _ => {}
         }
         let hosts = founders + joiners.len();
-        let more = if aim < 2 {
+        let more = if aim < 3 {
             random.below(2)
         } else {
             random.below(6)
         };
+        let is_death_after_acceptance = aim == 2 && more == 0 && quiet;
         faults.extend((0..more).map(|_| Fault::new(random, hosts, founders)));
         Self {
             founders,
@@ -182,6 +192,8 @@ impl Scenario {
             workers: least..=most,
             faults,
             delay_max: random.pick(&[2, 20, 150]) * MILLISECOND,
+            sees_deaths: !is_death_after_acceptance && random.once_in(2),
+            is_death_after_acceptance,
             one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
         }
     }
@@ -251,12 +263,34 @@ fn lost_growth(random: &mut Random, founders: usize) -> Vec<Fault> {
     faults
 }
 
+/// The group fails, and one of those that accept the next roster dies before it has connected.
+fn lost_acceptor(random: &mut Random, founders: usize) -> Vec<Fault> {
+    let at = random.between(SECOND, 3 * SECOND);
+    let number = random.between(1, founders as u64 - 1);
+    let fault = |trigger, harm| Fault {
+        trigger,
+        host: 0,
+        harm,
+    };
+    vec![
+        fault(Trigger::At(at), Harm::Break),
+        fault(
+            Trigger::Answered {
+                kind: Kind::Install,
+                number,
+            },
+            Harm::Kill,
+        ),
+    ]
+}
+
 impl Fault {
     fn new(random: &mut Random, hosts: usize, founders: usize) -> Self {
         let kinds = [
             Kind::Gather,
             Kind::Install,
             Kind::Install,
+            Kind::Watch,
             Kind::Join,
             Kind::Ready,
             Kind::Complete,

@@ -20,6 +20,7 @@ impl Member {
                 self.answer_gather(&envelope.from, *ballot, base, now)
             }
             Request::Install(roster) => self.accept(roster, BTreeSet::new()),
+            Request::Watch(ballot) => self.answer_watch(*ballot),
             Request::Join => {
                 self.note(&envelope.from);
                 let standpoint = self.standpoint.as_ref();
@@ -30,12 +31,6 @@ impl Member {
             }
             Request::Leave => {
                 self.bury(envelope.from.id);
-                let standpoint = self.standpoint.as_ref();
-                let was_in =
-                    standpoint.is_some_and(|standpoint| standpoint.roster.has(envelope.from.id));
-                if let Phase::Together(together) = &mut self.phase {
-                    together.is_called |= was_in;
-                }
                 Reply::Noted(Vec::new())
             }
         }
@@ -126,7 +121,7 @@ impl Member {
             Reply::Busy => {
                 contact.busy.get_or_insert(now);
             }
-            Reply::Behind(higher) if *higher > promised => self.give_way(*higher, now),
+            Reply::Behind(higher) if *higher > promised => self.give_way(id, *higher, now),
             Reply::Elsewhere(standpoint) => {
                 if let Phase::Reforming(reforming) = &mut self.phase {
                     reforming.elsewhere.insert(id, standpoint.clone());
@@ -145,11 +140,11 @@ impl Member {
         }
     }
 
-    /// A process is proved dead.
+    /// Its own request has proved that a process is dead.
     fn lost(&mut self, id: Id) {
         self.bury(id);
         if let Phase::Together(together) = &mut self.phase {
-            together.is_called |= together.missing.contains(&id);
+            together.has_found_death |= together.is_called;
         }
     }
 

@@ -94,7 +94,7 @@ impl Member {
     }
 
     /// Somebody has promised more to another proposer.
-    pub(super) fn give_way(&mut self, higher: Ballot, now: Instant) {
+    pub(super) fn give_way(&mut self, by: Id, higher: Ballot, now: Instant) {
         let (turn, stagger) = (self.turn(), self.timing.stagger);
         match &mut self.phase {
             Phase::Reforming(reforming) => {
@@ -106,7 +106,7 @@ impl Member {
                 reforming.round = reforming.round.max(higher.round);
                 reforming.higher = None;
             }
-            Phase::Together(together) => together.is_called |= !together.missing.is_empty(),
+            Phase::Together(_) => self.call_if_member(by),
             Phase::Joining(_) | Phase::Over => {}
         }
     }

@@ -156,6 +156,35 @@ fn joiners_take_the_ranks_of_the_dead_and_the_others_keep_theirs() {
 }
 
 #[test]
+fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() {
+    for dead in 1..=4 {
+        let mut job = Job::new(4);
+        job.reform();
+        job.pass(Duration::from_secs(1));
+        assert_eq!(job.rosters(), vec![(2, vec![1, 2, 3, 4]); 4]);
+        job.dead.push(dead);
+        job.members.retain(|it| it.me.id.0[0] != dead);
+        job.pass(Duration::from_millis(500));
+        let called: Vec<_> = job.members.iter().filter(|it| it.is_called()).collect();
+        // It is watched by the one before it.
+        assert_eq!(called.len(), 1);
+        assert_eq!(called[0].me.id.0[0] % 4 + 1, dead);
+        let caller = called[0].me.id;
+        let now = job.now;
+        let caller = job.members.iter_mut().find(|it| it.me.id == caller);
+        caller.expect("it lives").reform(&NONE, now);
+        // It does not wait for its turn.
+        job.pass(Duration::from_millis(100));
+        let calls = job.members.iter().filter(|it| it.is_called()).count();
+        assert_eq!(calls, 2);
+        job.reform();
+        job.pass(Duration::from_millis(800));
+        let left: Vec<_> = (1..=4).filter(|it| *it != dead).collect();
+        assert_eq!(job.rosters(), vec![(3, left); 3]);
+    }
+}
+
+#[test]
 fn half_of_the_members_stop_with_an_error_that_names_the_others() {
     let mut job = Job::new(4);
     job.silent.extend([3, 4]);

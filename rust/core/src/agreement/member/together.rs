@@ -5,17 +5,32 @@ use std::time::Instant;
 
 use super::{Member, Phase};
 use crate::agreement::message::{Reply, Request, Standpoint, Step};
-use crate::agreement::quorum::{Id, Roster};
+use crate::agreement::quorum::{Ballot, Id, Peer, Roster};
 
 /// Its group connects or runs.
 pub(super) struct Together {
     pub(super) is_connected: bool,
-    /// Others want to re-form.
+    /// Others want to re-form, or a member is dead.
     pub(super) is_called: bool,
+    /// This process has found that out itself, and so need not wait for others to propose.
+    pub(super) has_found_death: bool,
     /// Its owner has yet to be told to connect.
     pub(super) is_new: bool,
     /// Members that have not accepted the roster for all that this process, its proposer, knows.
     pub(super) missing: BTreeSet<Id>,
+}
+
+impl Together {
+    /// Of a roster that has just been accepted.
+    pub(super) const fn new(missing: BTreeSet<Id>) -> Self {
+        Self {
+            is_connected: false,
+            is_called: false,
+            has_found_death: false,
+            is_new: true,
+            missing,
+        }
+    }
 }
 
 impl Member {
@@ -25,11 +40,11 @@ impl Member {
             .standpoint
             .as_ref()
             .map(|standpoint| standpoint.roster.ballot);
-        if at == Some(roster.ballot) {
-            return Reply::Accepted(roster.ballot);
-        }
         if self.promised != roster.ballot || !roster.has(self.me.id) {
             return Reply::Behind(self.promised);
+        }
+        if at == Some(roster.ballot) {
+            return Reply::Accepted(roster.ballot);
         }
         self.joiners.retain(|&id, _| !roster.has(id));
         self.dead
@@ -39,13 +54,17 @@ impl Member {
             roster: roster.clone(),
             is_established: false,
         });
-        self.phase = Phase::Together(Together {
-            is_connected: false,
-            is_called: false,
-            is_new: true,
-            missing,
-        });
+        self.phase = Phase::Together(Together::new(missing));
         Reply::Accepted(roster.ballot)
+    }
+
+    pub(super) fn answer_watch(&self, ballot: Ballot) -> Reply {
+        let at = self.standpoint.as_ref().map(|it| it.roster.ballot);
+        if at == Some(ballot) && self.promised == ballot {
+            Reply::Accepted(ballot)
+        } else {
+            Reply::Behind(self.promised)
+        }
     }
 
     pub(super) fn step_together(&mut self, now: Instant) -> Step {
@@ -60,10 +79,17 @@ impl Member {
         let missing = roster.members.iter();
         let missing = missing.filter(|member| together.missing.contains(&member.id));
         let missing: Vec<_> = missing.cloned().collect();
-        if missing.is_empty() {
+        let next = roster.after(self.me.id);
+        let is_watched = |next: &&Peer| !together.is_connected && !missing.contains(next);
+        let watched: Vec<_> = next.filter(is_watched).cloned().into_iter().collect();
+        if missing.is_empty() && watched.is_empty() {
             return Step::Wait(None);
         }
-        let request = Request::Install(roster.clone());
-        self.ask(&missing, &request, now)
+        let install = Request::Install(roster.clone());
+        let watch = Request::Watch(roster.ballot);
+        match self.ask(&missing, &install, now) {
+            Step::Wait(_) => self.ask(&watched, &watch, now),
+            send => send,
+        }
     }
 }

@@ -25,7 +25,10 @@ impl World {
                 && self.hosts[other].state == State::Lives
                 && !self.is_cut(host, other)
                 && !self.is_cut(other, host);
-            gone |= self.is_dead(peer) && !self.is_cut(host, other) && !self.is_cut(other, host);
+            gone |= self.scenario.sees_deaths
+                && self.is_dead(peer)
+                && !self.is_cut(host, other)
+                && !self.is_cut(other, host);
             if !is_there {
                 missing.push(peer.id);
             } else if self.hosts[other].at() != Some(ballot) {

@@ -91,7 +91,11 @@ impl World {
                 let is_first = self.tickets.remove(&ticket);
                 if is_first || outcome != Outcome::Silent {
                     let member = self.hosts[host].member.as_mut().expect("it lives");
+                    let was_called = member.is_called();
                     member.heard(&address, to, &outcome, instant);
+                    if !was_called && member.is_called() {
+                        self.come_back(host);
+                    }
                     return self.drive(host);
                 }
             }

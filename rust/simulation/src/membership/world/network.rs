@@ -159,6 +159,7 @@ const fn kind(request: &Request) -> Option<Kind> {
     match request {
         Request::Gather { .. } => Some(Kind::Gather),
         Request::Install(_) => Some(Kind::Install),
+        Request::Watch(_) => Some(Kind::Watch),
         Request::Join => Some(Kind::Join),
         Request::Leave => None,
     }
@@ -170,6 +171,7 @@ fn shown(request: &Request) -> String {
             format!("gather {ballot:?} from {:?}", base.roster.ballot)
         }
         Request::Install(roster) => format!("install {:?}", roster.ballot),
+        Request::Watch(ballot) => format!("watch {ballot:?}"),
         Request::Join => "join".into(),
         Request::Leave => "leave".into(),
     }

@@ -55,7 +55,7 @@ impl World {
                 Step::Send(address, envelope) => self.send(host, &address, envelope)?,
                 Step::Connect(roster) => {
                     let me = member.me().id;
-                    self.record.accepted(&roster, me);
+                    self.record.accepted(&roster, me, self.clock.now())?;
                     self.trace.say(|| {
                         let addresses: Vec<_> =
                             roster.members.iter().map(|it| &*it.address).collect();
