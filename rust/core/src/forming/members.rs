@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use crate::agreement::message::{Envelope, Reply};
 use crate::error::Result;
 use crate::link::forks::PerProcess;
-use crate::wire::handshake
+use crate::wire::handshake;
 
 /// Answers for this process in one job.
 pub(crate) trait Answers: Send + Sync {
