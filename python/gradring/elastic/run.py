@@ -136,6 +136,9 @@ class _Job:
         #: The generation of the group that was there before, if it was.
         self._founded: int | None = None
         self._losses = 0
+        self._has_formed = False
+        #: Where the members of the last group listen.
+        self._addresses: list[str] = []
 
     def __enter__(self) -> _Job:
         self._leaves.__enter__()
@@ -160,8 +163,11 @@ class _Job:
         while True:
             agreement = participant.agree()
             unreached: list[int] = []
+            self._has_formed = False
             try:
                 self._enter(participant, agreement)
+                self._has_formed = True
+                self._addresses = agreement[2]
                 self._state._after_commit = self._at_commit
                 self._leaves.waits = True
                 result = train()
@@ -174,11 +180,10 @@ class _Job:
                     communicator.close()
                     raise SystemExit(128 + signal.SIGTERM) from None
             except Exception as error:
-                failure = self._survivable(error)
-                if failure is None:
+                if not self._is_survivable(error):
                     raise
-                if isinstance(failure, RendezvousError) and failure.rank is not None:
-                    unreached = [failure.rank]
+                if not self._has_formed:
+                    unreached = self._to_leave_out(error, agreement)
                 self._state.restore()
             finally:
                 self._state._after_commit = None
@@ -228,25 +233,38 @@ class _Job:
         if communicator.all_reduce(changes, "max", name="elastic/changes")[0]:
             raise _Regroup
 
-    def _survivable(self, error: Exception) -> GradringError | None:
-        """The failure of the group, if another one may do better."""
+    def _to_leave_out(self, error: Exception, agreement: Agreement) -> list[int]:
+        """The ranks because of which a group has not formed."""
+        if isinstance(error, _SURVIVABLE):
+            return []
+        if isinstance(error, RendezvousError) and error.rank is not None:
+            return [error.rank]
+        # Such as other settings: the members of the group before had the same.
+        _, _, addresses = agreement
+        return [r for r, address in enumerate(addresses) if address not in self._addresses]
+
+    def _is_survivable(self, error: Exception) -> bool:
+        """Whether the group has failed so that another one may do better."""
         failure = error if isinstance(error, GradringError) else _behind(error)
-        core = core_of(self._communicator)
-        has_formed = not isinstance(failure, RendezvousError)
-        if not isinstance(failure, (*_SURVIVABLE, RendezvousError)):
-            return None
-        if has_formed and not core.has_failed:
-            return None
+        if failure is None:
+            return False
+        if self._has_formed:
+            survivable = isinstance(failure, _SURVIVABLE) and core_of(self._communicator).has_failed
+        else:
+            # Whatever is wrong with those that join, the others were right together.
+            survivable = self._has_state or isinstance(failure, (*_SURVIVABLE, RendezvousError))
+        if not survivable:
+            return False
         self._losses += 1
         if self._losses > _LOSSES_WITHOUT_COMMIT_MAX:
-            return None
+            return False
         _log.warning(
             "rank %d on %s goes back to its last commit, and forms a new group: %s",
             self._communicator.rank,
             self._communicator.host,
             described(failure),
         )
-        return failure
+        return True
 
 
 class _Terminated:
