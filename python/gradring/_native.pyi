@@ -134,6 +134,7 @@ class Participant:
         job: str,
         token: bytes,
         tls: tuple[str, str, str] | None,
+        patience: float,
     ) -> Participant: ...
     @property
     def peer(self) -> tuple[bytes, str]: ...

@@ -533,11 +533,13 @@ def core_of(communicator: Communicator) -> _native.Communicator:
 
 
 def participant_of(
-    communicator: Communicator, addresses: Sequence[str] = ()
+    communicator: Communicator, addresses: Sequence[str], patience_s: float
 ) -> _native.Participant:
     """This process in an elastic job, to go on from its group, or to join those at addresses."""
     group = communicator._native if communicator.world_size > 1 else None
-    return _native.Participant(group=group, addresses=addresses, **communicator._door)
+    return _native.Participant(
+        group=group, addresses=addresses, patience=patience_s, **communicator._door
+    )
 
 
 def form_again(

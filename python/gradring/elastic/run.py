@@ -58,7 +58,11 @@ _Train = TypeVar("_Train", bound=Callable[..., Any])
 
 
 def run(
-    group: Communicator | Strategy, *, min_workers: int = 1, max_workers: int | None = None
+    group: Communicator | Strategy,
+    *,
+    min_workers: int = 1,
+    max_workers: int | None = None,
+    timeout: float = 600.0,
 ) -> Callable[[_Train], _Train]:
     """Makes a function that trains go on when processes are lost, leave or join.
 
@@ -87,19 +91,23 @@ def run(
 
     Args:
         group: The communicator, or a `gradring.tensorflow.CustomCollectiveStrategy`.
-        min_workers: With fewer, the others wait for processes that join, for ten minutes.
+        min_workers: With fewer, the others wait for processes that join.
         max_workers: With so many, nobody joins; by default there is no bound.
+        timeout: Seconds for which they wait; default 600.
 
     Returns:
         What makes a function elastic. The function takes the state first; every process must call
         it.
 
     Raises:
-        gradring.errors.ConfigError: ``min_workers`` is below 1, or above ``max_workers``. The
-            elastic function raises what the function raises, and `gradring.errors.RendezvousError`:
-            this process is in a minority, or there are too few workers, or nobody lets it join.
+        gradring.errors.ConfigError: ``min_workers`` is below 1, or above ``max_workers``, or
+            ``timeout`` is not above 0. The elastic function raises what the function raises, and
+            `gradring.errors.RendezvousError`: this process is in a minority, or there are too few
+            workers, or nobody lets it join.
     """
     most = _WORKERS_MAX if max_workers is None else max_workers
+    if not timeout > 0:
+        raise ConfigError(f"elastic.run: timeout={timeout!r} is not a number of seconds above 0")
     if not 1 <= min_workers <= most:
         raise ConfigError(
             f"elastic.run: min_workers={min_workers!r} is not between 1 and max_workers={most!r}"
@@ -108,7 +116,7 @@ def run(
     def elastic(train: _Train) -> _Train:
         @functools.wraps(train)
         def trained(state: State, *args: Any, **kwargs: Any) -> Any:
-            with _Job(group, min_workers, most, state) as job:
+            with _Job(group, (min_workers, most, timeout), state) as job:
                 return job.run(lambda: train(state, *args, **kwargs))
 
         return cast(_Train, trained)
@@ -123,10 +131,16 @@ class _Regroup(BaseException):
 class _Job:
     """One call of an elastic function."""
 
-    def __init__(self, group: Communicator | Strategy, least: int, most: int, state: State) -> None:
+    def __init__(
+        self,
+        group: Communicator | Strategy,
+        workers: tuple[int, int, float],
+        state: State,
+    ) -> None:
         strategy = None if isinstance(group, Communicator) else group
         self._strategy = strategy
         self._communicator = group if isinstance(group, Communicator) else group.communicator
+        least, most, self._patience_s = workers
         self._workers = (least, most)
         self._state = state
         self._leaves = _Terminated()
@@ -194,7 +208,7 @@ class _Job:
     def _take_part(self) -> _native.Participant:
         communicator = self._communicator
         seeds = communicator._joins
-        participant = participant_of(communicator, seeds)
+        participant = participant_of(communicator, seeds, self._patience_s)
         self._participant = participant
         if seeds:
             participant.join(list(seeds), *self._workers)

@@ -82,7 +82,7 @@ struct Progress {
 
 impl Participant {
     /// A process that listens where it does for its group, or if it has none where `config` says; others
-    /// are found at `addresses`.
+    /// are found at `addresses`. It waits so long for enough workers.
     ///
     /// # Errors
     /// `Config` or `Rendezvous` if it cannot listen; `Exhausted` if the system has no room for a thread.
@@ -90,6 +90,7 @@ impl Participant {
         config: &Config,
         group: Option<&Communicator>,
         addresses: &[String],
+        patience: Duration,
     ) -> Result<Self> {
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let listening = group.and_then(Communicator::listening);
@@ -105,7 +106,10 @@ impl Participant {
         let shared = Arc::new(Shared {
             config: config.clone(),
             way,
-            timing: Timing::default(),
+            timing: Timing {
+                workers: patience,
+                ..Timing::default()
+            },
             socket: Arc::new(socket),
             address,
             progress: Mutex::new(Progress {

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gradring_core::agreement::quorum::{Id, Peer};
-use gradring_core::config::{Config, Settings, TlsFiles};
+use gradring_core::config::{Config, LONGEST_S, Settings, TlsFiles};
 use gradring_core::elastic;
 use pyo3::prelude::*;
 
@@ -27,7 +28,7 @@ pub(crate) struct Participant {
 #[pymethods]
 impl Participant {
     #[new]
-    #[pyo3(signature = (*, group, listen, ports, interface, announce, addresses, job, token, tls))]
+    #[pyo3(signature = (*, group, listen, ports, interface, announce, addresses, job, token, tls, patience))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -40,6 +41,7 @@ impl Participant {
         job: String,
         token: Vec<u8>,
         tls: Option<(PathBuf, PathBuf, PathBuf)>,
+        patience: f64,
     ) -> PyResult<Self> {
         enter(py, || {
             let config = Config {
@@ -64,9 +66,10 @@ impl Participant {
                 settings: Settings::default(),
                 on_warning: log_warning,
             };
+            let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
             let group = group.map(|group| Arc::clone(&group.get().inner));
             let inner = detached(py, || {
-                elastic::Participant::new(&config, group.as_deref(), &addresses)
+                elastic::Participant::new(&config, group.as_deref(), &addresses, patience)
             });
             let inner = Arc::new(inner.map_err(|error| to_python(py, &error))?);
             Ok(Self { inner })
