@@ -22,6 +22,10 @@ use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose};
 use crate::wire::pairing as wire_pairing;
 use crate::wire::state::{self, Phase, State};
 
+mod agreement;
+
+pub use agreement::agreement;
+
 const TOKEN: &[u8] = b"what no input contains";
 
 /// A decoder.
@@ -41,7 +45,7 @@ impl Decoder {
 }
 
 /// All decoders.
-pub const DECODERS: [Decoder; 8] = [
+pub const DECODERS: [Decoder; 9] = [
     Decoder::new("contract", contract_header, contract_samples),
     Decoder::new("frame", frame, frame_samples),
     Decoder::new("control", control_messages, control_samples),
@@ -58,6 +62,7 @@ pub const DECODERS: [Decoder; 8] = [
     Decoder::new("roster", roster, roster_samples),
     Decoder::new("state", state, state_samples),
     Decoder::new("pairing", pairing, pairing_samples),
+    Decoder::new("agreement", agreement, agreement::samples),
 ];
 
 /// A header that is taken for one begins as ours do.

@@ -60,7 +60,7 @@ impl Member {
                 let base = higher.unwrap_or(standpoint).clone();
                 let round = self.promised.round.max(base.roster.ballot.round);
                 self.promised = Ballot {
-                    round: round.max(reforming.round) + 1,
+                    round: round.max(reforming.round).saturating_add(1),
                     proposer: self.me.id,
                 };
                 Proposal {

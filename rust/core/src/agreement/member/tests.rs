@@ -1,5 +1,5 @@
 use super::*;
-use crate::agreement::message::Outcome;
+use crate::agreement::message::{News, Outcome, Reply};
 use crate::error::ErrorKind;
 
 const NONE: [Id; 0] = [];
@@ -182,6 +182,28 @@ fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() 
         let left: Vec<_> = (1..=4).filter(|it| *it != dead).collect();
         assert_eq!(job.rosters(), vec![(3, left); 3]);
     }
+}
+
+#[test]
+fn who_connects_is_called_if_the_next_of_the_ring_has_promised_to_others() {
+    let mut job = Job::new(3);
+    job.reform();
+    job.pass(Duration::from_secs(1));
+    let (base, now) = (job.members[0].standpoint().cloned(), job.now);
+    let gather = Request::Gather {
+        ballot: Ballot {
+            round: 9,
+            proposer: job.members[2].me.id,
+        },
+        base: base.expect("it is at a roster"),
+        news: News::default(),
+    };
+    let (_, envelope) = job.members[2].envelope(&peer(2), gather);
+    job.members[1].reform(&NONE, now);
+    let promise = job.members[1].answer(&envelope, now);
+    assert!(matches!(promise, Reply::Promise { .. }));
+    job.pass(Duration::from_millis(500));
+    assert!(job.members[0].is_called());
 }
 
 #[test]
