@@ -11,6 +11,8 @@ from typing import Any
 from gradring.errors import ConfigError
 
 RENDEZVOUS, JOB_ID, PORT = "GRADRING_RENDEZVOUS", "GRADRING_JOB_ID", "GRADRING_PORT"
+#: Where the ranks of a running job may be, for a process that is to join them.
+JOIN = "GRADRING_JOIN"
 #: Of rank 0, where a launcher tells its host only; that of torch and Kubeflow, too.
 DEFAULT_PORT = 29500
 MAX_PORT = 65535

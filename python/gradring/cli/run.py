@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from gradring.cli.arguments import check_file, count, make_directory, seconds, usage
 from gradring.clusters import outer_place
+from gradring.config import Settings
+from gradring.launch.elastic import HOST_FAILURES, Limits
 from gradring.launch.hostfile import read_hosts
 from gradring.launch.hosts import Host, parse_hosts, parse_port
 from gradring.launch.launcher import DEFAULT_GRACE_S, launch
@@ -23,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the number of ranks, the options and the command."""
     parser.usage = (
         "gradring run [-np N] [--hosts HOST:RANKS,... | --hostfile FILE] [--max-restarts R] "
+        "[--min-np N] [--max-np N] [--host-discovery-script FILE] [--host-failures N] "
         "[--log-dir DIR] [--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
         "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
         "COMMAND..."
@@ -55,10 +59,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-restarts",
         type=count("restarts", least=0),
-        default=0,
         metavar="R",
         help="start all ranks again when one has failed, R times at most; GRADRING_RESTART tells "
-        "them the attempt (default 0)",
+        "them the attempt (default 0); in an elastic job, how often single ranks start again "
+        "(default: without bound)",
+    )
+    parser.add_argument(
+        "--min-np",
+        type=count("ranks"),
+        metavar="N",
+        dest="least",
+        help="an elastic job: a rank that fails starts again by itself, and the job begins with N "
+        "ranks or more (default: as -np)",
+    )
+    parser.add_argument(
+        "--max-np",
+        type=count("ranks"),
+        metavar="N",
+        dest="most",
+        help="an elastic job, in which up to N ranks run when there is room (default: as -np)",
+    )
+    parser.add_argument(
+        "--host-discovery-script",
+        type=usage(_program),
+        metavar="FILE",
+        dest="host_script",
+        help="for an elastic job: a program that prints the hosts that there are, such as "
+        "node-a:2, one on each line; it is run every second",
+    )
+    parser.add_argument(
+        "--host-failures",
+        type=count("failures", least=0),
+        default=HOST_FAILURES,
+        metavar="N",
+        help="in an elastic job: give up a host after so many failures of a rank in a row "
+        "(default %(default)d; 0: never)",
     )
     parser.add_argument(
         "--log-dir",
@@ -140,11 +175,27 @@ def run(arguments: argparse.Namespace) -> int:
     world_size = arguments.world_size or room
     if not world_size:
         return _misused("the number of ranks is missing; give -np N, --hosts or --hostfile")
-    if room and world_size > room:
+    if room and world_size > room and arguments.host_script is None:
         option = "--hosts" if arguments.hosts else "--hostfile"
         return _misused(f"-np {world_size} is more than the {room} ranks of {option}")
-    if world_size > MAX_WORLD_SIZE:
-        return _misused(f"{world_size} ranks are too many; a group has at most {MAX_WORLD_SIZE}")
+    least, most = arguments.least or world_size, arguments.most or world_size
+    if not least <= world_size <= most:
+        return _misused(
+            f"--min-np {least}, -np {world_size} and --max-np {most} must grow in this order"
+        )
+    if most > MAX_WORLD_SIZE:
+        return _misused(f"{most} ranks are too many; a group has at most {MAX_WORLD_SIZE}")
+    given = (arguments.least, arguments.most, arguments.host_script)
+    elastic = None
+    if any(option is not None for option in given):
+        elastic = Limits(
+            world_size,
+            least,
+            most,
+            start_s=Settings.from_environ(os.environ).timeout,
+            restarts=arguments.max_restarts,
+            host_failures=arguments.host_failures,
+        )
     if arguments.log_dir is not None:
         make_directory("--log-dir", arguments.log_dir)
     if arguments.trace is not None:
@@ -160,8 +211,10 @@ def run(arguments: argparse.Namespace) -> int:
             module=arguments.module,
             ssh=_ssh(arguments),
             forward=arguments.forward,
-            max_restarts=arguments.max_restarts,
+            max_restarts=arguments.max_restarts or 0,
             trace=arguments.trace,
+            elastic=elastic,
+            host_script=arguments.host_script,
         )
     except OSError as error:
         print(f"gradring run: the ranks cannot be started: {error}", file=sys.stderr)
@@ -191,6 +244,13 @@ def _warn_of_outer_launcher(world_size: int) -> None:
 def _misused(problem: str) -> int:
     print(f"gradring run: {problem}", file=sys.stderr)
     return 2
+
+
+def _program(text: str) -> Path:
+    path = _existing_file(text)
+    if not os.access(path, os.X_OK):
+        raise ValueError(f"{text!r} cannot be executed; type: chmod +x {shlex.quote(text)}")
+    return path
 
 
 def _existing_file(text: str) -> Path:

@@ -97,7 +97,7 @@ def outer_place(environ: Mapping[str, str]) -> tuple[str, Place] | None:
 def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy in which no environment claims a place, for the children of a launcher."""
     claims = {name for environment in ENVIRONMENTS + NODES for name in environment.variables}
-    claims |= {parse.JOB_ID, *signs.NUMBERS}
+    claims |= {parse.JOB_ID, parse.JOIN, *signs.NUMBERS}
     return {name: text for name, text in environ.items() if name not in claims}
 
 

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,16 +31,26 @@ def read_hosts(path: Path) -> list[Host]:
     Raises:
         ValueError: The file cannot be read, names no host, or has a line that is malformed.
     """
+    hosts = hosts_in(_lines(path), str(path))
+    if not hosts:
+        raise ValueError(f"{path} names no host; write a line such as node-a slots=2 for each")
+    return hosts
+
+
+def hosts_in(lines: Sequence[str], source: str) -> list[Host]:
+    """As `read_hosts`; ``source`` is what the lines are of. There may be none.
+
+    Raises:
+        ValueError: A line is malformed.
+    """
     hosts: dict[str, Host] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(lines, start=1):
         entry = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         try:
             if entry:
                 _add(hosts, _parse_line(entry))
         except ValueError as error:
-            raise ValueError(f"line {number} of {path}: {error}") from None
-    if not hosts:
-        raise ValueError(f"{path} names no host; write a line such as node-a slots=2 for each")
+            raise ValueError(f"line {number} of {source}: {error}") from None
     return list(hosts.values())
 
 

@@ -2,7 +2,8 @@
 
 One thread does everything: it sleeps until a pipe has output, a child has ended or a signal has
 arrived, so that lines are never mixed. Which rank failed first is decided when all have ended: the
-others learn of a failure while the rank to blame may still be ending.
+others learn of a failure while the rank to blame may still be ending. In an elastic job, a `Crew`
+starts the ranks, and starts them again one by one; the loop is the same.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from gradring.launch import tracing
+from gradring.launch.crew import Crew
+from gradring.launch.elastic import Limits, pause_s
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.hosts import THIS_HOST, Host, place_ranks
 from gradring.launch.output import RankOutput
@@ -44,8 +48,6 @@ from gradring.observe import paths, step_log
 DEFAULT_GRACE_S = 10.0
 TICK_S = 0.5
 CLOSING_TICK_S = 0.02
-#: Before the first restart, the bound to which the pause doubles, and how often it does.
-FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
 #: How long output may still arrive after the last process of all groups has ended.
 DRAIN_S = 1.0
 
@@ -63,6 +65,8 @@ def launch(
     forward: Sequence[str] = (),
     max_restarts: int = 0,
     trace: Path | None = None,
+    elastic: Limits | None = None,
+    host_script: Path | None = None,
 ) -> int:
     """Runs ``command`` once per rank and returns when all ranks have ended.
 
@@ -90,6 +94,12 @@ def launch(
             number of the attempt, from 0, in ``GRADRING_RESTART``, and with restarts have
             ``attempt-0`` and so on inside ``GRADRING_FLIGHT_DIR`` for their flight records.
         trace: The file for a timeline of all ranks, on whatever hosts; says when it is written.
+        elastic: Ranks that fail start again by themselves, within these limits, while the others
+            go on; ``max_restarts`` does not count then. They find in ``GRADRING_JOIN`` where the
+            others may be, and in ``GRADRING_RESTART`` how often they have started before.
+        host_script: For an elastic job, a program that prints the hosts that there are, as a host
+            file has them. It is asked again and again: ranks start on hosts that come, and leave
+            those that go. Without ``hosts``, those that it names first are those of the start.
 
     Returns:
         0, or the code of the rank that failed first (128 plus the number of the signal that killed
@@ -100,10 +110,12 @@ def launch(
         OSError: There are too few free ports, or ``log_dir`` cannot be written.
         SurveyError: A host cannot be used; it is an `OSError`, too.
     """
-    placed = place_ranks(hosts, world_size) if hosts else [THIS_HOST] * world_size
     program = Program(command, module)
+    hosts = hosts or ([] if host_script else [replace(THIS_HOST, slots=world_size)])
+    placed = place_ranks(hosts, world_size) if elastic is None else []
     world = World(placed, ssh=ssh or Ssh(), forward=forward, trace=trace)
-    problem = None if world.remote else program.problem(environ.get("PATH"))
+    elsewhere = host_script is not None or any(not host.is_local for host in placed or hosts)
+    problem = None if elsewhere else program.problem(environ.get("PATH"))
     if problem is not None:
         _say(problem)
         return CANNOT_START
@@ -122,6 +134,9 @@ def launch(
     flight = Path(environ["GRADRING_FLIGHT_DIR"]) if environ.get("GRADRING_FLIGHT_DIR") else None
     if flight is not None:
         paths.forget(flight)
+    if elastic is not None:
+        max_restarts = 0
+    job = _Job(program, world, hosts, log_dir, grace_s, elastic, host_script)
     with signals_as_bytes() as wakeup:
         for attempt in itertools.count():
             numbered = {**environ, "GRADRING_RESTART": str(attempt)}
@@ -129,7 +144,7 @@ def launch(
                 # What the first attempt has left is of more interest than the next one's.
                 numbered["GRADRING_FLIGHT_DIR"] = str(paths.of_attempt(flight, attempt))
             try:
-                exit_code, stopped = _attempt(program, world, numbered, log_dir, grace_s, wakeup)
+                exit_code, stopped = _attempt(job, numbered, wakeup)
             except SurveyError as error:
                 # A host that answered before may come back.
                 if attempt == 0:
@@ -138,9 +153,9 @@ def launch(
                 exit_code, stopped = 1, False
             if exit_code == 0 or stopped or attempt == max_restarts:
                 break
-            pause_s = min(FIRST_PAUSE_S * 2 ** min(attempt, DOUBLINGS), LONGEST_PAUSE_S)
-            _say(f"starts all ranks again in {pause_s:g} s (restart {attempt + 1}/{max_restarts})")
-            signum = _signal_within(pause_s, wakeup)
+            pause = pause_s(attempt)
+            _say(f"starts all ranks again in {pause:g} s (restart {attempt + 1}/{max_restarts})")
+            signum = _signal_within(pause, wakeup)
             if signum is not None:
                 exit_code = 128 + signum
                 break
@@ -150,30 +165,59 @@ def launch(
     return exit_code
 
 
-def _attempt(
-    program: Program,
-    world: World,
-    environ: Mapping[str, str],
-    log_dir: Path | None,
-    grace_s: float,
-    wakeup: socket.socket,
-) -> tuple[int, bool]:
-    """Starts all ranks once; the exit code, and whether a signal to the launcher ended them."""
-    environments = world.environments(environ)
+@dataclass(frozen=True)
+class _Job:
+    """What is run, and how; see `launch`."""
+
+    program: Program
+    world: World
+    hosts: Sequence[Host]
+    log_dir: Path | None
+    grace_s: float
+    elastic: Limits | None
+    host_script: Path | None
+
+
+def _attempt(job: _Job, environ: Mapping[str, str], wakeup: socket.socket) -> tuple[int, bool]:
+    """Runs the job once; the exit code, and whether a signal to the launcher ended it."""
+    world, log_dir = job.world, job.log_dir
+    environments = world.environments(environ) if job.elastic is None else []
     with contextlib.ExitStack() as stack:
         anew = environ["GRADRING_RESTART"] == "0"
-        logs = [_open_log(stack, log_dir, rank, anew) for rank in range(len(environments))]
+        logs: dict[int, IO[bytes] | None] = {}
         failures = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradring-run-")))
 
-        def advice(first: RankProcess, module: str) -> str | None:
-            return program.advice_without(module, first.host, world.python_of(first.rank))
+        def start(rank: int, environment: Mapping[str, str]) -> None:
+            failure = launched.failure_of(rank)
+            failure.unlink(missing_ok=True)
+            if rank not in logs:
+                logs[rank] = _open_log(stack, log_dir, rank, anew)
+            environment = {**environment, "GRADRING_FAILURE_FILE": str(failure)}
+            process = world.start(processes, job.program, rank, environment)
+            launched.listen_to(process, logs[rank])
 
-        with RankProcesses() as processes:
-            launched = _Launch(processes, wakeup, grace_s, failures)
-            for environment, log in zip(environments, logs, strict=True):
-                failure = launched.failure_of(len(processes.ranks))
-                environment["GRADRING_FAILURE_FILE"] = str(failure)
-                launched.listen_to(world.start(processes, program, environment), log)
+        def advice(first: RankProcess, module: str) -> str | None:
+            return job.program.advice_without(module, first.host, world.python_of(first.rank))
+
+        with RankProcesses() as processes, contextlib.ExitStack() as crews:
+            launched = _Launch(processes, wakeup, job.grace_s, failures)
+            for rank, environment in enumerate(environments):
+                start(rank, environment)
+            if job.elastic is not None:
+                launched.crew = Crew(
+                    job.elastic,
+                    job.hosts,
+                    job.host_script,
+                    world=world,
+                    environ=environ,
+                    processes=processes,
+                    grace_s=job.grace_s,
+                    now=time.monotonic(),
+                    start=start,
+                    failure_of=launched.failure_of,
+                    say=_say,
+                )
+                crews.callback(launched.crew.close)
             launched.run()
         exit_code = launched.report(log_dir, environ.get("GRADRING_FLIGHT_DIR"), advice)
     return exit_code, launched.stopped
@@ -201,8 +245,10 @@ class _Launch:
         self._failures = failures
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
-        self._outputs: list[tuple[RankOutput, RankOutput]] = []
+        self._outputs: dict[int, tuple[RankOutput, RankOutput]] = {}
         self._open: set[RankOutput] = set()
+        #: In an elastic job, what starts the ranks.
+        self.crew: Crew | None = None
         self._failed: list[RankProcess] = []
         self._ends_ranks = False
         self._stopped_by: int | None = None
@@ -220,23 +266,25 @@ class _Launch:
         return self._failures / f"rank-{rank}.json"
 
     def listen_to(self, process: RankProcess, log: IO[bytes] | None) -> None:
-        """Adds the next rank's two streams."""
+        """Adds the two streams of a rank that has been started."""
         popen = process.popen
         assert popen.stdout is not None and popen.stderr is not None
         out = RankOutput(process.rank, popen.stdout, sys.stdout.buffer, log)
         elsewhere = isinstance(process, RemoteRankProcess)
         failure = self.failure_of(process.rank) if elsewhere else None
         err = RankOutput(process.rank, popen.stderr, sys.stderr.buffer, log, failure=failure)
-        self._outputs.append((out, err))
+        self._outputs[process.rank] = out, err
         for output in (out, err):
             self._selector.register(output.pipe, selectors.EVENT_READ, output)
             self._open.add(output)
 
     def run(self) -> None:
         """Copies output until every process has ended."""
-        while self._processes.alive() and time.monotonic() < self._give_up_at:
+        self._lead()
+        while (self._processes.alive() or self._begins) and time.monotonic() < self._give_up_at:
             self._copy(TICK_S if self._processes.running() else CLOSING_TICK_S)
             self._collect()
+            self._lead()
             self._shut_down()
         deadline = time.monotonic() + DRAIN_S
         while self._open and time.monotonic() < deadline:
@@ -264,7 +312,12 @@ class _Launch:
             The exit code of the whole.
         """
         if not self._failed:
-            return 0 if self._stopped_by is None else 128 + self._stopped_by
+            if self._stopped_by is not None:
+                return 128 + self._stopped_by
+            if self.crew is None or self.crew.problem is None:
+                return 0
+            _say(self.crew.problem)
+            return 1
         blames = {
             process.rank: blame_left(
                 self.failure_of(process.rank), list(self._outputs[process.rank][1].tail)
@@ -337,13 +390,29 @@ class _Launch:
                 os.dup2(nowhere.fileno(), stream.fileno())
         self._stop(signal.SIGPIPE)
 
+    @property
+    def _begins(self) -> bool:
+        """Whether an elastic job still looks for hosts for its first ranks."""
+        return self.crew is not None and self.crew.begins and not self.stopped
+
+    def _lead(self) -> None:
+        """In an elastic job, starts the ranks that are due."""
+        if self.crew is not None and not self._ends_ranks and not self.stopped:
+            self.crew.act(time.monotonic())
+
     def _collect(self) -> None:
-        failed = [process for process in self._processes.poll() if process.exit_code != 0]
-        if not failed or self._ends_ranks or self._stopped_by is not None:
+        ended = self._processes.poll()
+        if not ended or self._ends_ranks or self.stopped:
+            return
+        # Of several found at once, one that was killed is more likely the cause than the effect.
+        ended.sort(key=lambda process: ((process.exit_code or 0) > 0, process.rank))
+        if self.crew is not None:
+            failed = self.crew.ended(ended, time.monotonic())
+        else:
+            failed = [process for process in ended if process.exit_code != 0]
+        if not failed:
             return
         known = bool(self._failed)
-        # Of several found at once, one that was killed is more likely the cause than the effect.
-        failed.sort(key=lambda process: ((process.exit_code or 0) > 0, process.rank))
         self._failed += failed
         if known:
             return
@@ -361,7 +430,8 @@ class _Launch:
     def _shut_down(self) -> None:
         """Does what is due: SIGTERM, SIGKILL, or a bound for children that ranks left behind."""
         now = time.monotonic()
-        if not self._processes.running() and self._kill_at == float("inf"):
+        ended = not self._processes.running() and not self._begins
+        if ended and self._kill_at == float("inf"):
             self._kill_at = now + self._grace_s
         # What a rank says or returns from now on is our doing.
         self._ends_ranks |= now >= min(self._kill_at, self._terminate_at)

@@ -27,12 +27,11 @@ Stream = int | BinaryIO | None
 PIPE = subprocess.PIPE
 
 
-class RankProcess:
-    """One rank: a process and the group it leads."""
+class GroupLeader:
+    """A process and the group it leads, which end with this process."""
 
     def __init__(
         self,
-        rank: int,
         command: Sequence[str],
         environ: Mapping[str, str],
         guardian: Guardian,
@@ -44,7 +43,6 @@ class RankProcess:
         """Starts the command, which dies with this process.
 
         Args:
-            rank: Its rank, for messages.
             command: Program and arguments.
             environ: All of its variables.
             guardian: Ends the group when this process is killed.
@@ -52,8 +50,6 @@ class RankProcess:
             stdout: As for ``subprocess.Popen``.
             stderr: As for ``subprocess.Popen``.
         """
-        self.rank = rank
-        self.host = socket.gethostname()
         self._guardian = guardian
         self.popen = subprocess.Popen(
             [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid()), *command],
@@ -110,33 +106,63 @@ class RankProcess:
         return any(machine.group_if_running(other) == self.pid for other in machine.processes())
 
 
+class RankProcess(GroupLeader):
+    """One rank on this machine."""
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        guardian: Guardian,
+        *,
+        stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream,
+        stderr: Stream,
+    ) -> None:
+        """As `GroupLeader`; ``rank`` is for messages."""
+        super().__init__(command, environ, guardian, stdin=stdin, stdout=stdout, stderr=stderr)
+        self.rank = rank
+        self.host = socket.gethostname()
+
+
 class RankProcesses:
     """The rank processes of one world, in rank order; a context manager that leaves none behind."""
 
     def __init__(self) -> None:
         """Makes an empty world; `start` adds the ranks one after the other."""
         self.ranks: list[RankProcess] = []
-        self._guardian = Guardian()
+        self.guardian = Guardian()
 
     def start(
         self,
         command: Sequence[str],
         environ: Mapping[str, str],
         *,
+        rank: int | None = None,
         stdout: Stream = None,
         stderr: Stream = None,
     ) -> RankProcess:
-        """Starts the next rank on this machine; the arguments are those of `RankProcess`."""
+        """Starts a rank on this machine; the arguments are those of `RankProcess` and `add`."""
         return self.add(
             lambda rank, guardian: RankProcess(
                 rank, command, environ, guardian, stdout=stdout, stderr=stderr
-            )
+            ),
+            rank,
         )
 
-    def add(self, start: Callable[[int, Guardian], RankProcess]) -> RankProcess:
-        """Starts the next rank with ``start``, which gets its number and the guardian."""
-        process = start(len(self.ranks), self._guardian)
-        self.ranks.append(process)
+    def add(
+        self, start: Callable[[int, Guardian], RankProcess], rank: int | None = None
+    ) -> RankProcess:
+        """Starts a rank with ``start``, which gets its number and the guardian.
+
+        Args:
+            start: Starts the process.
+            rank: One of which no process is left, to be started again; by default the next.
+        """
+        number = len(self.ranks) if rank is None else rank
+        process = start(number, self.guardian)
+        self.ranks[number : number + 1] = [process]
         return process
 
     def poll(self) -> list[RankProcess]:
@@ -167,7 +193,7 @@ class RankProcesses:
         while self.alive() and time.monotonic() < deadline:
             self.poll()
             time.sleep(0.005)
-        self._guardian.close()
+        self.guardian.close()
 
     def __enter__(self) -> RankProcesses:
         """Returns itself."""

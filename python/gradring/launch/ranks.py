@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from gradring.clusters import without_cluster_variables
-from gradring.parse import JOB_ID, at_first_port
+from gradring.parse import JOB_ID, JOIN, at_first_port
 from gradring.ports import LOOPBACK, free_ports
 
 TOKEN_BYTES, JOB_ID_BYTES = 32, 8
@@ -74,6 +74,20 @@ def environments_at(
         }
         for rank in range(world_size)
     ]
+
+
+def joining(founder: Mapping[str, str], others: Sequence[str]) -> dict[str, str]:
+    """The variables of a process that joins a group which runs, or did.
+
+    Args:
+        founder: Those of a rank that began the group.
+        others: ``host:port`` of all that may be in the group.
+    """
+    return {
+        **without_cluster_variables(founder),
+        JOB_ID: founder[JOB_ID],
+        JOIN: ",".join(others),
+    }
 
 
 def thread_counts(local_size: int) -> dict[str, str]:

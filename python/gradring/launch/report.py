@@ -86,6 +86,17 @@ def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
     return blame_printed(stderr)
 
 
+def kind_left(failure: Path) -> str | None:
+    """The name of the error that has ended a rank, if gradring has left it there."""
+    try:
+        match json.loads(left_in(failure)):
+            case {"kind": str(kind)}:
+                return kind
+    except (OSError, ValueError, RecursionError):
+        pass
+    return None
+
+
 def left_in(failure: Path) -> bytes:
     """What is in the file of a rank that has failed; never waits.
 

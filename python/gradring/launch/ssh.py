@@ -61,16 +61,7 @@ class Ssh:
             subprocess.SubprocessError: It took too long, or failed; has what ssh said.
             ValueError: It printed something else.
         """
-        done = subprocess.run(
-            self.command(host, module, *arguments),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=True,
-        )
-        # Shells may print greetings first.
-        return json.loads(done.stdout.rstrip().rpartition("\n")[2])
+        return last_line(run(self.command(host, module, *arguments), limit_s))
 
     def trial(self, host: Host) -> str:
         """What a user types to see whether ssh works."""
@@ -81,6 +72,32 @@ class Ssh:
         # Of an option that is there twice, ssh takes the first.
         chosen = ([] if port is None else ["-p", str(port)]) + [*self.options, *more]
         return ["ssh", *chosen, host.target]
+
+
+def run(command: Sequence[str], limit_s: float) -> str:
+    """What a command prints.
+
+    Raises:
+        OSError: There is no ssh.
+        subprocess.SubprocessError: It took too long, or failed; has what ssh said.
+    """
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=True,
+    ).stdout
+
+
+def last_line(printed: str) -> Any:
+    """What the last line says, in JSON; shells may print greetings first.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return json.loads(printed.rstrip().rpartition("\n")[2])
 
 
 def forwarded(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:

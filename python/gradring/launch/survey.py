@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import gradring
 from gradring.launch.hosts import Host
-from gradring.launch.ssh import Ssh
+from gradring.launch.ssh import Ssh, last_line, run
 from gradring.ports import free_ports
 
 ANY_ADDRESS = "0.0.0.0"
@@ -40,30 +40,53 @@ def survey(hosts: Sequence[Host], ssh: Ssh) -> dict[Host, list[int]]:
         return dict(zip(hosts, found, strict=True))
 
 
-def _ports_of(host: Host, ssh: Ssh) -> list[int]:
-    if host.is_local:
-        return free_ports(host.slots, ANY_ADDRESS)
-    try:
-        answer = ssh.ask(host, __name__, str(host.slots), limit_s=LIMIT_S)
-    except FileNotFoundError:
-        raise SurveyError("there is no program 'ssh'; install an ssh client") from None
-    except subprocess.TimeoutExpired:
-        raise SurveyError(
-            f"host {host.target} did not answer within {LIMIT_S:g} s; try: {ssh.trial(host)}"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        said = " | ".join(error.stderr.strip().splitlines()[-SHOWN_LINES:]) or "nothing"
-        raise SurveyError(
-            f"host {host.target} cannot run ranks: ssh ended with exit code {error.returncode} and "
-            f"said: {said} (ssh must work without a password: {ssh.trial(host)}; and {ssh.python} "
-            "must have gradring: --python names another interpreter)"
-        ) from None
+def command(host: Host, ssh: Ssh) -> list[str]:
+    """What asks a host that is not this machine; `ports_in` reads what it prints."""
+    return ssh.command(host, __name__, str(host.slots))
+
+
+def ports_in(printed: str, host: Host) -> list[int]:
+    """The free ports that a host has told.
+
+    Raises:
+        SurveyError: It has another gradring.
+        ValueError: It has printed something else.
+    """
+    answer = last_line(printed)
     if answer["version"] != gradring.__version__:
         raise SurveyError(
             f"host {host.target} has gradring {answer['version']}, this one "
             f"{gradring.__version__}; install the same"
         )
     return list(answer["ports"])
+
+
+def problem(error: Exception, host: Host, ssh: Ssh) -> str:
+    """Says why a host that was asked cannot run ranks."""
+    if isinstance(error, SurveyError):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return "there is no program 'ssh'; install an ssh client"
+    if isinstance(error, subprocess.TimeoutExpired):
+        trial = ssh.trial(host)
+        return f"host {host.target} did not answer within {LIMIT_S:g} s; try: {trial}"
+    if isinstance(error, subprocess.CalledProcessError):
+        said = " | ".join(error.stderr.strip().splitlines()[-SHOWN_LINES:]) or "nothing"
+        return (
+            f"host {host.target} cannot run ranks: ssh ended with exit code {error.returncode} and "
+            f"said: {said} (ssh must work without a password: {ssh.trial(host)}; and {ssh.python} "
+            "must have gradring: --python names another interpreter)"
+        )
+    return f"host {host.target} cannot run ranks: {error}; try: {ssh.trial(host)}"
+
+
+def _ports_of(host: Host, ssh: Ssh) -> list[int]:
+    if host.is_local:
+        return free_ports(host.slots, ANY_ADDRESS)
+    try:
+        return ports_in(run(command(host, ssh), LIMIT_S), host)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise SurveyError(problem(error, host, ssh)) from None
 
 
 def main() -> None:

@@ -35,17 +35,27 @@ class World:
         """Notes where the ranks run.
 
         Args:
-            placed: The host of each rank.
+            placed: The host of each rank; `place` adds others.
             ssh: How other hosts are reached.
             forward: Further variables for those hosts, as ``NAME`` or ``NAME=VALUE``.
             trace: The file that is to be the timeline of all ranks.
         """
-        self._placed = placed
-        self._ssh = ssh
+        self._placed = list(placed)
+        self.ssh = ssh
         self._forward = forward
         self._trace = trace
         self._job = new_job() if trace is not None else None
-        self.remote = any(not host.is_local for host in placed)
+        self._used = dict.fromkeys(placed)
+
+    @property
+    def remote(self) -> bool:
+        """Whether a rank runs on another host."""
+        return any(not host.is_local for host in self._placed)
+
+    def place(self, rank: int, host: Host) -> None:
+        """Moves a rank to another host, or adds the next one."""
+        self._placed[rank : rank + 1] = [host]
+        self._used[host] = None
 
     def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
         """The variables of each rank, with ports that are free now.
@@ -57,20 +67,20 @@ class World:
             return rank_environments(environ, len(self._placed))
         needed = Counter(self._placed)
         asked = [replace(host, slots=ranks) for host, ranks in needed.items()]
-        ports = dict(zip(needed, survey(asked, self._ssh).values(), strict=True))
+        ports = dict(zip(needed, survey(asked, self.ssh).values(), strict=True))
         addresses = [joined_address(self._name(h), ports[h].pop()) for h in self._placed]
-        return environments_at(_with_token(environ), addresses, len(self._placed))
+        return environments_at(with_token(environ), addresses, len(self._placed))
 
     def start(
-        self, processes: RankProcesses, program: Program, environ: Mapping[str, str]
+        self, processes: RankProcesses, program: Program, rank: int, environ: Mapping[str, str]
     ) -> RankProcess:
-        """Starts the next rank, whose two streams are pipes."""
-        host = self._placed[len(processes.ranks)]
+        """Starts a rank, whose two streams are pipes: the next, or one that has ended."""
+        host = self._placed[rank]
         local_size = sum(other.name == host.name for other in self._placed)
         if host.is_local:
             divided = {**thread_counts(local_size), **environ}
             command = program.command(divided.get("PATH"))
-            return processes.start(command, divided, stdout=PIPE, stderr=PIPE)
+            return processes.start(command, divided, rank=rank, stdout=PIPE, stderr=PIPE)
         return processes.add(
             lambda rank, guardian: RemoteRankProcess(
                 rank,
@@ -78,22 +88,23 @@ class World:
                 program,
                 forwarded(environ, self._forward),
                 guardian,
-                ssh=self._ssh,
+                ssh=self.ssh,
                 local_size=local_size,
                 job=self._job,
-            )
+            ),
+            rank,
         )
 
     def python_of(self, rank: int) -> str:
         """The interpreter with gradring where this rank runs."""
-        return sys.executable if self._placed[rank].is_local else self._ssh.python
+        return sys.executable if self._placed[rank].is_local else self.ssh.python
 
     def collect_parts(self) -> list[str]:
         """Brings the timeline's parts here from other hosts; a sentence for each that fails."""
         if self._trace is None or self._job is None:
             return []
-        others = [host for host in dict.fromkeys(self._placed) if not host.is_local]
-        return collect(others, self._ssh, self._job, self._trace)
+        others = {host.target: host for host in self._used if not host.is_local}
+        return collect(list(others.values()), self.ssh, self._job, self._trace)
 
     def _name(self, host: Host) -> str:
         """The name under which the other hosts reach this one."""
@@ -102,7 +113,7 @@ class World:
         return address_towards(next(h.name for h in self._placed if not h.is_local))
 
 
-def _with_token(environ: Mapping[str, str]) -> dict[str, str]:
+def with_token(environ: Mapping[str, str]) -> dict[str, str]:
     """The token itself in place of a file that other hosts do not have."""
     changed = dict(environ)
     if changed.get("GRADRING_TOKEN_FILE"):

@@ -1,0 +1,408 @@
+"""``gradring run --min-np``: ranks that fail start again one by one, and hosts come and go.
+
+The programs of these tests know by files that others have come as far as they need.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ssh_stand_in
+from launching import DEADLINE_S, command_line, gradring, wait_until_gone
+
+from gradring.parse import JOIN
+from waiting import wait_until
+
+HEAD = """\
+import json, os, signal, sys, time
+rank = int(os.environ.get("GRADRING_RANK", -1))
+joins = "GRADRING_JOIN" in os.environ
+attempt = int(os.environ["GRADRING_RESTART"])
+def note(name, text=""):
+    with open(f"{HERE}/{name}-{os.getpid()}", "w") as file: file.write(text)
+    os.rename(f"{HERE}/{name}-{os.getpid()}", f"{HERE}/{name}")
+def wait_for(name):
+    while not os.path.exists(f"{HERE}/{name}"): time.sleep(0.01)
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+on_several_hosts = pytest.mark.skipif(
+    not ssh_stand_in.works(), reason="127.0.0.2 is not an address of this system (Linux has it)"
+)
+
+
+def program(directory: Path, text: str) -> list[str]:
+    """A program for ranks, of which those that join have no rank yet."""
+    path = directory / "elastic.py"
+    path.write_text(f"HERE = {str(directory)!r}\n{HEAD}{text}")
+    return [sys.executable, str(path)]
+
+
+def hosts_script(directory: Path, *lists: str) -> Path:
+    """Prints the first list of hosts; the next one when there is a file ``list-1`` and so on."""
+    path = directory / "hosts.py"
+    path.write_text(
+        f"#!{sys.executable}\nimport os\n"
+        f"lists = {lists!r}\n"
+        f"known = [os.path.exists(f'{directory}/list-{{n}}') for n in range(1, len(lists))]\n"
+        "print(lists[sum(known)])\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+@contextlib.contextmanager
+def launcher(
+    directory: Path, *arguments: object, **variables: str
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """A launcher in the background, whose errors are in the file ``errors``."""
+    with (
+        (directory / "errors").open("wb") as errors,
+        subprocess.Popen(
+            command_line(*arguments), env={**os.environ, **variables}, stderr=errors
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_rank_starts_again_while_the_others_go_on(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    ranks = program(
+        tmp_path,
+        "print(attempt, flush=True)\n"
+        "if rank == 1: wait_for('begun'), die()\n"
+        "if joins: note('joined')\n"
+        "if rank == 0: note('begun'), wait_for('joined'), print('went on')\n",
+    )
+    done = gradring("run", "-np", 2, "--min-np", 1, "--log-dir", logs, *ranks)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 0", "[0] went on", "[1] 0", "[1] 1"]
+    assert (logs / "rank-1.log").read_text() == "0\n1\n"
+    assert re.fullmatch(
+        r"gradring run: rank 1 on \S+ failed \(killed by SIGKILL\); it is started again in 1 s, "
+        r"to join the others\n",
+        done.stderr,
+    )
+
+
+def test_a_process_that_is_to_join_knows_where_the_others_are_and_has_no_place(
+    tmp_path: Path,
+) -> None:
+    ranks = program(
+        tmp_path,
+        "mine = {k: v for k, v in os.environ.items() if k.startswith('GRADRING') or k[:3] == 'TF_'}"
+        "\nnote(f'found-{rank}', json.dumps(mine))\n"
+        "if rank == 1: sys.exit(3)\n"
+        "if rank != -1: wait_for('found--1')\n",
+    )
+    done = gradring("run", "-np", 3, "--max-np", 3, *ranks, **{JOIN: "inherited:1"})
+    assert done.returncode == 0, done.stderr
+    zero, one, two, again = (
+        json.loads((tmp_path / f"found-{rank}").read_text()) for rank in (0, 1, 2, -1)
+    )
+    cluster = json.loads(one["TF_CONFIG"])["cluster"]["worker"]
+    ports = [found["GRADRING_PORT"] for found in (zero, one, two)]
+    assert cluster == [f"127.0.0.1:{port}" for port in ports] and len(set(ports)) == 3
+    assert zero["GRADRING_RENDEZVOUS"] == cluster[0] and JOIN not in zero
+    assert again[JOIN] == f"{cluster[0]},{cluster[2]}"
+    for same in ("GRADRING_PORT", "GRADRING_JOB_ID", "GRADRING_TOKEN", "GRADRING_FAILURE_FILE"):
+        assert again[same] == one[same]
+    assert (one["GRADRING_RESTART"], again["GRADRING_RESTART"]) == ("0", "1")
+    place = {"GRADRING_RANK", "GRADRING_WORLD_SIZE", "GRADRING_RENDEZVOUS", "TF_CONFIG"}
+    assert place <= set(one) and not place & set(again)
+
+
+def test_first_ranks_form_a_group_at_their_ports(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "import gradring, numpy as np\n"
+        "with gradring.init() as comm: print(comm.all_reduce(np.ones(1))[0])\n",
+    )
+    done = gradring("run", "-np", 3, "--min-np", 2, *ranks)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 3.0" for rank in range(3)]
+
+
+def test_ports_that_the_user_gives_are_used(tmp_path: Path) -> None:
+    ranks = program(tmp_path, "print(os.environ['GRADRING_PORT'])")
+    done = gradring("run", "-np", 2, "--min-np", 2, *ranks, GRADRING_PORT="29700-29703")
+    assert sorted(done.stdout.splitlines()) == ["[0] 29700", "[1] 29701"], done.stderr
+    done = gradring("run", "-np", 2, "--min-np", 2, *ranks, GRADRING_PORT="29700")
+    assert done.returncode == 2
+    assert "GRADRING_PORT=29700 has fewer ports than localhost has ranks (2)" in done.stderr
+
+
+def test_when_all_ranks_fail_the_job_ends_with_the_report_of_the_first(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "if rank == 1: note('gone', str(os.getpid())), sys.exit(7)\n"
+        "wait_for('gone')\n"
+        "pid = open(f'{HERE}/gone').read()\n"
+        "while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "raise ValueError('all alone')\n",
+    )
+    done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
+    assert done.returncode == 7
+    last = done.stderr.rpartition("gradring run: ")[2]
+    assert re.match(r"rank 1 on \S+ failed first \(exit code 7\); it printed nothing", last)
+    assert "[0] ValueError: all alone" in done.stderr
+
+
+def test_failures_that_a_restart_has_answered_are_not_reported_at_the_end(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "if rank == 1: sys.exit(7)\n"
+        "if joins: note('joined', str(os.getpid())), time.sleep(300)\n"
+        "wait_for('joined')\n"
+        "os.kill(int(open(f'{HERE}/joined').read()), signal.SIGKILL)\n"
+        "sys.exit(9)\n",
+    )
+    done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
+    last = done.stderr.rpartition("gradring run: ")[2]
+    assert "exit code 7" not in last and done.returncode in (9, 137), done.stderr
+
+
+def test_restarts_are_bounded_and_the_others_go_on(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "if joins: note('joined')\n"
+        "if rank != 0: sys.exit(3)\n"
+        "wait_for('joined')\n"
+        "while sum('not started again' in line for line in open(f'{HERE}/errors')) < 1:\n"
+        "    time.sleep(0.05)\n",
+    )
+    with launcher(tmp_path, "run", "-np", 2, "--min-np", 1, "--max-restarts", 1, *ranks) as run:
+        assert run.wait(DEADLINE_S) == 0
+    said = (tmp_path / "errors").read_text()
+    assert said.count("it is started again in 1 s") == 1
+    assert "it is not started again (--max-restarts 1)" in said
+
+
+def test_a_host_where_a_rank_keeps_failing_is_given_up(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "if rank != 0: sys.exit(3)\n"
+        "while 'is given up' not in open(f'{HERE}/errors').read(): time.sleep(0.05)\n",
+    )
+    options = ["--min-np", 1, "--host-failures", 2]
+    with launcher(tmp_path, "run", "-np", 2, *options, *ranks) as run:
+        assert run.wait(DEADLINE_S) == 0
+    said = (tmp_path / "errors").read_text()
+    assert "(exit code 3); localhost is given up after 2 failures in a row" in said
+
+
+def test_a_rank_that_fails_after_another_has_ended_well_fails_the_job(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "if rank == 0: note('done', str(os.getpid())), sys.exit(0)\n"
+        "wait_for('done')\n"
+        "pid = open(f'{HERE}/done').read()\n"
+        "while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "sys.exit(5)\n",
+    )
+    done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
+    assert done.returncode == 5
+    assert "rank 1 on" in done.stderr and "started again" not in done.stderr
+
+
+def test_a_rank_that_came_too_late_to_join_fails_no_job_that_is_done(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "if rank == 1: sys.exit(1)\n"
+        "if rank == 0: wait_for('late'), note('done', str(os.getpid())), sys.exit(0)\n"
+        "note('late'), wait_for('done')\n"
+        "pid = open(f'{HERE}/done').read()\n"
+        "while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "failure = json.dumps({'kind': 'RendezvousError', 'rank': None})\n"
+        "open(os.environ['GRADRING_FAILURE_FILE'], 'w').write(failure)\n"
+        "sys.exit(1)\n",
+    )
+    done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_ends_all_ranks_also_those_that_joined(
+    tmp_path: Path, signum: int
+) -> None:
+    ranks = program(
+        tmp_path,
+        "note(f'pid-{rank}', str(os.getpid()))\nif rank == 1: die()\ntime.sleep(300)\n",
+    )
+    with launcher(tmp_path, "run", "-np", 2, "--min-np", 1, "--grace", 1, *ranks) as run:
+        files = [tmp_path / name for name in ("pid-0", "pid--1")]
+        wait_until(lambda: all(file.exists() for file in files), "rank 1 has joined")
+        run.send_signal(signum)
+        assert run.wait(DEADLINE_S) == 128 + signum
+    wait_until_gone([int(file.read_text()) for file in files])
+
+
+def test_nothing_of_a_failed_rank_is_left_when_it_starts_again(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "import subprocess\n"
+        "if rank == 1:\n"
+        "    ignore = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)'\n"
+        '    ready = f\'; open({HERE!r} + "/ready", "w"); time.sleep(300)\'\n'
+        "    child = subprocess.Popen([sys.executable, '-c', ignore + ready])\n"
+        "    wait_for('ready'), note('child', str(child.pid)), die()\n"
+        "if joins:\n"
+        "    try: state = open('/proc/' + open(f'{HERE}/child').read() + '/stat').read()\n"
+        "    except OSError: state = 'gone'\n"
+        "    note('joined', state)\n"
+        "wait_for('joined')\n",
+    )
+    done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
+    assert done.returncode == 0, done.stderr
+    # A container may have nobody who collects it.
+    state = (tmp_path / "joined").read_text()
+    assert state == "gone" or state.rpartition(")")[2].split()[0] == "Z"
+
+
+def test_ranks_start_on_hosts_that_the_script_finds(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "print(joins, attempt, flush=True)\n"
+        "if joins: note('joined')\n"
+        "else: note('list-1'), wait_for('joined')\n",
+    )
+    script = hosts_script(tmp_path, "localhost:2", "localhost:3")
+    options = ["-np", 2, "--max-np", 4, "--host-discovery-script", script]
+    done = gradring("run", *options, *ranks)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] False 0", "[1] False 0", "[2] True 0"]
+    assert "rank 2 is started on localhost, to join the others" in done.stderr
+
+
+@on_several_hosts
+def test_a_host_comes_and_another_goes(tmp_path: Path) -> None:
+    ssh = ssh_stand_in.install(tmp_path)
+    ranks = program(
+        tmp_path,
+        "host = os.environ.get('SSH_HOST')\n"
+        "def leave(*_): note(f'left-{host}'), sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "note(f'on-{host}', os.environ.get('GRADRING_JOIN', 'founds'))\n"
+        "if rank == 0: wait_for('on-127.0.0.2'), note('list-1')\n"
+        "if rank == 0: wait_for('on-127.0.0.3'), wait_for('left-127.0.0.2')\n"
+        "else: wait_for('never') if host == '127.0.0.2' else None\n",
+    )
+    script = hosts_script(tmp_path, "localhost\n127.0.0.2", "localhost\n127.0.0.3")
+    options = ["-np", 2, "--min-np", 1, "--max-np", 2, "--host-discovery-script", script]
+    done = gradring("run", *options, *ranks, **ssh)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "on-127.0.0.2").read_text() == "founds"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", (tmp_path / "on-127.0.0.3").read_text())
+    assert "rank 1 on 127.0.0.2 must leave within 10 s" in done.stderr
+    assert "rank 1 on 127.0.0.2 has left (exit code 0)" in done.stderr
+    assert "rank 1 is started on 127.0.0.3, to join the others" in done.stderr
+
+
+@on_several_hosts
+def test_a_rank_that_does_not_leave_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+    ssh = ssh_stand_in.install(tmp_path)
+    ranks = program(
+        tmp_path,
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if rank == 1: note('list-1'), time.sleep(300)\n"
+        "while 'has left' not in open(f'{HERE}/errors').read(): time.sleep(0.05)\n",
+    )
+    script = hosts_script(tmp_path, "localhost\n127.0.0.2", "localhost")
+    options = ["-np", 2, "--min-np", 1, "--grace", 1, "--host-discovery-script", script]
+    with launcher(tmp_path, "run", *options, *ranks, **ssh) as run:
+        assert run.wait(DEADLINE_S) == 0, (tmp_path / "errors").read_text()
+    assert "rank 1 on 127.0.0.2 has left (killed by SIGKILL)" in (tmp_path / "errors").read_text()
+
+
+@on_several_hosts
+def test_a_rank_moves_from_a_host_that_is_given_up(tmp_path: Path) -> None:
+    ssh = ssh_stand_in.install(tmp_path)
+    ranks = program(
+        tmp_path,
+        "host = os.environ.get('SSH_HOST')\n"
+        "if host == '127.0.0.2': sys.exit(3)\n"
+        "if host == '127.0.0.3': note('moved')\n"
+        "wait_for('moved')\n",
+    )
+    options = ["--hosts", "localhost,127.0.0.2,127.0.0.3", "-np", 2, "--min-np", 1]
+    done = gradring("run", *options, "--host-failures", 1, *ranks, **ssh)
+    assert done.returncode == 0, done.stderr
+    assert "127.0.0.2 is given up after 1 failures in a row" in done.stderr
+    assert "rank 1 is started on 127.0.0.3, to join the others" in done.stderr
+
+
+@on_several_hosts
+def test_a_host_that_cannot_be_reached_is_left_out_if_others_have_room(tmp_path: Path) -> None:
+    ssh = ssh_stand_in.install(tmp_path)
+    ranks = program(tmp_path, "print(os.environ['GRADRING_WORLD_SIZE'])")
+    options = ["--hosts", "localhost,127.0.0.2", "--min-np", 1, "--host-failures", 1]
+    done = gradring("run", *options, *ranks, **ssh, SSH_STAND_IN_DOWN="127.0.0.2")
+    assert done.returncode == 0 and done.stdout == "[0] 1\n"
+    assert "No route to host" in done.stderr and "; it is given up" in done.stderr
+
+
+def test_a_script_that_fails_later_is_named_once_and_changes_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text(
+        f"#!/bin/sh\necho x >> {tmp_path}/asked\n"
+        f"if [ -e {tmp_path}/begun ]; then echo no such cluster >&2; exit 3; fi\necho localhost:2\n"
+    )
+    script.chmod(0o755)
+    ranks = program(
+        tmp_path,
+        "note('begun')\n"
+        "asked = os.stat(f'{HERE}/asked').st_size\n"
+        "while os.stat(f'{HERE}/asked').st_size < asked + 6: time.sleep(0.05)\n",
+    )
+    done = gradring("run", "-np", 2, "--host-discovery-script", script, *ranks)
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"gradring run: {script} ended with exit code 3 and said: no such cluster; the hosts that "
+        "were known last count\n"
+    )
+
+
+def test_too_few_hosts_end_the_job_in_time(tmp_path: Path) -> None:
+    script = hosts_script(tmp_path, "localhost")
+    options = ["-np", 4, "--min-np", 2, "--host-discovery-script", script]
+    done = gradring("run", *options, "true", GRADRING_TIMEOUT_S="2")
+    assert done.returncode == 1
+    assert "there is room for 1 ranks, and the job needs 2; give more hosts" in done.stderr
+
+
+def test_a_signal_ends_the_launcher_while_it_waits_for_hosts(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid-\nmv {tmp_path}/pid- {tmp_path}/pid\n")
+    script.write_text(script.read_text() + "sleep 300\n")
+    script.chmod(0o755)
+    options = ["-np", 2, "--host-discovery-script", script]
+    with launcher(tmp_path, "run", *options, "true") as run:
+        pid = tmp_path / "pid"
+        wait_until(pid.exists, "the script runs")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    wait_until_gone([int(pid.read_text())])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-np", "2", "--min-np", "3"], "--min-np 3, -np 2 and --max-np 2 must grow"),
+        (["-np", "2", "--max-np", "1"], "--min-np 2, -np 2 and --max-np 1 must grow"),
+        (["--min-np", "2"], "give -np N"),
+        (["-np", "2", "--host-discovery-script", "none"], "there is no file 'none'"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: list[str], named: str) -> None:
+    done = gradring("run", *arguments, "true")
+    assert done.returncode == 2 and named in done.stderr
