@@ -9,6 +9,8 @@ const RECENT: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Execution {
     pub(crate) communicator: u64,
+    /// Of the communicator's group.
+    pub(crate) generation: u32,
     /// TensorFlow's, by chance.
     pub(crate) number: i64,
 }
@@ -46,15 +48,17 @@ impl Executions {
             recent.pop_front();
         }
         recent.push_back(execution.number);
-        let of_this =
-            |(other, _): &(Execution, String)| other.communicator == execution.communicator;
         let other = self
             .in_flight
             .values()
-            .find(|other| of_this(other))
+            .find(|(other, _)| {
+                (other.communicator, other.generation)
+                    == (execution.communicator, execution.generation)
+            })
             .cloned();
-        // If there is one, the group ends with that.
-        self.in_flight.retain(|_, other| !of_this(other));
+        // If there is one, the group ends with that. What an earlier group has left ended with it.
+        self.in_flight
+            .retain(|_, (other, _)| other.communicator != execution.communicator);
         match other {
             Some((_, other)) => Err(format!(
                 "a tf.function started '{name}' before '{other}' of another call had been waited \
@@ -92,6 +96,7 @@ mod tests {
     fn of(communicator: u64, number: i64) -> Execution {
         Execution {
             communicator,
+            generation: 1,
             number,
         }
     }
@@ -116,6 +121,18 @@ mod tests {
         executions.started(1, of(1, 1), "a");
         let problem = executions.enter(of(1, 2), "b").unwrap_err();
         assert!(problem.contains("started 'b' before 'a'"), "{problem}");
+    }
+
+    #[test]
+    fn what_a_group_has_left_in_flight_is_nothing_to_the_next_one() {
+        let mut executions = Executions::new();
+        assert_eq!(executions.enter(of(1, 1), "a"), Ok(()));
+        executions.started(1, of(1, 1), "a");
+        let next = Execution {
+            generation: 2,
+            ..of(1, 2)
+        };
+        assert_eq!(executions.enter(next, "b"), Ok(()));
     }
 
     #[test]

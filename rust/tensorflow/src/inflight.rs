@@ -86,6 +86,7 @@ pub(crate) fn start(
     let number = execution;
     let execution = Execution {
         communicator: communicator.id,
+        generation: communicator.generation,
         number,
     };
     // From here on no other thread comes in between.
