@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gradring._native import Door, Options
+
+    class Follower(Protocol):
+        """What depends on a process's place in a group."""
+
+        def follow(self, communicator: Communicator) -> None:
+            """The rank or the number of ranks has changed."""
+
 
 T = TypeVar("T")
 _log = logging.getLogger("gradring")
@@ -188,6 +195,8 @@ class Communicator:
         self._users = 1
         self._held_rank: forks.HeldRank | None = None
         self._trace_path: Path | None = None
+        #: By `follow`.
+        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         #: By `around_close`.
         self._around_close: list[AbstractContextManager[None]] = []
         #: The `Step` that the program is in.
@@ -564,7 +573,16 @@ def form_again(
         **communicator._door,
     )
     communicator._step = None
+    place = communicator.rank, communicator.world_size
     communicator._describe(addresses[0])
+    if place != (communicator.rank, communicator.world_size):
+        for follower in list(communicator._followers):
+            follower.follow(communicator)
+
+
+def follow(communicator: Communicator, follower: Follower) -> None:
+    """Tells the follower, as long as it lives, whenever rank or number of ranks have changed."""
+    communicator._followers.add(follower)
 
 
 def around_close(communicator: Communicator, observer: AbstractContextManager[None]) -> None:

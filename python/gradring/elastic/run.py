@@ -50,9 +50,6 @@ class Strategy(Protocol):
 
     communicator: Communicator
 
-    def _follow_communicator(self) -> None:
-        """Takes rank and size from the communicator anew."""
-
 
 _Train = TypeVar("_Train", bound=Callable[..., Any])
 
@@ -137,8 +134,6 @@ class _Job:
         workers: tuple[int, int, float],
         state: State,
     ) -> None:
-        strategy = None if isinstance(group, Communicator) else group
-        self._strategy = strategy
         self._communicator = group if isinstance(group, Communicator) else group.communicator
         least, most, self._patience_s = workers
         self._workers = (least, most)
@@ -229,8 +224,6 @@ class _Job:
             form_again(communicator, participant, agreement)
             communicator._joins = ()
         communicator.generation = generation
-        if self._strategy is not None:
-            self._strategy._follow_communicator()
         self._state._sync(communicator, self._has_state)
         communicator.barrier()
         participant.connected(core_of(communicator))

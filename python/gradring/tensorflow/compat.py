@@ -6,7 +6,7 @@ Each name below is the same in TensorFlow 2.16 to 2.21.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +24,7 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute import values as distribute_values
 from tensorflow.python.eager import context, execute, forwardprop
-from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import func_graph, op_def_library, op_def_registry, ops
 from tensorflow.python.ops import (
     cond_v2,
@@ -159,6 +159,26 @@ def variant_dataset(variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
 def has_one_element(variant: tf.Tensor | None) -> bool:
     """Whether a dataset's variant, or None, is known to have one element."""
     return variant is not None and int(gen_dataset_ops.dataset_cardinality(variant)) == 1
+
+
+_make_function_context = function_context.make_function_context
+
+
+def trace_functions_for(what: Hashable) -> None:
+    """From now on, a `tf.function` runs a graph that was traced since this was said, or traces one.
+
+    Args:
+        what: None is what is said before anything is: TensorFlow's own function is back then.
+    """
+
+    def make_function_context(*args: Any, **kwargs: Any) -> Any:
+        # By which TensorFlow finds the graph among those of a function.
+        made = _make_function_context(*args, **kwargs)
+        return made._replace(context=(made.context, what))
+
+    function_context.make_function_context = (
+        _make_function_context if what is None else make_function_context
+    )
 
 
 def is_function(value: Any) -> bool:

@@ -85,11 +85,14 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         self._check_gradients = check_gradients
         self._devices = tuple(compat.canonical_device(device) for device in devices)
         self._host = compat.host_of(self._devices[0])
-        self._group_size = communicator.world_size * len(self._devices)
         self._options = tf.distribute.experimental.CommunicationOptions()
         self._canonicalize_devices = True
         self._lock = threading.Lock()
         self._launchers: list[Any] = []
+
+    @property
+    def _group_size(self) -> int:
+        return self._communicator.world_size * len(self._devices)
 
     def reduce_local(self, reduce_op: tf.distribute.ReduceOp, values: Sequence[Leaf]) -> list[Leaf]:
         """Reduces one tensor or `tf.IndexedSlices` per entry over the ranks.

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradring import elastic
+from gradring.elastic import run
 from gradring.errors import ConfigError
 from gradring.tensorflow.adoption import of_tensorflow
 from gradring.tensorflow.model_variables import (
@@ -18,6 +19,8 @@ from gradring.tensorflow.model_variables import (
     optimizer_variables,
     variables_of,
 )
+
+__all__ = ["CommitState", "State", "run"]
 
 
 class State(elastic.State):
@@ -97,7 +100,9 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     If the state has the values `epoch` and `step`, they are where the training is: the epochs that
     have ended, and the steps of the one that has not. To go on in the middle of an epoch, train on
-    `batches.skip(state.step)` in its rest.
+    `batches.skip(state.step)` in its rest. If it has `stopped`, that is whether a callback, such as
+    `EarlyStopping`, has ended the training. Give it to `fit` as the last callback, so that a commit
+    has what the others have changed.
     """
 
     def __init__(self, state: elastic.State, every_steps: int = 50) -> None:
@@ -142,7 +147,7 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
             gradring.errors.SaveError: An earlier commit could not be written to its file.
         """
         self._before = self._committed = 0
-        self._note(epoch=epoch + 1, step=0)
+        self._note(epoch=epoch + 1, step=0, stopped=bool(self.model.stop_training))
         self._state.commit()
 
     def _note(self, **position: int) -> None:

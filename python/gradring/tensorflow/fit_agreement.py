@@ -48,6 +48,10 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     token = _fit.set(_Fit(model))
     try:
         return original(model, *args, **kwargs)
+    except BaseException:
+        # Some versions of Keras would use it in the next `fit`, whose group is another one.
+        model._eval_epoch_iterator = None
+        raise
     finally:
         _fit.reset(token)
 

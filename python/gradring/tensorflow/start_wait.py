@@ -17,7 +17,7 @@ from gradring import _native
 from gradring.communicator import Communicator, core_of
 from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
-from gradring.tensorflow import compat, failures, vectorize
+from gradring.tensorflow import compat, failures, retracing, vectorize
 
 _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
@@ -146,6 +146,7 @@ def _token(collective: Collective) -> tf.Tensor:
         )
     if communicator not in _tokens:
         _native.tensorflow_register()
+        retracing.watch(communicator)
         failures.install()
         _tokens[communicator] = compat.ordering_token()
     handle = _tokens[communicator].handle

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import membership
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, follow
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
 from gradring.tensorflow import (
@@ -18,6 +18,7 @@ from gradring.tensorflow import (
     data_order,
     input_time,
     iterators,
+    retracing,
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
@@ -96,6 +97,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         elif cluster_resolver is not None:
             cluster.check(cluster_resolver, communicator)
         membership.keep(communicator)
+        retracing.watch(communicator)
         self.communicator = communicator
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
@@ -229,14 +231,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _initialize_strategy(self, cluster_resolver: Any, devices: None) -> None:
         del devices  # the parent takes a resolver or devices, not both
-        communicator = self._communicator
-        self._cluster_spec = compat.normalize_cluster_spec(cluster_resolver.cluster_spec())
-        self._task_type = cluster_resolver.task_type
-        self._task_id = cluster_resolver.task_id
-        self._num_workers = communicator.world_size
-        self._id_in_cluster = communicator.rank
-        self._is_chief = communicator.rank == 0
-        self._rpc_layer = cluster_resolver.rpc_layer
+        self._take_place(cluster_resolver)
 
         local_devices, self._local_device_type = self._initialize_local_devices(
             cluster_resolver, worker_device=""
@@ -250,6 +245,22 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._initialize_single_worker(local_devices)
         # Variables and ops go where TensorFlow puts them by default.
         self._default_device = None
+        follow(self._communicator, self)
+
+    def follow(self, communicator: Communicator) -> None:
+        """The group has formed again, and has other members."""
+        self._cluster_resolver = cluster.resolver_of(communicator)
+        self._take_place(self._cluster_resolver)
+
+    def _take_place(self, cluster_resolver: Any) -> None:
+        communicator = self._communicator
+        self._cluster_spec = compat.normalize_cluster_spec(cluster_resolver.cluster_spec())
+        self._task_type = cluster_resolver.task_type
+        self._task_id = cluster_resolver.task_id
+        self._num_workers = communicator.world_size
+        self._id_in_cluster = communicator.rank
+        self._is_chief = communicator.rank == 0
+        self._rpc_layer = cluster_resolver.rpc_layer
 
     def _initialize_local_devices(
         self, cluster_resolver: Any, worker_device: str

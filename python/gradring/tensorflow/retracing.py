@@ -1,0 +1,42 @@
+"""Graphs belong to a place in a group: rank and number of ranks are constants in them.
+
+When an elastic job has given this process another place, each `tf.function` is traced anew at its
+next call. When the place is one that it has had before, the graphs of that time serve again.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from gradring.communicator import Communicator, core_of, follow
+from gradring.tensorflow import compat
+
+
+def watch(communicator: Communicator) -> None:
+    """Has functions traced for the places in this group, from the present one on."""
+    if communicator not in _places.first:
+        _places.first[communicator] = communicator.rank, communicator.world_size
+        follow(communicator, _places)
+
+
+class _Places:
+    """Where this process is in its groups."""
+
+    def __init__(self) -> None:
+        #: Rank and number of ranks in the beginning.
+        self.first: weakref.WeakKeyDictionary[Communicator, tuple[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        #: The same now where they have changed, by what TensorFlow's graphs call the group.
+        self._changed: dict[int, tuple[int, int]] = {}
+
+    def follow(self, communicator: Communicator) -> None:
+        """The place has changed."""
+        place = communicator.rank, communicator.world_size
+        self._changed[core_of(communicator).id] = place
+        if place == self.first[communicator]:
+            del self._changed[core_of(communicator).id]
+        compat.trace_functions_for(frozenset(self._changed.items()) or None)
+
+
+_places = _Places()
