@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trouble.add_argument(
         "--kill",
         type=int,
-        choices=(0, 1),
+        choices=range(4),
         metavar="R",
-        help="instead, kill one rank in the middle; show what the other one says, and the restart",
+        help="instead, kill one of 4 ranks in the middle; the others go on, and another one joins",
     )
 
 

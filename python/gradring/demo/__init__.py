@@ -2,6 +2,7 @@
 
 ====================  ===================================================================
 ``train``             the training script, as a user would write it
+``elastic_train``     the same, elastic
 ``trainings``         the three ways in which the demo runs it, and how
 ``results``           what the processes left behind, as numbers
 ``verdict``           what must be true of the results; the exit code

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import socket
 import time
 from pathlib import Path
@@ -39,8 +37,6 @@ TRAINING_IMAGES = GLOBAL_BATCH * STEPS_PER_EPOCH
 LOCAL_STEPS = 5
 SEED = 1
 EVERY_S = 1.0
-#: After the checkpoint in the middle: what a restart has to do again.
-LOST_STEPS = 7
 
 
 def main() -> None:
@@ -53,14 +49,7 @@ def main() -> None:
     with strategy.scope():
         model, optimizer = build_model(), build_optimizer()
         optimizer.build(model.trainable_variables)
-        done = tf.Variable(0, dtype=tf.int64)
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
-    if arguments.checkpoint and arguments.checkpoint.with_suffix(".index").exists():
-        checkpoint.read(str(arguments.checkpoint)).assert_consumed()
-    first = int(done.numpy())
-    if rank == 0 and first:
-        print(f"resumes after step {first}")
-    batches = training_batches(*training, GLOBAL_BATCH, arguments.epochs).skip(first)
+    batches = training_batches(*training, GLOBAL_BATCH, arguments.epochs)
     batches = iter(strategy.experimental_distribute_dataset(batches))
     step = make_step(strategy, model, optimizer)
     predict = tf.function(model)
@@ -71,18 +60,12 @@ def main() -> None:
     measured: dict[str, list[float]] = {
         name: [] for name in ("losses", "steps_s", "local_steps_s", "accuracies")
     }
-    # The rank that dies does so once.
-    dies = rank == arguments.kill and os.environ.get("GRADRING_RESTART", "0") == "0"
     steps = arguments.epochs * STEPS_PER_EPOCH
-    with gradring.Monitor(
-        monitored, samples_per_step=GLOBAL_BATCH, every_s=EVERY_S, first_step=first
-    ) as monitor:
-        for number in range(first + 1, steps + 1):
+    with gradring.Monitor(monitored, samples_per_step=GLOBAL_BATCH, every_s=EVERY_S) as monitor:
+        for number in range(1, steps + 1):
             start_s = time.perf_counter()
             if rank == arguments.slow_rank:
                 time.sleep(arguments.slow_ms / 1000)
-            if dies and number == steps // 2 + LOST_STEPS:
-                os.kill(os.getpid(), signal.SIGKILL)
             measured["losses"].append(loss := float(step(batches)))
             measured["steps_s"].append(time.perf_counter() - start_s)
             monitor.step(loss=loss)
@@ -94,9 +77,6 @@ def main() -> None:
                 start_s = time.perf_counter()
                 float(local_step(local_batches))
                 measured["local_steps_s"].append(time.perf_counter() - start_s)
-            if arguments.checkpoint:
-                done.assign(number)
-                gradring.tensorflow.save(checkpoint, arguments.checkpoint)
             if rank == 0:
                 epoch = f"epoch {number // STEPS_PER_EPOCH}/{arguments.epochs}"
                 print(f"{epoch} step {number} loss {loss:.4f} test accuracy {reached:.3f}")
@@ -212,12 +192,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--strategy", choices=strategies, default="gradring")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--output", type=Path, help="directory for measurements and weights")
-    parser.add_argument(
-        "--checkpoint", type=Path, help="saved after each epoch; a restart goes on from there"
-    )
     parser.add_argument("--slow-rank", type=int, help="a rank that sleeps in each step")
     parser.add_argument("--slow-ms", type=float, default=20.0)
-    parser.add_argument("--kill", type=int, help="a rank that dies in the middle")
     return parser.parse_args()
 
 

@@ -93,7 +93,7 @@ def train(variant: Variant, output: Path, log: Path, epochs: int, live: LiveLine
             lines.append(line)
             live.feed(line)
 
-        exit_code = run_script(variant.world_size, [], options, hear)
+        exit_code = run_script("gradring.demo.train", variant.world_size, [], options, hear)
     if exit_code != 0:
         reason = (
             f"no end within {DEADLINE_S:g} s" if exit_code is None else f"exit code {exit_code}"
@@ -105,11 +105,16 @@ def train(variant: Variant, output: Path, log: Path, epochs: int, live: LiveLine
 
 
 def run_script(
-    world_size: int, launch: Sequence[str], options: Sequence[str], hear: Callable[[str], None]
+    module: str,
+    world_size: int,
+    launch: Sequence[str],
+    options: Sequence[str],
+    hear: Callable[[str], None],
 ) -> int | None:
-    """Runs the script on so many ranks, which share the threads of all workers.
+    """Runs a script on so many ranks, which share the threads of all workers.
 
     Args:
+        module: The script.
         world_size: Number of ranks.
         launch: Further options of ``gradring run``.
         options: Those of the script.
@@ -119,8 +124,8 @@ def run_script(
         The launcher's exit code; None if it was ended because it took too long.
     """
     command = [sys.executable, "-m", "gradring", "run", "-np", str(world_size), *launch, "--"]
-    command += [sys.executable, "-m", "gradring.demo.train", *options]
-    threads = str(WORKERS // world_size)
+    command += [sys.executable, "-m", module, *options]
+    threads = str(max(1, WORKERS // world_size))
     environ = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,

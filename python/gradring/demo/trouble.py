@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from gradring.demo.story import require_packages, say
-from gradring.demo.trainings import DEADLINE_S, GRADRING, run_script
+from gradring.demo.trainings import DEADLINE_S, WORKERS, run_script
 
 SLOW_MS = 20
 EPOCHS = 10
+ELASTIC_WORKERS = 4
+#: As in ``elastic_train``, which cannot be imported without TensorFlow.
+COMMIT_EVERY = 10
+TRAIN, ELASTIC = "gradring.demo.train", "gradring.demo.elastic_train"
 
 
 def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> int:
@@ -35,7 +39,8 @@ def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> i
     say(stream, f"Two workers train; rank {rank} sleeps {SLOW_MS} ms in every step.\n")
     started_s = time.monotonic()
     options = ["--slow-rank", str(rank), "--slow-ms", str(SLOW_MS)]
-    _, lines = _train(report, [], options, stream)
+    options = ["--epochs", str(EPOCHS), *options]
+    _, lines = _train(TRAIN, report, [], options, stream)
     named = re.compile(rf"slowest: rank {rank} |Rank {rank} on \S+ is the slowest")
     at_s = next((at_s for at_s, line in lines if named.search(line)), None)
     if at_s is None:
@@ -46,56 +51,91 @@ def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> i
 
 
 def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> int:
-    """Trains, kills one rank with SIGKILL in the middle, and trains on from the last checkpoint.
-
-    Then it explains what the ranks of the first attempt have left behind.
+    """Trains elastically, and kills one rank with SIGKILL; the others go on, and another one joins.
 
     Args:
         rank: The rank to kill.
-        report: Directory for the logs, the times of all steps and the flight records.
+        report: Directory for the logs and the flight records.
         stream: Where to write.
 
     Returns:
-        0 if the other rank's error named the rank, and the restart went on from a checkpoint to the
-        end of the training; else 1.
+        0 if the others went on without a restart, a new process joined them, at most one interval
+        of commits was done again, and all ranks ended with the same weights; else 1.
 
     Raises:
         ConfigError: A package is missing.
     """
-    from gradring.observe import explanation, paths
-    from gradring.records import read
-
     require_packages()
     say(
         stream,
-        f"Two workers train and save after each epoch; rank {rank} is killed (SIGKILL) in the "
-        "middle,\nand gradring run --max-restarts 1 starts both again.\n",
+        f"{ELASTIC_WORKERS} workers train and commit every {COMMIT_EVERY} steps; rank {rank} is "
+        "killed (SIGKILL) in the middle,\nand gradring run --min-np 2 starts one process in its "
+        "place.\n",
     )
-    with tempfile.TemporaryDirectory(prefix="gradring-demo-") as temporary:
-        checkpoint = Path(temporary, "checkpoint")
-        options = ["--kill", str(rank), "--checkpoint", str(checkpoint)]
-        exit_code, lines = _train(report, ["--max-restarts", "1"], options, stream)
-    first = paths.of_attempt(paths.flight_of(report), 0)
-    if any(paths.written(first)):
-        say(stream, f"\ngradring explain {first}")
-        for sentence in explanation.explain(read(first)):
-            say(stream, sentence)
-    text = "".join(line for _, line in lines)
-    named = re.search(rf"PeerLostError: .*rank {rank} on ", text)
-    resumed = re.search(r"resumes after step (\d+)", text)
-    finished = re.search(r"finished .*", text)
-    if exit_code != 0 or not (named and resumed and finished):
-        say(stream, "\nThe training did not come to its end; the lines above say why.")
+    exit_code, lines = _train(ELASTIC, report, ["--min-np", "2"], ["--kill", str(rank)], stream)
+    told = Told("".join(line for _, line in lines))
+    for problem in told.problems(exit_code):
+        say(stream, f"\n{problem}")
         return 1
-    say(
-        stream,
-        f"\nRank {rank} was named; the restart went on after step {resumed[1]} and {finished[0]}.",
-    )
+    say(stream, f"\n{told.story(rank)}")
     return 0
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the ranks of an elastic training have printed."""
+
+    text: str
+
+    def problems(self, exit_code: int | None) -> Iterator[str]:
+        """What is not as it should be."""
+        if exit_code != 0 or self._killed is None or self._next is None:
+            yield "The training did not come to its end; the lines above say why."
+        elif self.repeated > COMMIT_EVERY:
+            yield f"{self.repeated} steps were done again: more than between two commits."
+        elif len(self._hashes) != ELASTIC_WORKERS or len(set(self._hashes)) != 1:
+            yield f"The ranks ended with other weights, or not all: {', '.join(self._hashes)}."
+
+    def story(self, rank: int) -> str:
+        """What has happened, if there are no problems."""
+        assert self._killed is not None and self._next is not None
+        seconds = float(self._next[2]) - float(self._killed[2])
+        joined = re.search(
+            rf"generation (\d+): rank \d+ of {ELASTIC_WORKERS} trains on after", self._later
+        )
+        generation = joined[1] if joined else "?"
+        return (
+            f"Rank {rank} was killed after step {self._killed[1]}. {seconds:.1f} s later the "
+            f"others had formed a new group and ended step {self._next[1]}: {self.repeated} steps "
+            f"were done again. Another process joined them in generation {generation}. All "
+            f"{len(self._hashes)} ranks have the same weights (SHA-256 {self._hashes[0]}...)."
+        )
+
+    @property
+    def repeated(self) -> int:
+        """Steps that were done twice."""
+        assert self._killed is not None and self._next is not None
+        return int(self._killed[1]) - int(self._next[1]) + 1
+
+    @property
+    def _killed(self) -> re.Match[str] | None:
+        return re.search(r"killed after step (\d+) at ([\d.]+) s", self.text)
+
+    @property
+    def _later(self) -> str:
+        return self.text[self._killed.end() :] if self._killed else ""
+
+    @property
+    def _next(self) -> re.Match[str] | None:
+        return re.search(r"step (\d+) ended at ([\d.]+) s", self._later)
+
+    @property
+    def _hashes(self) -> list[str]:
+        return re.findall(r"steps: test accuracy [\d.]+, weights (\w+)", self.text)
+
+
 def _train(
-    report: Path, launch: Sequence[str], options: Sequence[str], stream: TextIO
+    module: str, report: Path, launch: Sequence[str], options: Sequence[str], stream: TextIO
 ) -> tuple[int | None, list[tuple[float, str]]]:
     """Runs the training and shows what it prints; its exit code, its lines, when they came."""
     lines: list[tuple[float, str]] = []
@@ -106,8 +146,8 @@ def _train(
         stream.flush()
 
     launch = ["--log-dir", str(report), *launch]
-    options = ["--epochs", str(EPOCHS), *options]
-    exit_code = run_script(GRADRING.world_size, launch, options, hear)
+    workers = ELASTIC_WORKERS if module == ELASTIC else WORKERS
+    exit_code = run_script(module, workers, launch, options, hear)
     if exit_code is None:
         say(stream, f"The training has not ended within {DEADLINE_S:g} s and is stopped.")
     return exit_code, lines
