@@ -9,7 +9,7 @@ import math
 import os
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
@@ -199,6 +199,10 @@ class Communicator:
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         #: By `around_close`.
         self._around_close: list[AbstractContextManager[None]] = []
+        #: By `at_new_group`.
+        self._at_new_group: list[Callable[[], None]] = []
+        #: In an elastic job, as long as `gradring.elastic.run` is under way.
+        self._participant: _native.Participant | None = None
         #: The `Step` that the program is in.
         self._step: Step | None = None
         self._describe(rendezvous)
@@ -467,6 +471,8 @@ class Communicator:
             for observer in around:
                 stack.enter_context(observer)
             try:
+                if self._participant is not None:
+                    self._participant.leave(tells=True)
                 self._native.close()
             finally:
                 # Only now: a fork must not take for closed what another thread still closes.
@@ -533,6 +539,11 @@ def open_communicators() -> list[Communicator]:
     return list(_open)
 
 
+def is_open(communicator: Communicator) -> bool:
+    """Whether nobody has closed it."""
+    return communicator in _open
+
+
 def core_of(communicator: Communicator) -> _native.Communicator:
     """The group as the core has it, for what observes it and for front ends.
 
@@ -544,11 +555,16 @@ def core_of(communicator: Communicator) -> _native.Communicator:
 def participant_of(
     communicator: Communicator, addresses: Sequence[str], patience_s: float
 ) -> _native.Participant:
-    """This process in an elastic job, to go on from its group, or to join those at addresses."""
+    """This process in an elastic job, to go on from its group, or to join those at addresses.
+
+    It leaves the job when the communicator is closed.
+    """
     group = communicator._native if communicator.world_size > 1 else None
-    return _native.Participant(
+    participant = _native.Participant(
         group=group, addresses=addresses, patience=patience_s, **communicator._door
     )
+    communicator._participant = participant
+    return participant
 
 
 def form_again(
@@ -557,12 +573,13 @@ def form_again(
     """Makes it the group that was agreed on; TensorFlow's graphs find it by the same number.
 
     Raises:
+        AbortedError: The communicator was closed meanwhile.
         GradringError: The group did not form. The old one is left in any case.
     """
     old = communicator._native
     old.close()
     _, rank, addresses = agreement
-    communicator._native = _native.Communicator(
+    native = _native.Communicator(
         rank=rank,
         world_size=len(addresses),
         rendezvous=addresses[0],
@@ -572,9 +589,15 @@ def form_again(
         agreed=(participant, agreement),
         **communicator._door,
     )
+    if not is_open(communicator):  # by a signal handler, or another thread
+        native.close()
+        raise AbortedError("the communicator was closed while its next group was forming")
+    communicator._native = native
     communicator._step = None
     place = communicator.rank, communicator.world_size
     communicator._describe(addresses[0])
+    for begin in communicator._at_new_group:
+        begin()
     if place != (communicator.rank, communicator.world_size):
         for follower in list(communicator._followers):
             follower.follow(communicator)
@@ -588,6 +611,11 @@ def follow(communicator: Communicator, follower: Follower) -> None:
 def around_close(communicator: Communicator, observer: AbstractContextManager[None]) -> None:
     """Lets `close` enter an observer before it leaves the group, and exit it afterwards."""
     communicator._around_close.append(observer)
+
+
+def at_new_group(communicator: Communicator, begin: Callable[[], None]) -> None:
+    """Has this called whenever an elastic job has formed another group, which counts anew."""
+    communicator._at_new_group.append(begin)
 
 
 def all_gather_bytes(communicator: Communicator, own: bytes, name: str) -> list[bytes]:
@@ -659,6 +687,8 @@ def _leave_to_parent() -> None:
     _native.leave_to_parent([communicator._native for communicator in inherited])
     for communicator in inherited:
         communicator._around_close.clear()
+        communicator._at_new_group.clear()
+        communicator._participant = None
         of_parent = forks.OfParent(communicator.rank, communicator.host)
         communicator._native = cast(_native.Communicator, of_parent)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from gradring.communicator import (
     all_gather_bytes,
     core_of,
     form_again,
+    is_open,
     participant_of,
 )
 from gradring.elastic.state import State
@@ -142,6 +144,8 @@ class _Job:
         self._participant: _native.Participant | None = None
         #: Whether this process has the state of the job.
         self._has_state = False
+        #: As what process it was in its last group; another one if it has been left out since.
+        self._id = b""
         #: The generation of the group that was there before, if it was.
         self._founded: int | None = None
         self._losses = 0
@@ -161,9 +165,14 @@ class _Job:
     ) -> None:
         self._state._after_commit = None
         try:
+            if isinstance(error, Exception):
+                # The others hear why, and not only that it is gone.
+                self._communicator.abort(f"its program raised {described(error)}")
             if self._participant is not None:
-                self._participant.leave()
+                # When all have come to the end, nobody needs another group.
+                self._participant.leave(tells=error is not None)
         finally:
+            self._communicator._participant = None
             self._leaves.__exit__()
 
     def run(self, train: Callable[[], Any]) -> Any:
@@ -185,7 +194,7 @@ class _Job:
                 return result
             except _Regroup:
                 if self._leaves.wanted:
-                    participant.leave()
+                    participant.leave(tells=True)
                     communicator.close()
                     raise SystemExit(128 + signal.SIGTERM) from None
             except Exception as error:
@@ -194,6 +203,8 @@ class _Job:
                 if not self._has_formed:
                     unreached = self._to_leave_out(error, agreement)
                 self._state.restore()
+                if self._leaves.wanted:
+                    raise SystemExit(128 + signal.SIGTERM) from None
             finally:
                 self._state._after_commit = None
                 self._leaves.waits = False
@@ -209,8 +220,8 @@ class _Job:
             participant.join(list(seeds), *self._workers)
             return participant
         self._has_state = True
-        own_id, address = participant.peer
-        told = all_gather_bytes(communicator, own_id + address.encode(), "elastic/members")
+        self._id, address = participant.peer
+        told = all_gather_bytes(communicator, self._id + address.encode(), "elastic/members")
         peers = [(each[:_ID_BYTES], each[_ID_BYTES:].decode()) for each in told]
         self._founded = communicator.generation + 1
         participant.found(peers, self._founded, *self._workers)
@@ -220,6 +231,10 @@ class _Job:
         """Connects the group, and gives the newest commit to all."""
         communicator = self._communicator
         generation, *_ = agreement
+        own_id, _ = participant.peer
+        if own_id != self._id:
+            # The others have gone on without it, so its commits are of another history.
+            self._id, self._has_state = own_id, False
         if generation != self._founded:
             form_again(communicator, participant, agreement)
             communicator._joins = ()
@@ -253,7 +268,7 @@ class _Job:
     def _is_survivable(self, error: Exception) -> bool:
         """Whether the group has failed so that another one may do better."""
         failure = error if isinstance(error, GradringError) else _behind(error)
-        if failure is None:
+        if failure is None or not is_open(self._communicator):
             return False
         if self._has_formed:
             survivable = isinstance(failure, _SURVIVABLE) and core_of(self._communicator).has_failed
@@ -278,6 +293,7 @@ class _Terminated:
     """Makes SIGTERM end the process at its next commit, where this is the main thread."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         #: Whether the signal has come.
         self.wanted = False
         #: Whether there will be a commit.
@@ -293,6 +309,11 @@ class _Terminated:
             signal.signal(signal.SIGTERM, self._before)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A fork, as pools make them, has no commits to wait for.
+            signal.signal(signum, self._before)
+            os.kill(os.getpid(), signum)
+            return
         self.wanted = True
         if callable(self._before):
             self._before(signum, frame)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gradring import steps
-from gradring.communicator import Communicator, core_of
+from gradring.communicator import Communicator, at_new_group, core_of
 from gradring.errors import ConfigError
 from gradring.observe import step_report
 from gradring.observe.observer import observer_of, serve_metrics
@@ -136,6 +136,7 @@ class Monitor:
         self._finished = False
         me = weakref.ref(self)
         observer.counted = lambda: None if (m := me()) is None else (m.totals, m.loss)
+        at_new_group(communicator, lambda: None if (m := me()) is None else m._begin_anew())
         if prometheus_port is not None:
             serve_metrics(communicator, prometheus_port, prometheus_address)
 
@@ -248,6 +249,12 @@ class Monitor:
             if launched:
                 what = f"its step after {self._step}"
                 steps.abort(self._communicator, what, launched, steps.described(error))
+
+    def _begin_anew(self) -> None:
+        """The communicator counts from 0, and the ranks may be others."""
+        self._since = None
+        self._launched = 0
+        self._first_late, self._shown_ranks = {}, {}
 
     def _read(self, now: float) -> tuple[float, ...]:
         stats = core_of(self._communicator).stats()

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradring.communicator import TRACE_LIMIT, Communicator, around_close, core_of
+from gradring.communicator import (
+    TRACE_LIMIT,
+    Communicator,
+    around_close,
+    at_new_group,
+    core_of,
+)
 from gradring.config import DEFAULTS, Settings
 from gradring.observe.paths import part_of
 from gradring.observe.step_report import Totals
@@ -51,16 +57,24 @@ def observe(communicator: Communicator, settings: Settings) -> None:
     observer = observer_of(communicator)
     observer.log_dir = settings.log_dir
     observer.metrics_address = settings.prometheus_address
-    if settings.flight_dir is not None:
-        core_of(communicator).write_records_to(settings.flight_dir)
+    _record(communicator, settings)
+    at_new_group(communicator, lambda: _record(communicator, settings))
     if settings.prometheus_port is not None:
         serve_metrics(communicator, settings.prometheus_port)
     if settings.trace is not None:
         part = part_of(settings.trace, communicator.rank)
         with contextlib.suppress(OSError):  # what cannot be written is told at the end
             part.unlink()
-        core_of(communicator).start_trace(TRACE_LIMIT)
-        around_close(communicator, _tracing(communicator, part))
+        around_close(communicator, _tracing(communicator, settings.trace))
+
+
+def _record(communicator: Communicator, settings: Settings) -> None:
+    """Begins the records of a group."""
+    core = core_of(communicator)
+    if settings.flight_dir is not None:
+        core.write_records_to(settings.flight_dir)
+    if settings.trace is not None:
+        core.start_trace(TRACE_LIMIT)
 
 
 def serve_metrics(communicator: Communicator, port: int, address: str | None = None) -> None:
@@ -92,8 +106,12 @@ def _serving(observer: Observer, server: MetricsServer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tracing(communicator: Communicator, part: Path) -> Iterator[None]:
-    """Writes this rank's part of the timeline when the group has been left in good order."""
+def _tracing(communicator: Communicator, path: Path) -> Iterator[None]:
+    """Writes this rank's part of the timeline when the group has been left in good order.
+
+    In an elastic job that is the last group, in which this process may have another rank.
+    """
+    part = part_of(path, communicator.rank)
     trace = core_of(communicator).take_trace()
     yield
     if trace is None:

@@ -17,7 +17,7 @@ use crate::agreement::timing::Timing;
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::communicator::Communicator;
 use crate::config::Config;
-use crate::error::{Abort, Error, NotFormed, Result, Text, Unusable};
+use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Text, Unusable};
 use crate::forming::listener::{Admission, Listener};
 use crate::forming::members::{self, Answers};
 use crate::forming::rendezvous::connect::resolve;
@@ -75,6 +75,8 @@ struct Progress {
     outcome: Option<Result<Agreed>>,
     /// The group that is connected.
     group: Weak<Communicator>,
+    /// Another member had heard sooner that the group will not form.
+    was_given_up: bool,
     /// Something has happened since the thread has looked.
     is_news: bool,
     has_left: bool,
@@ -117,6 +119,7 @@ impl Participant {
                 member: None,
                 outcome: None,
                 group: Weak::new(),
+                was_given_up: false,
                 is_news: false,
                 has_left: false,
             }),
@@ -162,15 +165,19 @@ impl Participant {
     /// Waits for the next group.
     ///
     /// # Errors
-    /// `Membership` if there is none with this process; `Aborted` when `interrupt` asked to give up.
+    /// `Membership` if there is none with this process; `Aborted` when it has left meanwhile, or when
+    /// `interrupt` asked to give up.
     pub fn agree(&self, interrupt: Interrupt<'_>) -> Result<Agreed> {
         loop {
-            let waits = |progress: &mut Progress| progress.outcome.is_none();
+            let waits = |progress: &mut Progress| progress.outcome.is_none() && !progress.has_left;
             let progress = lock(&self.shared.progress);
             let mut progress =
                 lock::wait_while(&self.shared.changed, progress, INTERRUPT_INTERVAL, waits);
             if let Some(outcome) = progress.outcome.take() {
                 return outcome;
+            }
+            if progress.has_left {
+                return Err(Abort::Closed.into());
             }
             drop(progress);
             if interrupt.interrupts() {
@@ -203,6 +210,24 @@ impl Participant {
         self.shared.tell(progress);
     }
 
+    /// The group could not form. Who has ended its connection can be reached, and need not be kept apart.
+    pub fn not_formed(&self, error: &Error) {
+        lock(&self.shared.progress).was_given_up = matches!(
+            error.kind,
+            ErrorKind::Rendezvous(
+                NotFormed::Busy
+                    | NotFormed::OtherGeneration { .. }
+                    | NotFormed::OtherGroup { .. }
+                    | NotFormed::NoGroupYet { .. }
+                    | NotFormed::HandshakeBroke { .. }
+                    | NotFormed::CoordinatorEnded
+                    | NotFormed::MemberEnded
+                    | NotFormed::EndedEarly
+                    | NotFormed::LinkBroke { .. }
+            )
+        );
+    }
+
     /// The group has failed, or is left so that others can join, or could not connect with these ranks.
     ///
     /// # Errors
@@ -212,6 +237,8 @@ impl Participant {
         let mut progress = lock(&self.shared.progress);
         progress.group = Weak::new();
         progress.outcome = None;
+        let was_given_up = std::mem::take(&mut progress.was_given_up);
+        let unreached = if was_given_up { &[] } else { unreached };
         if let Some(member) = &mut progress.member {
             let roster = member.standpoint().map(|place| &place.roster.members);
             let peers = roster.into_iter().flatten().enumerate();
@@ -238,10 +265,18 @@ impl Participant {
         member.map_or(0, |member| member.joiners().count())
     }
 
-    /// Leaves the job for good, and tells the others, who need not wait for it.
-    pub fn leave(&self) {
+    /// Leaves the job for good, unless it has; if it `tells` the others, they need not wait for it. In
+    /// a fork, nothing is to be done: the parent stays.
+    pub fn leave(&self, tells: bool) {
+        if !self.process.is_this() {
+            return;
+        }
         let mut progress = lock(&self.shared.progress);
+        if progress.has_left {
+            return;
+        }
         let farewells = progress.member.as_mut().map(Member::leave);
+        let farewells = farewells.filter(|_| tells);
         progress.has_left = true;
         self.shared.tell(progress);
         let sent = farewells.into_iter().flatten().map(|(address, envelope)| {

@@ -100,6 +100,7 @@ impl Communicator {
                 Some(participant) => {
                     let mut or_called = || program.interrupts() || participant.is_called();
                     communicator::Communicator::connect(&config, &mut or_called)
+                        .inspect_err(|error| participant.not_formed(error))
                 }
                 None => communicator::Communicator::connect(&config, program),
             })?;

@@ -121,9 +121,9 @@ impl Participant {
         self.inner.joiners()
     }
 
-    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+    fn leave(&self, py: Python<'_>, tells: bool) -> PyResult<()> {
         enter(py, || {
-            detached(py, || self.inner.leave());
+            detached(py, || self.inner.leave(tells));
             Ok(())
         })
     }

@@ -1,0 +1,277 @@
+"""Training that goes on when processes are lost, leave or join."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastic.training import (
+    Plan,
+    Seen,
+    Trainee,
+    check,
+    join,
+    outcomes_of,
+    planned,
+    run,
+    weights_after,
+)
+from faults.stage import Stage
+from gradring.elastic import State
+from gradring.errors import AbortedError
+from gradring.testing import run_ranks
+
+STEPS = 5
+"""That a group does to show that it works."""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    (tmp_path / "stage").mkdir()
+    return Stage(tmp_path / "stage")
+
+
+def one_dies(trainee: Trainee) -> bool:
+    return some_die(trainee, 1)
+
+
+def the_first_dies(trainee: Trainee) -> bool:
+    return some_die(trainee, 0)
+
+
+def two_die(trainee: Trainee) -> bool:
+    return some_die(trainee, 0, 3)
+
+
+def some_die(trainee: Trainee, *victims: int) -> bool:
+    if trainee.comm.generation == 1:
+        if trainee.state.step == STEPS and trainee.place in victims:
+            trainee.die()
+        return False
+    return trainee.steps_here >= STEPS and trainee.comm.world_size == (
+        trainee.plan.founders - len(victims)
+    )
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize(
+    ("act", "founders", "victims"),
+    [(one_dies, 3, [1]), (the_first_dies, 2, [0]), (two_die, 5, [0, 3])],
+)
+def test_those_that_are_left_train_on(
+    stage: Stage, act: Callable[[Trainee], bool], founders: int, victims: list[int], transport: str
+) -> None:
+    plan = planned(act, founders, settings={"transport": transport})
+    outcomes = outcomes_of(plan, stage)
+    assert [o.rank for o in outcomes if o.exit_code == -signal.SIGKILL] == victims
+    for seen in check(plan, [o for o in outcomes if o.rank not in victims]):
+        assert seen.groups[0] == (1, seen.groups[0].rank, founders, 0)
+        assert seen.groups[-1].world_size == founders - len(victims)
+
+
+def call(trainee: Trainee) -> None:
+    """Lets those come that are to join."""
+    if trainee.comm.rank == 0:
+        trainee.stage.tell("come")
+
+
+def one_joins(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS:
+        call(trainee)
+    return trainee.comm.world_size == trainee.plan.founders + 1 and trainee.steps_here >= STEPS
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_who_joins_gets_the_state_and_the_others_lose_nothing(stage: Stage, transport: str) -> None:
+    settings = {"transport": transport}
+    plan = planned(one_joins, 2, settings=settings, elements=10_000, piece_bytes=5_000)
+    *others, joiner = check(plan, outcomes_of(plan, stage, joiners=1), repeated=0)
+    assert joiner.groups[0].step >= STEPS
+    assert [group.world_size for seen in others for group in seen.groups] == [2, 3, 2, 3]
+
+
+def replaced(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 0:
+        trainee.die()
+    if trainee.comm.generation == 2:
+        call(trainee)
+    return trainee.comm.generation == 3 and trainee.steps_here >= STEPS
+
+
+def test_a_group_that_has_lost_its_first_rank_takes_in_another_process(stage: Stage) -> None:
+    plan = planned(replaced, 3)
+    _, *others = outcomes_of(plan, stage, joiners=1)
+    assert [seen.groups[-1].world_size for seen in check(plan, others)] == [3] * 3
+
+
+def joined_again(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS:
+        call(trainee)
+    return trainee.comm.generation > 2 and trainee.steps_here >= STEPS
+
+
+@pytest.mark.parametrize(
+    ("victim", "death"), [(3, "connecting"), (0, "connecting"), (3, "transfer"), (0, "transfer")]
+)
+def test_a_death_before_a_joiner_has_the_state_takes_nothing_back(
+    stage: Stage, victim: int, death: str
+) -> None:
+    plan = planned(joined_again, 3, elements=10_000, piece_bytes=1_000, victim=victim, death=death)
+    outcomes = outcomes_of(plan, stage, joiners=1)
+    assert outcomes[victim].exit_code == -signal.SIGKILL
+    del outcomes[victim]
+    for seen in check(plan, outcomes, repeated=0):
+        assert seen.groups[-1].world_size == 3
+
+
+def one_gets_sigterm(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return trainee.comm.generation == 2 and trainee.steps_here >= STEPS
+
+
+def test_sigterm_ends_a_process_at_its_commit_and_the_others_lose_nothing(stage: Stage) -> None:
+    plan = planned(one_gets_sigterm, 3)
+    outcomes = outcomes_of(plan, stage)
+    assert outcomes.pop(1).exit_code == 128 + signal.SIGTERM
+    for seen in check(plan, outcomes, repeated=0):
+        assert seen.groups[-1].step == STEPS + 1
+
+
+def one_raises(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 1:
+        raise ValueError("of this process")
+    return trainee.comm.generation == 2 and trainee.steps_here >= STEPS
+
+
+def test_a_process_leaves_with_its_own_error_and_the_others_go_on(stage: Stage) -> None:
+    plan = planned(one_raises, 3)
+    outcomes = outcomes_of(plan, stage)
+    error = outcomes.pop(1).exception
+    assert isinstance(error, ValueError)
+    assert str(error) == "of this process"
+    assert any("ValueError: of this process" in outcome.output for outcome in outcomes)
+    check(plan, outcomes)
+
+
+def all_raise(trainee: Trainee) -> bool:
+    if trainee.state.step == STEPS:
+        raise ValueError(f"of process {trainee.place}")
+    return False
+
+
+def test_an_error_of_all_ends_each_with_its_own(stage: Stage) -> None:
+    outcomes = outcomes_of(planned(all_raise, 3), stage)
+    assert [str(outcome.exception) for outcome in outcomes] == [
+        f"of process {place}" for place in range(3)
+    ]
+
+
+def always_aborts(trainee: Trainee) -> bool:
+    if trainee.state.step == STEPS and trainee.place == 0:
+        trainee.comm.abort("enough")
+    return False
+
+
+def test_a_program_that_always_fails_ends_after_ten_losses(stage: Stage) -> None:
+    outcomes = outcomes_of(planned(always_aborts, 2), stage)
+    for outcome in outcomes:
+        assert isinstance(outcome.exception, AbortedError), outcome.details()
+        assert "enough" in str(outcome.exception)
+
+
+def too_few_are_left(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS:
+        call(trainee)
+        if trainee.place == 1:
+            trainee.die()
+    return trainee.comm.generation > 1 and trainee.steps_here >= STEPS
+
+
+def test_too_few_wait_for_one_that_joins(stage: Stage) -> None:
+    plan = planned(too_few_are_left, 2, workers=(2, None))
+    survivor, _, joiner = outcomes_of(plan, stage, joiners=1)
+    for seen in check(plan, [survivor, joiner]):
+        assert seen.groups[-1].world_size == 2
+
+
+def one_waits_for_room(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1:
+        if trainee.state.step == STEPS:
+            call(trainee)
+        if trainee.place == 1:
+            trainee.memory["waited"] = trainee.memory.get("waited", 0) + (trainee.waiting > 0)
+            if trainee.memory["waited"] > STEPS:
+                trainee.die()
+    return (
+        trainee.comm.generation > 1 and trainee.comm.world_size == 2 and trainee.steps_here > STEPS
+    )
+
+
+def test_a_further_one_waits_until_there_is_room(stage: Stage) -> None:
+    plan = planned(one_waits_for_room, 2, workers=(1, 2))
+    survivor, _, joiner = outcomes_of(plan, stage, joiners=1)
+    first, second = check(plan, [survivor, joiner])
+    assert first.groups[1].step > 2 * STEPS
+    assert second.groups[-1].world_size == 2
+
+
+def stopped_for_a_moment(trainee: Trainee) -> bool:
+    if trainee.state.step == STEPS and trainee.place == 0:
+        os.kill(trainee.pid(1), signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(trainee.pid(1), signal.SIGCONT)
+    return bool(trainee.state.step >= 2 * STEPS)
+
+
+def test_a_process_that_is_stopped_for_a_moment_stays(stage: Stage) -> None:
+    plan = planned(stopped_for_a_moment, 3)
+    for seen in check(plan, outcomes_of(plan, stage), repeated=0):
+        assert [group.generation for group in seen.groups] == [1]
+
+
+def stopped_for_long(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 0:
+        os.kill(trainee.pid(1), signal.SIGSTOP)
+    if trainee.place == 0 and trainee.comm.world_size == 2 and trainee.steps_here == STEPS:
+        os.kill(trainee.pid(1), signal.SIGCONT)
+    return trainee.comm.generation > 2 and trainee.comm.world_size == 3
+
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_for_long_comes_back_to_the_others_state(stage: Stage) -> None:
+    plan = planned(stopped_for_long, 3)
+    found = check(plan, outcomes_of(plan, stage))
+    assert [group.world_size for group in found[0].groups] == [3, 2, 3]
+    # It was left out, and knows nothing of the group between.
+    assert [group.world_size for group in found[1].groups] == [3, 3]
+
+
+def again(trainee: Trainee) -> bool:
+    return trainee.steps_here >= STEPS
+
+
+def train_twice(plan: Plan, stage: Stage) -> list[Seen]:
+    with join(plan, stage, int(os.environ["GRADRING_RANK"])) as comm:
+        trainee = Trainee(plan, comm.rank, stage, comm, State(weights=np.zeros(10), step=0))
+        found = []
+        for _ in range(3):
+            trainee.seen = Seen()
+            run(trainee)
+            comm.barrier()
+            found.append(trainee.seen)
+        return found
+
+
+def test_a_communicator_that_was_trained_with_serves_on(stage: Stage) -> None:
+    plan = planned(again, 3)
+    for found in run_ranks(train_twice, 3, plan, stage):
+        assert [seen.groups[0].step for seen in found] == [0, STEPS + 1, 2 * STEPS + 2]
+        assert [len(seen.groups) for seen in found] == [1, 1, 1]
+        assert found[-1].weights == weights_after(3 * STEPS + 3, 10)
