@@ -1,0 +1,140 @@
+"""Elastic jobs under TensorFlow: one job, in which four processes come to different ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gradring.ports import free_ports
+
+JOB = Path(__file__).with_name("tensorflow_job.py")
+FOUNDERS = ("first", "killed", "leaving")
+TIMEOUT_S = 300.0
+
+
+class Job:
+    """The processes, and what they have told."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._address = f"127.0.0.1:{free_ports(1)[0]}"
+        self._environ = {
+            **{name: value for name, value in os.environ.items() if name[:9] != "GRADRING_"},
+            "GRADRING_TOKEN": "secret",
+            "GRADRING_JOB_ID": "elastic",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+        }
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def found(self) -> None:
+        """Starts the first three."""
+        for rank, name in enumerate(FOUNDERS):
+            place = {"RANK": str(rank), "WORLD_SIZE": "3", "RENDEZVOUS": self._address}
+            self._start(name, place)
+
+    def join(self) -> None:
+        """Starts another one."""
+        self._start("joining", {"JOIN": self._address})
+
+    def _start(self, name: str, variables: dict[str, str]) -> None:
+        with (self._directory / f"{name}.out").open("w") as output:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, JOB, name, self._directory],
+                env=self._environ | {f"GRADRING_{key}": text for key, text in variables.items()},
+                stdout=output,
+                stderr=output,
+                text=True,
+            )
+
+    def told(self, name: str, what: str = "") -> list[dict[str, Any]]:
+        """What a process has told, all of it or of one kind."""
+        path = self._directory / name
+        lines = path.read_text().splitlines() if path.exists() else []
+        facts = [cast(dict[str, Any], json.loads(line)) for line in lines]
+        return [fact for fact in facts if what in ("", fact["what"])]
+
+    def outputs(self) -> str:
+        """Everything that was printed."""
+        return "\n".join(path.read_text() for path in sorted(self._directory.glob("*.out")))
+
+    def codes(self) -> dict[str, int]:
+        """How they have ended."""
+        return {name: process.wait(TIMEOUT_S) for name, process in self.processes.items()}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The job, when it is over."""
+    job = Job(tmp_path_factory.mktemp("job"))
+    try:
+        job.found()
+        while not job.told("first"):
+            assert job.processes["first"].poll() is None, job.outputs()
+            time.sleep(0.02)
+        job.join()
+        codes = job.codes()
+        assert codes == {"first": -9, "killed": -9, "leaving": 143, "joining": 0}, job.outputs()
+        yield job
+    finally:
+        for process in job.processes.values():
+            process.kill()
+            process.wait()
+
+
+def _told(job: Job, name: str, what: str, *facts: str) -> list[tuple[Any, ...]]:
+    return [tuple(told[fact] for fact in facts) for told in job.told(name, what)]
+
+
+def test_a_loop_goes_back_to_its_last_commit_and_no_further(job: Job) -> None:
+    for survivor in ("first", "leaving"):
+        assert _told(job, survivor, "loop begins", "step", "size") == [(0, 3), (4, 3)]
+    assert _told(job, "joining", "loop begins", "step", "size", "rank") == [(4, 3, 1)]
+
+
+def test_a_function_is_not_traced_anew_where_rank_and_world_size_are_as_before(job: Job) -> None:
+    for name in ("first", "leaving", "joining"):
+        ((traces,),) = _told(job, name, "loop ends", "traces")
+        assert (traces["strategy"], traces["reducer"]) == (1, 1)
+
+
+def test_all_ranks_have_the_bits_and_the_steps_of_a_loop_without_a_loss(job: Job) -> None:
+    told = [
+        _told(job, name, "loop ends", "digest", "counted") for name in FOUNDERS if name != "killed"
+    ]
+    assert told[0] == told[1] == _told(job, "joining", "loop ends", "digest", "counted")
+    assert told[0][0][1] == 8
+
+
+def test_fit_loses_what_came_after_the_last_commit_and_with_sigterm_nothing(job: Job) -> None:
+    begun = [(0, 0, 3), (1, 4, 2)]
+    assert _told(job, "leaving", "fit begins", "epoch", "step", "size") == begun
+    begun = [*begun, (2, 8, 1)]
+    assert _told(job, "joining", "fit begins", "epoch", "step", "size") == begun
+
+
+def test_fit_traces_its_steps_anew_once_for_each_place(job: Job) -> None:
+    epochs = _told(job, "joining", "epoch ends", "epoch", "traces")
+    fit, validation = ([told[kind] for _, told in epochs] for kind in ("fit", "validation"))
+    assert fit == [fit[0], 2 * fit[0], 3 * fit[0]]
+    assert validation == [validation[0], 2 * validation[0], 3 * validation[0]]
+
+
+def test_all_ranks_have_the_same_bits_at_the_end_of_an_epoch(job: Job) -> None:
+    epochs = {name: _told(job, name, "epoch ends", "digest", "logs") for name in job.processes}
+    assert epochs["first"] == epochs["leaving"][:1] == epochs["joining"][:1]
+    assert epochs["leaving"][1] == epochs["joining"][1]
+
+
+def test_fit_ends_with_the_weights_of_one_process_that_had_the_same_global_batches(
+    job: Job,
+) -> None:
+    ((furthest,),) = _told(job, "joining", "end", "furthest")
+    assert furthest < 1e-4
