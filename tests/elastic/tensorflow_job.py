@@ -170,17 +170,19 @@ began_at = 0
 def train(state: elastic.State) -> None:
     """Keras' own loop."""
     global began_at
+    began_at = state.step
     tell("fit begins", epoch=state.epoch, step=state.step)
-    while state.epoch < EPOCHS and not state.stopped:
-        began_at = state.step
-        model.fit(
-            batches.skip(state.step),
-            initial_epoch=state.epoch,
-            epochs=state.epoch + 1,
-            validation_data=batches.take(3),
-            callbacks=[*callbacks(), Incidents(), elastic.CommitState(state, every_steps=4)],
-            verbose=0,
-        )
+    options = {
+        "validation_data": batches.take(3),
+        "callbacks": [*callbacks(), Incidents(), elastic.CommitState(state, every_steps=4)],
+        "verbose": 0,
+    }
+    if state.step:
+        rest = batches.skip(state.step)
+        model.fit(rest, initial_epoch=state.epoch, epochs=state.epoch + 1, **options)
+        began_at = 0
+    assert not state.stopped
+    model.fit(batches, initial_epoch=state.epoch, epochs=EPOCHS, **options)
 
 
 tell("formed")
