@@ -181,6 +181,7 @@ class Communicator:
             "tls": (tls.ca, tls.cert, tls.key) if tls is not None else None,
         }
         self._settings = values.of_group()
+        self._rendezvous = rendezvous
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
@@ -560,9 +561,11 @@ def participant_of(
     It leaves the job when the communicator is closed.
     """
     group = communicator._native if communicator.world_size > 1 else None
-    participant = _native.Participant(
-        group=group, addresses=addresses, patience=patience_s, **communicator._door
-    )
+    door = communicator._door.copy()
+    if group is None and not addresses and door["listen"] is None:
+        # Where it would listen if it was not alone.
+        door["listen"] = communicator._rendezvous or None
+    participant = _native.Participant(group=group, addresses=addresses, patience=patience_s, **door)
     communicator._participant = participant
     return participant
 

@@ -467,11 +467,11 @@ fn listen(
     tls: Option<Tls>,
     addresses: &[String],
 ) -> Result<(TcpListener, String)> {
-    let ip = config.interface.map_or_else(|| own_ip(addresses), Ok)?;
     let wished = config.listen.clone();
     let (words, resolved) = match &wished {
         Some(listen) => (listen.clone(), resolve(listen)),
         None => {
+            let ip = config.interface.map_or_else(|| own_ip(addresses), Ok)?;
             let (first, last) = config.ports.unwrap_or((0, 0));
             let ports = (first..=last).map(|port| SocketAddr::new(ip, port));
             (SocketAddr::new(ip, first).to_string(), Ok(ports.collect()))
@@ -489,11 +489,15 @@ fn listen(
     };
     let socket = listener.socket().map_err(no_socket)?;
     let mut address = listener.address;
-    if address.ip().is_unspecified() {
+    if address.ip().is_unspecified() && config.listen.is_none() {
         address.set_ip(own_ip(addresses)?);
     }
-    let announced = config.announce.clone().or(wished);
-    Ok((socket, announced.unwrap_or_else(|| address.to_string())))
+    let name = wished.and_then(|wished| Some(wished.rsplit_once(':')?.0.to_owned()));
+    let own = match name {
+        Some(name) => format!("{name}:{}", address.port()),
+        None => address.to_string(),
+    };
+    Ok((socket, config.announce.clone().unwrap_or(own)))
 }
 
 /// The address of this host from which it reaches one of these.

@@ -85,6 +85,8 @@ impl Member {
         let joining = Joining {
             asked: others.take(KNOWN_MAX).map(|it| (it, Some(now))).collect(),
             noted: now,
+            is_known: false,
+            refused: BTreeSet::new(),
         };
         Self::new(me, timing, workers, Phase::Joining(joining))
     }

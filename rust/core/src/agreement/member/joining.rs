@@ -1,6 +1,6 @@
 //! A process that is outside of the job and would be in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{KNOWN_MAX, Member, Phase};
@@ -13,6 +13,10 @@ pub(super) struct Joining {
     pub(super) asked: BTreeMap<String, Option<Instant>>,
     /// When a member answered last.
     pub(super) noted: Instant,
+    /// Whether one ever did.
+    pub(super) is_known: bool,
+    /// Addresses at which nobody listened when they were asked last.
+    pub(super) refused: BTreeSet<String>,
 }
 
 impl Member {
@@ -21,12 +25,12 @@ impl Member {
             unreachable!("asked while it joins only");
         };
         let limit = joining.noted + self.timing.join;
-        if now >= limit {
+        // The job has ended.
+        let is_over = joining.is_known && joining.refused.len() == joining.asked.len();
+        if now >= limit || is_over {
             let asked = joining.asked.keys().map(|it| (**it).into()).collect();
-            return self.fail(NotAgreed::NobodyToJoin {
-                asked,
-                within: self.timing.join,
-            });
+            let within = now.saturating_duration_since(joining.noted);
+            return self.fail(NotAgreed::NobodyToJoin { asked, within });
         }
         for (address, due) in &mut joining.asked {
             if due.is_some_and(|due| due <= now) {
@@ -49,10 +53,15 @@ impl Member {
         };
         let again = now + self.timing.remind;
         joining.asked.insert(address.to_owned(), Some(again));
+        match outcome {
+            Outcome::Refused => joining.refused.insert(address.to_owned()),
+            _ => joining.refused.remove(address),
+        };
         if let Outcome::Reply(Reply::Noted(members)) = outcome
             && !members.is_empty()
         {
             joining.noted = now;
+            joining.is_known = true;
             for member in members.iter().filter(|member| member.id != self.me.id) {
                 if joining.asked.len() < KNOWN_MAX {
                     let asked = joining.asked.entry(member.address.clone());

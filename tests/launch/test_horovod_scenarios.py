@@ -1,0 +1,193 @@
+"""The scenarios by which Horovod judges its own elastic jobs, driven against `gradring run`.
+
+Those of Horovod's `test/integration/elastic_common.py`: hosts are added and removed; one rank
+fails, by an exception or a signal; all fail; hosts are given up; there are too few workers for too
+long; restarts have a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ssh_stand_in
+from launching import DEADLINE_S, command_line
+
+PROGRAM = """\
+import json, os, signal, sys, time
+import numpy as np
+import gradring.elastic
+
+HERE, PLAN = sys.argv[1], json.loads(sys.argv[2])
+HOST = os.environ.get("SSH_HOST", "localhost")
+comm = gradring.init()
+state = gradring.elastic.State(epoch=0, total=np.zeros(1))
+
+def fail(rank):
+    # Once in a job, or each time.
+    mark = f"{HERE}/failed-{rank}"
+    if os.path.exists(mark) and not PLAN.get("always"):
+        return
+    open(mark, "w").close()
+    if PLAN["how"] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError(f"rank {rank} fails as planned")
+
+@gradring.elastic.run(comm, min_workers=PLAN["least"], max_workers=PLAN["most"],
+                      timeout=PLAN.get("timeout", 60.0))
+def train(state):
+    while state.epoch < PLAN["epochs"]:
+        if state.epoch == 1 and comm.rank in PLAN.get("fails", []) and (
+            comm.generation == 1 or PLAN.get("always")):
+            fail(comm.rank)
+        # An epoch begins when the job is as large as it is to be.
+        sizes = PLAN.get("sizes")
+        while sizes and comm.world_size != sizes[state.epoch]:
+            time.sleep(0.02)
+            state.commit()
+        state.total += comm.all_reduce(np.ones(1), op="mean")
+        state.epoch += 1
+        if comm.rank == 0:
+            with open(f"{HERE}/epochs", "a") as log:
+                line = {"size": comm.world_size, "host": HOST, "generation": comm.generation}
+                log.write(json.dumps(line) + "\\n")
+            open(f"{HERE}/list-{state.epoch}", "w").close()
+        state.commit()
+    return float(state.total[0])
+
+assert train(state) == PLAN["epochs"], state.total
+"""
+
+two_hosts = pytest.mark.skipif(
+    not ssh_stand_in.works(), reason="127.0.0.2 is not an address of this system (Linux has it)"
+)
+
+
+class Job:
+    """A job that has ended."""
+
+    def __init__(self, directory: Path, launch: Sequence[object], **plan: Any) -> None:
+        (directory / "program.py").write_text(PROGRAM)
+        plan = {"epochs": 3, "least": 1, "most": 4, "how": "kill", **plan}
+        program = [sys.executable, directory / "program.py", directory, json.dumps(plan)]
+        variables = ssh_stand_in.install(directory)
+        done = subprocess.run(
+            command_line("run", *launch, "--grace", 5, "--", *program),
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=2 * DEADLINE_S,
+            check=False,
+        )
+        self.exit_code, self.said = done.returncode, done.stdout + done.stderr
+        log = directory / "epochs"
+        lines = log.read_text().splitlines() if log.exists() else []
+        self.epochs: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    def sizes(self) -> list[int]:
+        """Of the group, by epoch."""
+        return [epoch["size"] for epoch in self.epochs]
+
+    def generations(self) -> list[int]:
+        """Of the group, by epoch."""
+        return [epoch["generation"] for epoch in self.epochs]
+
+
+def discovery(directory: Path, *lists: str) -> Path:
+    """Prints the n-th of these lists of hosts after n epochs."""
+    script = directory / "hosts.py"
+    script.write_text(
+        f"#!{sys.executable}\nimport os\n"
+        f"done = [os.path.exists(f'{directory}/list-{{n}}') for n in range(1, {len(lists)})]\n"
+        f"print({lists!r}[sum(done)])\n"
+    )
+    script.chmod(0o755)
+    return script
+
+
+@two_hosts
+@pytest.mark.parametrize("slots", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_hosts_are_added_and_removed(tmp_path: Path, slots: int) -> None:
+    script = discovery(
+        tmp_path,
+        f"127.0.0.1:{slots}",
+        f"127.0.0.1:{slots}\n127.0.0.2:{slots}",
+        f"127.0.0.2:{slots}",
+    )
+    sizes = [slots, 2 * slots, slots]
+    job = Job(
+        tmp_path,
+        ["-np", slots, "--min-np", slots, "--max-np", 2 * slots, "--host-discovery-script", script],
+        sizes=sizes,
+        most=2 * slots,
+    )
+    assert (job.exit_code, job.sizes()) == (0, sizes), job.said
+    assert job.epochs[0]["host"] == "localhost"
+    assert job.epochs[2]["host"] == "127.0.0.2"
+    assert job.generations() == sorted(set(job.generations()))
+
+
+@two_hosts
+@pytest.mark.parametrize(
+    ("how", "discovers"),
+    [
+        ("kill", True),
+        ("exception", False),
+        pytest.param("exception", True, marks=pytest.mark.slow),
+        pytest.param("kill", False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_single_rank_fails(tmp_path: Path, how: str, discovers: bool) -> None:
+    hosts = ["--hosts", "127.0.0.1:2,127.0.0.2:2"]
+    if discovers:
+        hosts = ["--host-discovery-script", str(discovery(tmp_path, "127.0.0.1:2\n127.0.0.2:2"))]
+    launch = ["-np", 4, "--min-np", 2, "--max-np", 4, *hosts]
+    # It is replaced; Horovod gives its host up instead, and goes on with the other one.
+    job = Job(tmp_path, launch, fails=[0], how=how, sizes=[4, 3, 4])
+    assert (job.exit_code, job.sizes()) == (0, [4, 3, 4]), job.said
+    assert job.generations()[0] == 1
+    assert "it is started again in 1 s, to join the others" in job.said
+
+
+@two_hosts
+def test_all_ranks_fail(tmp_path: Path) -> None:
+    launch = ["-np", 4, "--min-np", 2, "--hosts", "127.0.0.1:2,127.0.0.2:2"]
+    job = Job(tmp_path, launch, fails=[0, 1, 2, 3], how="exception", least=2)
+    assert job.exit_code == 1, job.said
+    assert job.sizes() == [4]
+    assert "fails as planned" in job.said
+
+
+@two_hosts
+def test_all_hosts_are_given_up(tmp_path: Path) -> None:
+    launch = ["-np", 2, "--min-np", 2, "--hosts", "127.0.0.1:1,127.0.0.2:1", "--host-failures", 1]
+    job = Job(tmp_path, launch, fails=[0, 1], how="exception", least=2, always=True)
+    assert job.exit_code == 1, job.said
+    assert job.sizes() == [2]
+
+
+@two_hosts
+def test_there_are_too_few_workers_for_too_long(tmp_path: Path) -> None:
+    launch = ["-np", 4, "--min-np", 4, "--hosts", "127.0.0.1:2,127.0.0.2:2", "--max-restarts", 0]
+    job = Job(tmp_path, launch, fails=[0], least=4, timeout=1.0)
+    assert job.exit_code != 0, job.said
+    assert job.sizes() == [4]
+    assert "3 workers are left and 4 are needed; no others joined within 1 s" in job.said
+
+
+@two_hosts
+@pytest.mark.parametrize(
+    ("restarts", "completes"), [(1, False), pytest.param(2, True, marks=pytest.mark.slow)]
+)
+def test_restarts_have_a_bound(tmp_path: Path, restarts: int, completes: bool) -> None:
+    launch = ["-np", 4, "--min-np", 2, "--max-restarts", restarts]
+    # Two ranks fail, and the job goes on only with both replaced.
+    job = Job(tmp_path, launch, fails=[0, 1], least=4, timeout=8.0)
+    assert (job.exit_code == 0) == completes, job.said
+    assert job.sizes() == ([4, 4, 4] if completes else [4])
