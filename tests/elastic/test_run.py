@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import multiprocessing
 import os
+import shutil
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gradring
 from elastic.training import (
     Plan,
     Seen,
@@ -22,13 +29,16 @@ from elastic.training import (
     run,
     weights_after,
 )
+from faults.actor import belongings
 from faults.stage import Stage
 from gradring.elastic import State
-from gradring.errors import AbortedError
-from gradring.testing import run_ranks
+from gradring.errors import AbortedError, RendezvousError
+from gradring.testing import run_ranks, simulated_hosts
+from gradring.testing.network import why_unavailable
 
 STEPS = 5
 """That a group does to show that it works."""
+GROUPS = 50
 
 
 @pytest.fixture
@@ -275,3 +285,229 @@ def test_a_communicator_that_was_trained_with_serves_on(stage: Stage) -> None:
         assert [seen.groups[0].step for seen in found] == [0, STEPS + 1, 2 * STEPS + 2]
         assert [len(seen.groups) for seen in found] == [1, 1, 1]
         assert found[-1].weights == weights_after(3 * STEPS + 3, 10)
+
+
+def pooled(trainee: Trainee) -> bool:
+    if trainee.state.step == STEPS and trainee.place == 1:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            trainee.memory["squares"] = pool.map(abs, [-1, 2])
+        if (child := os.fork()) == 0:
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    return bool(trainee.state.step >= 2 * STEPS)
+
+
+def test_pools_and_forks_of_a_process_end_and_do_not_leave_in_its_name(stage: Stage) -> None:
+    plan = planned(pooled, 3)
+    for seen in check(plan, outcomes_of(plan, stage), repeated=0):
+        assert [group.generation for group in seen.groups] == [1]
+
+
+def killed_with_a_fork(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 1:
+        if os.fork() == 0:
+            os.setsid()
+            with contextlib.suppress(TimeoutError):
+                trainee.stage.wait("gone-0")
+            os._exit(0)
+        trainee.die()
+    if trainee.comm.generation == 2 and trainee.steps_here == STEPS:
+        trainee.stage.tell(f"gone-{trainee.place}")
+    return trainee.comm.generation == 2 and trainee.steps_here >= STEPS
+
+
+def test_a_fork_does_not_keep_the_address_of_a_process_that_was_killed(stage: Stage) -> None:
+    plan = planned(killed_with_a_fork, 3)
+    outcomes = outcomes_of(plan, stage)
+    del outcomes[1]
+    check(plan, outcomes)
+
+
+def many_groups(trainee: Trainee) -> bool:
+    if trainee.comm.rank == 0 and trainee.steps_here == 1 and trainee.comm.generation <= GROUPS:
+        trainee.comm.abort("another group")
+    return trainee.comm.generation > GROUPS
+
+
+def train_in_many_groups(plan: Plan, stage: Stage) -> dict[int, dict[str, int]]:
+    with join(plan, stage, int(os.environ["GRADRING_RANK"])) as comm:
+        trainee = Trainee(plan, comm.rank, stage, comm, State(weights=np.zeros(10), step=0))
+        before = belongings()
+        run(trainee)
+        assert len(trainee.seen.groups) > GROUPS
+        return {0: before, 1: belongings()}
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_many_groups_leave_nothing_behind(stage: Stage, transport: str) -> None:
+    plan = planned(many_groups, 2, settings={"transport": transport})
+    for found in run_ranks(train_in_many_groups, 2, plan, stage):
+        grown = {n: (found[0].get(n, 0), c) for n, c in found[1].items() if c > found[0].get(n, 0)}
+        assert set(grown) <= {"gradring-members", "socket"}, grown
+        assert all(after - before <= 2 for before, after in grown.values()), grown
+
+
+def closed_by_itself(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS:
+        if trainee.place == 1:
+            trainee.die()
+        threading.Timer(1.0, trainee.comm.close).start()
+    return False
+
+
+def interrupted(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS:
+        if trainee.place == 1:
+            trainee.die()
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return False
+
+
+@pytest.mark.parametrize(
+    ("act", "error"), [(closed_by_itself, AbortedError), (interrupted, KeyboardInterrupt)]
+)
+def test_a_process_that_waits_for_others_can_be_ended(
+    stage: Stage, act: Callable[[Trainee], bool], error: type[BaseException]
+) -> None:
+    survivor, _ = outcomes_of(planned(act, 2, workers=(2, None)), stage)
+    assert isinstance(survivor.exception, error), survivor.details()
+
+
+def some_die_recorded(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 1:
+        trainee.die()
+    if trainee.comm.generation == 2 and trainee.steps_here == STEPS and trainee.comm.rank == 1:
+        trainee.die()
+    return trainee.comm.generation == 3 and trainee.steps_here >= STEPS
+
+
+def test_each_group_that_fails_leaves_its_records_and_the_last_one_its_timeline(
+    stage: Stage, tmp_path: Path
+) -> None:
+    env = {
+        "GRADRING_FLIGHT_DIR": str(tmp_path / "flight"),
+        "GRADRING_TRACE": str(tmp_path / "trace.json"),
+    }
+    plan = planned(some_die_recorded, 3)
+    survivor, *_ = outcomes_of(plan, stage, env=env)
+    (seen,) = check(plan, [survivor])
+    assert [group.generation for group in seen.groups] == [1, 2, 3]
+    for size, place in ((3, tmp_path / "flight"), (2, tmp_path / "flight" / "generation-2")):
+        record = json.loads((place / "rank-0.json").read_text())
+        assert record["world_size"] == size
+    part = json.loads((tmp_path / "trace.json.parts" / "rank-0.json").read_text())
+    assert part["world_size"] == 1
+
+
+def goes_on_without(trainee: Trainee) -> bool:
+    if trainee.state.step == STEPS:
+        call(trainee)
+    return trainee.stage.told("ended-2") is not None
+
+
+def test_a_joiner_with_another_token_is_told_why_and_disturbs_nobody(stage: Stage) -> None:
+    settings, joiners = {"token": "right"}, {"token": "wrong"}
+    plan = planned(goes_on_without, 2, settings=settings, joiners=joiners)
+    *others, joiner = outcomes_of(plan, stage, joiners=1)
+    check(plan, others, repeated=0)
+    assert isinstance(joiner.exception, RendezvousError), joiner.details()
+    assert "does not let this process join" in str(joiner.exception)
+    assert "different tokens" in str(joiner.exception)
+
+
+def saved(trainee: Trainee) -> bool:
+    if trainee.state.step == 2 * STEPS + 1:
+        trainee.state.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return bool(trainee.state.step >= 3 * STEPS)
+
+
+def train_with_checkpoints(plan: Plan, stage: Stage, directory: str) -> Seen:
+    with join(plan, stage, int(os.environ["GRADRING_RANK"])) as comm:
+        state = State(weights=np.zeros(10), step=0)
+        if comm.rank == 1:
+            # The files of the host of rank 0 are gone, so it begins with the other's.
+            directory += "-copy"
+        state.checkpoint_to(directory, every_commits=STEPS)
+        trainee = Trainee(plan, comm.rank, stage, comm, state)
+        run(trainee)
+        state.flush()
+        return trainee.seen
+
+
+def test_a_job_of_which_all_died_goes_on_from_its_checkpoint(stage: Stage, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    plan = planned(saved, 2)
+    given = (stage, str(directory))
+    outcomes = run_ranks(train_with_checkpoints, 2, plan, *given, check=False)
+    assert -signal.SIGKILL in [outcome.exit_code for outcome in outcomes]
+    shutil.rmtree(f"{directory}-copy")
+    directory.rename(f"{directory}-copy")
+    plan = planned(again, 2)
+    for seen in run_ranks(train_with_checkpoints, 2, plan, *given):
+        assert seen.groups[0].step == 2 * STEPS
+        assert seen.weights == weights_after(3 * STEPS + 1, 10)
+
+
+def found_or_join(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 1:
+        trainee.die()
+    return trainee.comm.generation == 3 and trainee.steps_here >= STEPS
+
+
+def train_anyhow(plan: Plan, stage: Stage) -> Seen:
+    """The third process is rank 1 once more; all are started alike."""
+    place = int(os.environ["GRADRING_RANK"])
+    if place == 2:
+        stage.wait("struck")
+    own = 1 if place else 0
+    cluster = {"worker": list(plan.addresses)}
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": cluster, "task": {"type": "worker", "index": own}}
+    )
+    for name in ("GRADRING_RANK", "GRADRING_WORLD_SIZE", "GRADRING_RENDEZVOUS"):
+        del os.environ[name]
+    with gradring.init(join="auto") as comm:
+        trainee = Trainee(plan, place, stage, comm, State(weights=np.zeros(10), step=0))
+        run(trainee)
+        return trainee.seen
+
+
+def test_processes_that_are_started_alike_found_a_job_or_join_it(stage: Stage) -> None:
+    plan = planned(found_or_join, 2)
+    survivor, _, joiner = run_ranks(train_anyhow, 3, plan, stage, check=False)
+    first, second = check(plan, [survivor, joiner])
+    assert [group.world_size for group in first.groups] == [2, 1, 2]
+    assert [group.world_size for group in second.groups] == [2]
+
+
+def cut_off(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS:
+        trainee.stage.tell(f"cut-{trainee.place}")
+        trainee.stage.wait("struck")
+    return trainee.comm.generation > 1 and trainee.steps_here >= STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_unavailable() is not None, reason="needs network namespaces")
+def test_of_a_network_that_is_cut_the_larger_part_goes_on(stage: Stage) -> None:
+    with simulated_hosts(5) as hosts:
+        places = tuple(f"{host.address}:29500" for host in hosts)
+        plan = Plan(cut_off, 5, places, settings={"transport": "tcp"})
+
+        def cut() -> None:
+            stage.wait(*(f"cut-{place}" for place in range(5)))
+            for host in (hosts[0], hosts[3]):
+                host.cut()
+            stage.tell("struck")
+
+        director = threading.Thread(target=cut)
+        director.start()
+        outcomes = outcomes_of(plan, stage, hosts=hosts)
+        director.join()
+    for place in (3, 0):
+        lost = outcomes.pop(place).exception
+        assert isinstance(lost, RendezvousError), lost
+        assert "cannot be more than half of generation 1" in str(lost)
+    for seen in check(plan, outcomes):
+        assert seen.groups[-1].world_size == 3

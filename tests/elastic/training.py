@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -131,6 +131,14 @@ def train(plan: Plan, stage: Stage) -> Seen:
     """What each process runs."""
     place = int(os.environ["GRADRING_RANK"])
     stage.tell(f"pid-{place}", os.getpid())
+    try:
+        return take_part(plan, stage, place)
+    finally:
+        stage.tell(f"ended-{place}")
+
+
+def take_part(plan: Plan, stage: Stage, place: int) -> Seen:
+    """Joins, and trains."""
     states.PIECE_BYTES = plan.piece_bytes
     with join(plan, stage, place) as comm:
         state = State(weights=np.zeros(plan.elements), step=0)
@@ -211,12 +219,19 @@ def weights_after(steps: int, elements: int) -> list[float]:
 
 
 def outcomes_of(
-    plan: Plan, stage: Stage, joiners: int = 0, hosts: list[Host] | None = None
+    plan: Plan,
+    stage: Stage,
+    joiners: int = 0,
+    *,
+    hosts: Sequence[Host] = (),
+    env: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
     """Runs it; one outcome for each process, the founders first."""
     count = plan.founders + joiners
     try:
-        return run_ranks(train, count, plan, stage, timeout=LIMIT_S, check=False, hosts=hosts or [])
+        return run_ranks(
+            train, count, plan, stage, timeout=LIMIT_S, check=False, hosts=hosts, env=env
+        )
     finally:
         stage.tell("over")
 

@@ -96,7 +96,7 @@ class JobState:
     """What all ranks said.
 
     Attributes:
-        world_size: Number of ranks.
+        world_size: Number of ranks; 0 if the process that was asked is between two groups.
         states: By rank, of those that answered.
         silent: By rank, why the others did not.
         missing: The ranks that have not joined, while the group forms; None when it has formed.
@@ -109,6 +109,11 @@ class JobState:
 
     def verdict(self) -> tuple[bool, list[str]]:
         """Whether all is well, and sentences that name who is to blame if not."""
+        if self.world_size == 0:
+            return False, [
+                "this process of an elastic job is between two groups: those that are left agree "
+                "on the next one, or it waits to join; ask again, and look at its log if it lasts"
+            ]
         if self.missing is not None:
             if not self.missing:
                 return True, ["the group is about to form: all ranks have joined"]
@@ -169,6 +174,8 @@ def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -
     world_size = first["world_size"]
     if not first["formed"]:
         return JobState(world_size, {}, {}, tuple(first["missing"]))
+    if not first["members"]:
+        return JobState(0, {}, {})
     states, silent = {first["rank"]: _state(first)}, {}
     others = {r: address for r, (address, _) in enumerate(first["members"]) if r != first["rank"]}
 

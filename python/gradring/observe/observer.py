@@ -72,7 +72,10 @@ def _record(communicator: Communicator, settings: Settings) -> None:
     """Begins the records of a group."""
     core = core_of(communicator)
     if settings.flight_dir is not None:
-        core.write_records_to(settings.flight_dir)
+        # Records of different groups of an elastic job say nothing about each other.
+        later = core.generation > 0
+        directory = settings.flight_dir
+        core.write_records_to(directory / f"generation-{core.generation}" if later else directory)
     if settings.trace is not None:
         core.start_trace(TRACE_LIMIT)
 

@@ -84,6 +84,7 @@ impl Member {
             .filter(|address| *address != me.address);
         let joining = Joining {
             asked: others.take(KNOWN_MAX).map(|it| (it, Some(now))).collect(),
+            turned_away: BTreeMap::new(),
             noted: now,
             is_known: false,
             refused: BTreeSet::new(),

@@ -1,9 +1,10 @@
 //! How a process says something to another one about the members of the next group.
 
-use std::io::ErrorKind;
+use std::io;
 use std::time::{Duration, Instant};
 
 use crate::agreement::message::{Envelope, Outcome};
+use crate::error::{Breach, Error, ErrorKind, NotFormed};
 use crate::forming::rendezvous::connect::{LOOK_UP_GOES_ON, connect, in_time, resolve};
 use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls::{self, Tls};
@@ -15,6 +16,17 @@ pub(crate) struct Way {
     pub(crate) job: String,
     pub(crate) token: Vec<u8>,
     pub(crate) tls: Option<Tls>,
+}
+
+/// Whether another process has said that this one does not belong to its job.
+fn turns_away(error: &Error) -> bool {
+    matches!(
+        error.kind,
+        ErrorKind::Authentication(_)
+            | ErrorKind::Config(_)
+            | ErrorKind::Protocol(Breach::OtherVersion { .. })
+            | ErrorKind::Rendezvous(NotFormed::OtherJob { .. } | NotFormed::Refused)
+    )
 }
 
 impl Way {
@@ -30,7 +42,7 @@ impl Way {
         };
         let tcp = match connect(&addresses, deadline) {
             Ok(tcp) => tcp,
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 return Outcome::Refused;
             }
             Err(_) => return Outcome::Silent,
@@ -45,8 +57,10 @@ impl Way {
             handshake::write_message(&mut stream, envelope)?;
             handshake::read_message(&mut stream)
         };
-        // One that does not know the token, or is of another job, proves nothing about the process
-        // that was meant: it may share the address with it by mistake.
-        converse().map_or(Outcome::Silent, Outcome::Reply)
+        match converse() {
+            Ok(reply) => Outcome::Reply(reply),
+            Err(error) if turns_away(&error) => Outcome::TurnedAway(error.kind.to_string()),
+            Err(_) => Outcome::Silent,
+        }
     }
 }

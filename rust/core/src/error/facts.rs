@@ -226,6 +226,8 @@ facts! {
         TooFewWorkers { here: usize, least: usize, within: Duration },
         #[error("no member of the job answered at {} within {} s", listed(asked), within.as_secs())]
         NobodyToJoin { asked: Vec<Text>, within: Duration },
+        #[error("the job does not let this process join: {}", listed(refusals))]
+        TurnedAway { refusals: Vec<Text> },
     }
 
     /// Why a peer is not believed to belong to the job.

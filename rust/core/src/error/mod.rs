@@ -231,6 +231,10 @@ impl Error {
                 "look at those hosts and the network to them; where the job goes on, start this process \
                  again to join it, and where it does not, start all from the last checkpoint"
             }
+            ErrorKind::Membership(NotAgreed::TurnedAway { .. }) => {
+                "give it the job's own GRADRING_TOKEN, GRADRING_JOB_ID, certificates and version, or other \
+                 addresses in GRADRING_JOIN"
+            }
             ErrorKind::Membership(_) => {
                 "start more workers, or the job again from its last checkpoint"
             }

@@ -97,7 +97,7 @@ impl Member {
         contact.is_asked = false;
         contact.due = Some(now + self.timing.again);
         let reply = match outcome {
-            Outcome::Silent => return,
+            Outcome::Silent | Outcome::TurnedAway(_) => return,
             Outcome::Refused | Outcome::Reply(Reply::OtherProcess) => return self.lost(id),
             Outcome::Reply(reply) => reply,
         };

@@ -11,6 +11,8 @@ use crate::error::NotAgreed;
 pub(super) struct Joining {
     /// By address: when to ask there again; nothing while it is asked.
     pub(super) asked: BTreeMap<String, Option<Instant>>,
+    /// By address: why a process there has turned this one away.
+    pub(super) turned_away: BTreeMap<String, String>,
     /// When a member answered last.
     pub(super) noted: Instant,
     /// Whether one ever did.
@@ -25,6 +27,13 @@ impl Member {
             unreachable!("asked while it joins only");
         };
         let limit = joining.noted + self.timing.join;
+        let is_told_by_all = joining.turned_away.len() == joining.asked.len();
+        if !joining.turned_away.is_empty() && (is_told_by_all || now >= limit) {
+            let refusals = joining.turned_away.iter();
+            let refusals = refusals.map(|(address, why)| format!("{address}: {why}").into());
+            let refusals = refusals.collect();
+            return self.fail(NotAgreed::TurnedAway { refusals });
+        }
         // The job has ended.
         let is_over = joining.is_known && joining.refused.len() == joining.asked.len();
         if now >= limit || is_over {
@@ -56,6 +65,10 @@ impl Member {
         match outcome {
             Outcome::Refused => joining.refused.insert(address.to_owned()),
             _ => joining.refused.remove(address),
+        };
+        match outcome {
+            Outcome::TurnedAway(why) => joining.turned_away.insert(address.to_owned(), why.clone()),
+            _ => joining.turned_away.remove(address),
         };
         if let Outcome::Reply(Reply::Noted(members)) = outcome
             && !members.is_empty()

@@ -250,6 +250,24 @@ fn two_that_cannot_connect_are_kept_apart_if_the_others_are_enough() {
 }
 
 #[test]
+fn a_joiner_that_all_turn_away_says_why_at_once() {
+    let mut job = Job::new(1);
+    let (timing, now) = (Timing::default(), job.now);
+    let asked = ["h7:1", "h8:1"];
+    let addresses = asked.map(str::to_owned);
+    job.members = vec![Member::joining(peer(2), addresses, timing, 1..=8, now)];
+    for address in asked {
+        let why = Outcome::TurnedAway("it has another token".into());
+        job.members[0].heard(address, None, &why, now);
+    }
+    job.pass(Duration::from_millis(100));
+    assert!(job.errors[0].starts_with(
+        "the job does not let this process join: h7:1: it has another token, h8:1: it has another token; \
+         give it the job's own GRADRING_TOKEN"
+    ));
+}
+
+#[test]
 fn a_joiner_that_finds_no_member_says_where_it_asked() {
     let addresses = ["h7:1".to_owned(), "h8:1".to_owned()];
     let mut job = Job::new(1);
