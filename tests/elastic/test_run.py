@@ -60,8 +60,9 @@ def two_die(trainee: Trainee) -> bool:
 
 
 def some_die(trainee: Trainee, *victims: int) -> bool:
-    if trainee.comm.generation == 1:
-        if trainee.state.step == STEPS and trainee.place in victims:
+    if trainee.place in victims:
+        # The loss of another one may come first.
+        if trainee.state.step >= STEPS:
             trainee.die()
         return False
     return trainee.steps_here >= STEPS and trainee.comm.world_size == (

@@ -158,7 +158,7 @@ def test_a_single_rank_fails(tmp_path: Path, how: str, discovers: bool) -> None:
 @two_hosts
 def test_all_ranks_fail(tmp_path: Path) -> None:
     launch = ["-np", 4, "--min-np", 2, "--hosts", "127.0.0.1:2,127.0.0.2:2"]
-    job = Job(tmp_path, launch, fails=[0, 1, 2, 3], how="exception", least=2)
+    job = Job(tmp_path, launch, fails=[0, 1, 2, 3], how="exception", least=2, always=True)
     assert job.exit_code == 1, job.said
     assert job.sizes() == [4]
     assert "fails as planned" in job.said
