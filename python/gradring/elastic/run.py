@@ -284,7 +284,8 @@ class _Job:
             "rank %d on %s goes back to its last commit, and forms a new group: %s",
             self._communicator.rank,
             self._communicator.host,
-            described(failure),
+            # TensorFlow's trace would follow.
+            str(failure).partition("\n")[0],
         )
         return True
 
