@@ -92,7 +92,7 @@ pub enum Outcome {
     Refused,
     /// No answer in time.
     Silent,
-    /// Whoever answered does not count the sender in, for this reason. That proves nothing about the
+    /// One that answered does not count the sender in, for this reason. That proves nothing about the
     /// process that was meant: another one may have its address by mistake.
     TurnedAway(String),
 }
