@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from gradring import _native
 from gradring.clusters import Cluster
@@ -25,6 +24,9 @@ def members_to_join(cluster: Cluster, settings: Settings) -> Sequence[str]:
     wanted: Sequence[str] = settings.join or ()
     if wanted != (AUTO,):
         return wanted
+    # It has hooks for forks, which most programs can do without.
+    from concurrent.futures import ThreadPoolExecutor
+
     known = cluster.addresses or (cluster.rendezvous,)
     others = [address for address in known if address != cluster.listen]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
