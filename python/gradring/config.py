@@ -22,7 +22,7 @@ TLS_VARIABLES = tuple(variables("tls"))
 _SECRET_REMEDY = (
     "give its volume defaultMode: 0400, and the pod an fsGroup if its container is not root's"
 )
-#: As addresses of a running job: those that are known of this one.
+#: First among the addresses of a running job: it may not run yet.
 AUTO = "auto"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -144,15 +144,14 @@ def _path(name: str, found: Any, setting: Setting) -> Path:
 
 
 def _addresses(name: str, found: object, setting: Setting) -> tuple[str, ...]:
-    if found == AUTO:
-        return (AUTO,)
     given = found.split(",") if isinstance(found, str) else found
     if not isinstance(given, Sequence) or not given:
         raise ConfigError(
             f"{name}={parse.shown(found)} is neither {AUTO} nor host:port of members of a running "
             "job; correct it"
         )
-    return tuple(parse.address(each, name) for each in given)
+    first = AUTO if given[0] == AUTO else parse.address(given[0], name)
+    return (first, *(parse.address(each, name) for each in given[1:]))
 
 
 def _port(name: str, found: Any, setting: Setting) -> int:

@@ -96,9 +96,9 @@ def init(
             has set, if it has.
         join: For a process of an elastic job that may be running already (`gradring.elastic.run`):
             ``host:port`` of its members, or ``auto`` to look for them where the cluster says that
-            they listen. If one is there, this process is alone until `gradring.elastic.run` has
-            joined them; if none is there, ``auto`` forms the first group. Default
-            ``GRADRING_JOIN``, or no.
+            they listen, or ``auto,host:port,...`` there. If one is there, this process is alone
+            until `gradring.elastic.run` has joined them; if none is there, ``auto`` forms the first
+            group. Default ``GRADRING_JOIN``, or no.
         settings: Any other setting of a group, by its name; default its variable.
 
             * ``streams``: TCP connections with each peer, 1 to 16, for networks in which one cannot

@@ -333,6 +333,10 @@ def test_a_pod_calls_rank_0_by_the_name_of_the_headless_service(
     assert detect(pod).rendezvous == "train-0.train.default.svc.cluster.local:29500"
     moved = {**pod, "GRADRING_PORT": "7000"}
     assert detect(moved).rendezvous == "train-0.train.default.svc.cluster.local:7000"
+    # Where the others listen is known if their port is.
+    names_of_pods = [f"train-{index}.train.default.svc.cluster.local" for index in range(12)]
+    assert detect(moved).addresses == tuple(f"{name}:7000" for name in names_of_pods)
+    assert detect(pod).addresses == ()
     with pytest.raises(ConfigError, match="headless service"):
         detect({**pod, "HOSTNAME": "train-11", "JOB_COMPLETION_INDEX": "11"})
 

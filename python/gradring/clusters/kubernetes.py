@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gradring import parse
 from gradring.clusters.cluster import Cluster, Environment
@@ -37,23 +38,24 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around the pod with index 0, at the port 29500 or the first of our own."""
-    address = None
-    if place.world_size > 1:
-        address = parse.given_rendezvous(environ) or _rendezvous(environ, place.rank)
-    return Cluster.of(
-        place,
-        address,
-        ENVIRONMENT.source,
-        f"{INDEX}={parse.value(environ, INDEX)} and {WORLD_SIZE}={place.world_size} are set.",
-    )
+    reason = f"{INDEX}={parse.value(environ, INDEX)} and {WORLD_SIZE}={place.world_size} are set."
+    given = parse.given_rendezvous(environ)
+    if place.world_size == 1 or given is not None:
+        return Cluster.of(place, given, ENVIRONMENT.source, reason)
+    addresses = _addresses(environ, place)
+    cluster = Cluster.of(place, addresses[0], ENVIRONMENT.source, reason)
+    # Where the others listen is known if they listen where they are told to.
+    told = parse.value(environ, parse.PORT) is not None
+    return replace(cluster, addresses=addresses) if told else cluster
 
 
 # None of these makes a claim by itself; children of a launcher in the pod may need the index.
 ENVIRONMENT = Environment("Kubernetes Indexed Job", (), place, join)
 
 
-def _rendezvous(environ: Mapping[str, str], index: int) -> str:
-    """The name of pod 0, which differs from this pod's in the number at the end of the host."""
+def _addresses(environ: Mapping[str, str], place: Place) -> tuple[str, ...]:
+    """The names of the pods, which differ in the number at the end of the host, with the port."""
+    index = place.rank
     own = parse.value(environ, "HOSTNAME") or socket.gethostname()
     host, dot, domain = socket.getfqdn(own).partition(".")
     stem = host.removesuffix(f"-{index}")
@@ -64,4 +66,5 @@ def _rendezvous(environ: Mapping[str, str], index: int) -> str:
             f"template), or set {parse.RENDEZVOUS} to the host:port at which rank 0 listens"
         )
     port = parse.first_port(environ, parse.DEFAULT_PORT)
-    return parse.joined_address(f"{stem}-0.{domain}", port)
+    hosts = [f"{stem}-{each}.{domain}" for each in range(place.world_size)]
+    return tuple(parse.joined_address(host, port) for host in hosts)

@@ -22,12 +22,12 @@ def members_to_join(cluster: Cluster, settings: Settings) -> Sequence[str]:
         settings: Those of this process; ``join`` says where to look.
     """
     wanted: Sequence[str] = settings.join or ()
-    if wanted != (AUTO,):
+    if AUTO not in wanted:
         return wanted
     # It has hooks for forks, which most programs can do without.
     from concurrent.futures import ThreadPoolExecutor
 
-    known = cluster.addresses or (cluster.rendezvous,)
+    known = wanted[1:] or cluster.addresses or (cluster.rendezvous,)
     others = [address for address in known if address != cluster.listen]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         runs = list(pool.map(lambda address: _runs_at(address, settings), others))

@@ -12,6 +12,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 from gradring.clusters.own_host import address_towards, reachable_host
+from gradring.config import AUTO
 from gradring.errors import ConfigError
 from gradring.launch.elastic import FIRST_PAUSE_S, LEFT, Limits, Policy, Start
 from gradring.launch.hostfile import hosts_in
@@ -22,7 +23,7 @@ from gradring.launch.ranks import environments_at, joining
 from gradring.launch.report import kind_left
 from gradring.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, problem
 from gradring.launch.world import World, with_token
-from gradring.parse import PORT, joined_address, ports, value
+from gradring.parse import JOIN, PORT, joined_address, ports, value
 from gradring.ports import LOOPBACK, free_ports
 
 #: How often the script is asked which hosts there are, and how long it may take.
@@ -88,7 +89,7 @@ class Crew:
         self._ask_script_at = now
         self._script_failed = False
         self._hosts_asked: dict[str, tuple[Host, Question]] = {}
-        self._founder: dict[str, str] = {}
+        self._founders: dict[int, dict[str, str]] = {}
         self._joining: set[int] = set()
         self._addresses: dict[int, str] = {}
         self._own_name: str | None = None
@@ -237,16 +238,21 @@ class Crew:
         if begins:
             addresses = [self._addresses[start.slot] for start in starts]
             environments = environments_at(self._environ, addresses, len(starts))
-            self._founder = environments[0]
+            self._founders = dict(zip(self._addresses, environments, strict=True))
         else:
-            environments = [joining(self._founder, self._others_of(start)) for start in starts]
+            environments = [self._environment_of(start, start in moved) for start in starts]
             self._joining |= {start.slot for start in starts}
         for start, environment in zip(starts, environments, strict=True):
             own = {PORT: str(start.port), "GRADRING_RESTART": str(start.attempt)}
             self._start_rank(start.slot, {**environment, **own})
 
-    def _others_of(self, start: Start) -> list[str]:
-        return [address for slot, address in self._addresses.items() if slot != start.slot]
+    def _environment_of(self, start: Start, moved: bool) -> dict[str, str]:
+        others = [address for slot, address in self._addresses.items() if slot != start.slot]
+        founder = self._founders.get(start.slot)
+        if founder is not None and not moved:
+            # The first group may not have formed yet.
+            return {**founder, JOIN: ",".join([AUTO, *others])}
+        return joining(next(iter(self._founders.values())), others)
 
     def _address(self, start: Start) -> str:
         name = self._own_name if start.host.is_local else start.host.name
