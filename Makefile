@@ -11,7 +11,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak churn conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ MINUTES ?= 10
 SEED ?=
 soak: setup ## collectives, failures and training for MINUTES=10: nothing may grow; SEED= replays
 	PYTHONPATH=tests $(BIN)/python -m soak --minutes "$(MINUTES)" --seed "$(SEED)"
+
+churn: setup ## ranks of an elastic training are killed, stopped and told to leave for MINUTES=10; SEED= replays
+	PYTHONPATH=tests $(BIN)/python -m soak.churn --minutes "$(MINUTES)" --seed "$(SEED)"
 
 test-rust: prerequisites ## the tests of the Rust crates
 	cargo test --workspace --quiet
