@@ -18,7 +18,8 @@ class Stage:
 
     def tell(self, what: str, number: float = 0) -> None:
         """Says that ``what`` has happened; the file appears in one step."""
-        unfinished = self.directory / f".{what}"
+        # Several processes may say the same.
+        unfinished = self.directory / f".{what}-{os.getpid()}"
         unfinished.write_text(repr(number))
         os.replace(unfinished, self.directory / what)
 

@@ -57,8 +57,9 @@ def observe(communicator: Communicator, settings: Settings) -> None:
     observer = observer_of(communicator)
     observer.log_dir = settings.log_dir
     observer.metrics_address = settings.prometheus_address
-    _record(communicator, settings)
-    at_new_group(communicator, lambda: _record(communicator, settings))
+    if settings.flight_dir is not None or settings.trace is not None:
+        _record(communicator, settings)
+        at_new_group(communicator, lambda: _record(communicator, settings))
     if settings.prometheus_port is not None:
         serve_metrics(communicator, settings.prometheus_port)
     if settings.trace is not None:
