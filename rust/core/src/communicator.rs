@@ -228,13 +228,8 @@ impl Communicator {
     pub(crate) fn listening(&self) -> Option<Result<(TcpListener, String)>> {
         let listener = lock(&self.listener);
         let socket = listener.as_ref()?.socket();
-        let no_socket = |error| {
-            Error::from(NotFormed::Socket {
-                error: Text::of(error),
-            })
-        };
         let address = self.roster.members()[self.rank].address.clone();
-        Some(socket.map(|socket| (socket, address)).map_err(no_socket))
+        Some(socket.map(|socket| (socket, address)))
     }
 
     /// Number of processes.

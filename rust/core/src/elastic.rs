@@ -17,7 +17,7 @@ use crate::agreement::timing::Timing;
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::communicator::Communicator;
 use crate::config::Config;
-use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Text, Unusable};
+use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
 use crate::forming::listener::{Admission, Listener};
 use crate::forming::members::{self, Answers};
 use crate::forming::rendezvous::connect::resolve;
@@ -483,11 +483,7 @@ fn listen(
         own_state: Arc::new(OwnState::between_groups()),
     };
     let listener = Listener::open(&words, resolved, Arc::new(admission))?;
-    let no_socket = |error| {
-        let error = Text::of(error);
-        Error::from(NotFormed::Socket { error })
-    };
-    let socket = listener.socket().map_err(no_socket)?;
+    let socket = listener.socket()?;
     let mut address = listener.address;
     if address.ip().is_unspecified() && config.listen.is_none() {
         address.set_ip(own_ip(addresses)?);

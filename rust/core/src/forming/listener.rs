@@ -130,8 +130,11 @@ impl Listener {
     }
 
     /// The socket, which stays open when the listener closes; connections wait there then.
-    pub(crate) fn socket(&self) -> io::Result<TcpListener> {
-        self.shared.socket.try_clone()
+    pub(crate) fn socket(&self) -> Result<TcpListener> {
+        self.shared.socket.try_clone().map_err(|error| {
+            let error = Text::of(error);
+            NotFormed::Socket { error }.into()
+        })
     }
 
     fn on(socket: TcpListener, address: &str, admission: Arc<Admission>) -> Result<Self> {
