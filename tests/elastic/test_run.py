@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +28,14 @@ from elastic.training import (
     outcomes_of,
     planned,
     run,
+    train,
     weights_after,
 )
 from faults.actor import belongings
 from faults.stage import Stage
+from gradring import _native
 from gradring.elastic import State
-from gradring.errors import AbortedError, RendezvousError
+from gradring.errors import AbortedError, ConfigError, GradringError, MismatchError, RendezvousError
 from gradring.testing import run_ranks, simulated_hosts
 from gradring.testing.network import why_unavailable
 
@@ -288,6 +291,91 @@ def test_a_communicator_that_was_trained_with_serves_on(stage: Stage) -> None:
         assert found[-1].weights == weights_after(3 * STEPS + 3, 10)
 
 
+def train_to_a_loss_at_the_end(plan: Plan, stage: Stage) -> Seen:
+    """Process 2 dies when process 0 has heard that all have returned, and process 1 has not."""
+    place = int(os.environ["GRADRING_RANK"])
+    real = gradring.Communicator.all_reduce
+
+    def all_reduce(self: Any, x: Any, op: str = "sum", *, name: str = "") -> Any:
+        if name == "elastic/ended" and place == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(self, x, op, name=name)
+        if name == "elastic/returned" and place == 1:
+            real(self, x, op, name="elastic/ended")  # which fails
+        return result
+
+    gradring.Communicator.all_reduce = all_reduce  # type: ignore[method-assign]
+    return train(plan, stage)
+
+
+def test_a_loss_when_some_know_that_all_have_returned_takes_nothing_back(stage: Stage) -> None:
+    plan = planned(again, 3, workers=(3, None))
+    outcomes = run_ranks(train_to_a_loss_at_the_end, 3, plan, stage, check=False)
+    assert outcomes[2].exit_code == -signal.SIGKILL
+    for outcome in outcomes[:2]:
+        assert outcome.ok, outcome.details()
+        assert outcome.value.weights == weights_after(STEPS + 1, 10)
+        assert [group.generation for group in outcome.value.groups] == [1]
+
+
+def train_with_too_few(plan: Plan, stage: Stage) -> Seen:
+    stage.tell("come")
+    return train(plan, stage)
+
+
+def test_a_job_that_begins_with_too_few_waits_for_others_to_join(stage: Stage) -> None:
+    plan = planned(again, 2, workers=(3, None))
+    for seen in check(plan, run_ranks(train_with_too_few, 3, plan, stage, check=False)):
+        assert [group.world_size for group in seen.groups] == [3]
+
+
+def call_wrongly(plan: Plan, stage: Stage) -> list[str]:
+    with join(plan, stage, 0) as comm:
+        calls: list[Callable[[], object]] = [
+            lambda: gradring.elastic.run(None),  # type: ignore[arg-type]
+            lambda: gradring.elastic.run(comm, min_workers="2"),  # type: ignore[arg-type]
+            lambda: gradring.elastic.run(comm, min_workers=3, max_workers=2),
+            lambda: gradring.elastic.run(comm, timeout="1"),  # type: ignore[arg-type]
+            lambda: gradring.elastic.run(comm)(lambda _: None)({}),
+            lambda: gradring.elastic.run(comm)(gradring.elastic.run(comm)(lambda _: None))(State()),
+        ]
+        said = []
+        for call in calls:
+            with pytest.raises(ConfigError) as caught:
+                call()
+            said.append(str(caught.value))
+        return said
+
+
+def test_what_cannot_be_an_elastic_function_is_refused_before_anything_happens(
+    stage: Stage,
+) -> None:
+    (said,) = run_ranks(call_wrongly, 1, planned(again, 1), stage)
+    words = ["no group", "'2' is not", "not between", "'1' is not", "got dict", "under way already"]
+    assert [word in text for word, text in zip(words, said, strict=True)] == [True] * 6, said
+
+
+def train_for_unequal_times(plan: Plan, stage: Stage) -> None:
+    place = int(os.environ["GRADRING_RANK"])
+    with join(plan, stage, place) as comm:
+
+        @gradring.elastic.run(comm)
+        def elastic(state: State) -> None:
+            while state.step < STEPS + place:
+                comm.all_reduce(np.zeros(3), name="gradients")
+                state.step += 1
+                state.commit()
+
+        elastic(State(step=0))
+
+
+def test_a_process_whose_training_ends_before_the_others_is_named_by_all(stage: Stage) -> None:
+    plan = planned(again, 2)
+    for outcome in run_ranks(train_for_unequal_times, 2, plan, stage, check=False):
+        assert isinstance(outcome.exception, MismatchError), outcome.details()
+        assert "'elastic/returned' int64[] (rank 0)" in str(outcome.exception)
+
+
 def pooled(trainee: Trainee) -> bool:
     if trainee.state.step == STEPS and trainee.place == 1:
         with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -449,6 +537,31 @@ def test_a_job_of_which_all_died_goes_on_from_its_checkpoint(stage: Stage, tmp_p
     for seen in run_ranks(train_with_checkpoints, 2, plan, *given):
         assert seen.groups[0].step == 2 * STEPS
         assert seen.weights == weights_after(3 * STEPS + 1, 10)
+
+
+def look_for_a_job(plan: Plan, stage: Stage) -> list[str]:
+    """Process 0 waits to join a job that there is not; process 1 finds it, and looks on."""
+    where, nowhere = plan.addresses
+    if os.environ["GRADRING_RANK"] == "0":
+        stage.tell("pid-0", os.getpid())
+        with gradring.init(join=[nowhere], listen=where) as comm:
+            trainee = Trainee(plan, 0, stage, comm, State(weights=np.zeros(10), step=0))
+            with pytest.raises(KeyboardInterrupt):
+                run(trainee)
+        return []
+    stage.wait("pid-0")
+    while True:
+        with contextlib.suppress(GradringError):
+            _native.inquire(where, os.environ["GRADRING_TOKEN"].encode(), None, 5.0)
+            break
+    with gradring.init(rank=0, world_size=1, join=["auto", where]) as comm:
+        found = list(comm._joins)
+    os.kill(int(stage.told("pid-0") or 0), signal.SIGINT)
+    return found
+
+
+def test_a_process_that_only_waits_to_join_is_taken_for_no_job(stage: Stage) -> None:
+    assert run_ranks(look_for_a_job, 2, planned(again, 2), stage) == [[], []]
 
 
 def found_or_join(trainee: Trainee) -> bool:

@@ -96,23 +96,30 @@ class JobState:
     """What all ranks said.
 
     Attributes:
-        world_size: Number of ranks; 0 if the process that was asked is between two groups.
+        world_size: Number of ranks; 0 if the process that was asked has no group.
         states: By rank, of those that answered.
         silent: By rank, why the others did not.
         missing: The ranks that have not joined, while the group forms; None when it has formed.
+        joins: Whether the process that was asked waits to join an elastic job.
     """
 
     world_size: int
     states: dict[int, RankState]
     silent: dict[int, str]
     missing: tuple[int, ...] | None = None
+    joins: bool = False
 
     def verdict(self) -> tuple[bool, list[str]]:
         """Whether all is well, and sentences that name who is to blame if not."""
+        if self.joins:
+            return False, [
+                "this process waits to join an elastic job, and knows nothing of it; ask one that "
+                "is in it, and look at its log if it lasts"
+            ]
         if self.world_size == 0:
             return False, [
                 "this process of an elastic job is between two groups: those that are left agree "
-                "on the next one, or it waits to join; ask again, and look at its log if it lasts"
+                "on the next one; ask again, and look at its log if it lasts"
             ]
         if self.missing is not None:
             if not self.missing:
@@ -173,9 +180,9 @@ def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -
     first = _native.inquire(rendezvous, token or b"", files, LIMIT_S)
     world_size = first["world_size"]
     if not first["formed"]:
+        if first["missing"] is None:
+            return JobState(0, {}, {}, joins=not first["runs"])
         return JobState(world_size, {}, {}, tuple(first["missing"]))
-    if not first["members"]:
-        return JobState(0, {}, {})
     states, silent = {first["rank"]: _state(first)}, {}
     others = {r: address for r, (address, _) in enumerate(first["members"]) if r != first["rank"]}
 

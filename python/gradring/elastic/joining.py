@@ -35,12 +35,10 @@ def members_to_join(cluster: Cluster, settings: Settings) -> Sequence[str]:
 
 
 def _runs_at(address: str, settings: Settings) -> bool:
-    """Whether a process of a job with this token listens there, whose first group has formed."""
+    """Whether a process that is in a job with this token listens there, and not one that joins."""
     tls = settings.tls
     files = (tls.ca, tls.cert, tls.key) if tls is not None else None
     try:
-        return bool(
-            _native.inquire(address, settings.token or b"", files, _ANSWER_S).get("formed", False)
-        )
+        return bool(_native.inquire(address, settings.token or b"", files, _ANSWER_S)["runs"])
     except GradringError:
         return False

@@ -90,7 +90,7 @@ def run(
 
     Args:
         group: The communicator, or a `gradring.tensorflow.CustomCollectiveStrategy`.
-        min_workers: With fewer, the others wait for processes that join.
+        min_workers: With fewer, the others wait for processes that join, also at first.
         max_workers: With so many, nobody joins; by default there is no bound.
         timeout: Seconds for which they wait; default 600.
 
@@ -100,12 +100,16 @@ def run(
 
     Raises:
         gradring.errors.ConfigError: ``min_workers`` is below 1, or above ``max_workers``, or
-            ``timeout`` is not above 0. The elastic function raises what the function raises, and
-            `gradring.errors.RendezvousError`: this process is in a minority, or there are too few
-            workers, or nobody lets it join.
+            ``timeout`` is not above 0, or there is no group. The elastic function raises what the
+            function raises, and `gradring.errors.RendezvousError`: this process is in a minority,
+            or there are too few workers, or nobody lets it join.
     """
     most = _WORKERS_MAX if max_workers is None else max_workers
-    if not timeout > 0:
+    _communicator_of(group)
+    for name, value in (("min_workers", min_workers), ("max_workers", most)):
+        if not isinstance(value, int):
+            raise ConfigError(f"elastic.run: {name}={value!r} is not a number of processes")
+    if not isinstance(timeout, int | float) or not timeout > 0:
         raise ConfigError(f"elastic.run: timeout={timeout!r} is not a number of seconds above 0")
     if not 1 <= min_workers <= most:
         raise ConfigError(
@@ -115,12 +119,32 @@ def run(
     def elastic(train: _Train) -> _Train:
         @functools.wraps(train)
         def trained(state: State, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(state, State):
+                raise ConfigError(
+                    f"elastic.run: {getattr(train, '__name__', 'the function')}() got "
+                    f"{type(state).__name__} for its state; give it a gradring.elastic.State"
+                )
             with _Job(group, (min_workers, most, timeout), state) as job:
                 return job.run(lambda: train(state, *args, **kwargs))
 
         return cast(_Train, trained)
 
     return elastic
+
+
+def _communicator_of(group: Communicator | Strategy) -> Communicator:
+    """The group's.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    communicator = group if isinstance(group, Communicator) else getattr(group, "communicator", 0)
+    if not isinstance(communicator, Communicator):
+        raise ConfigError(
+            f"elastic.run: {type(group).__name__} has no group; give what gradring.init() returns, "
+            "or a gradring.tensorflow.CustomCollectiveStrategy"
+        )
+    return communicator
 
 
 class _Regroup(BaseException):
@@ -136,7 +160,12 @@ class _Job:
         workers: tuple[int, int, float],
         state: State,
     ) -> None:
-        self._communicator = group if isinstance(group, Communicator) else group.communicator
+        self._communicator = _communicator_of(group)
+        if self._communicator._participant is not None:
+            raise ConfigError(
+                "elastic.run: an elastic function of this communicator is under way already; call "
+                "them one after the other"
+            )
         least, most, self._patience_s = workers
         self._workers = (least, most)
         self._state = state
@@ -178,19 +207,32 @@ class _Job:
     def run(self, train: Callable[[], Any]) -> Any:
         """Calls the function in one group after the other, until it returns."""
         communicator, participant = self._communicator, self._take_part()
+        result = None
         while True:
             agreement = participant.agree()
+            if agreement is None:
+                # It has returned like all others, of whom one knew it before the group failed.
+                participant.finish()
+                return result
+            _, _, addresses = agreement
+            if len(addresses) < self._workers[0]:
+                # The first group: others have to join it before it begins.
+                core_of(communicator).close()
+                participant.reform([])
+                continue
             unreached: list[int] = []
-            self._has_formed = False
+            self._has_formed = has_returned = False
             try:
                 self._enter(participant, agreement)
                 self._has_formed = True
-                self._addresses = agreement[2]
+                self._addresses = addresses
                 self._state._after_commit = self._at_commit
                 self._leaves.waits = True
                 result = train()
+                has_returned = True
                 # Until all have come so far, one that is lost takes all back.
-                communicator.barrier()
+                communicator.all_reduce(0, name="elastic/returned")
+                self._tell_the_end(participant)
                 return result
             except _Regroup:
                 if self._leaves.wanted:
@@ -202,7 +244,8 @@ class _Job:
                     raise
                 if not self._has_formed:
                     unreached = self._to_leave_out(error, agreement)
-                self._state.restore()
+                if not has_returned:
+                    self._state.restore()
                 if self._leaves.wanted:
                     raise SystemExit(128 + signal.SIGTERM) from None
             finally:
@@ -243,6 +286,13 @@ class _Job:
         communicator.barrier()
         participant.connected(core_of(communicator))
         self._has_state = True
+
+    def _tell_the_end(self, participant: _native.Participant) -> None:
+        """Stays until all others know that all have come to the end, or tells them."""
+        try:
+            self._communicator.all_reduce(0, name="elastic/ended")
+        except GradringError:
+            participant.finish()
 
     def _at_commit(self) -> None:
         """Lets processes join and leave."""

@@ -149,8 +149,8 @@ class State:
             raise ConfigError(
                 f"the newest commit, number {newest.number} of rank {root} on "
                 f"{communicator.hosts[root]}, has {_listed(theirs)} that this State does not have, "
-                f"and lacks {_listed(ours)}: it is another program's, in a directory of "
-                "checkpoints that this one should not use"
+                f"and lacks {_listed(ours)}: it is another program's; make the same State on all "
+                "ranks, and give each program a directory of checkpoints of its own"
             )
         self._assign(found)
         self._commit = newest

@@ -72,7 +72,7 @@ struct Progress {
     /// Nothing before it has founded or would join.
     member: Option<Member>,
     /// What the member has come to, until the owner asks.
-    outcome: Option<Result<Agreed>>,
+    outcome: Option<Result<Option<Agreed>>>,
     /// The group that is connected.
     group: Weak<Communicator>,
     /// Another member had heard sooner that the group will not form.
@@ -80,6 +80,8 @@ struct Progress {
     /// Something has happened since the thread has looked.
     is_news: bool,
     has_left: bool,
+    /// It would join, and has not been in a group.
+    is_outside: bool,
 }
 
 impl Participant {
@@ -98,7 +100,7 @@ impl Participant {
         let listening = group.and_then(Communicator::listening);
         let (socket, address) = match listening {
             Some(found) => found?,
-            None => listen(config, tls.clone(), addresses)?,
+            None => listen(config, addresses)?,
         };
         let way = Way {
             job: config.job.clone(),
@@ -122,6 +124,7 @@ impl Participant {
                 was_given_up: false,
                 is_news: false,
                 has_left: false,
+                is_outside: !addresses.is_empty(),
             }),
             changed: Condvar::new(),
             between: Mutex::default(),
@@ -162,12 +165,12 @@ impl Participant {
             .become_member(|me, timing, now| Member::joining(me, addresses, timing, workers, now));
     }
 
-    /// Waits for the next group.
+    /// Waits for the next group; there is none if another member says that the training is over.
     ///
     /// # Errors
     /// `Membership` if there is none with this process; `Aborted` when it has left meanwhile, or when
     /// `interrupt` asked to give up.
-    pub fn agree(&self, interrupt: Interrupt<'_>) -> Result<Agreed> {
+    pub fn agree(&self, interrupt: Interrupt<'_>) -> Result<Option<Agreed>> {
         loop {
             let waits = |progress: &mut Progress| progress.outcome.is_none() && !progress.has_left;
             let progress = lock(&self.shared.progress);
@@ -204,6 +207,7 @@ impl Participant {
     pub fn connected(&self, group: &Arc<Communicator>) {
         let mut progress = lock(&self.shared.progress);
         progress.group = Arc::downgrade(group);
+        progress.is_outside = false;
         if let Some(member) = &mut progress.member {
             member.connected();
         }
@@ -268,6 +272,19 @@ impl Participant {
     /// Leaves the job for good, unless it has; if it `tells` the others, they need not wait for it. In
     /// a fork, nothing is to be done: the parent stays.
     pub fn leave(&self, tells: bool) {
+        self.end(|member| {
+            let farewells = member.leave();
+            if tells { farewells } else { Vec::new() }
+        });
+    }
+
+    /// All members of its group have come to the end of the training, and the group has failed since:
+    /// tells them, as some may not know and would form another group.
+    pub fn finish(&self) {
+        self.end(Member::finish);
+    }
+
+    fn end(&self, farewell: impl FnOnce(&mut Member) -> Vec<(String, Envelope)>) {
         if !self.process.is_this() {
             return;
         }
@@ -275,8 +292,7 @@ impl Participant {
         if progress.has_left {
             return;
         }
-        let farewells = progress.member.as_mut().map(Member::leave);
-        let farewells = farewells.filter(|_| tells);
+        let farewells = progress.member.as_mut().map(farewell);
         progress.has_left = true;
         self.shared.tell(progress);
         let sent = farewells.into_iter().flatten().map(|(address, envelope)| {
@@ -354,13 +370,14 @@ impl Shared {
 
     /// Goes on listening, although there is no group.
     fn listen_between(&self) -> Result<()> {
+        let is_outside = lock(&self.progress).is_outside;
         let mut between = lock(&self.between);
         // One that a group has taken over is closed already.
         between.take();
         let admission = Admission {
             config: self.config.clone(),
             tls: self.way.tls.clone(),
-            own_state: Arc::new(OwnState::between_groups()),
+            own_state: Arc::new(OwnState::between_groups(is_outside)),
         };
         *between = Some(Listener::reopen(&self.socket, Arc::new(admission))?);
         Ok(())
@@ -383,8 +400,11 @@ impl Shared {
                     progress = lock(&self.progress);
                 }
                 Step::Connect(roster) => {
-                    let outcome = agreed(&roster, progress.id);
-                    progress.outcome = Some(outcome);
+                    progress.outcome = Some(Ok(Some(agreed(&roster, progress.id))));
+                    self.changed.notify_all();
+                }
+                Step::Finished => {
+                    progress.outcome = Some(Ok(None));
                     self.changed.notify_all();
                 }
                 Step::Excluded => match handshake::random().map(Id) {
@@ -452,21 +472,16 @@ impl Shared {
     }
 }
 
-fn agreed(roster: &Roster, id: Id) -> Result<Agreed> {
-    let rank = roster.position(id).expect("nobody connects without itself");
-    Ok(Agreed {
+fn agreed(roster: &Roster, id: Id) -> Agreed {
+    Agreed {
         generation: u32::try_from(roster.generation()).unwrap_or(u32::MAX),
-        rank,
+        rank: roster.position(id).expect("nobody connects without itself"),
         addresses: roster.members.iter().map(|it| it.address.clone()).collect(),
-    })
+    }
 }
 
 /// Opens a port for a process that has no group yet.
-fn listen(
-    config: &Config,
-    tls: Option<Tls>,
-    addresses: &[String],
-) -> Result<(TcpListener, String)> {
+fn listen(config: &Config, addresses: &[String]) -> Result<(TcpListener, String)> {
     let wished = config.listen.clone();
     let (words, resolved) = match &wished {
         Some(listen) => (listen.clone(), resolve(listen)),
@@ -477,14 +492,7 @@ fn listen(
             (SocketAddr::new(ip, first).to_string(), Ok(ports.collect()))
         }
     };
-    let admission = Admission {
-        config: config.clone(),
-        tls,
-        own_state: Arc::new(OwnState::between_groups()),
-    };
-    let listener = Listener::open(&words, resolved, Arc::new(admission))?;
-    let socket = listener.socket()?;
-    let mut address = listener.address;
+    let (socket, mut address) = Listener::bind(&words, resolved, config.rank)?;
     if address.ip().is_unspecified() && config.listen.is_none() {
         address.set_ip(own_ip(addresses)?);
     }

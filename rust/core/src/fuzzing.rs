@@ -337,6 +337,7 @@ fn state_samples() -> Vec<Vec<u8>> {
             ended: None,
             failed: Some("why".into()),
         },
+        Phase::Between { is_outside: true },
     ];
     let state = |phase| State {
         rank: 1,

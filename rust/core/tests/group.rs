@@ -617,7 +617,7 @@ fn a_rank_says_in_which_collective_it_is_and_for_whom_it_waits() {
             let sequence = |one: &Option<state::Collective>| one.as_ref().map(|one| one.sequence);
             (sequence(entered), sequence(ended))
         }
-        Phase::Forming { .. } => unreachable!("the group has formed"),
+        phase => unreachable!("the group has formed: {phase:?}"),
     };
     assert_eq!(collectives(&rank_0), (Some(2), Some(1)));
     assert_eq!(collectives(&rank_1), (None, Some(1)));

@@ -94,10 +94,10 @@ impl Participant {
         self.inner.join(addresses, least..=most);
     }
 
-    fn agree(&self, py: Python<'_>) -> PyResult<Agreement> {
+    fn agree(&self, py: Python<'_>) -> PyResult<Option<Agreement>> {
         enter(py, || {
             let agreed = guarded(py, |program| self.inner.agree(program))?;
-            Ok((agreed.generation, agreed.rank, agreed.addresses))
+            Ok(agreed.map(|agreed| (agreed.generation, agreed.rank, agreed.addresses)))
         })
     }
 
@@ -119,6 +119,13 @@ impl Participant {
     #[getter]
     fn joiners(&self) -> usize {
         self.inner.joiners()
+    }
+
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || {
+            detached(py, || self.inner.finish());
+            Ok(())
+        })
     }
 
     fn leave(&self, py: Python<'_>, tells: bool) -> PyResult<()> {

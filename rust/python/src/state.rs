@@ -47,6 +47,12 @@ fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> 
         Phase::Forming { missing } => {
             result.set_item("missing", missing)?;
             result.set_item("formed", false)?;
+            result.set_item("runs", false)?;
+        }
+        Phase::Between { is_outside } => {
+            result.set_item("missing", None::<Vec<usize>>)?;
+            result.set_item("formed", false)?;
+            result.set_item("runs", !is_outside)?;
         }
         Phase::Formed {
             group,
@@ -57,6 +63,7 @@ fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> 
             failed,
         } => {
             result.set_item("formed", true)?;
+            result.set_item("runs", true)?;
             result.set_item("group", group.to_string())?;
             result.set_item("members", members)?;
             result.set_item("entered", entered.map(collective))?;

@@ -38,6 +38,8 @@ pub struct Member {
     joiners: BTreeMap<Id, Peer>,
     /// Addresses to which it could not connect, and until when that counts.
     unreached: BTreeMap<String, Instant>,
+    /// The roster of which another member has said that all have come to the end of the training.
+    finished: Option<Ballot>,
     contacts: BTreeMap<Id, Contact>,
     phase: Phase,
 }
@@ -103,6 +105,7 @@ impl Member {
             dead: BTreeSet::new(),
             joiners: BTreeMap::new(),
             unreached: BTreeMap::new(),
+            finished: None,
             contacts: BTreeMap::new(),
             phase,
         }
@@ -209,15 +212,23 @@ impl Member {
 
     /// This process has left for good: what to tell the others, once.
     pub fn leave(&mut self) -> Vec<(String, Envelope)> {
+        self.end_with(|_| Request::Leave)
+    }
+
+    /// All members of its roster have come to the end of the training: what to tell those who may not
+    /// know, because the group has failed since.
+    pub fn finish(&mut self) -> Vec<(String, Envelope)> {
+        self.end_with(Request::Finish)
+    }
+
+    fn end_with(&mut self, farewell: impl Fn(Ballot) -> Request) -> Vec<(String, Envelope)> {
         self.phase = Phase::Over;
-        let roster = self
-            .standpoint
-            .as_ref()
-            .map(|standpoint| &standpoint.roster);
-        let others = roster.into_iter().flat_map(|roster| &roster.members);
-        let others = others.filter(|other| other.id != self.me.id);
+        let Some(Standpoint { roster, .. }) = &self.standpoint else {
+            return Vec::new();
+        };
+        let others = roster.members.iter().filter(|it| it.id != self.me.id);
         others
-            .map(|other| self.envelope(other, Request::Leave))
+            .map(|other| self.envelope(other, farewell(roster.ballot)))
             .collect()
     }
 

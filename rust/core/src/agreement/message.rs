@@ -55,6 +55,8 @@ pub enum Request {
     Join,
     /// The sender has left for good.
     Leave,
+    /// All members of the roster of this ballot have come to the end of the training.
+    Finish(Ballot),
 }
 
 /// The answer.
@@ -106,6 +108,8 @@ pub enum Step {
     Connect(Roster),
     /// The others went on without this process: it may join them under a new id.
     Excluded,
+    /// The training is over, and nobody needs another group.
+    Finished,
     /// There is no way to go on.
     Failed(crate::error::Error),
     /// Nothing to do until then, or until something is heard.

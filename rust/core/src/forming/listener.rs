@@ -110,13 +110,24 @@ impl Listener {
         resolved: io::Result<Vec<SocketAddr>>,
         admission: Arc<Admission>,
     ) -> Result<Self> {
-        let cannot = |error| cannot_listen(&error, address, admission.config.rank);
+        let (socket, _) = Self::bind(address, resolved, admission.config.rank)?;
+        Self::on(socket, address, admission)
+    }
+
+    /// The socket of a listener at `host:port`, and where it is.
+    pub(crate) fn bind(
+        address: &str,
+        resolved: io::Result<Vec<SocketAddr>>,
+        rank: usize,
+    ) -> Result<(TcpListener, SocketAddr)> {
+        let cannot = |error| cannot_listen(&error, address, rank);
         let addresses = resolved.map_err(cannot)?;
         let socket = match taken_over(&addresses) {
             Some(socket) => socket,
             None => tcp::listen(&addresses).map_err(cannot)?,
         };
-        Self::on(socket, address, admission)
+        let bound = socket.local_addr().map_err(cannot)?;
+        Ok((socket, bound))
     }
 
     /// Listens where this process listens already; what listened there before gives way.

@@ -81,6 +81,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         Request::Watch(founders().ballot),
         Request::Join,
         Request::Leave,
+        Request::Finish(founders().ballot),
     ];
     let own = Ballot {
         round: 2,

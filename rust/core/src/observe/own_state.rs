@@ -21,6 +21,8 @@ pub(crate) struct OwnState {
     agreed: Mutex<Agreed>,
     agreement: Condvar,
     formed: OnceLock<Formed>,
+    /// That of a process of an elastic job while it has no group.
+    between: Option<Phase>,
 }
 
 /// What is known of the group's identity.
@@ -48,14 +50,17 @@ impl OwnState {
             agreed: Mutex::new(Agreed::NotYet),
             agreement: Condvar::new(),
             formed: OnceLock::new(),
+            between: None,
         }
     }
 
-    /// That of a process in an elastic job that has no group at the moment, and lets no member in.
-    pub(crate) fn between_groups() -> Self {
-        let own_state = Self::new(0, 1);
-        own_state.has_formed(Vec::new(), Arc::default(), Arc::default());
-        own_state
+    /// That of a process of an elastic job, or outside of it, that has no group at the moment, and lets
+    /// no member in.
+    pub(crate) fn between_groups(is_outside: bool) -> Self {
+        Self {
+            between: Some(Phase::Between { is_outside }),
+            ..Self::new(0, 1)
+        }
     }
 
     /// A rank has joined; told to rank 0 only.
@@ -108,8 +113,9 @@ impl OwnState {
         });
     }
 
+    /// Whether no member can come in any more.
     pub(crate) fn is_formed(&self) -> bool {
-        self.formed.get().is_some()
+        self.between.is_some() || self.formed.get().is_some()
     }
 
     pub(crate) fn state(&self) -> State {
@@ -119,10 +125,11 @@ impl OwnState {
             host: host_name(),
             process_id: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
-            phase: self
-                .formed
-                .get()
-                .map_or_else(|| self.forming(), Formed::phase),
+            phase: match (&self.between, self.formed.get()) {
+                (Some(between), _) => between.clone(),
+                (None, Some(formed)) => formed.phase(),
+                (None, None) => self.forming(),
+            },
         }
     }
 

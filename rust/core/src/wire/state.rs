@@ -46,6 +46,11 @@ pub enum Phase {
         /// Why the group has failed, if it has.
         failed: Option<String>,
     },
+    /// A process of an elastic job has no group.
+    Between {
+        /// It waits to join; otherwise it agrees with others on the next group.
+        is_outside: bool,
+    },
 }
 
 /// A collective, with its age.

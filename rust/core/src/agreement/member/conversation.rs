@@ -33,6 +33,10 @@ impl Member {
                 self.bury(envelope.from.id);
                 Reply::Noted(Vec::new())
             }
+            Request::Finish(ballot) => {
+                self.finished = Some(*ballot);
+                Reply::Noted(Vec::new())
+            }
         }
     }
 

@@ -37,6 +37,10 @@ impl Member {
             .as_ref()
             .expect("who re-forms was at a roster");
         let own = standpoint.roster.ballot;
+        if self.finished == Some(own) {
+            self.phase = Phase::Over;
+            return Step::Finished;
+        }
         // It is taken out while it is judged.
         let phase = std::mem::replace(&mut self.phase, Phase::Over);
         let Phase::Reforming(mut reforming) = phase else {

@@ -71,7 +71,7 @@ impl Job {
                             assert!(matches!(error.kind, ErrorKind::Membership(_)));
                             self.errors.push(error.to_string());
                         }
-                        Step::Connect(_) => {}
+                        Step::Connect(_) | Step::Finished => {}
                         Step::Excluded => {
                             let new = Id([number + 100; 16]);
                             let member = self.members.remove(index);
@@ -234,6 +234,37 @@ fn a_member_that_says_goodbye_is_not_waited_for() {
     job.reform();
     job.pass(Duration::from_secs(1));
     assert_eq!(job.rosters()[1..], vec![(2, vec![2, 3]); 2]);
+}
+
+#[test]
+fn who_hears_that_all_have_come_to_the_end_needs_no_other_group() {
+    let mut job = Job::new(3);
+    let farewells = job.members[0].finish();
+    for (address, envelope) in farewells {
+        job.carry(&address, &envelope);
+    }
+    let now = job.now;
+    // It may still be in the last collective.
+    assert!(matches!(job.members[1].step(now), Step::Wait(_)));
+    job.members[1].reform(&NONE, now);
+    assert_eq!(job.members[1].step(now), Step::Finished);
+    assert_eq!(job.members[1].step(now), Step::Wait(None));
+}
+
+#[test]
+fn the_end_of_a_group_is_not_that_of_the_next_one() {
+    let mut job = Job::new(3);
+    let farewells = job.members[0].finish();
+    job.members.remove(0);
+    job.dead.push(1);
+    job.reform();
+    job.pass(Duration::from_secs(1));
+    for (address, envelope) in farewells {
+        job.carry(&address, &envelope);
+    }
+    job.reform();
+    job.pass(Duration::from_secs(2));
+    assert_eq!(job.rosters(), vec![(3, vec![2, 3]); 2]);
 }
 
 #[test]

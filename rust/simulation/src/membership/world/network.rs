@@ -161,7 +161,7 @@ const fn kind(request: &Request) -> Option<Kind> {
         Request::Install(_) => Some(Kind::Install),
         Request::Watch(_) => Some(Kind::Watch),
         Request::Join => Some(Kind::Join),
-        Request::Leave => None,
+        Request::Leave | Request::Finish(_) => None,
     }
 }
 
@@ -174,6 +174,7 @@ fn shown(request: &Request) -> String {
         Request::Watch(ballot) => format!("watch {ballot:?}"),
         Request::Join => "join".into(),
         Request::Leave => "leave".into(),
+        Request::Finish(ballot) => format!("finish {ballot:?}"),
     }
 }
 

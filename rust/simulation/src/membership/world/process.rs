@@ -84,6 +84,8 @@ impl World {
                     self.hosts[host].group = Group::None;
                     self.hosts[host].version = 0;
                 }
+                // No scenario comes to the end of its training.
+                Step::Finished => return Err(format!("host {host} has finished")),
                 Step::Failed(error) => {
                     self.trace.say(|| format!("host {host}: {error}"));
                     self.record.failed(&error);
