@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradring.elastic.run import _Job
+from gradring.errors import ConfigError
 from gradring.tensorflow import CustomCollectiveStrategy, GradientReducer, elastic
 
 # Several processes share a core.
@@ -115,6 +116,12 @@ def joins(state: elastic.State) -> bool:
 
 
 looped = elastic.State(variables=[slope, counted], step=0)
+try:
+    tf.function(looped.commit)()
+except ConfigError as refusal:
+    assert "outside of a tf.function" in str(refusal)
+else:
+    raise AssertionError("it has committed symbols")
 
 
 @elastic.run(strategy, max_workers=3)

@@ -77,6 +77,11 @@ class State(elastic.State):
         return [*self._variable_names, *super()._kept()]
 
     def _values(self) -> dict[str, Any]:
+        if not tf.executing_eagerly():
+            raise ConfigError(
+                "a State can be committed only outside of a tf.function: inside, this would happen "
+                "once, when it is traced; call commit() where you call the tf.function"
+            )
         arrays = [np.asarray(local_parts(variable)[0]) for variable in self._variables]
         return {**dict(zip(self._variable_names, arrays, strict=True)), **super()._values()}
 
