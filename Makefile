@@ -11,7 +11,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report simulate soak churn conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report elastic-report simulate soak churn conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test-all: setup lint test-rust test-wheel ## as test, and the slow tests: the wh
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
+
+elastic-report: setup ## what becomes of an elastic job after every fault in every phase, as a table
+	PYTHONPATH=tests $(BIN)/python -m faults.report --elastic --jobs 4
 
 MINUTES ?= 10
 SEED ?=

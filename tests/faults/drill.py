@@ -37,6 +37,8 @@ INSIDE_A_GREETING = 40
 INSIDE_A_HEARTBEAT = 4
 """The kind of the message; its length comes before it."""
 HEADER_BYTES = 64
+MEMBERS = ("data", "control")
+"""What connections of a group are for, once its members know each other."""
 ONE_BIT = 0x10
 CLOSE_LIMIT_S = 5.0
 """Bound for ``close()`` after a failure: a second for the last messages, and a busy machine."""
@@ -159,8 +161,8 @@ def trap(cell: Cell, stage: Stage) -> Trap:
         assert pid is not None
         os.kill(int(pid), actor.HOW_TO_STRIKE)
 
-    def calls_faulty(flow: Flow) -> bool:
-        return flow.to_responder and flow.responder == cell.faulty and flow.purpose != "join"
+    def of_faulty(flow: Flow) -> bool:  # either may connect
+        return flow.to_responder and cell.faulty in flow.ends and flow.purpose in MEMBERS
 
     def link(flow: Flow) -> bool:
         if cell.phase == matrix.HANDSHAKE:  # either may connect; the initiator's words are harmed
@@ -172,7 +174,7 @@ def trap(cell: Cell, stage: Stage) -> Trap:
         return flow.to_responder and flow.purpose == "join"
 
     if cell.fault in matrix.OF_A_PROCESS:
-        return Trap("hold", calls_faulty, 0, signal_faulty)
+        return Trap("hold", of_faulty, 0, signal_faulty)
     purpose = "control" if cell.phase == matrix.IDLE else "data"
     matches = joins if cell.phase == matrix.RENDEZVOUS else link
     mask = ONE_BIT if cell.fault == matrix.TURNED else ALL_BITS

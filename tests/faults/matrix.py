@@ -73,6 +73,11 @@ class Cell:
         return f"{self.fault}, {self.phase}, {self.transport}, {self.world_size} ranks"
 
     @property
+    def outcome(self) -> str:
+        """What a table says of it."""
+        return self.error or "no error"
+
+    @property
     def faulty(self) -> int:
         """The rank that fails: rank 0, where all meet, must be no better off than the others."""
         return 0 if self.transport == "shm" else self.world_size - 1

@@ -76,10 +76,11 @@ class Proxies:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._ended = threading.Event()
-        listeners = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in targets]
-        self._sockets += listeners
-        self.addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-        for rank, listener in enumerate(listeners):
+        self._reached: set[int] = set()
+        self._listeners = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in targets]
+        self._sockets += self._listeners
+        self.addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in self._listeners]
+        for rank, listener in enumerate(self._listeners):
             self._start(self._serve, rank, listener)
 
     def __enter__(self) -> Proxies:
@@ -114,6 +115,7 @@ class Proxies:
         if responder is None:
             _reset(initiator)
             return
+        self._reached.add(rank)
         self._sockets.append(responder)
         for one in (initiator, responder):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,11 +131,17 @@ class Proxies:
             connection.pump(flow, initiator, responder, greeting)
 
     def _reach(self, rank: int) -> socket.socket | None:
-        """A connection to a rank, which may begin to listen a little later than its proxy."""
+        """A connection to a rank, which may begin to listen a little later than its proxy.
+
+        When it has ended, its proxy refuses as well.
+        """
         deadline = time.monotonic() + GREETING_LIMIT_S
         while time.monotonic() < deadline and not self._ended.is_set():
             with contextlib.suppress(OSError):
                 return socket.create_connection(self._targets[rank])
+            if rank in self._reached:
+                self._listeners[rank].shutdown(socket.SHUT_RDWR)
+                break
             time.sleep(0.02)
         return None
 

@@ -1,19 +1,25 @@
 """``python -m faults.report``: runs the fault matrix and prints it as a Markdown table.
 
 The cells are those of the tests, and so is the judgement. Several run at a time, because most of
-them wait for a silence.
+them wait for a silence. With ``--elastic``, the matrix is that of elastic jobs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from typing import Any
 
-from faults.drill import Result, drill
-from faults.matrix import BOTH, PHASES, Cell, cells
+import elastic.drill
+import elastic.matrix
+import faults.drill
+import faults.matrix
+from faults.drill import Result
+from faults.matrix import BOTH, PHASES, Cell
 
 JOBS = 2
 FAST_S = 0.01
@@ -25,11 +31,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m faults.report", description=__doc__)
     parser.add_argument("--jobs", type=int, default=JOBS, help="cells at a time (default: 2)")
     parser.add_argument("--only", default="", help="only cells with this text in their names")
+    parser.add_argument("--elastic", action="store_true", help="what becomes of elastic jobs")
     given = parser.parse_args(arguments)
-    chosen = [cell for cell in cells() if given.only in cell.name]
+    drills = elastic.drill.drill if given.elastic else faults.drill.drill
+    cells: Sequence[Cell] = elastic.matrix.cells() if given.elastic else faults.matrix.cells()
+    chosen = [cell for cell in cells if given.only in cell.name]
     with ThreadPoolExecutor(given.jobs) as pool:
-        results = list(pool.map(told, chosen))
-    print(table(results))
+        results = list(pool.map(functools.partial(told, drills), chosen))
+    print(table(results, "what follows" if given.elastic else "survivors get"))
     wrong = [result for result in results if result.problems]
     for result in wrong:
         print(f"\n{result.cell.name}:\n" + "\n".join(result.problems), file=sys.stderr)
@@ -37,30 +46,30 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def told(cell: Cell) -> Result:
+def told(drill: Callable[[Any], Result], cell: Cell) -> Result:
     """Drills, and says so on stderr."""
     result = drill(cell)
     print("WRONG" if result.problems else "right", cell.name, file=sys.stderr, flush=True)
     return result
 
 
-def table(results: Sequence[Result]) -> str:
-    """One line per fault and phase; one column per transport and number of ranks."""
-    columns = [(transport, size) for transport in BOTH for size in (2, 4)]
-    heads = ["fault", "phase", "survivors get", *(f"{t}, {n} ranks" for t, n in columns)]
+def table(results: Sequence[Result], follows: str) -> str:
+    """One line per fault, phase and what follows; one column per transport and number of ranks."""
+    sizes = sorted({result.cell.world_size for result in results})
+    columns = [(transport, size) for transport in BOTH for size in sizes]
+    heads = ["fault", "phase", follows, *(f"{t}, {n} ranks" for t, n in columns)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    ordered = sorted(results, key=_place)
-    for (fault, phase), group in groupby(ordered, lambda r: (r.cell.fault, r.cell.phase)):
+    faults = list(dict.fromkeys(result.cell.fault for result in results))
+
+    def line(result: Result) -> tuple[int, int, str]:
+        cell = result.cell
+        return faults.index(cell.fault), PHASES.index(cell.phase), cell.outcome
+
+    for (fault, phase, outcome), group in groupby(sorted(results, key=line), line):
         found = {(r.cell.transport, r.cell.world_size): r for r in group}
-        error = next(iter(found.values())).cell.error
         shown = [_shown(found.get(column)) for column in columns]
-        lines.append(f"| {fault} | {phase} | {error or 'no error'} | {' | '.join(shown)} |")
+        lines.append(f"| {faults[fault]} | {PHASES[phase]} | {outcome} | {' | '.join(shown)} |")
     return "\n".join(lines)
-
-
-def _place(result: Result) -> tuple[int, int]:
-    faults = list(dict.fromkeys(cell.fault for cell in cells()))
-    return faults.index(result.cell.fault), PHASES.index(result.cell.phase)
 
 
 def _shown(result: Result | None) -> str:
