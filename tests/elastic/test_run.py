@@ -20,6 +20,7 @@ import pytest
 
 import gradring
 from elastic.training import (
+    LIMIT_S,
     Plan,
     Seen,
     Trainee,
@@ -265,6 +266,30 @@ def test_a_process_that_was_stopped_for_long_comes_back_to_the_others_state(stag
     assert [group.world_size for group in found[0].groups] == [3, 2, 3]
     # It was left out, and knows nothing of the group between.
     assert [group.world_size for group in found[1].groups] == [3, 3]
+
+
+def stopped_until_all_is_over(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 0:
+        os.kill(trainee.pid(1), signal.SIGSTOP)
+        trainee.stage.tell("stopped")
+    return trainee.comm.generation > 1 and trainee.steps_here >= STEPS
+
+
+@pytest.mark.slow
+def test_a_process_that_comes_back_when_all_others_have_ended_goes_on_alone(stage: Stage) -> None:
+    plan = planned(stopped_until_all_is_over, 3)
+
+    def wake() -> None:
+        stage.wait("stopped", "ended-0", "ended-2", within_s=LIMIT_S)
+        os.kill(int(stage.told("pid-1") or 0), signal.SIGCONT)
+
+    director = threading.Thread(target=wake)
+    director.start()
+    first, stopped, last = outcomes_of(plan, stage)
+    director.join()
+    assert [seen.groups[-1].world_size for seen in check(plan, [first, last])] == [2, 2]
+    (alone,) = check(plan, [stopped])
+    assert [group.world_size for group in alone.groups] == [3, 1]
 
 
 def again(trainee: Trainee) -> bool:

@@ -10,9 +10,14 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+import gradring
+from faults.stage import Stage
+from gradring.errors import ConfigError
 from gradring.ports import free_ports
+from gradring.testing import run_ranks
 
 JOB = Path(__file__).with_name("tensorflow_job.py")
 FOUNDERS = ("first", "killed", "leaving")
@@ -138,3 +143,75 @@ def test_fit_ends_with_the_weights_of_one_process_that_had_the_same_global_batch
 ) -> None:
     ((furthest,),) = _told(job, "joining", "end", "furthest")
     assert furthest < 1e-4
+
+
+def train_on_devices(stage: Stage, address: str) -> list[tuple[int, int]]:
+    """Two local devices, or one for the last process; tells what each group looked like."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy, elastic
+
+    place = int(os.environ["GRADRING_RANK"])
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
+    tf.config.set_logical_device_configuration(cpu, logical)
+    if place:
+        stage.wait(f"come-{place}")
+        comm = gradring.init(join=[address])
+    else:
+        comm = gradring.init(rank=0, world_size=1, rendezvous=address)
+    devices = ["CPU:0", "CPU:1"] if place < 2 else ["CPU:0"]
+    with comm:
+        strategy = CustomCollectiveStrategy(communicator=comm, devices=devices)
+        with strategy.scope():
+            total = tf.Variable(0.0)
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def step() -> None:
+            def in_replica() -> None:
+                one = tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([]))
+                total.assign_add(one / strategy.num_replicas_in_sync)
+
+            strategy.run(in_replica)
+
+        state = elastic.State(variables=[total], step=0)
+        groups = []
+
+        @elastic.run(strategy)
+        def train(state: elastic.State) -> None:
+            groups.append((comm.world_size, strategy.num_replicas_in_sync))
+            while True:
+                enough = comm.world_size == 2 and stage.told("ended-2") is not None
+                step()
+                state.step += 1
+                values = strategy.experimental_local_results(total)
+                assert [float(value) for value in values] == [state.step] * len(devices)
+                state.commit()
+                if comm.rank == 0 and state.step > 3:
+                    stage.tell("come-1")
+                    if comm.world_size == 2:
+                        stage.tell("come-2")
+                if comm.all_reduce(np.array([enough], np.uint8), "min")[0]:
+                    return
+
+        try:
+            train(state)
+        finally:
+            stage.tell(f"ended-{place}")
+        return groups
+
+
+def test_who_joins_needs_as_many_local_devices_as_the_others(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    outcomes = run_ranks(
+        train_on_devices, 3, stage, address, check=False, env=env, timeout=TIMEOUT_S
+    )
+    first, second, odd = outcomes
+    assert first.ok, first.details()
+    assert second.ok, second.details()
+    assert first.value[0] == (1, 2)
+    assert {first.value[1], first.value[-1], *second.value} == {(2, 4)}
+    assert isinstance(odd.exception, ConfigError), odd.details()
+    assert "would join with 1 local devices, and rank" in str(odd.exception)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from certificates import Authority
 
 import gradring
 from gradring import errors
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
+from security.certificates import Authority
 
 LOCAL = "127.0.0.1"
 SWAPPED = {1: 2, 2: 1}

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from certificates import DAY, NOW, Authority, Certificate
 
 from gradring import errors
 from gradring.config import TlsFiles
 from gradring.doctor.job import ask_job
 from gradring.ports import free_ports
+from security.certificates import DAY, NOW, Authority, Certificate
 from waiting import wait_until
 
 LOCAL = "127.0.0.1"

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from certificates import Authority
 
 import gradring
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
+from security.certificates import Authority
 from waiting import wait_until
 
 LOCAL = "127.0.0.1"

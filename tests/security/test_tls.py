@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certificates import DAY, NOW, Authority, Certificate
-from recorder import Recorder
 
 import gradring
 from gradring import errors
@@ -25,6 +23,8 @@ from gradring.config import Settings, TlsFiles
 from gradring.doctor.job import ask_job
 from gradring.ports import free_ports
 from gradring.testing import Outcome, run_ranks
+from security.certificates import DAY, NOW, Authority, Certificate
+from security.recorder import Recorder
 from waiting import meet, wait_until
 
 LOCAL = "127.0.0.1"

@@ -15,7 +15,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Literal
 
 from gradring._native import build_info
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, core_of
 from gradring.observe.step_report import Totals
 from gradring.parse import joined_address
 
@@ -121,19 +121,29 @@ class _ServerOfIPv6(_Server):
 def serve(
     communicator: Communicator, port: int, address: str, counted: Callable[[], Counted]
 ) -> MetricsServer | None:
-    """Serves at ``port`` plus the local rank; None, and a warning, if that cannot be had."""
+    """Serves at ``port`` plus the local rank; None, and a warning, if that cannot be had.
+
+    In an elastic job local ranks change, and ports do not. So a process that comes later takes the
+    first port that is left, if another process has that of its local rank.
+    """
     own = port + communicator.local_rank
-    try:
-        return MetricsServer(communicator, own, address, counted)
-    except (OSError, OverflowError) as error:
-        _log.warning(
-            "rank %d on %s serves no metrics: %s: %s",
-            communicator.rank,
-            communicator.host,
-            joined_address(address, own),
-            getattr(error, "strerror", None) or error,
-        )
-        return None
+    others = (
+        range(port, port + communicator.local_size) if core_of(communicator).generation > 0 else ()
+    )
+    failure: Exception | None = None
+    for one in (own, *others):
+        try:
+            return MetricsServer(communicator, one, address, counted)
+        except (OSError, OverflowError) as error:
+            failure = failure or error
+    _log.warning(
+        "rank %d on %s serves no metrics: %s: %s",
+        communicator.rank,
+        communicator.host,
+        joined_address(address, own),
+        getattr(failure, "strerror", None) or failure,
+    )
+    return None
 
 
 def render(communicator: Communicator, counted: Counted = None) -> str:

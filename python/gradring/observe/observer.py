@@ -89,6 +89,14 @@ def serve_metrics(communicator: Communicator, port: int, address: str | None = N
         port: The port of the host's first rank; the local rank is added.
         address: The IP address to listen at; None: the one of the settings.
     """
+    if communicator._joins:
+        # It gets its local rank, and so its port, when it has joined.
+        at_new_group(communicator, lambda: _serve(communicator, port, address))
+    else:
+        _serve(communicator, port, address)
+
+
+def _serve(communicator: Communicator, port: int, address: str | None) -> None:
     from gradring.observe import metrics  # most programs do not need a web server
 
     observer = observer_of(communicator)

@@ -237,6 +237,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             cluster_resolver, worker_device=""
         )
         self._num_devices_per_worker = len(local_devices)
+        self._communicator._local_devices = len(local_devices)
         self._worker_device = compat.canonical_device("/device:CPU:0")
         self._host_input_device = compat.host_input_device(self._worker_device)
         self._collective_keys = compat.CollectiveKeys()
