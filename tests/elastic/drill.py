@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,8 @@ ATTEMPTS = 3
 LIMIT_S = 150.0
 """Two that could not connect are kept apart for a minute."""
 STALL_S = 6.0
+SILENCE_S = 20.0
+"""Longer than any conversation while a group forms takes."""
 PORT = 29_500
 NOWHERE = "02:00:00:00:00:01"
 """No host of the switch has this address, so what is sent there is lost."""
@@ -232,7 +235,11 @@ def direct(cell: Cell, stage: Stage, proxies: Proxies | None, hosts: Sequence[Ho
         stage.wait(*(f"ready-{rank}" for rank in range(cell.world_size)))
         by_proxy = cell.fault in matrix.BY_PROXY or cell.phase == matrix.HANDSHAKE
         if proxies is not None and by_proxy:
-            proxies.arm(trap(cell, stage))
+            harm = trap(cell, stage)
+            forming = cell.phase in FORMING
+            matches = harm.matches
+            # The first group, whose generation is 0 in greetings, is whole by now.
+            proxies.arm(replace(harm, matches=lambda it: it.generation >= forming and matches(it)))
         stage.tell("go")
         if hosts:
             stage.wait("reached")
@@ -243,8 +250,14 @@ def direct(cell: Cell, stage: Stage, proxies: Proxies | None, hosts: Sequence[Ho
             others = set(range(cell.world_size)) - {cell.faulty}
             stage.wait(*(f"ended-{rank}" for rank in others))
         elif cell.silent or cell.fault == PAUSED:
-            waits = cell.fault == PAUSED or not cell.can_go_on
-            stage.wait(*(missed(cell) if waits else ["come"]), within_s=LIMIT_S)
+            if cell.fault != PAUSED and cell.can_go_on:
+                stage.wait("come", within_s=LIMIT_S)
+            elif cell.phase in FORMING:
+                # Who has not agreed on the second group yet has not lost it.
+                with contextlib.suppress(TimeoutError):
+                    stage.wait(*lost(cell, 2), within_s=SILENCE_S)
+            else:
+                stage.wait(*lost(cell, 1), within_s=LIMIT_S)
     for host in hosts:
         for other in hosts:
             neighbour(host, "del", other)
@@ -263,9 +276,8 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def missed(cell: Cell) -> Iterable[str]:
-    """What is told when all that are left have noticed the loss."""
-    times = 2 if cell.phase in FORMING else 1
+def lost(cell: Cell, times: int) -> Iterable[str]:
+    """What is told when all that are left have noticed so many losses."""
     # Who cannot be heard by others may hear them.
     left = set(range(cell.world_size)) - cell.ended - cell.silent - {cell.faulty}
     return [f"lost-{rank}-{times}" for rank in left]

@@ -36,6 +36,7 @@ class Flow:
     responder: int
     purpose: Purpose
     to_responder: bool
+    generation: int
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -122,10 +123,10 @@ class Proxies:
         initiator.settimeout(GREETING_LIMIT_S)
         with contextlib.suppress(OSError):
             greeting = _first_message(initiator)
-            rank_of_initiator, purpose = _introduction(greeting)
+            rank_of_initiator, generation, purpose = _introduction(greeting)
             initiator.settimeout(None)
-            flow = Flow(rank_of_initiator, rank, purpose, to_responder=True)
-            back = Flow(rank_of_initiator, rank, purpose, to_responder=False)
+            flow = Flow(rank_of_initiator, rank, purpose, True, generation)
+            back = Flow(rank_of_initiator, rank, purpose, False, generation)
             connection = _Connection(self)
             self._start(connection.pump, back, responder, initiator, b"")
             connection.pump(flow, initiator, responder, greeting)
@@ -236,13 +237,13 @@ def _first_message(initiator: socket.socket) -> bytes:
     return message
 
 
-def _introduction(greeting: bytes) -> tuple[int, Purpose]:
-    """An initiator's rank and purpose; all numbers in a small group's greeting take one byte."""
+def _introduction(greeting: bytes) -> tuple[int, int, Purpose]:
+    """An initiator's rank, generation and purpose; all numbers of a small group take one byte."""
     # kind of message, version, initiator, responder, world size, group, generation, purpose
     body, at = greeting[4:], 5 + GROUP_BYTES + 1
     if len(body) <= at or body[0] != 0 or body[at] >= len(_PURPOSES):
-        return -1, "?"
-    return body[2], _PURPOSES[body[at]]
+        return -1, 0, "?"
+    return body[2], body[at - 1], _PURPOSES[body[at]]
 
 
 def _end(one: socket.socket) -> None:
