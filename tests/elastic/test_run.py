@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ from faults.stage import Stage
 from gradring import _native
 from gradring.elastic import State
 from gradring.errors import AbortedError, ConfigError, GradringError, MismatchError, RendezvousError
+from gradring.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 from gradring.testing.network import why_unavailable
 
@@ -109,6 +111,21 @@ def test_who_joins_gets_the_state_and_the_others_lose_nothing(stage: Stage, tran
     *others, joiner = check(plan, outcomes_of(plan, stage, joiners=1), repeated=0)
     assert joiner.groups[0].step >= STEPS
     assert [group.world_size for seen in others for group in seen.groups] == [2, 3, 2, 3]
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this system has no ::1")
+def test_a_job_that_listens_at_ipv6_only_is_joined(stage: Stage) -> None:
+    plan = Plan(one_joins, 2, tuple(f"[::1]:{port}" for port in free_ports(2, "::1")))
+    for seen in check(plan, outcomes_of(plan, stage, joiners=1), repeated=0):
+        assert seen.groups[-1].world_size == 3
 
 
 def replaced(trainee: Trainee) -> bool:

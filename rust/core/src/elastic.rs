@@ -4,7 +4,7 @@
 //! it is in the job, also while it has no group, so an address that refuses proves a death. Each
 //! group takes that listener's place, and gives it back when it has ended.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
@@ -504,13 +504,22 @@ fn listen(config: &Config, addresses: &[String]) -> Result<(TcpListener, String)
     Ok((socket, config.announce.clone().unwrap_or(own)))
 }
 
-/// The address of this host from which it reaches one of these.
+/// The address of this host from which it reaches one of these; of IPv4, if there is one.
 fn own_ip(addresses: &[String]) -> Result<IpAddr> {
     let toward = |address: &String| {
-        let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
-        // Nothing is sent.
-        socket.connect(&**address).ok()?;
-        Some(socket.local_addr().ok()?.ip())
+        let towards = |remote: SocketAddr| {
+            let any: IpAddr = match remote {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let socket = UdpSocket::bind((any, 0)).ok()?;
+            // Nothing is sent.
+            socket.connect(remote).ok()?;
+            Some(socket.local_addr().ok()?.ip())
+        };
+        let mut resolved = resolve(address).ok()?;
+        resolved.sort_by_key(SocketAddr::is_ipv6);
+        resolved.into_iter().find_map(towards)
     };
     let found = addresses.iter().find_map(toward);
     found.ok_or_else(|| {
