@@ -43,6 +43,18 @@ def gradring(*arguments: object, **variables: str) -> "subprocess.CompletedProce
     )
 
 
+def hosts_script(directory: Path, *lists: str) -> Path:
+    """Prints the first list of hosts; the next one when there is a file ``list-1`` and so on."""
+    path = directory / "hosts.py"
+    path.write_text(
+        f"#!{sys.executable}\nimport os\n"
+        f"known = [os.path.exists(f'{directory}/list-{{n}}') for n in range(1, {len(lists)})]\n"
+        f"print({lists!r}[sum(known)])\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
 def script(directory: Path, text: str) -> list[str]:
     """Writes a Python program for the ranks and returns the command that runs it."""
     path = directory / "train.py"

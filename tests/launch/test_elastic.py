@@ -7,7 +7,7 @@ from gradring.launch.hosts import Host, parse_hosts
 
 KILLED = -signal.SIGKILL
 GIVEN_UP = (
-    "{} is given up after 3 failures in a row, and the rank is started again where there is room"
+    "{} is given up after 3 failures in a row, and the worker is started again where there is room"
 )
 
 
@@ -23,11 +23,11 @@ class Job:
         most: int | None = None,
         restarts: int | None = None,
         host_failures: int = 3,
+        cooldown_s: float | None = None,
         discovers: bool = False,
     ) -> None:
-        limits = Limits(
-            founders, least or founders, most or founders, 300.0, restarts, host_failures
-        )
+        workers = (founders, least or founders, most or founders)
+        limits = Limits(*workers, 300.0, restarts, host_failures, cooldown_s)
         self.now = 0.0
         self.policy = Policy(limits, parsed(hosts), self.now, discovers=discovers)
         self.tell_ports()
@@ -112,6 +112,17 @@ def test_a_host_where_a_rank_keeps_failing_is_given_up_and_the_rank_moves() -> N
     # Room on the other host is taken as soon as there is some.
     job.offer("a:3,b:2")
     assert job.placed_after(1) == [(2, "a")]
+
+
+def test_a_host_that_is_given_up_comes_back_after_its_cool_down_which_doubles() -> None:
+    job = Job("a:1,b:1", 2, host_failures=1, cooldown_s=10.0)
+    job.after(0)
+    for pause in (10, 20, 40):
+        words = job.ends(1)
+        assert words is not None
+        assert words.startswith(f"b is given up for {pause} s after 1 failures in a row")
+        assert job.placed_after(pause - 1) == []
+        assert job.placed_after(1) == [(1, "b")]
 
 
 def test_ranks_that_run_on_a_host_that_is_given_up_go_on_and_move_when_they_fail() -> None:
@@ -261,7 +272,7 @@ def test_a_job_that_never_gets_room_says_so() -> None:
     assert job.after(299) == [] and not job.policy.over
     assert job.after(1) == [] and job.policy.over
     assert job.policy.problem == (
-        "there is room for 1 ranks, and the job needs 2; give more hosts, or a smaller --min-np"
+        "there is room for 1 workers, and the job needs 2; give more hosts, or a smaller --min-np"
     )
 
 
@@ -287,6 +298,19 @@ def test_a_host_that_does_not_answer_is_asked_again_and_then_given_up() -> None:
     assert policy.unanswered(b, 6.0) == "it is given up"
     assert [start.host.name for start in policy.to_start(6.0)] == ["a", "a"]
     assert policy.to_ask(1000.0) == []
+
+
+def test_a_host_that_was_given_up_without_an_answer_is_asked_again_after_its_cool_down() -> None:
+    limits = Limits(2, 1, 2, 300.0, host_failures=1, cooldown_s=10.0)
+    policy = Policy(limits, parsed("a:1,b:1"), 0.0, discovers=False)
+    a, b = policy.to_ask(0.0)
+    policy.answered(a, [5])
+    assert policy.unanswered(b, 1.0) == "it is given up for 10 s"
+    assert [start.host.name for start in policy.to_start(1.0)] == ["a"]
+    assert policy.to_ask(10.9) == []
+    assert policy.to_ask(11.0) == [b]
+    policy.answered(b, [5])
+    assert [start.host.name for start in policy.to_start(11.0)] == ["b"]
 
 
 def test_ports_that_are_known_already_are_asked_for_again() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import ssh_stand_in
-from launching import DEADLINE_S, command_line
+from launching import DEADLINE_S, command_line, hosts_script
 
 PROGRAM = """\
 import json, os, signal, sys, time
@@ -99,22 +99,10 @@ class Job:
         return [epoch["generation"] for epoch in self.epochs]
 
 
-def discovery(directory: Path, *lists: str) -> Path:
-    """Prints the n-th of these lists of hosts after n epochs."""
-    script = directory / "hosts.py"
-    script.write_text(
-        f"#!{sys.executable}\nimport os\n"
-        f"done = [os.path.exists(f'{directory}/list-{{n}}') for n in range(1, {len(lists)})]\n"
-        f"print({lists!r}[sum(done)])\n"
-    )
-    script.chmod(0o755)
-    return script
-
-
 @two_hosts
 @pytest.mark.parametrize("slots", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_hosts_are_added_and_removed(tmp_path: Path, slots: int) -> None:
-    script = discovery(
+    script = hosts_script(
         tmp_path,
         f"127.0.0.1:{slots}",
         f"127.0.0.1:{slots}\n127.0.0.2:{slots}",
@@ -146,7 +134,7 @@ def test_hosts_are_added_and_removed(tmp_path: Path, slots: int) -> None:
 def test_a_single_rank_fails(tmp_path: Path, how: str, discovers: bool) -> None:
     hosts = ["--hosts", "127.0.0.1:2,127.0.0.2:2"]
     if discovers:
-        hosts = ["--host-discovery-script", str(discovery(tmp_path, "127.0.0.1:2\n127.0.0.2:2"))]
+        hosts = ["--host-discovery-script", str(hosts_script(tmp_path, "127.0.0.1:2\n127.0.0.2:2"))]
     launch = ["-np", 4, "--min-np", 2, "--max-np", 4, *hosts]
     # It is replaced; Horovod gives its host up instead, and goes on with the other one.
     job = Job(tmp_path, launch, fails=[0], how=how, sizes=[4, 3, 4])
@@ -170,6 +158,15 @@ def test_all_hosts_are_given_up(tmp_path: Path) -> None:
     job = Job(tmp_path, launch, fails=[0, 1], how="exception", least=2, always=True)
     assert job.exit_code == 1, job.said
     assert job.sizes() == [2]
+
+
+@two_hosts
+def test_a_host_that_was_given_up_comes_back(tmp_path: Path) -> None:
+    launch = ["-np", 2, "--min-np", 1, "--hosts", "127.0.0.1:1,127.0.0.2:1"]
+    options = ["--host-failures", 1, "--host-cooldown", 1]
+    job = Job(tmp_path, [*launch, *options], fails=[1], sizes=[2, 1, 2])
+    assert (job.exit_code, job.sizes()) == (0, [2, 1, 2]), job.said
+    assert "127.0.0.2 is given up for 1 s after 1 failures in a row" in job.said
 
 
 @two_hosts

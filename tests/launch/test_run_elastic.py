@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import ssh_stand_in
-from launching import DEADLINE_S, command_line, gradring, wait_until_gone
+from launching import DEADLINE_S, command_line, gradring, hosts_script, wait_until_gone
 
 from gradring.parse import JOIN
 from waiting import wait_until
@@ -43,19 +43,6 @@ def program(directory: Path, text: str) -> list[str]:
     path = directory / "elastic.py"
     path.write_text(f"HERE = {str(directory)!r}\n{HEAD}{text}")
     return [sys.executable, str(path)]
-
-
-def hosts_script(directory: Path, *lists: str) -> Path:
-    """Prints the first list of hosts; the next one when there is a file ``list-1`` and so on."""
-    path = directory / "hosts.py"
-    path.write_text(
-        f"#!{sys.executable}\nimport os\n"
-        f"lists = {lists!r}\n"
-        f"known = [os.path.exists(f'{directory}/list-{{n}}') for n in range(1, len(lists))]\n"
-        "print(lists[sum(known)])\n"
-    )
-    path.chmod(0o755)
-    return path
 
 
 @contextlib.contextmanager
@@ -89,7 +76,7 @@ def test_a_rank_starts_again_while_the_others_go_on(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] 0", "[0] went on", "[1] 0", "[1] 1"]
     assert (logs / "rank-1.log").read_text() == "0\n1\n"
     assert re.fullmatch(
-        r"gradring run: rank 1 on \S+ failed \(killed by SIGKILL\); it is started again in 1 s, "
+        r"gradring run: worker 1 on \S+ failed \(killed by SIGKILL\); it is started again in 1 s, "
         r"to join the others\n",
         done.stderr,
     )
@@ -155,8 +142,25 @@ def test_when_all_ranks_fail_the_job_ends_with_the_report_of_the_first(tmp_path:
     done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
     assert done.returncode == 7
     last = done.stderr.rpartition("gradring run: ")[2]
-    assert re.match(r"rank 1 on \S+ failed first \(exit code 7\); it printed nothing", last)
+    assert re.match(r"worker 1 on \S+ failed first \(exit code 7\); it printed nothing", last)
     assert "[0] ValueError: all alone" in done.stderr
+
+
+def test_ranks_that_errors_name_are_not_taken_for_numbers_of_workers(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "if rank == 1:\n"
+        "    failure = json.dumps({'kind': 'PeerLostError', 'rank': 1})\n"
+        "    open(os.environ['GRADRING_FAILURE_FILE'], 'w').write(failure)\n"
+        "    note('gone', str(os.getpid())), sys.exit(1)\n"
+        "wait_for('gone')\n"
+        "pid = open(f'{HERE}/gone').read()\n"
+        "while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "sys.exit(9)\n",
+    )
+    done = gradring("run", "-np", 2, "--min-np", 1, "--max-restarts", 0, *ranks)
+    assert done.returncode == 9, done.stderr
+    assert re.search(r"worker 0 on \S+ failed first \(exit code 9\); ", done.stderr)
 
 
 def test_failures_that_a_restart_has_answered_are_not_reported_at_the_end(tmp_path: Path) -> None:
@@ -213,7 +217,7 @@ def test_a_rank_that_fails_after_another_has_ended_well_fails_the_job(tmp_path: 
     )
     done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
     assert done.returncode == 5
-    assert "rank 1 on" in done.stderr and "started again" not in done.stderr
+    assert "worker 1 on" in done.stderr and "started again" not in done.stderr
 
 
 def test_a_rank_that_came_too_late_to_join_fails_no_job_that_is_done(tmp_path: Path) -> None:
@@ -296,7 +300,7 @@ def test_ranks_start_on_hosts_that_the_script_finds(tmp_path: Path) -> None:
     done = gradring("run", *options, *ranks)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] False 0", "[1] False 0", "[2] True 0"]
-    assert "rank 2 is started on localhost, to join the others" in done.stderr
+    assert "worker 2 is started on localhost, to join the others" in done.stderr
 
 
 @on_several_hosts
@@ -318,9 +322,9 @@ def test_a_host_comes_and_another_goes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "on-127.0.0.2").read_text() == "founds"
     assert re.fullmatch(r"127\.0\.0\.1:\d+", (tmp_path / "on-127.0.0.3").read_text())
-    assert "rank 1 on 127.0.0.2 must leave within 10 s" in done.stderr
-    assert "rank 1 on 127.0.0.2 has left (exit code 0)" in done.stderr
-    assert "rank 1 is started on 127.0.0.3, to join the others" in done.stderr
+    assert "worker 1 on 127.0.0.2 must leave within 10 s" in done.stderr
+    assert "worker 1 on 127.0.0.2 has left (exit code 0)" in done.stderr
+    assert "worker 1 is started on 127.0.0.3, to join the others" in done.stderr
 
 
 @on_several_hosts
@@ -336,7 +340,7 @@ def test_a_rank_that_does_not_leave_is_killed_after_the_grace_period(tmp_path: P
     options = ["-np", 2, "--min-np", 1, "--grace", 1, "--host-discovery-script", script]
     with launcher(tmp_path, "run", *options, *ranks, **ssh) as run:
         assert run.wait(DEADLINE_S) == 0, (tmp_path / "errors").read_text()
-    assert "rank 1 on 127.0.0.2 has left (killed by SIGKILL)" in (tmp_path / "errors").read_text()
+    assert "worker 1 on 127.0.0.2 has left (killed by SIGKILL)" in (tmp_path / "errors").read_text()
 
 
 @on_several_hosts
@@ -353,7 +357,7 @@ def test_a_rank_moves_from_a_host_that_is_given_up(tmp_path: Path) -> None:
     done = gradring("run", *options, "--host-failures", 1, *ranks, **ssh)
     assert done.returncode == 0, done.stderr
     assert "127.0.0.2 is given up after 1 failures in a row" in done.stderr
-    assert "rank 1 is started on 127.0.0.3, to join the others" in done.stderr
+    assert "worker 1 is started on 127.0.0.3, to join the others" in done.stderr
 
 
 @on_several_hosts
@@ -392,7 +396,7 @@ def test_too_few_hosts_end_the_job_in_time(tmp_path: Path) -> None:
     options = ["-np", 4, "--min-np", 2, "--host-discovery-script", script]
     done = gradring("run", *options, "true", GRADRING_TIMEOUT_S="2")
     assert done.returncode == 1
-    assert "there is room for 1 ranks, and the job needs 2; give more hosts" in done.stderr
+    assert "there is room for 1 workers, and the job needs 2; give more hosts" in done.stderr
 
 
 def test_a_signal_ends_the_launcher_while_it_waits_for_hosts(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gradring run [-np N] [--hosts HOST:RANKS,... | --hostfile FILE] [--max-restarts R] "
         "[--min-np N] [--max-np N] [--host-discovery-script FILE] [--host-failures N] "
+        "[--host-cooldown SECONDS] "
         "[--log-dir DIR] [--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
         "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
         "COMMAND..."
@@ -94,6 +95,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="in an elastic job: give up a host after so many failures of a rank in a row "
         "(default %(default)d; 0: never)",
+    )
+    parser.add_argument(
+        "--host-cooldown",
+        type=seconds,
+        metavar="SECONDS",
+        help="in an elastic job: for how long a host is given up; each further time for twice as "
+        "long (default: for good)",
     )
     parser.add_argument(
         "--log-dir",
@@ -195,6 +203,7 @@ def run(arguments: argparse.Namespace) -> int:
             start_s=Settings.from_environ(os.environ).timeout,
             restarts=arguments.max_restarts,
             host_failures=arguments.host_failures,
+            cooldown_s=arguments.host_cooldown,
         )
     if arguments.log_dir is not None:
         make_directory("--log-dir", arguments.log_dir)

@@ -110,7 +110,7 @@ class Crew:
     def problem(self) -> str | None:
         """Why the job has not been done, if no rank has failed."""
         if self._policy.problem is None and not self.completed:
-            return "all ranks have left, and none is started again"
+            return "all workers have left, and none is started again"
         return self._policy.problem
 
     def act(self, now: float) -> None:
@@ -145,7 +145,7 @@ class Crew:
                 how = describe_exit(exits[process.rank])
                 left = process.rank in told or exits[process.rank] in LEFT
                 self._say(
-                    f"rank {process.rank} on {process.host} {'has left' if left else 'failed'} "
+                    f"worker {process.rank} on {process.host} {'has left' if left else 'failed'} "
                     f"({how}); {words[process.rank]}"
                 )
         failed = [p for p in ended if p.exit_code != 0 and p.rank not in told]
@@ -187,8 +187,8 @@ class Crew:
 
     def _let_go(self, process: RankProcess, now: float) -> None:
         self._say(
-            f"rank {process.rank} on {process.host} must leave within {self._grace_s:g} s: "
-            f"{self._script} does not name its host any more, or with fewer ranks"
+            f"worker {process.rank} on {process.host} must leave within {self._grace_s:g} s: "
+            f"{self._script} does not name its host any more, or with fewer workers"
         )
         process.signal(SIGTERM)
         self._kill_at[process] = now + self._grace_s
@@ -234,7 +234,7 @@ class Crew:
             self._addresses[start.slot] = self._address(start)
             if not begins:
                 name = start.host.name
-                self._say(f"rank {start.slot} is started on {name}, to join the others")
+                self._say(f"worker {start.slot} is started on {name}, to join the others")
         if begins:
             addresses = [self._addresses[start.slot] for start in starts]
             environments = environments_at(self._environ, addresses, len(starts))

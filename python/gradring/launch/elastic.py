@@ -1,8 +1,9 @@
 """Which rank of an elastic job starts when, and where: decisions, without processes or clock.
 
 Facts come in with the time at which they were noticed; what is to be done is asked for. The ranks
-agree among themselves who is in the next group; here, a rank is only a slot: a number that stays,
-and a host and a port that stay as long as the host does.
+agree among themselves who is in the next group, and with which ranks; here, a rank is only a slot:
+a number that stays, and a host and a port that stay as long as the host does. Users see the slot's
+number, as that of a worker.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Limits:
         start_s: How long hosts for the first group may take to be there.
         restarts: Of single ranks, in the whole job; None: without bound.
         host_failures: After so many failures of one rank in a row its host is given up.
+        cooldown_s: For how long, the first time; then for twice as long. None: for good.
     """
 
     founders: int
@@ -47,6 +49,7 @@ class Limits:
     start_s: float
     restarts: int | None = None
     host_failures: int = HOST_FAILURES
+    cooldown_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,9 @@ class _Known:
     asked: bool = False
     failures: int = 0
     given_up: bool = False
+    #: When it may have ranks again, and how often it has been given up.
+    back_at: float = 0.0
+    times: int = 0
 
     @property
     def lacks(self) -> int:
@@ -157,6 +163,7 @@ class Policy:
         """Hosts whose free ports are wanted now, with the number of them as their slots."""
         asked = []
         for known in self._hosts.values():
+            known.given_up &= now < known.back_at
             idle = not (known.asked or known.given_up or self.completed)
             if idle and known.lacks > 0 and now >= known.ask_at:
                 known.asked = True
@@ -176,8 +183,8 @@ class Policy:
         known.asked = False
         known.failures += 1
         if known.failures >= self._limits.host_failures > 0:
-            known.given_up = True
-            return "it is given up"
+            known.failures, known.ask_at = 0, now
+            return f"it is given up{self._give_up(host.name, now)}"
         pause = pause_s(known.failures - 1)
         known.ask_at = now + pause
         return f"it is asked again in {pause:g} s"
@@ -245,24 +252,32 @@ class Policy:
         pause = pause_s(max(0, slot.failures - 1))
         slot.due_at = now + pause
         if slot.failures >= self._limits.host_failures > 0:
-            self._give_up(host.name)
+            for_so_long = self._give_up(host.name, now)
             slot.failures = 0
             return (
-                f"{host.name} is given up after {self._limits.host_failures} failures in a row, "
-                "and the rank is started again where there is room"
+                f"{host.name} is given up{for_so_long} after {self._limits.host_failures} failures "
+                "in a row, and the worker is started again where there is room"
             )
         if host.name not in self._hosts or self._hosts[host.name].given_up:
             slot.place = None
             return "it is started again where there is room"
         return f"it is started again in {pause:g} s, to join the others"
 
-    def _give_up(self, name: str) -> None:
-        """No rank is started there any more; those that run there go on."""
-        if name in self._hosts:
-            self._hosts[name].given_up = True
+    def _give_up(self, name: str, now: float) -> str:
+        """No rank is started there; those that run there go on. Returns words for how long."""
         for slot in self._slots:
             if slot.is_on(name) and not slot.running:
                 slot.place = None
+        known = self._hosts.get(name)
+        if known is None:
+            return ""
+        known.given_up, known.times = True, known.times + 1
+        if self._limits.cooldown_s is None:
+            known.back_at = float("inf")
+            return ""
+        pause = self._limits.cooldown_s * 2.0 ** min(known.times - 1, DOUBLINGS)
+        known.back_at = now + pause
+        return f" for {pause:g} s"
 
     def _found(self, now: float) -> list[Start]:
         """The ranks of the first group, once all hosts have answered, or some for long enough."""
@@ -277,7 +292,7 @@ class Policy:
         if len(places) < self._limits.least:
             if late or not self._discovers:
                 self.problem = (
-                    f"there is room for {len(places)} ranks, and the job needs "
+                    f"there is room for {len(places)} workers, and the job needs "
                     f"{self._limits.least}; give more hosts, or a smaller --min-np"
                 )
             return []

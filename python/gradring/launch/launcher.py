@@ -324,9 +324,12 @@ class _Launch:
             )
             for process in self._failed
         }
-        first = self._processes.ranks[
-            first_cause({r: b.rank if b else None for r, b in blames.items()})
-        ]
+        if self.crew is None:
+            cause = first_cause({r: b.rank if b else None for r, b in blames.items()})
+        else:
+            # Errors name ranks of a group, and these are numbers of workers.
+            cause = next((each for each, blame in blames.items() if not blame), next(iter(blames)))
+        first = self._processes.ranks[cause]
         rank, exit_code = first.rank, first.exit_code
         assert exit_code is not None
         out, err = self._outputs[rank]
@@ -337,8 +340,8 @@ class _Launch:
             advice += f"; what each rank was doing: gradring explain {flight_dir}"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
         how = describe_exit(exit_code)
-        cause = self._cause_elsewhere(rank, blames)
-        _say(f"rank {rank} on {first.host} failed first ({how}){cause}; {words}")
+        elsewhere = self._cause_elsewhere(rank, blames) if self.crew is None else ""
+        _say(f"{self._called} {rank} on {first.host} failed first ({how}){elsewhere}; {words}")
         with contextlib.suppress(OSError):
             sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
             sys.stderr.buffer.flush()
@@ -391,6 +394,11 @@ class _Launch:
         self._stop(signal.SIGPIPE)
 
     @property
+    def _called(self) -> str:
+        """What the numbers of processes are: in an elastic job, ranks change with the group."""
+        return "rank" if self.crew is None else "worker"
+
+    @property
     def _begins(self) -> bool:
         """Whether an elastic job still looks for hosts for its first ranks."""
         return self.crew is not None and self.crew.begins and not self.stopped
@@ -423,7 +431,7 @@ class _Launch:
         if others:
             assert failed[0].exit_code is not None
             _say(
-                f"rank {failed[0].rank} failed ({describe_exit(failed[0].exit_code)}); "
+                f"{self._called} {failed[0].rank} failed ({describe_exit(failed[0].exit_code)}); "
                 f"{others} still running must end within {self._grace_s:g} s"
             )
 
