@@ -8,9 +8,9 @@ from pathlib import Path
 DEADLINE_S = 60.0
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, within_s: float = DEADLINE_S) -> None:
     """Waits with a wide deadline; ``what`` is the fact that never became true."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.02)

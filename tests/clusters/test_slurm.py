@@ -104,3 +104,13 @@ def test_the_port_of_our_own_replaces_the_one_that_follows_from_the_job() -> Non
 def test_a_step_without_a_node_list_is_an_error() -> None:
     with pytest.raises(ConfigError, match="SLURM_STEP_NODELIST is not"):
         detect({**STEP, "SLURM_STEP_NODELIST": ""})
+
+
+def test_tasks_may_listen_at_the_given_ports_of_all_nodes() -> None:
+    assert detect(STEP).candidates == ()
+    assert detect({**STEP, "GRADRING_PORT": "29500-29501"}).candidates == (
+        "node1:29500",
+        "node1:29501",
+        "node2:29500",
+        "node2:29501",
+    )

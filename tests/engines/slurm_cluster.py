@@ -1,8 +1,9 @@
 """A real Slurm cluster of three nodes on this machine, for as long as a test needs it.
 
-munged, slurmctld and one slurmd per node run as root in a mount namespace of their own, in which
-the names of the nodes are addresses of this machine, as DNS makes them in a real cluster. Nothing
-outside of one directory is changed.
+slurmd of each node runs as root on a simulated host, with an address of its own and a network that
+a test can cut. In a mount namespace, the names of the nodes are these addresses, as DNS makes them
+in a real cluster. munged and slurmctld run on the first node, and so do the users' commands.
+Nothing outside of one directory is changed.
 """
 
 import contextlib
@@ -11,13 +12,15 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gradring.ports import free_ports
+from gradring.testing import Host, simulated_hosts
+from gradring.testing.network import why_unavailable
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "unshare")
 NODES = ("node1", "node2", "node3")
+CONTROLLER_PORT, NODE_PORT = 6817, 6818
 DEADLINE_S = 120.0
 
 
@@ -30,15 +33,16 @@ def why_not() -> str | None:
         return "slurmd and mount namespaces need root"
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
         return "this system forbids mount namespaces (a container without CAP_SYS_ADMIN)"
-    return None
+    return why_unavailable()
 
 
 class SlurmCluster:
     """A running cluster; commands of its users are run with :meth:`run`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, hosts: Sequence[Host]) -> None:
         """Notes where everything is; :func:`slurm_cluster` starts it."""
         self.directory = directory
+        self.hosts = dict(zip(NODES, hosts, strict=True))
 
     def run(
         self, *command: object, timeout_s: float = DEADLINE_S, **variables: str
@@ -53,13 +57,34 @@ class SlurmCluster:
             check=False,
         )
 
-    def start(self, *command: object) -> "subprocess.Popen[bytes]":
+    def start(self, *command: object, node: str = NODES[0]) -> "subprocess.Popen[bytes]":
         """Starts a daemon, or a command that a test watches."""
         log = (self.directory / f"{Path(str(command[0])).name}.out").open("ab")
         with log:
             return subprocess.Popen(
-                self._inside(*command), env=self.environ, stdout=log, stderr=log
+                self._inside(*command, node=node), env=self.environ, stdout=log, stderr=log
             )
+
+    def idle(self) -> bool:
+        """Whether all nodes are there, without a job."""
+        states = self.run("sinfo", "--noheader", "-N", "-o", "%T").stdout.split()
+        return states == ["idle"] * len(NODES)
+
+    @contextlib.contextmanager
+    def without(self, node: str) -> Iterator[None]:
+        """Loses a node and all that runs there, as if its power had failed; it comes back later."""
+        self.hosts[node].cut()
+        try:
+            # What slurmctld says of itself after SlurmdTimeout.
+            self._update(node, "DOWN")
+            yield
+        finally:
+            self.hosts[node].mend()
+            self._update(node, "RESUME")
+
+    def _update(self, node: str, state: str) -> None:
+        done = self.run("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=test")
+        assert done.returncode == 0, done.stderr
 
     @property
     def environ(self) -> dict[str, str]:
@@ -67,18 +92,27 @@ class SlurmCluster:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "GRADRING_"))}
         return {**kept, "SLURM_CONF": str(self.directory / "slurm.conf")}
 
-    def _inside(self, *command: object) -> list[str]:
+    def _inside(self, *command: object, node: str = NODES[0]) -> list[str]:
         hosts = self.directory / "hosts"
         script = f'mount --bind {hosts} /etc/hosts && exec "$@"'
-        return ["unshare", "--mount", "sh", "-c", script, "sh", *map(str, command)]
+        inside = ("unshare", "--mount", "sh", "-c", script, "sh", *map(str, command))
+        # Not `Host.command`: where that leads, slurmd misses the control groups of /sys.
+        return ["nsenter", f"--net=/run/netns/{self.hosts[node].name}", *inside]
 
 
 @contextlib.contextmanager
 def slurm_cluster(directory: Path) -> Iterator[SlurmCluster]:
     """Starts the cluster, and ends every process of it."""
-    cluster = SlurmCluster(directory)
-    _configure(directory)
-    munge = directory / "munge"
+    with simulated_hosts(len(NODES)) as hosts:
+        cluster = SlurmCluster(directory, hosts)
+        _configure(cluster)
+        with _daemons(cluster):
+            yield cluster
+
+
+@contextlib.contextmanager
+def _daemons(cluster: SlurmCluster) -> Iterator[None]:
+    munge = cluster.directory / "munge"
     daemons = [
         cluster.start(
             *("munged", "--foreground", "--force", f"--key-file={munge / 'key'}"),
@@ -89,14 +123,9 @@ def slurm_cluster(directory: Path) -> Iterator[SlurmCluster]:
     try:
         _wait((munge / "socket").exists, daemons, cluster, "munged listens")
         daemons.append(cluster.start("slurmctld", "-D"))
-        daemons += [cluster.start("slurmd", "-D", "-N", node) for node in NODES]
-
-        def idle() -> bool:
-            states = cluster.run("sinfo", "--noheader", "-N", "-o", "%T").stdout.split()
-            return states == ["idle"] * len(NODES)
-
-        _wait(idle, daemons, cluster, "all nodes are idle")
-        yield cluster
+        daemons += [cluster.start("slurmd", "-D", "-N", node, node=node) for node in NODES]
+        _wait(cluster.idle, daemons, cluster, "all nodes are idle")
+        yield
     finally:
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
@@ -108,29 +137,31 @@ def slurm_cluster(directory: Path) -> Iterator[SlurmCluster]:
                 daemon.wait()
 
 
-def _configure(directory: Path) -> None:
-    controller_port, *node_ports = free_ports(1 + len(NODES))
+def _configure(cluster: SlurmCluster) -> None:
+    directory = cluster.directory
     for name in ("munge", "state", *(f"spool-{node}" for node in NODES)):
         (directory / name).mkdir()
     directory.chmod(0o755)
     key = directory / "munge" / "key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
-    addresses = {node: f"127.0.0.{11 + index}" for index, node in enumerate(NODES)}
-    rows = [f"{address} {node}" for node, address in addresses.items()]
+    rows = [f"{host.address} {node}" for node, host in cluster.hosts.items()]
     (directory / "hosts").write_text("\n".join(["127.0.0.1 localhost", *rows, ""]))
-    host = os.uname().nodename
+    name = os.uname().nodename
+    # By the weights, tasks that fit into few nodes go to the first ones.
     nodes = "\n".join(
-        f"NodeName={node} NodeHostname={host} NodeAddr={addresses[node]} Port={port} CPUs=2"
-        for node, port in zip(NODES, node_ports, strict=True)
+        f"NodeName={node} NodeHostname={name} NodeAddr={host.address} Port={NODE_PORT} CPUs=2 "
+        f"Weight={weight}"
+        for weight, (node, host) in enumerate(cluster.hosts.items(), 1)
     )
     (directory / "slurm.conf").write_text(
         f"""ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller_port}
+SlurmctldHost={name}({cluster.hosts[NODES[0]].address})
+SlurmctldPort={CONTROLLER_PORT}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={directory / "munge" / "socket"}
+AuthInfo=cred_expire=5,socket={directory / "munge" / "socket"}
+KillWait=5
 CredType=cred/munge
 StateSaveLocation={directory / "state"}
 SlurmdSpoolDir={directory}/spool-%n

@@ -26,6 +26,8 @@ class Cluster:
         source: The environment it was found in, such as ``TF_CONFIG``.
         reason: A sentence that tells why that environment was chosen.
         addresses: ``host:port`` of every rank, where the environment tells; for messages.
+        candidates: ``host:port`` at which processes of the job may listen, if the environment knows
+            their hosts and ports, but not who is where; for those that look for a running job.
         job_id: The launcher's name for the job, which no other job has, where there is one.
         advice: A sentence for a process that probably should not be alone.
     """
@@ -37,6 +39,7 @@ class Cluster:
     source: str
     reason: str
     addresses: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
     job_id: str | None = None
     advice: str | None = None
 

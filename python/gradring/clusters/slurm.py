@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gradring import parse
 from gradring.clusters.cluster import Cluster, Environment
@@ -61,14 +62,16 @@ def _is_daemon_of_mpi(environ: Mapping[str, str]) -> bool:
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around the step's first node and a port that all tasks derive alike."""
     _, job = _first(environ, JOBS)
-    return Cluster.of(
+    given = parse.given_rendezvous(environ)
+    cluster = Cluster.of(
         place,
-        parse.given_rendezvous(environ) or _rendezvous(environ),
+        given or _rendezvous(environ),
         ENVIRONMENT.source,
         f"this is task {place.rank} of {place.world_size} of step {environ[STEP]} "
         f"of Slurm job {job}.",
         job_id=f"slurm {parse.value(environ, HETEROGENEOUS_JOB) or job}.{environ[STEP]}",
     )
+    return cluster if given else replace(cluster, candidates=_candidates(environ))
 
 
 ENVIRONMENT = Environment("Slurm step", (STEP, RANK, STEP_SIZE, SIZE), place, join)
@@ -134,6 +137,18 @@ def _rendezvous(environ: Mapping[str, str]) -> str:
     port = parse.first_port(environ, derived)
     # Slurm puts task 0 on the first node of the step, unless an arbitrary layout says otherwise.
     return parse.joined_address(expand_nodelist(nodes, nodes_name)[0], port)
+
+
+def _candidates(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The ports of ``GRADRING_PORT`` on all nodes: each task takes one that is free there."""
+    text = parse.value(environ, parse.PORT)
+    if text is None:
+        return ()
+    first, last = parse.ports(text, parse.PORT)
+    name, nodes = _first(environ, NODELISTS)
+    hosts = expand_nodelist(nodes, name)
+    places = itertools.product(hosts, range(first, last + 1))
+    return tuple(itertools.starmap(parse.joined_address, places))
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:

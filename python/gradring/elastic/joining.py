@@ -27,11 +27,12 @@ def members_to_join(cluster: Cluster, settings: Settings) -> Sequence[str]:
     # It has hooks for forks, which most programs can do without.
     from concurrent.futures import ThreadPoolExecutor
 
-    known = wanted[1:] or cluster.addresses or (cluster.rendezvous,)
+    known = wanted[1:] or cluster.candidates or cluster.addresses or (cluster.rendezvous,)
     others = [address for address in known if address != cluster.listen]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         runs = list(pool.map(lambda address: _runs_at(address, settings), others))
-    return others if any(runs) else ()
+    # They know of each other.
+    return [address for address, is_member in zip(others, runs, strict=True) if is_member]
 
 
 def _runs_at(address: str, settings: Settings) -> bool:
