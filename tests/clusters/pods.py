@@ -103,6 +103,11 @@ def run(pods: list[Pod], program: Path, directory: Path) -> subprocess.Completed
     )
 
 
+def python_environ() -> dict[str, str]:
+    """What Python itself needs of this process's variables."""
+    return {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+
+
 def _bring_loopback_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
@@ -118,11 +123,10 @@ def _main(plan: Path, program: Path) -> int:
     hosts = plan.with_name("hosts")
     hosts.write_text("\n".join(["127.0.0.1 localhost", *rows, ""]))
     script = f'mount --bind {hosts} /etc/hosts && exec "$@"'
-    python = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     running = [
         subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, str(program)],
-            env={**python, "HOSTNAME": pod.hostname, **pod.environ},
+            env={**python_environ(), "HOSTNAME": pod.hostname, **pod.environ},
         )
         for pod in pods
     ]

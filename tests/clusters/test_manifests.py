@@ -1,9 +1,13 @@
-"""The manifests of examples/kubernetes: two ranks with what their pods would get form a group."""
+"""The manifests of examples/kubernetes: ranks with what their pods would get form a group.
+
+Those of an elastic job come back under their index: in the same pod, or in one elsewhere.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +15,25 @@ import pods
 import pytest
 import yaml
 from pods import Pod
+from pods_on_hosts import PodsOnHosts
 
 from documents import ROOT, blocks_of, programs
 from gradring.config import Settings
 from gradring.errors import ConfigError
+from gradring.testing import simulated_hosts
+from gradring.testing.network import why_unavailable
 
 EXAMPLES = ROOT / "examples" / "kubernetes"
 DOMAIN = "default.svc.cluster.local"
 SERVICES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
 
+needs_hosts = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 needs_namespaces = pytest.mark.skipif(pods.why_not() is not None, reason=str(pods.why_not()))
 
 
-def indexed_job(directory: Path) -> list[Pod]:
+def indexed_job(directory: Path, manifest: str = "indexed-job.yaml") -> list[Pod]:
     """As the Job controller makes them: the index is a variable, and the end of the hostname."""
-    found = pods.documents(EXAMPLES / "indexed-job.yaml")
+    found = pods.documents(EXAMPLES / manifest)
     job, service = found["Job"], found["Service"]
     name, template = job["metadata"]["name"], job["spec"]["template"]["spec"]
     assert service["spec"]["clusterIP"] == "None"
@@ -109,6 +117,42 @@ def test_the_ranks_of_a_manifest_form_a_group(kind: Any, tmp_path: Path) -> None
     assert "without a token" not in done.stderr
 
 
+@pytest.fixture
+def elastic_pods(tmp_path: Path) -> Iterator[PodsOnHosts]:
+    """Three pods that run an elastic job, and an address to spare."""
+    made = indexed_job(tmp_path, "elastic-job.yaml")
+    with simulated_hosts(4) as hosts, PodsOnHosts(made, hosts, tmp_path) as started:
+        started.job.group(3)
+        yield started
+
+
+@needs_hosts
+def test_a_pod_that_fails_comes_back_at_its_address(elastic_pods: PodsOnHosts) -> None:
+    for index in (1, 0):
+        elastic_pods.end(index, signal.SIGKILL)
+        elastic_pods.start(index)
+        elastic_pods.job.group(3)
+    elastic_pods.job.ends(3)
+
+
+@needs_hosts
+def test_a_pod_that_is_evicted_comes_back_at_another_address(elastic_pods: PodsOnHosts) -> None:
+    elastic_pods.end(0, signal.SIGTERM)
+    elastic_pods.start(0, elsewhere=True)
+    group = elastic_pods.job.group(3)
+    assert min(each["step"] for each in group) > 0
+    elastic_pods.job.ends(3)
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_a_pod_whose_node_is_lost_comes_back_at_another_address(elastic_pods: PodsOnHosts) -> None:
+    elastic_pods.lose(0)
+    elastic_pods.start(0, elsewhere=True)
+    elastic_pods.job.group(3)
+    elastic_pods.job.ends(3)
+
+
 def test_a_secret_with_the_default_mode_is_refused_with_the_line_to_add(tmp_path: Path) -> None:
     pods.mount_secret({"secretName": "gradring"}, tmp_path / "secret", None)
     token = str(tmp_path / "secret" / "token")
@@ -116,12 +160,17 @@ def test_a_secret_with_the_default_mode_is_refused_with_the_line_to_add(tmp_path
         Settings.from_environ({"GRADRING_TOKEN_FILE": token})
 
 
-def test_the_policy_admits_the_port_that_the_ranks_use() -> None:
-    found = pods.documents(EXAMPLES / "indexed-job.yaml")
+@pytest.mark.parametrize("manifest", ["indexed-job.yaml", "elastic-job.yaml"])
+def test_the_policy_admits_the_port_that_the_ranks_use(manifest: str) -> None:
+    found = pods.documents(EXAMPLES / manifest)
     policy, job = found["NetworkPolicy"]["spec"], found["Job"]["spec"]["template"]["spec"]
     (environ,) = (c["env"] for c in job["containers"])
     (port,) = (int(v["value"]) for v in environ if v["name"] == "GRADRING_PORT")
     assert [p["port"] for p in policy["ingress"][0]["ports"]] == [port]
     assert policy["podSelector"] == policy["ingress"][0]["from"][0]["podSelector"]
+
+
+def test_the_policy_is_shown_in_the_page() -> None:
+    policy = pods.documents(EXAMPLES / "indexed-job.yaml")["NetworkPolicy"]["spec"]
     (shown,) = (b.text for b in blocks_of(ROOT / "docs" / "clusters.md") if b.language == "yaml")
     assert yaml.safe_load(shown) == {"ingress": policy["ingress"]}

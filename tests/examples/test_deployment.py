@@ -97,7 +97,7 @@ def test_the_image_has_a_python_that_gradring_supports() -> None:
 
 def test_the_manifests_run_the_image_as_its_user() -> None:
     user = int(dict(instructions())["USER"])
-    for name in ("indexed-job.yaml", "tfjob.yaml"):
+    for name in ("indexed-job.yaml", "elastic-job.yaml", "tfjob.yaml"):
         text = (ROOT / "examples" / "kubernetes" / name).read_text()
         assert list(yaml.safe_load_all(text))
         assert set(re.findall(r"runAsUser: (\d+)", text)) == {str(user)}
