@@ -37,7 +37,7 @@ from gradring.launch.ranks import environments_at, new_token
 from gradring.parse import joined_address
 from gradring.ports import free_ports
 
-__all__ = ["GradringConfig", "GradringTrainer"]
+__all__ = ["GradringConfig", "GradringTrainer", "own_address"]
 
 
 @dataclass
@@ -86,11 +86,22 @@ class GradringTrainer(DataParallelTrainer):  # type: ignore[misc]
         super().__init__(train_loop_per_worker, backend_config=config, **given)
 
 
+def own_address() -> str:
+    """A free ``host:port`` of this actor's or task's node, for it to listen at.
+
+    Raises:
+        OSError: No port is free.
+    """
+    host = get_node_ip_address()
+    (port,) = free_ports(1, host)
+    return joined_address(host, port)
+
+
 class _GradringBackend(Backend):  # type: ignore[misc]
     """Hands every worker its rank, the rendezvous and the token."""
 
     def on_start(self, worker_group: Any, backend_config: GradringConfig) -> None:
-        addresses = worker_group.execute(_own_address)
+        addresses = worker_group.execute(own_address)
         settings = {
             "GRADRING_TIMEOUT_S": str(backend_config.timeout_s),
             "GRADRING_STALL_TIMEOUT_S": str(backend_config.stall_timeout_s),
@@ -103,13 +114,6 @@ class _GradringBackend(Backend):  # type: ignore[misc]
                 for rank, environ in enumerate(environments)
             ]
         )
-
-
-def _own_address() -> str:
-    """Where this worker will listen, if it is the first; run on each worker."""
-    host = get_node_ip_address()
-    (port,) = free_ports(1, host)
-    return joined_address(host, port)
 
 
 def _become(environ: dict[str, str]) -> None:

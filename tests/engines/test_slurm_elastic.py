@@ -62,12 +62,22 @@ def test_a_task_starts_again_in_its_place_and_joins_the_others(
     job.ends(3)
 
 
-def test_the_others_go_on_without_a_lost_node(slurm: SlurmCluster, tmp_path: Path) -> None:
-    job, _ = submit(slurm, tmp_path, "elastic.sbatch")
+def test_the_others_go_on_without_a_lost_node_and_a_further_step_joins(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    job, number = submit(slurm, tmp_path, "elastic.sbatch")
     job.group(3)
+    (token,) = tmp_path.glob(".token-*")
     with slurm.without("node3"):
         assert sorted(each["node"] for each in job.group(2)) == ["node1", "node2"]
-        job.ends(2)
+        # On a node that has a rank already, which listens at the port of the script.
+        places = ("GRADRING_JOIN=node1:29500,node2:29500", "GRADRING_PORT=29501")
+        proof = (f"GRADRING_JOB_ID={number}", f"GRADRING_TOKEN_FILE={token}")
+        srun = ("srun", f"--jobid={number}", "--overlap", "-n", 1, "-w", "node2")
+        step = slurm.start("env", *places, *proof, *srun, sys.executable, job.program)
+        job.group(3)
+        job.ends(3)
+        assert step.wait(WITHIN_S) == 0
 
 
 def test_a_job_that_is_requeued_goes_on_from_its_file(slurm: SlurmCluster, tmp_path: Path) -> None:
