@@ -106,8 +106,11 @@ def slurm_cluster(directory: Path) -> Iterator[SlurmCluster]:
     with simulated_hosts(len(NODES)) as hosts:
         cluster = SlurmCluster(directory, hosts)
         _configure(cluster)
-        with _daemons(cluster):
-            yield cluster
+        try:
+            with _daemons(cluster):
+                yield cluster
+        finally:
+            _end_all_that_is_left(hosts)
 
 
 @contextlib.contextmanager
@@ -135,6 +138,17 @@ def _daemons(cluster: SlurmCluster) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+
+def _end_all_that_is_left(hosts: Sequence[Host]) -> None:
+    """Ends the tasks of jobs that a test has not waited for, as on a node that was lost."""
+    for host in hosts:
+        listed = subprocess.run(
+            ["ip", "netns", "pids", host.name], capture_output=True, text=True, check=True
+        )
+        for pid in map(int, listed.stdout.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _configure(cluster: SlurmCluster) -> None:
