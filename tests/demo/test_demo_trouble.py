@@ -28,12 +28,12 @@ def test_a_slow_rank_is_named(tmp_path: Path) -> None:
 
 
 TOLD = """\
-[1] generation 1: rank 1 of 4 trains on after step 0
+[1] generation 1: rank 1 of 4 trains on after step 0 at 9.000 s
 [0] step 1 ended at 10.000 s
 [1] killed after step 57 at 20.000 s
-[0] generation 2: rank 0 of 3 trains on after step 50
+[0] generation 2: rank 0 of 3 trains on after step 50 at 20.500 s
 [0] step 51 ended at 21.500 s
-[0] generation 3: rank 0 of 4 trains on after step 90
+[0] generation 3: rank 0 of 4 trains on after step 90 at 25.000 s
 """ + "".join(f"[{rank}] 400 steps: test accuracy 0.989, weights 5e\n" for rank in range(4))
 
 
@@ -41,7 +41,8 @@ def test_what_is_told_of_a_killed_rank_is_read_from_the_ranks_lines() -> None:
     told = trouble.Told(TOLD)
     assert list(told.problems(0)) == []
     story = told.story(1)
-    assert "killed after step 57. 1.5 s later the others had formed a new group" in story
+    assert "killed after step 57. 0.5 s later the others had formed a new group" in story
+    assert "and 1.0 s later, with functions traced anew, they had ended step 51" in story
     assert "7 steps were done again. Another process joined them in generation 3" in story
 
 

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,31 @@ def leave_early(strategy: Any) -> int:
     return LEFT
 
 
+def leave_while_it_reads(strategy: Any) -> bool:
+    """Whether an iterator can be left while its thread waits for an element."""
+    import tensorflow as tf
+
+    waits, goes_on, has_gone_on = (threading.Event() for _ in range(3))
+
+    def elements() -> Iterator[int]:
+        yield from range(2)
+        waits.set()
+        goes_on.wait(30)
+        has_gone_on.set()
+        yield from range(2)
+
+    dataset = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec((), tf.int64))
+    dataset = strategy.experimental_distribute_dataset(dataset.batch(2, drop_remainder=True))
+    iterator = iter(dataset)
+    next(iterator)
+    waits.wait()
+    del iterator
+    could_leave = not has_gone_on.is_set()
+    goes_on.set()
+    has_gone_on.wait()
+    return could_leave
+
+
 def worker(directory: str) -> Any:
     import tensorflow as tf
 
@@ -266,6 +293,7 @@ def worker(directory: str) -> Any:
             "loop": [mean_in_a_loop(strategy, batch) for batch in LAST_BATCHES],
             "uneven loops": uneven_loops(comm),
             "left": leave_early(strategy),
+            "left while it reads": leave_while_it_reads(strategy),
         }
 
 
@@ -346,3 +374,7 @@ def test_a_rank_without_any_batch_is_named_to_all(ranks: Any) -> None:
 
 def test_an_iterator_can_be_left_while_it_reads_ahead(ranks: Any) -> None:
     assert [result["left"] for result in ranks] == [LEFT, LEFT]
+
+
+def test_an_iterator_can_be_left_while_its_dataset_waits_for_an_element(ranks: Any) -> None:
+    assert [result["left while it reads"] for result in ranks] == [True, True]

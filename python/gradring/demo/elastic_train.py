@@ -47,7 +47,7 @@ def main() -> None:
     def train_on(state: Any) -> None:
         print(
             f"generation {comm.generation}: rank {comm.rank} of {comm.world_size} trains on after "
-            f"step {state.step}",
+            f"step {state.step} at {time.monotonic():.3f} s",
             flush=True,
         )
         batches = train.training_batches(*training, train.GLOBAL_BATCH, epochs).skip(state.step)

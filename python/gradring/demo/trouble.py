@@ -89,7 +89,7 @@ class Told:
 
     def problems(self, exit_code: int | None) -> Iterator[str]:
         """What is not as it should be."""
-        if exit_code != 0 or self._killed is None or self._next is None:
+        if exit_code != 0 or not (self._killed and self._on and self._next):
             yield "The training did not come to its end; the lines above say why."
         elif self.repeated > COMMIT_EVERY:
             yield f"{self.repeated} steps were done again: more than between two commits."
@@ -98,16 +98,17 @@ class Told:
 
     def story(self, rank: int) -> str:
         """What has happened, if there are no problems."""
-        assert self._killed is not None and self._next is not None
-        seconds = float(self._next[2]) - float(self._killed[2])
+        assert self._killed and self._on and self._next
+        killed_s, on_s, next_s = (float(at[2]) for at in (self._killed, self._on, self._next))
         joined = re.search(
             rf"generation (\d+): rank \d+ of {ELASTIC_WORKERS} trains on after", self._later
         )
         generation = joined[1] if joined else "?"
         return (
-            f"Rank {rank} was killed after step {self._killed[1]}. {seconds:.1f} s later the "
-            f"others had formed a new group and ended step {self._next[1]}: {self.repeated} steps "
-            f"were done again. Another process joined them in generation {generation}. All "
+            f"Rank {rank} was killed after step {self._killed[1]}. {on_s - killed_s:.1f} s later "
+            f"the others had formed a new group, and {next_s - on_s:.1f} s later, with functions "
+            f"traced anew, they had ended step {self._next[1]}: {self.repeated} steps were done "
+            f"again. Another process joined them in generation {generation}. All "
             f"{len(self._hashes)} ranks have the same weights (SHA-256 {self._hashes[0]}...)."
         )
 
@@ -124,6 +125,10 @@ class Told:
     @property
     def _later(self) -> str:
         return self.text[self._killed.end() :] if self._killed else ""
+
+    @property
+    def _on(self) -> re.Match[str] | None:
+        return re.search(r"trains on after step (\d+) at ([\d.]+) s", self._later)
 
     @property
     def _next(self) -> re.Match[str] | None:

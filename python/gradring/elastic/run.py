@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Protocol, TypeVar, cast
@@ -178,6 +179,8 @@ class _Job:
         #: The generation of the group that was there before, if it was.
         self._founded: int | None = None
         self._losses = 0
+        #: When it has left its last group, for the times of what follows.
+        self._left_s = time.monotonic()
         self._has_formed = False
         #: Where the members of the last group listen.
         self._addresses: list[str] = []
@@ -220,6 +223,7 @@ class _Job:
                 core_of(communicator).close()
                 participant.reform([])
                 continue
+            self._log_time("agreed on its next group")
             unreached: list[int] = []
             self._has_formed = has_returned = False
             try:
@@ -235,11 +239,13 @@ class _Job:
                 self._tell_the_end(participant)
                 return result
             except _Regroup:
+                self._left_s = time.monotonic()
                 if self._leaves.wanted:
                     participant.leave(tells=True)
                     communicator.close()
                     raise SystemExit(128 + signal.SIGTERM) from None
             except Exception as error:
+                self._left_s = time.monotonic()
                 if not self._is_survivable(error):
                     raise
                 if not self._has_formed:
@@ -251,6 +257,8 @@ class _Job:
             finally:
                 self._state._after_commit = None
                 self._leaves.waits = False
+            # What the function had is gone by now, such as iterators of TensorFlow.
+            self._log_time("let go of its last group")
             core_of(communicator).close()
             participant.reform(unreached)
 
@@ -282,10 +290,18 @@ class _Job:
             form_again(communicator, participant, agreement)
             communicator._joins = ()
         communicator.generation = generation
+        self._log_time("connected")
         self._state._sync(communicator, self._has_state)
         communicator.barrier()
         participant.connected(core_of(communicator))
         self._has_state = True
+        self._log_time("got the values, and begins")
+
+    def _log_time(self, what: str) -> None:
+        """How long re-forming has taken so far."""
+        who = self._communicator
+        seconds = time.monotonic() - self._left_s
+        _log.debug("rank %d on %s has %s after %.3f s", who.rank, who.host, what, seconds)
 
     def _tell_the_end(self, participant: _native.Participant) -> None:
         """Stays until all others know that all have come to the end, or tells them."""

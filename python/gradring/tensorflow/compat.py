@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops, multi_device_iterator_ops
+from tensorflow.python.data.ops import dataset_ops, iterator_ops, multi_device_iterator_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -53,6 +53,8 @@ DATASET_OPS = (gen_dataset_ops, gen_experimental_dataset_ops)
 WorkerIterator = input_lib._SingleWorkerDatasetIteratorBase
 #: Where it takes them from.
 MultiDeviceIterator = multi_device_iterator_ops.OwnedMultiDeviceIterator
+#: Over the elements of one dataset, as Python's loops use it.
+Iterator = iterator_ops.OwnedIterator
 #: Base of datasets that have the elements of another.
 UnchangedDataset = dataset_ops.UnaryUnchangedStructureDataset
 

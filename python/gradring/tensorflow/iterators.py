@@ -1,4 +1,4 @@
-"""Iterators over distributed datasets that can be left before their end.
+"""Iterators over datasets that can be left before their end, at once.
 
 The iterator that TensorFlow's strategies use reads ahead in a thread. When it goes, it first lets
 go of its dataset and then waits for the thread, which asks that very dataset how many tensors an
@@ -7,26 +7,46 @@ from its first batch; other programs do so by `break`, `steps_per_epoch` or an e
 
 Every dataset but one is also owned by what reads from it, so it lives until the thread has ended.
 The exception is a dataset of options, and TensorFlow puts one in front. So another goes before it.
+
+Every iterator also has a thread that tunes its datasets, at intervals that double from 10 ms to a
+minute. When the iterator goes, it wakes that thread before it notes that the thread is to end. If
+the thread is quick, or the machine busy, it sleeps on to the end of its interval, and a program
+that drops the iterator waits for it. So another thread ends iterators, and the program waits for
+that a little only: a rank of an elastic job that has lost another one has no time for it.
 """
 
 from __future__ import annotations
 
+import _thread
 import functools
+import weakref
 from typing import Any
 
+import tensorflow as tf
+
 from gradring.tensorflow import compat
+
+#: Ending an iterator takes a few ms, unless its thread sleeps.
+PATIENCE_S = 0.1
 
 
 def let_leave() -> None:
     """Mends the iterators that are made from now on, those of TensorFlow's own strategies too."""
-    original = compat.MultiDeviceIterator.__init__
+    of_one, of_several = compat.Iterator.__init__, compat.MultiDeviceIterator.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
+    @functools.wraps(of_one)
+    def init_one(self: Any, *args: Any, **kwargs: Any) -> None:
+        of_one(self, *args, **kwargs)
+        _end_aside(self)
+
+    @functools.wraps(of_several)
+    def init_several(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
         # Without a dataset, it stands for an iterator that there is already.
-        original(self, None if dataset is None else _Kept(dataset), *args, **kwargs)
+        of_several(self, None if dataset is None else _Kept(dataset), *args, **kwargs)
+        _end_aside(self)
 
-    compat.MultiDeviceIterator.__init__ = init
+    compat.Iterator.__init__ = init_one
+    compat.MultiDeviceIterator.__init__ = init_several
 
 
 class _Kept(compat.UnchangedDataset):  # type: ignore[misc]
@@ -37,3 +57,25 @@ class _Kept(compat.UnchangedDataset):  # type: ignore[misc]
 
     def with_options(self, *args: Any, **kwargs: Any) -> Any:
         return super().with_options(*args, **kwargs).take(-1)
+
+
+def _end_aside(iterator: Any) -> None:
+    """Has another thread end what an iterator consists of, when it goes."""
+    if tf.executing_eagerly():  # a graph ends its own
+        weakref.finalize(iterator, _end, vars(iterator)).atexit = False
+
+
+def _end(attributes: dict[str, Any]) -> None:
+    has_ended = _thread.allocate_lock()
+    has_ended.acquire()
+
+    def end() -> None:
+        attributes.clear()
+        has_ended.release()
+
+    try:
+        # `threading` takes a lock that the code may have in which garbage is collected right now.
+        _thread.start_new_thread(end, ())
+    except RuntimeError:  # there is no room for a thread, or the process ends
+        return
+    has_ended.acquire(timeout=PATIENCE_S)
