@@ -14,15 +14,17 @@ import os
 import random
 import secrets
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from soak.verdict import growth
 
 WORKERS = 4
 #: What happens to a process, and how often in a hundred times.
@@ -31,6 +33,14 @@ FATES = {"killed": 50, "two killed": 10, "stopped for 2 s": 20, "stopped for 25 
 WHOLE_WITHIN_S = 25.0
 REQUIRED_ACCURACY = 0.97
 END_S = 120.0
+#: In its first generations a process still fills TensorFlow's pools and caches.
+WARM_UP = 10
+#: So many generations tell growth from noise, after these.
+ENOUGH = 40
+#: Generations that are nearer to each other tell noise.
+APART = 5
+#: What a process may hold more after each generation: a leak of one in ten is twice as much.
+GROWTH = {"memory_kib": 512.0, "threads": 0.05, "descriptors": 0.05}
 
 
 class Churn:
@@ -118,14 +128,9 @@ def report(notes: list[dict[str, Any]], fates: Counter[str], exit_code: int) -> 
     kept = [note for note in groups if note["pid"] == kept_pid]
     generations = len({note["generation"] for note in groups})
     print(f"{generations} generations, {max(note['step'] for note in notes)} steps, {dict(fates)}")
-    third = max(1, len(kept) // 3)
-    problems = []
-    for what in ("memory_kib", "threads", "descriptors"):
-        parts = [kept[third : 2 * third], kept[2 * third :]]
-        middle, last = (statistics.median(note[what] for note in part) for part in parts)
-        print(f"{what} of the process that stayed: {kept[0][what]}, {middle:g}, {last:g}")
-        if last > middle * (1.05 if what == "memory_kib" else 1.0) + (what != "memory_kib"):
-            problems.append(f"{what} grew from {middle:g} to {last:g}")
+    problems = grown(kept)
+    for what in GROWTH:
+        print(f"{what} of the process that stayed: {' '.join(str(n[what]) for n in kept)}")
     for end in ends:
         print(f"rank {end['rank']}: accuracy {end['accuracy']:.3f}, weights {end['digest'][:16]}")
     if exit_code != 0:
@@ -134,6 +139,24 @@ def report(notes: list[dict[str, Any]], fates: Counter[str], exit_code: int) -> 
         problems.append(f"{len(ends)} ranks ended, not all with the same weights")
     if any(end["accuracy"] < REQUIRED_ACCURACY for end in ends):
         problems.append(f"the accuracy is below {REQUIRED_ACCURACY}")
+    return problems
+
+
+def grown(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """What one process held more and more of, at the beginnings of its groups."""
+    warm = groups[WARM_UP:]
+    if len(warm) < ENOUGH:
+        return [
+            f"{len(groups)} generations are too few to tell what grows; give it more time, for "
+            f"{WARM_UP + ENOUGH}"
+        ]
+    problems = []
+    for what, bound in GROWTH.items():
+        points = [(float(number), float(note[what])) for number, note in enumerate(warm)]
+        rate = growth([points], APART)
+        assert rate is not None
+        if rate > bound:
+            problems.append(f"{what} grew by {rate:.3g} a generation, more than {bound:g}")
     return problems
 
 

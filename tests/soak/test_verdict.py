@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from soak import verdict
+from soak import churn, verdict
 from soak.belongings import Belongings
 from soak.crew import Life, Story
 from soak.member import Message
@@ -91,3 +91,42 @@ def test_many_short_rounds_and_one_that_lasts_are_no_proof() -> None:
 def in_round(number: int, at_s: float, kib: int) -> Message:
     held = replace(FLAT, resident_kib=kib)
     return Message(number, within=True, at_s=at_s, collectives=0, steps=0, phase=0, held=held)
+
+
+def churned(hold: Callable[[int], dict[str, int]], generations: int = 200) -> list[str]:
+    """The verdict on a process of so many generations, whose TensorFlow starts as it does."""
+    dice = random.Random(3)
+    start = [min(n, 9) for n in range(generations)]
+    return churn.grown(
+        [
+            {
+                "memory_kib": 700_000 + 3000 * start[n] + dice.randrange(4000),
+                "threads": 30 + start[n] // 2 + dice.randrange(5),
+                "descriptors": 40,
+            }
+            | hold(n)
+            for n in range(generations)
+        ]
+    )
+
+
+def test_the_start_of_tensorflow_and_threads_that_come_and_go_are_no_leak() -> None:
+    assert churned(lambda n: {}) == []
+
+
+@pytest.mark.parametrize("what", ["descriptors", "threads"])
+def test_one_more_in_ten_generations_is_a_leak(what: str) -> None:
+    dice = random.Random(4)
+    (problem,) = churned(lambda n: {what: 30 + n // 10 + dice.randrange(5)})
+    assert problem.startswith(f"{what} grew by 0.")
+
+
+def test_a_mib_in_each_generation_is_a_leak() -> None:
+    dice = random.Random(5)
+    (problem,) = churned(lambda n: {"memory_kib": 700_000 + 1024 * n + dice.randrange(9000)})
+    assert problem.startswith("memory_kib grew by 1")
+
+
+def test_few_generations_are_no_proof() -> None:
+    (problem,) = churned(lambda n: {}, generations=20)
+    assert "20 generations are too few" in problem

@@ -23,6 +23,8 @@ BETWEEN, WITHIN = "between rounds", "in rounds"
 """Where measurements are taken."""
 
 Series = Sequence[Message]
+Points = Sequence[tuple[float, float]]
+"""When, and how much."""
 
 
 @dataclass(frozen=True)
@@ -65,32 +67,39 @@ def _warm_from(series: Series) -> float:
 
 
 def slope(series: Sequence[Series]) -> float | None:
-    """Growth of resident memory in KiB per minute that goes on: the less of its two halves.
+    """Growth of resident memory in KiB per minute that goes on; pairs are of the same series."""
+    points = [[(m.at_s, float(m.held.resident_kib)) for m in one] for one in series]
+    found = growth(points, APART_S)
+    return None if found is None else 60.0 * found
 
-    In each half it is the median over all pairs of measurements, the estimator of H. Theil (1950)
-    and P. K. Sen (1968), which a quarter of arbitrary values does not move. Pairs are of the same
-    series. What an allocator takes once, however late, is growth in one half only.
+
+def growth(series: Sequence[Points], apart: float) -> float | None:
+    """Growth per unit that goes on: the less of the slopes of two halves.
+
+    In each half it is the median over all pairs of points that are so far apart, the estimator of
+    H. Theil (1950) and P. K. Sen (1968), which a quarter of arbitrary values does not move. What an
+    allocator takes once, however late, is growth in one half only.
     """
-    times = [message.at_s for one in series for message in one]
-    middle = (min(times) + max(times)) / 2 if times else 0.0
+    places = [x for one in series for x, _ in one]
+    middle = (min(places) + max(places)) / 2 if places else 0.0
     halves = [
-        [[m for m in one if (m.at_s < middle) == early] for one in series]
+        [[point for point in one if (point[0] < middle) == early] for one in series]
         for early in (True, False)
     ]
-    slopes = [_median_slope(half) for half in halves]
+    slopes = [_median_slope(half, apart) for half in halves]
     known = [slope for slope in slopes if slope is not None]
     return min(known) if len(known) == len(halves) else None
 
 
-def _median_slope(series: Sequence[Series]) -> float | None:
+def _median_slope(series: Sequence[Points], apart: float) -> float | None:
     slopes = [
-        (later.held.resident_kib - earlier.held.resident_kib) / (later.at_s - earlier.at_s)
+        (later - earlier) / (x - before)
         for one in series
-        for place, later in enumerate(one)
-        for earlier in one[:place]
-        if later.at_s - earlier.at_s >= APART_S
+        for place, (x, later) in enumerate(one)
+        for before, earlier in one[:place]
+        if x - before >= apart
     ]
-    return 60.0 * statistics.median(slopes) if len(slopes) >= ENOUGH else None
+    return statistics.median(slopes) if len(slopes) >= ENOUGH else None
 
 
 def judged_places(part: Part) -> tuple[str, ...]:
