@@ -31,7 +31,7 @@ __all__ = [
     "init",
 ]
 
-_LAZY = ("elastic", "tensorflow", "testing")
+_LAZY = ("elastic", "tensorflow", "testing", "updates")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -16,6 +16,7 @@ name                                  what it does
 `join`                                goes on with empty batches until every rank's have ended
 `measure_overlap`                     how much communication was hidden behind computation
 `restore`                             restores on every rank what `save` has saved
+`sync_replicas`                       makes replicas equal where an update rule lets them differ
 `save`                                saves a model or a checkpoint once, called on every rank
 ====================================  ==========================================================
 
@@ -40,6 +41,7 @@ from gradring.tensorflow.ops import all_gather, all_reduce, broadcast, broadcast
 from gradring.tensorflow.overlap import Overlap, measure_overlap
 from gradring.tensorflow.replicas import check_replicas
 from gradring.tensorflow.restore import restore
+from gradring.tensorflow.rules.replicas import sync_replicas
 from gradring.tensorflow.save import save
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 from gradring.tensorflow.uneven import join
@@ -60,6 +62,7 @@ __all__ = [
     "measure_overlap",
     "restore",
     "save",
+    "sync_replicas",
 ]
 
 

@@ -52,7 +52,7 @@ def broadcast_update(
             results = _broadcast_results(traced, results, communicator)
             values = [tf.convert_to_tensor(variable) for variable in traced.assigned]
             names = Names.of_variables(f"{LABEL}/variables", values, traced.assigned)
-            values = _broadcast(values, names, communicator)
+            values = broadcast_tensors(values, names, communicator)
             for variable, value in zip(traced.assigned, values, strict=True):
                 variable.assign(value)
     return traced.pack(results)
@@ -105,7 +105,7 @@ def _broadcast_results(
     specs = traced.specs
     is_chief = communicator.rank == CHIEF
     dynamic = [i for i, spec in enumerate(specs) if not spec.shape.is_fully_defined()]
-    shapes = _broadcast(
+    shapes = broadcast_tensors(
         [
             tf.shape(results[i], tf.int64)
             if is_chief
@@ -122,17 +122,17 @@ def _broadcast_results(
         ]
     # Not shown, but compared: two ranks may trace the same tensors in different structures.
     names = Names(LABEL, [""] * len(specs), [traced.pattern] * len(specs))
-    received = _broadcast(results, names, communicator)
+    received = broadcast_tensors(results, names, communicator)
     for tensor, spec in zip(received, specs, strict=True):
         tensor.set_shape(spec.shape)
     return received
 
 
-def _broadcast(
-    values: list[tf.Tensor], names: Names, communicator: Communicator
+def broadcast_tensors(
+    values: Sequence[tf.Tensor], names: Names, communicator: Communicator
 ) -> list[tf.Tensor]:
     """The chief's tensors, all tensors of one dtype in one collective."""
-    encoded = [as_native_bits(value, LABEL) for value in values]
+    encoded = [as_native_bits(value, names.label) for value in values]
     groups: dict[Any, list[int]] = {}
     for position, (native, _) in enumerate(encoded):
         groups.setdefault(native.dtype, []).append(position)

@@ -130,11 +130,17 @@ def _is_control_flow(graph: tf.Graph) -> bool:
     return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
 
 
-def plain_variable(value: float, name: str, dtype: tf.DType = tf.float32) -> tf.Variable:
-    """A scalar outside every graph, strategy and distribution scope."""
-    with tf.init_scope(), tf.device("/device:CPU:0"), tf.name_scope("gradring/"):
+def plain_variable(
+    value: float,
+    name: str,
+    dtype: tf.DType = tf.float32,
+    shape: tf.TensorShape | tuple[int, ...] = (),
+    device: str = "/device:CPU:0",
+) -> tf.Variable:
+    """A variable full of `value`, outside every graph, strategy and distribution scope."""
+    with tf.init_scope(), tf.device(device), tf.name_scope("gradring/"):
         return resource_variable_ops.ResourceVariable(
-            value, trainable=False, dtype=dtype, name=name
+            tf.fill(shape, tf.constant(value, dtype)), trainable=False, dtype=dtype, name=name
         )
 
 

@@ -22,6 +22,8 @@ from gradring.errors import ConfigError
 from gradring.tensorflow import fit_agreement, gradient_norm, keras_loops
 from gradring.tensorflow.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.cross_device_ops import current_variables, gradients_of
+from gradring.tensorflow.rules import updates
+from gradring.tensorflow.rules.replicas import updates_of
 
 #: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
 _STATISTICS = (
@@ -35,6 +37,7 @@ _STATISTICS = (
 _SUM = tf.distribute.ReduceOp.SUM
 
 _repaired = False
+_watched = False
 
 _saves: ContextVar[bool] = ContextVar("saves", default=False)
 
@@ -47,6 +50,7 @@ def saves() -> bool:
 def repair() -> None:
     """Repairs Keras 3 if it has been imported and has not been repaired."""
     global _repaired
+    _watch_tf_keras()
     keras: Any = sys.modules.get("keras")
     # Without this attribute it is still being imported.
     if _repaired or not hasattr(keras, "callbacks"):
@@ -54,6 +58,8 @@ def repair() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     optimizers, callbacks = keras.optimizers, keras.callbacks
+    _replace(optimizers.Optimizer, "apply", _apply, _in_our_replica)
+    _replace(optimizers.LossScaleOptimizer, "apply", _apply, _in_our_replica)
     _replace(optimizers.Optimizer, "_backend_apply_gradients", _name_gradients, _in_our_replica)
     _replace(optimizers.Optimizer, "_clip_gradients", _clip_gradients, _in_our_replica)
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
@@ -74,6 +80,8 @@ def repair() -> None:
     _replace(keras.Model, "fit", fit_agreement.fit, _is_ours, traced=False)
     for loop in ("fit", "evaluate", "predict"):
         _replace(keras.Model, loop, keras_loops.leave, _is_ours, traced=False)
+    for loop in ("evaluate", "predict"):
+        _replace(keras.Model, loop, keras_loops.with_equal_replicas, _is_ours, traced=False)
     _replace(keras.Model, "fit", keras_loops.warn_of_training_alone, _trains_alone, traced=False)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     _replace(trainer, "reduce_per_replica", keras_loops.reduce_logs, _always)
@@ -167,6 +175,29 @@ def _refuse_model(original: Callable[..., Any], model: Any, *args: Any, **kwargs
     )
 
 
+def _watch_tf_keras() -> None:
+    """Has optimizers of tf_keras refuse the rules that they would not follow."""
+    global _watched
+    legacy: Any = sys.modules.get("tf_keras")
+    if _watched or not hasattr(legacy, "callbacks"):
+        return
+    for optimizer in (legacy.optimizers.Optimizer, legacy.optimizers.legacy.Optimizer):
+        _replace(optimizer, "apply_gradients", _refuse_tf_keras, _has_another_rule)
+    _watched = True
+
+
+def _has_another_rule(_: Any) -> bool:
+    return type(updates_of(tf.distribute.get_strategy())) is not updates.Updates
+
+
+def _refuse_tf_keras(original: Callable[..., Any], optimizer: Any, *args: Any, **_: Any) -> None:
+    rule = tf.distribute.get_strategy().update_rule
+    raise ConfigError(
+        f"update={rule} works in optimizers of Keras 3, and {type(optimizer).__name__} is one of "
+        "tf_keras; use one of Keras 3, or leave out update="
+    )
+
+
 def _refuse_clipping() -> None:
     raise ConfigError(
         f"{_this_keras()} clips gradients before it accumulates them, so they would be reduced "
@@ -187,6 +218,14 @@ class _Reduced(list[Any]):
 
 #: Whether the optimizer is updating variables by `_Reduced` gradients.
 _reduced: ContextVar[bool] = ContextVar("reduced", default=False)
+
+
+def _apply(
+    original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    """Applies gradients by the strategy's rule."""
+    rule = updates_of(tf.distribute.get_strategy())
+    updates.apply(rule, original, optimizer, grads, trainable_variables)
 
 
 def _name_gradients(
@@ -249,13 +288,20 @@ def _normalise(
     The batch is still normalised with its replica's own mean and variance. Empty batches, which a
     replica gets when its data has ended early, do not count.
     """
-    outputs = original(layer, inputs, *args, **kwargs)
     training = args[0] if args else kwargs.get("training")
     if not training or not layer.trainable or layer.synchronized:
-        return outputs
+        return original(layer, inputs, *args, **kwargs)
+    rule = updates_of(tf.distribute.get_strategy())
     variables = [v for v in (getattr(layer, name, None) for name in _STATISTICS) if v is not None]
     is_empty = tf.equal(tf.size(inputs), 0)
+    before = [tf.convert_to_tensor(variable) for variable in variables if rule.are_local]
+    outputs = original(layer, inputs, *args, **kwargs)
     own = [tf.convert_to_tensor(variable) for variable in variables]
+    if rule.are_local:
+        for variable, old, new in zip(variables, before, own, strict=True):
+            variable.assign(tf.where(is_empty, old, new))
+        rule.add_statistics(variables)
+        return outputs
     counted = [tf.where(is_empty, tf.zeros_like(value), value) for value in own]
     weight = tf.where(is_empty, 0.0, 1.0)
     *sums, count = tf.distribute.get_replica_context().all_reduce(_SUM, [*counted, weight])
@@ -296,6 +342,7 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None
     if communicator_of(strategy) is not None and optimizer._distribution_strategy is not strategy:
         optimizer._distribution_strategy = strategy
         adopt(optimizer.variables, strategy)
+    updates_of(strategy).build(optimizer, variables)
     original(optimizer, variables)
 
 

@@ -19,6 +19,7 @@ from gradring.tensorflow.model_variables import (
     optimizer_variables,
     variables_of,
 )
+from gradring.tensorflow.rules.replicas import rule_of
 
 __all__ = ["CommitState", "State", "run"]
 
@@ -73,6 +74,14 @@ class State(elastic.State):
         ]
         super().__init__(**values)
 
+    def commit(self) -> None:
+        """See `gradring.elastic.State.commit`.
+
+        Where the strategy's update rule lets replicas differ, it does `sync_replicas` first.
+        """
+        rule_of(self._variables).sync(self._variables)
+        super().commit()
+
     def _kept(self) -> Sequence[str]:
         return [*self._variable_names, *super()._kept()]
 
@@ -89,6 +98,7 @@ class State(elastic.State):
         for name, variable in zip(self._variable_names, self._variables, strict=True):
             for part in local_parts(variable):
                 part.assign(values[name])
+        rule_of(self._variables).forget(self._variables)
         super()._assign(values)
 
 

@@ -21,6 +21,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.errors import MismatchError
 from gradring.tensorflow.ops import broadcast_variables
+from gradring.tensorflow.rules.replicas import sync_model
 
 CHIEF = 0
 
@@ -103,8 +104,10 @@ def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: An
 
 def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
     """`CallbackList.on_epoch_end`: all ranks stop if one does, and go on with one learning rate."""
-    original(callbacks, epoch, logs)
     model = _fit.get().model
+    # What the chief alone saves is to be the model of all.
+    sync_model(model)
+    original(callbacks, epoch, logs)
     communicator = _communicator(model)
     rate = _learning_rate(model)
     found = np.array([model.stop_training, rate, -rate], np.float64)

@@ -17,6 +17,7 @@ from gradring import membership
 from gradring.communicator import Communicator
 from gradring.tensorflow import compat, data_order
 from gradring.tensorflow.adoption import adopt, communicator_of
+from gradring.tensorflow.rules.replicas import sync_model, updates_of
 
 _logger = logging.getLogger("gradring")
 
@@ -27,6 +28,8 @@ def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reductio
     A program's own metric may return its variable, and its own step a Python number.
     """
     if communicator_of(strategy) is not None and reduction == "auto":
+        if updates_of(strategy).are_local:
+            return logs
         # Tensors of different devices would not travel together.
         with tf.device(strategy.extended.worker_devices[0]):
             values = tf.nest.map_structure(_log, logs)
@@ -43,7 +46,14 @@ def _log(value: Any) -> Any:
 
 
 def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """Reads a metric's own variable, which some versions hand to the callbacks as it is."""
+    """Reads a metric's own variable, which some versions hand to the callbacks as it is.
+
+    Where a rule leaves each step to its rank, this is where the ranks' logs become one.
+    """
+    if updates_of(model.distribute_strategy).are_local:
+        with tf.device(model.distribute_strategy.extended.worker_devices[0]):
+            values = tf.nest.map_structure(_log, logs)
+        logs = model.distribute_strategy.reduce("MEAN", values, axis=None)
     return tf.nest.map_structure(
         lambda log: tf.convert_to_tensor(log) if hasattr(log, "assign") else log,
         original(model, logs),
@@ -115,6 +125,12 @@ def warn_of_training_alone(
         group.world_size,
         model.name,
     )
+    return original(model, *args, **kwargs)
+
+
+def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Evaluates one model, and not that of each rank, where a rule lets them differ."""
+    sync_model(model)
     return original(model, *args, **kwargs)
 
 

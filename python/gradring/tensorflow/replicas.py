@@ -12,6 +12,8 @@ from gradring.gradients.replicas import check_equal
 from gradring.tensorflow.adoption import of_tensorflow
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import Variable
+from gradring.tensorflow.rules.replicas import rule_of
+from gradring.tensorflow.rules.updates import id_of
 
 
 def check_replicas(variables: Iterable[Variable], communicator: Communicator | None = None) -> None:
@@ -29,7 +31,8 @@ def check_replicas(variables: Iterable[Variable], communicator: Communicator | N
         variables: `tf.Variable`s or Keras variables of any shapes, the same list on every rank.
             Those that every replica has for itself until they are read (`ON_READ`, such as
             metrics, or moving statistics that are not synchronised) are left out, and so are the
-            sums of `gradient_accumulation_steps`, which are reduced when they are complete.
+            sums of `gradient_accumulation_steps`, which are reduced when they are complete, and
+            the state of optimizers under `gradring.updates.LocalSGD`. It calls `sync_replicas`.
         communicator: As for `all_reduce`.
 
     Raises:
@@ -38,8 +41,12 @@ def check_replicas(variables: Iterable[Variable], communicator: Communicator | N
     """
     comm = communicator or current_communicator()
     arrays = {}
+    variables = list(variables)
+    rule = rule_of(variables)
+    rule.sync(variables)
+    apart = {id_of(variable) for variable in rule.apart()}
     for index, variable in enumerate(variables):
-        if not _is_own(variable):
+        if id_of(variable) not in apart and not _is_own(variable):
             value = tf.convert_to_tensor(of_tensorflow(variable))
             if value.dtype == tf.string:
                 value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)

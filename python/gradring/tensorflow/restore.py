@@ -22,6 +22,7 @@ from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.model_variables import build, check_built, local_parts, variables_of
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
+from gradring.tensorflow.rules.replicas import sync
 from gradring.tensorflow.save import agreed
 
 #: What a checkpoint can have beside variables.
@@ -75,6 +76,8 @@ def restore(
         variables = list(variables_of(model))
         chosen = variables if only is None else _chosen(variables, only)
         _check_sendable(model, chosen)
+        # The variables that are not restored, too.
+        sync(variables)
     found = comm.all_gather(np.array([int(_exists(source))]), name="restore/exists")
     if not found.any():
         hosts = ", ".join(sorted(set(comm.hosts)))

@@ -21,6 +21,7 @@ import tensorflow as tf
 from gradring.communicator import Communicator, all_gather_bytes
 from gradring.errors import GradringError, SaveError
 from gradring.tensorflow.ops import current_communicator
+from gradring.tensorflow.rules.replicas import sync_replicas
 
 CHIEF = 0
 
@@ -61,6 +62,8 @@ def save(
     with _workspace(destination, comm) as workspace:
         written = workspace / destination.name
         with agreed(comm, "save", destination):
+            if isinstance(model, tf.Module | tf.train.Checkpoint) or hasattr(model, "load_weights"):
+                sync_replicas(model)
             _write(model, written)
         with agreed(comm, "save", destination):
             if comm.rank == CHIEF:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import membership
+from gradring import membership, updates
 from gradring.communicator import Communicator, follow
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
@@ -23,12 +23,15 @@ from gradring.tensorflow import (
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.ops import broadcast_labelled
+from gradring.tensorflow.rules.making import make
 from gradring.tensorflow.sparse import summed
 from gradring.tensorflow.start_wait import eager_step
 
 # Datasets that are made before the strategy are distributed by it, too.
 data_order.remember()
 iterators.let_leave()
+
+DEFAULT_RULE = updates.AllReduce()
 
 
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -65,6 +68,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         devices: Sequence[str] | None = None,
         bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         check_gradients: str | None = None,
+        update: updates.Rule = DEFAULT_RULE,
     ) -> None:
         """Joins the group, unless `communicator` has done so.
 
@@ -82,12 +86,17 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 "raise": it ends the training on every rank with `gradring.errors.AbortedError`,
                 which says the same; None (default): no check. A check costs a pass over the memory
                 of the gradients, which are those that a Keras 3 optimizer reduces.
+            update: How optimizers of Keras 3 update the variables, one of `gradring.updates`, the
+                same on every rank; default `AllReduce()`. docs/choosing-an-update-rule.md says
+                which one is for whom.
 
         Raises:
-            gradring.errors.ConfigError: `check_gradients` is something else; or `bucket_bytes` is
+            gradring.errors.ConfigError: `check_gradients` is something else, or cannot be had with
+                `update`; or `update` is no rule, or needs one local device; or `bucket_bytes` is
                 not above 0; or `cluster_resolver` and `communicator` contradict each other; or
                 `devices` names none, one twice, one that does not exist, or not as many as on the
                 other ranks.
+            gradring.errors.MismatchError: Another rank has another `update`.
             gradring.errors.RendezvousError: The group could not be formed; says who is missing.
         """
         checks.check(check_gradients)
@@ -99,6 +108,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         membership.keep(communicator)
         retracing.watch(communicator)
         self.communicator = communicator
+        #: How optimizers update the variables.
+        self.update_rule = updates.agree(update, communicator)
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
             self,
@@ -110,6 +121,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 devices,
                 bucket_bytes,
                 check_gradients,
+                self.update_rule,
             ),
         )
 
@@ -222,12 +234,17 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         devices: Sequence[str] | None,
         bucket_bytes: int,
         check_gradients: str | None,
+        rule: updates.Rule,
     ) -> None:
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._check_gradients = check_gradients
         self._chosen_devices = devices
         super().__init__(strategy, cluster_resolver, communication_options)
+        #: What optimizers do by the rule.
+        self.updates = make(
+            rule, communicator, bucket_bytes, check_gradients, len(self.worker_devices)
+        )
 
     def _initialize_strategy(self, cluster_resolver: Any, devices: None) -> None:
         del devices  # the parent takes a resolver or devices, not both

@@ -1,0 +1,140 @@
+"""`gradring.updates.LocalSGD`: each rank trains alone for a round, at whose end all average.
+
+A strategy's loss is divided by the number of replicas, because their gradients are summed. Here
+they are not, so each replica multiplies by that number: its gradient is that of its own mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from gradring import updates
+from gradring.communicator import Communicator
+from gradring.errors import ConfigError
+from gradring.gradients.names import Names
+from gradring.gradients.reduction import Reduction
+from gradring.tensorflow.cross_device_ops import alone
+from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.rules.updates import (
+    Apply,
+    Gradient,
+    Round,
+    UpdatesInRounds,
+    beside,
+    own,
+    when,
+)
+from gradring.tensorflow.sparse import summed
+
+
+class _LocalRound(Round):
+    """With what the outer step needs."""
+
+    def __init__(self, optimizer: Any, momenta: Sequence[Any]) -> None:
+        super().__init__(optimizer)
+        #: By id: variables that follow the batches, and that no gradient moves.
+        self.statistics: dict[int, Any] = {}
+        #: Of the outer optimizer, which is one of the inner one's variables, so that it is saved.
+        self.momenta = momenta
+        #: What the round began with.
+        self.before = [beside(variable, "before_round") for variable in self.trained if momenta]
+
+
+class Local(UpdatesInRounds):
+    """Averages in every `rule.every`-th step."""
+
+    are_local = True
+
+    def __init__(
+        self, rule: updates.LocalSGD, communicator: Communicator, bucket_bytes: int
+    ) -> None:
+        """Takes what a strategy was told."""
+        super().__init__()
+        self._rule = rule
+        self._communicator = communicator
+        self._bucket_bytes = bucket_bytes
+        self._momenta: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+        #: Statistics of the step that is being done.
+        self._statistics: list[Any] = []
+
+    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Gives the optimizer the outer momenta.
+
+        Raises:
+            gradring.errors.ConfigError: It averages weights over steps, which would differ.
+        """
+        if optimizer.use_ema:
+            raise ConfigError(
+                f"use_ema=True of {optimizer.name} would average the weights of each rank for "
+                f"itself under update={self._rule}; leave one of them out"
+            )
+        if self._rule.outer is not None and not hasattr(optimizer, "inner_optimizer"):
+            self._momenta[optimizer] = [
+                optimizer.add_variable_from_reference(variable, name="outer_momentum")
+                for variable in variables
+            ]
+
+    def begin(self, optimizer: Any) -> _LocalRound:
+        """With the momenta that were built."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        return _LocalRound(optimizer, self._momenta.get(inner, []))
+
+    def apply(
+        self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
+    ) -> None:
+        """Applies this replica's gradients, and averages if this is the last step of a round."""
+        round = self.round_of(optimizer)
+        round.statistics |= {id(variable): variable for variable in self._statistics}
+        self._statistics.clear()
+        if round.momenta:
+            when(tf.equal(round.steps, 0), lambda: _copy(round.trained, round.before))
+        with alone():
+            apply([_times(gradient, self._communicator.world_size) for gradient in gradients])
+        round.steps.assign_add(1)
+        self.end_if(round.steps >= self._rule.every, round)
+
+    def add_statistics(self, variables: Sequence[Any]) -> None:
+        """They are averaged with the variables of the optimizer that is applied next."""
+        self._statistics.extend(variables)
+
+    def end(self, round: _LocalRound) -> None:
+        """Averages, and steps."""
+        variables = [*round.trained, *round.statistics.values()]
+        values = [tf.convert_to_tensor(own(variable)) for variable in variables]
+        names = Names.of_variables("LocalSGD: mean", values, variables)
+        means = reduce_leaves(
+            values, Reduction(self._communicator, names, "mean", self._bucket_bytes)
+        )
+        if round.momenta:
+            outer = self._rule.outer
+            assert outer is not None, "only an outer optimizer has momenta"
+            for index, (before, momentum) in enumerate(
+                zip(round.before, map(own, round.momenta), strict=True)
+            ):
+                moved = before - means[index]
+                momentum.assign(outer.momentum * momentum + moved)
+                means[index] = before - outer.learning_rate * (moved + outer.momentum * momentum)
+        for variable, value in zip(variables, means, strict=True):
+            own(variable).assign(value)
+
+    def apart(self) -> Iterator[Any]:
+        """The state of the inner optimizers: each follows its own gradients."""
+        for round in self.rounds.values():
+            momenta = {id(momentum) for momentum in round.momenta}
+            yield from (part for part in round.state if id(part) not in momenta)
+
+
+def _copy(sources: Sequence[Any], targets: Sequence[tf.Variable]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.assign(own(source))
+
+
+def _times(gradient: Gradient, factor: int) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        once = summed(gradient)
+        return tf.IndexedSlices(once.values * factor, once.indices, once.dense_shape)
+    return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)

@@ -1,0 +1,41 @@
+"""The `Updates` of a rule of `gradring.updates`."""
+
+from __future__ import annotations
+
+from gradring import updates
+from gradring.communicator import Communicator
+from gradring.errors import ConfigError
+from gradring.tensorflow.rules.accumulation import Accumulated
+from gradring.tensorflow.rules.local import Local
+from gradring.tensorflow.rules.primary import Primary
+from gradring.tensorflow.rules.updates import Updates
+
+
+def make(
+    rule: updates.Rule,
+    communicator: Communicator,
+    bucket_bytes: int,
+    check_gradients: str | None,
+    devices: int,
+) -> Updates:
+    """What a strategy does by this rule; takes its arguments, and its number of local devices.
+
+    Raises:
+        gradring.errors.ConfigError: The rule cannot be had together with these.
+    """
+    if rule == updates.AllReduce():
+        return Updates()
+    if devices > 1:
+        raise ConfigError(
+            f"update={rule} on rank {communicator.rank} of {communicator.host}, which has "
+            f"{devices} local devices: only AllReduce() trains several; start one process for each"
+        )
+    if isinstance(rule, updates.LocalSGD):
+        if check_gradients is not None:
+            raise ConfigError(
+                f"check_gradients={check_gradients!r} looks at gradients that are reduced, and "
+                f"update={rule} reduces none; leave one of them out"
+            )
+        return Local(rule, communicator, bucket_bytes)
+    inner = Updates() if isinstance(rule, updates.AllReduce) else Primary(communicator)
+    return inner if rule.sync_every == 1 else Accumulated(rule.sync_every, inner)

@@ -1,0 +1,68 @@
+"""`gradring.updates.Primary`: the chief's optimizer moves the variables, and others get them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.communicator import Communicator
+from gradring.gradients.names import Names
+from gradring.tensorflow.broadcast_update import CHIEF, broadcast_tensors
+from gradring.tensorflow.cross_device_ops import alone, gradients_of
+from gradring.tensorflow.rules.updates import (
+    Apply,
+    Gradient,
+    Round,
+    UpdatesInRounds,
+    own,
+)
+
+
+class Primary(UpdatesInRounds):
+    """Sums, and broadcasts from the chief; the others' optimizers have a state at rest.
+
+    The sum is an all-reduce, because there is no reduction to one rank.
+
+    A round lasts until `sync`, which gives the others the chief's state, as of Adam's moments.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        """Takes the group."""
+        super().__init__()
+        self._communicator = communicator
+
+    def apply(
+        self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
+    ) -> None:
+        """Lets the chief apply the sums, and assigns what it has then."""
+        round = self.round_of(optimizer)
+        present = [gradient for gradient in gradients if gradient is not None]
+        pairs = zip(gradients, variables, strict=True)
+        with gradients_of([variable for gradient, variable in pairs if gradient is not None]):
+            sums = iter(_summed(present))
+        if self._communicator.rank == CHIEF:
+            with alone():
+                apply([None if gradient is None else next(sums) for gradient in gradients])
+        # Every rank needs the number of steps, and the scale of a loss.
+        scalars = [part for part in round.state if not len(part.shape)]
+        self._receive("Primary: variables", [*round.trained, *scalars])
+        round.steps.assign_add(1)
+
+    def end(self, round: Round) -> None:
+        """Sends the chief's optimizer."""
+        self._receive("Primary: optimizer", round.state)
+
+    def _receive(self, label: str, variables: Sequence[Any]) -> None:
+        parts = [own(variable) for variable in variables]
+        values = [tf.convert_to_tensor(part) for part in parts]
+        names = Names.of_variables(label, values, variables)
+        received = broadcast_tensors(values, names, self._communicator)
+        for part, value in zip(parts, received, strict=True):
+            part.assign(value)
+
+
+def _summed(gradients: Sequence[Any]) -> Sequence[Any]:
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))  # type: ignore[no-any-return]

@@ -1,0 +1,17 @@
+"""How the ranks of a training update their variables.
+
+====================  ===========================================================================
+`AllReduce`           every step applies the sum of all ranks' gradients, on every rank
+`Primary`             the chief applies it alone, and gives everybody its variables
+`LocalSGD`            each rank trains alone for some steps; then they average their variables
+`Nesterov`            for `LocalSGD`: what is done with an average, as in DiLoCo
+====================  ===========================================================================
+
+A rule is a word for a strategy, ``CustomCollectiveStrategy(update=updates.Primary())``, and imports
+no framework. docs/choosing-an-update-rule.md compares them.
+"""
+
+from gradring.updates.agreement import agree
+from gradring.updates.rules import AllReduce, LocalSGD, Nesterov, Primary, Rule
+
+__all__ = ["AllReduce", "LocalSGD", "Nesterov", "Primary", "Rule", "agree"]

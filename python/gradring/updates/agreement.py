@@ -1,0 +1,34 @@
+"""All ranks have one rule, or none begins."""
+
+from __future__ import annotations
+
+from gradring.communicator import Communicator, all_gather_bytes
+from gradring.errors import ConfigError, MismatchError
+from gradring.updates.rules import AllReduce, LocalSGD, Primary, Rule
+
+
+def agree(update: object, communicator: Communicator) -> Rule:
+    """The rule, if all ranks have this one; every rank must call it.
+
+    Raises:
+        gradring.errors.ConfigError: It is no rule; nothing is sent then.
+        gradring.errors.MismatchError: On every rank; names the first that has another rule than
+            rank 0, and both rules.
+    """
+    if not isinstance(update, AllReduce | Primary | LocalSGD):
+        raise ConfigError(
+            f"update={update!r} is no update rule; pass one of gradring.updates, or leave it out"
+        )
+    if communicator.world_size == 1:
+        return update
+    found = all_gather_bytes(communicator, repr(update).encode(), "update rule")
+    rank = next((rank for rank, other in enumerate(found) if other != found[0]), 0)
+    if rank:
+        hosts = communicator.hosts
+        raise MismatchError(
+            f"rank {rank} on {hosts[rank]} has update={found[rank].decode()}, and rank 0 on "
+            f"{hosts[0]} update={found[0].decode()}; give every rank the same rule",
+            rank=rank,
+            host=hosts[rank],
+        )
+    return update

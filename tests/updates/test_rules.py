@@ -1,0 +1,70 @@
+"""The rules as values: what is refused, how they look, and that ranks agree on one."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring import updates
+from gradring.errors import ConfigError, MismatchError
+from gradring.testing import run_ranks
+
+
+def test_rules_show_what_they_are_and_are_values() -> None:
+    assert repr(updates.AllReduce()) == "AllReduce(compression=None, sync_every=1)"
+    assert repr(updates.Primary(4)) == "Primary(sync_every=4)"
+    diloco = updates.LocalSGD(every=16, outer=updates.Nesterov(0.7, 0.9))
+    nesterov = "Nesterov(learning_rate=0.7, momentum=0.9)"
+    assert repr(diloco) == f"LocalSGD(every=16, outer={nesterov})"
+    assert diloco == updates.LocalSGD(np.int64(16), updates.Nesterov())
+    assert repr(updates.LocalSGD(np.int64(8))) == repr(updates.LocalSGD(8))
+    with pytest.raises(AttributeError):
+        diloco.every = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: updates.AllReduce(compression="int8"), "AllReduce: compression='int8'"),  # type: ignore[arg-type]
+        (lambda: updates.AllReduce(sync_every=0), "AllReduce: sync_every=0"),
+        (lambda: updates.Primary(sync_every=1.5), "Primary: sync_every=1.5"),  # type: ignore[arg-type]
+        (lambda: updates.LocalSGD(every=True), "LocalSGD: every=True"),
+        (lambda: updates.LocalSGD(outer="Nesterov"), "LocalSGD: outer='Nesterov'"),  # type: ignore[arg-type]
+        (lambda: updates.Nesterov(0.0), "Nesterov: learning_rate=0.0"),
+        (lambda: updates.Nesterov(float("inf")), "Nesterov: learning_rate=inf"),
+        (lambda: updates.Nesterov(momentum=1), "Nesterov: momentum=1"),
+        (lambda: updates.Nesterov(momentum="a"), "Nesterov: momentum='a'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_when_it_is_made(make: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=r"correct it|leave it out") as caught:
+        make()
+    assert str(caught.value).startswith(named)
+
+
+def disagreeing() -> list[str]:
+    said = []
+    with gradring.init() as comm:
+        for rule in ("AllReduce", updates.AllReduce):
+            with pytest.raises(ConfigError) as caught:
+                updates.agree(rule, comm)
+            said.append(str(caught.value))
+        assert updates.agree(updates.Primary(), comm) == updates.Primary()
+        with pytest.raises(MismatchError) as caught_mismatch:
+            updates.agree(updates.LocalSGD(16 if comm.rank < 2 else 8), comm)
+        assert caught_mismatch.value.rank == 2
+        # The group stays usable.
+        updates.agree(updates.AllReduce(), comm)
+        assert "tensorflow" not in sys.modules
+        return [*said, str(caught_mismatch.value)]
+
+
+def test_ranks_with_different_rules_are_named_with_both() -> None:
+    for name, kind, mismatch in run_ranks(disagreeing, 3):
+        assert name.startswith("update='AllReduce' is no update rule")
+        assert kind.startswith("update=<class ")
+        assert mismatch.startswith("rank 2 on ")
+        assert "LocalSGD(every=8, outer=None)" in mismatch
+        assert "LocalSGD(every=16, outer=None)" in mismatch
