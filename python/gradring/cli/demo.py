@@ -15,7 +15,7 @@ HELP = "train on real data with 2 ranks, check the result, and compare it with T
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares where the report goes, and which trouble to show."""
+    """Declares where the report goes, and what to show instead."""
     parser.add_argument(
         "--report",
         type=Path,
@@ -39,11 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="instead, kill one of 4 ranks in the middle; the others go on, and another one joins",
     )
+    trouble.add_argument(
+        "--update",
+        metavar="RULE",
+        help="instead, train with 3 ranks and an update rule, such as all-reduce or diloco",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo; returns 1 when its checks fail."""
     from gradring.demo import demo
+    from gradring.demo.rules import show_rule
     from gradring.demo.trouble import show_killed_rank, show_slow_rank
 
     make_directory("--report", arguments.report)
@@ -52,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.slow_rank is not None:
             return show_slow_rank(arguments.slow_rank, arguments.report)
+        if arguments.update is not None:
+            return show_rule(arguments.update, arguments.report)
         if arguments.kill is not None:
             return show_killed_rank(arguments.kill, arguments.report)
         return demo(arguments.report)

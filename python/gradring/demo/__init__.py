@@ -10,6 +10,7 @@
 ``picture``           the results as a picture
 ``page``              the same as a page of HTML, from ``page.html``
 ``story``             the whole demo, from the first run to the last line
+``rules``             instead: another update rule
 ``trouble``           instead: a slow rank or a killed one, and what is said about it
 ====================  ===================================================================
 

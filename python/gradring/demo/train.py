@@ -29,6 +29,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import gradring.tensorflow
+from gradring.demo.rules import RULES
 
 GLOBAL_BATCH = 72
 STEPS_PER_EPOCH = 20
@@ -43,7 +44,7 @@ def main() -> None:
     """Trains; leaves measurements and weights in the output directory."""
     arguments = parse_arguments()
     keras.utils.set_random_seed(SEED)
-    strategy = choose_strategy(arguments.strategy)
+    strategy = choose_strategy(arguments.strategy, arguments.update)
     rank = 0 if strategy.cluster_resolver is None else int(strategy.cluster_resolver.task_id)
     training, test = load_data()
     with strategy.scope():
@@ -72,6 +73,8 @@ def main() -> None:
             if number % STEPS_PER_EPOCH:
                 continue
             monitor.pause()
+            if is_own and number == steps:
+                gradring.tensorflow.sync_replicas(model)
             measured["accuracies"].append(reached := accuracy(predict, *test))
             for _ in range(LOCAL_STEPS if arguments.output else 0):
                 start_s = time.perf_counter()
@@ -82,7 +85,11 @@ def main() -> None:
                 print(f"{epoch} step {number} loss {loss:.4f} test accuracy {reached:.3f}")
             monitor.resume()
     if rank == 0:
-        print(f"finished {steps} steps: loss {loss:.4f}, test accuracy {reached:.3f}")
+        sent = strategy.communicator.stats()["bytes_sent"] / 1e6 if is_own else 0.0
+        print(
+            f"finished {steps} steps: loss {loss:.4f}, test accuracy {reached:.3f}, "
+            f"{sent:.1f} MB sent by rank 0"
+        )
     if arguments.output is not None:
         facts = {
             "rank": rank,
@@ -95,10 +102,10 @@ def main() -> None:
         (arguments.output / f"rank-{rank}.json").write_text(json.dumps({**facts, **measured}))
 
 
-def choose_strategy(name: str) -> Any:
+def choose_strategy(name: str, update: str) -> Any:
     """The one line; the third strategy is that of a script without any."""
     if name == "gradring":
-        return gradring.tensorflow.CustomCollectiveStrategy()
+        return gradring.tensorflow.CustomCollectiveStrategy(update=RULES[update])
     if name == "multi-worker-mirrored":
         return tf.distribute.MultiWorkerMirroredStrategy()
     return tf.distribute.get_strategy()
@@ -190,6 +197,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="train a small network on handwritten digits")
     strategies = ("gradring", "multi-worker-mirrored", "single")
     parser.add_argument("--strategy", choices=strategies, default="gradring")
+    parser.add_argument("--update", choices=RULES, default="all-reduce", help="the update rule")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--output", type=Path, help="directory for measurements and weights")
     parser.add_argument("--slow-rank", type=int, help="a rank that sleeps in each step")
