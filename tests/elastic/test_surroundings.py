@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import gradring
-from elastic.training import Plan, Seen, Trainee, at_each_loss, join, planned, run
+from elastic.training import Plan, Seen, Trainee, at_each_loss, join, outcomes_of, planned, run
 from faults.stage import Stage
 from gradring.elastic import State
+from gradring.errors import RendezvousError
 from gradring.observe.observer import observer_of
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
@@ -116,6 +117,21 @@ def test_certificates_monitors_and_metrics_go_on_in_the_next_group(
         assert one.listening == 2
     (first,) = (one for one in found if one.rank == 0)
     assert {*first.lines[-1]["ranks"]} <= {"0", "1", "2"}
+
+
+def one_is_left(trainee: Trainee) -> bool:
+    if trainee.state.step == STEPS and trainee.place == 1:
+        trainee.die()
+    return False
+
+
+def test_too_few_workers_are_a_typed_error_that_says_how_many(stage: Stage) -> None:
+    plan = planned(one_is_left, 2, workers=(2, None), timeout=1.0)
+    survivor, _ = outcomes_of(plan, stage)
+    error = survivor.exception
+    assert isinstance(error, RendezvousError), survivor.details()
+    assert "1 workers are left and 2 are needed; no others joined within 1 s" in str(error)
+    assert error.rank == 0
 
 
 def leave_while_agreeing(plan: Plan, stage: Stage) -> None:

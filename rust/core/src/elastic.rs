@@ -266,7 +266,7 @@ impl Participant {
     pub fn joiners(&self) -> usize {
         let progress = lock(&self.shared.progress);
         let member = progress.member.as_ref();
-        member.map_or(0, |member| member.joiners().count())
+        member.map_or(0, |member| member.joiners(Instant::now()).count())
     }
 
     /// Leaves the job for good, unless it has; if it `tells` the others, they need not wait for it. In

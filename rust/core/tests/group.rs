@@ -281,6 +281,33 @@ fn a_rank_of_another_job_is_turned_away_and_the_own_one_let_in() {
 }
 
 #[test]
+fn a_rank_of_an_older_generation_is_refused_by_name_and_the_group_forms_without_it() {
+    let address = free_address();
+    let mut configs: Vec<_> = (0..2).map(|rank| config(rank, 2, &address)).collect();
+    for config in &mut configs {
+        config.generation = 7;
+    }
+    let mut older = config(1, 2, &address);
+    older.generation = 6;
+    let rank_0 = thread::spawn({
+        let config = configs.remove(0);
+        move || Communicator::connect(&config, &mut || false)
+    });
+    let error = Communicator::connect(&older, &mut || false)
+        .err()
+        .expect("it is of another group");
+    let refusal =
+        "rank 1 forms the group of generation 6, and rank 0 that of generation 7: one of them has";
+    assert!(error.to_string().contains(refusal), "{error}");
+    assert_eq!(blamed(&error), Some(0), "{error}");
+    Communicator::connect(&configs[0], &mut || false).expect("it is of this group");
+    rank_0
+        .join()
+        .expect("it does not panic")
+        .expect("the group forms");
+}
+
+#[test]
 fn a_rank_that_refuses_shared_memory_ends_the_start_of_one_that_needs_it() {
     let address = free_address();
     let with = |transport: &str, rank| {

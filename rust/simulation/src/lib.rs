@@ -60,7 +60,7 @@ pub fn replay(seed: u64) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
 
@@ -158,13 +158,15 @@ mod tests {
         let first = number("FIRST_SEED").unwrap_or(0);
         let count = number("SEEDS").unwrap_or(SEEDS);
         let mut table = BTreeMap::<&str, u64>::new();
+        let mut moves = BTreeSet::new();
         let mut problems = Vec::new();
         for seed in first..first + count {
             match catch_unwind(|| membership::outcome(seed)) {
-                Ok(Ok((ending, examples))) => {
-                    for row in examples.into_iter().chain([ending]) {
+                Ok(Ok(outcome)) => {
+                    for row in outcome.examples.into_iter().chain([outcome.ending]) {
                         *table.entry(row).or_default() += 1;
                     }
+                    moves.extend(outcome.moves);
                 }
                 Ok(Err(problem)) => problems.push((seed, problem)),
                 Err(panic) => problems.push((seed, format!("a panic: {}", message_of(&*panic)))),
@@ -193,6 +195,39 @@ mod tests {
             count < SEEDS || missing.is_empty(),
             "no history has {missing:?}"
         );
+        let drawn = arrows(include_str!("../../../docs/elastic.md"));
+        assert!(
+            moves.is_subset(&drawn),
+            "docs/elastic.md lacks an arrow: {moves:?}"
+        );
+        assert!(
+            count < SEEDS || moves == drawn,
+            "docs/elastic.md has more arrows than {moves:?}"
+        );
+    }
+
+    /// The arrows between the states of a process in the page's diagram.
+    fn arrows(page: &str) -> BTreeSet<(&str, &str)> {
+        let diagram = page
+            .split("## States of a process")
+            .nth(1)
+            .expect("the page has it");
+        let diagram = diagram.split("```").nth(1).expect("a block of text");
+        let mut from = "";
+        let mut arrows = BTreeSet::new();
+        for line in diagram.lines().filter(|line| line.contains("-->")) {
+            let (before, after) = line.split_once("-->").expect("it is there");
+            let to = after
+                .split_whitespace()
+                .next()
+                .expect("an arrow leads somewhere");
+            if !before.trim().is_empty() {
+                from = before.trim();
+            }
+            arrows.insert((from, to));
+        }
+        arrows.retain(|(from, _)| *from != "(new)");
+        arrows
     }
 
     #[test]

@@ -22,6 +22,8 @@ mod together;
 
 /// Joiners, and addresses to ask, that a process keeps in mind, at most.
 const KNOWN_MAX: usize = 4096;
+/// How often the time doubles for which a joiner is passed over.
+const PASSED_OVER_DOUBLINGS_MAX: u32 = 5;
 
 /// One process of an elastic job.
 pub struct Member {
@@ -36,6 +38,8 @@ pub struct Member {
     promised: Ballot,
     dead: BTreeSet<Id>,
     joiners: BTreeMap<Id, Peer>,
+    /// Joiners that new rosters have left out: how often, and until when nobody stops for them.
+    passed_over: BTreeMap<Id, (u32, Instant)>,
     /// Addresses to which it could not connect, and until when that counts.
     unreached: BTreeMap<String, Instant>,
     /// The roster of which another member has said that all have come to the end of the training.
@@ -104,6 +108,7 @@ impl Member {
             promised: Ballot::NONE,
             dead: BTreeSet::new(),
             joiners: BTreeMap::new(),
+            passed_over: BTreeMap::new(),
             unreached: BTreeMap::new(),
             finished: None,
             contacts: BTreeMap::new(),
@@ -140,6 +145,17 @@ impl Member {
         self.standpoint.as_ref()
     }
 
+    /// The state that it is in, as docs/elastic.md draws it.
+    #[must_use]
+    pub const fn phase(&self) -> &'static str {
+        match self.phase {
+            Phase::Joining(_) => "Joining",
+            Phase::Together(_) => "Together",
+            Phase::Reforming(_) => "Reforming",
+            Phase::Over => "Over",
+        }
+    }
+
     /// Whether others want to re-form, or a member is dead: the group is to be left, also while it
     /// connects, and `reform` called.
     #[must_use]
@@ -147,13 +163,30 @@ impl Member {
         matches!(&self.phase, Phase::Together(together) if together.is_called)
     }
 
-    /// Processes that want to join, and which this one can reach for all it knows.
-    pub fn joiners(&self) -> impl Iterator<Item = &Peer> {
-        self.joiners.values()
+    /// Processes that want to join, and for which the group should stop. One that the last roster has
+    /// left out, such as one that could not connect with a member, would only be left out again.
+    pub fn joiners(&self, now: Instant) -> impl Iterator<Item = &Peer> {
+        let is_due = move |(id, _): &(&Id, &Peer)| {
+            let passed_over = self.passed_over.get(id);
+            passed_over.is_none_or(|(_, until)| *until <= now)
+        };
+        self.joiners.iter().filter(is_due).map(|(_, peer)| peer)
+    }
+
+    /// These joiners are not in the roster that is being accepted.
+    fn pass_over_joiners(&mut self, now: Instant) {
+        let joiners = &self.joiners;
+        self.passed_over
+            .retain(|id, (_, until)| *until > now || joiners.contains_key(id));
+        for id in self.joiners.keys() {
+            let (times, until) = self.passed_over.entry(*id).or_insert((0, now));
+            *until = now + self.timing.remind * (1 << *times);
+            *times = (*times + 1).min(PASSED_OVER_DOUBLINGS_MAX);
+        }
     }
 
     /// Addresses to which this process could not connect lately.
-    pub fn unreached(&self, now: Instant) -> impl Iterator<Item = &String> {
+    fn unreached(&self, now: Instant) -> impl Iterator<Item = &String> {
         let lately = move |(_, until): &(&String, &Instant)| **until > now;
         self.unreached
             .iter()

@@ -33,6 +33,8 @@ pub(super) struct Record {
     /// Who dies after it has accepted a roster, and nothing else goes wrong: when, and which.
     death: Option<(Moment, Ballot)>,
     minorities: u64,
+    /// From which state of a process to which.
+    pub(super) moves: BTreeSet<(&'static str, &'static str)>,
     counts: BTreeMap<&'static str, u64>,
 }
 

@@ -4,18 +4,31 @@
 //! What runs is the core's `agreement`. The scenario says who is there and what goes wrong, the world
 //! lets it happen, and the check says what must be true.
 
+use std::collections::BTreeSet;
+
 mod check;
 mod scenario;
 mod world;
 
-/// How a history ended, and what it was an example of.
+/// How a history ended, what it was an example of, and from which states of a process to which.
+pub(crate) struct Outcome {
+    pub(crate) ending: &'static str,
+    pub(crate) examples: Vec<&'static str>,
+    pub(crate) moves: BTreeSet<(&'static str, &'static str)>,
+}
+
+/// Runs a history.
 ///
 /// # Errors
 /// What should never have happened.
-pub(crate) fn outcome(seed: u64) -> Result<(&'static str, Vec<&'static str>), String> {
+pub(crate) fn outcome(seed: u64) -> Result<Outcome, String> {
     let (world, result) = world::run(seed, false);
     result?;
-    Ok((world.ending(), world.record.examples().collect()))
+    Ok(Outcome {
+        ending: world.ending(),
+        examples: world.record.examples().collect(),
+        moves: world.record.moves,
+    })
 }
 
 /// A history line by line, and how it ended.

@@ -95,6 +95,7 @@ impl World {
         for _ in 0..hosts {
             world.hosts.push(Host {
                 member: None,
+                phase: None,
                 state: State::NotStarted,
                 group: Group::None,
                 resumed: 0,

@@ -19,7 +19,7 @@ impl Member {
                 self.learn(&envelope.from.address, news);
                 self.answer_gather(&envelope.from, *ballot, base, now)
             }
-            Request::Install(roster) => self.accept(roster, BTreeSet::new()),
+            Request::Install(roster) => self.accept(roster, BTreeSet::new(), now),
             Request::Watch(ballot) => self.answer_watch(*ballot),
             Request::Join => {
                 self.note(&envelope.from);

@@ -89,7 +89,7 @@ impl Member {
             Verdict::Decided(roster) => {
                 let others = roster.members.iter().map(|member| member.id);
                 let missing = others.filter(|&id| id != self.me.id).collect();
-                self.accept(&roster, missing);
+                self.accept(&roster, missing, now);
                 self.step(now)
             }
             Verdict::Excluded => Step::Excluded,

@@ -125,7 +125,7 @@ fn silent_members_are_waited_for_and_then_left_out_by_a_majority() {
     job.silent.clear();
     job.pass(Duration::from_secs(4));
     assert_eq!(job.members[2].me.id, Id([103; 16]));
-    let joiners: Vec<_> = job.members[0].joiners().collect();
+    let joiners: Vec<_> = job.members[0].joiners(job.now).collect();
     assert_eq!(joiners, [&job.members[2].me]);
     job.reform();
     job.pass(Duration::from_secs(2));
@@ -278,6 +278,39 @@ fn two_that_cannot_connect_are_kept_apart_if_the_others_are_enough() {
     }
     job.pass(Duration::from_secs(1));
     assert_eq!(job.rosters()[..3], vec![(2, vec![1, 2, 3]); 3]);
+}
+
+#[test]
+fn a_group_stops_ever_more_rarely_for_a_joiner_that_it_leaves_out() {
+    let mut job = Job::new(4);
+    let ids: Vec<_> = job.members.iter().map(|it| it.me.id).collect();
+    for (index, member) in job.members.iter_mut().enumerate() {
+        let unreached = if index == 1 { vec![ids[3]] } else { Vec::new() };
+        member.reform(&unreached, job.now);
+    }
+    let mut stops = 0;
+    for _ in 0..150 {
+        job.pass(Duration::from_millis(400));
+        let left_out = job.members.iter().position(|it| it.me.id.0[0] > 100);
+        let group = |index: &usize| Some(*index) != left_out;
+        let in_group: Vec<_> = (0..4).filter(group).collect();
+        for &index in &in_group {
+            job.members[index].connected();
+        }
+        let waits = |index: &usize| job.members[*index].joiners(job.now).next().is_some();
+        if in_group.iter().any(waits) {
+            stops += 1;
+            let now = job.now;
+            for index in in_group {
+                job.members[index].reform(&NONE, now);
+            }
+        }
+    }
+    // At once, and then after 1, 2, 4, 8, 16 and 32 s.
+    assert!((5..=8).contains(&stops), "{stops} stops in a minute");
+    job.pass(Duration::from_secs(2));
+    let (generation, _) = job.rosters()[0];
+    assert!(generation < 12, "generation {generation}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Together {
 
 impl Member {
     /// Moves to a roster for whose ballot this process has promised nothing higher.
-    pub(super) fn accept(&mut self, roster: &Roster, missing: BTreeSet<Id>) -> Reply {
+    pub(super) fn accept(&mut self, roster: &Roster, missing: BTreeSet<Id>, now: Instant) -> Reply {
         let at = self
             .standpoint
             .as_ref()
@@ -47,6 +47,7 @@ impl Member {
             return Reply::Accepted(roster.ballot);
         }
         self.joiners.retain(|&id, _| !roster.has(id));
+        self.pass_over_joiners(now);
         self.dead
             .retain(|&id| roster.elders().any(|elder| elder.id == id));
         self.contacts.clear();

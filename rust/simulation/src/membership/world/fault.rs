@@ -39,6 +39,7 @@ impl World {
             }
             Harm::Leave => {
                 let calls = self.hosts[host].member.as_mut().expect("it lives").leave();
+                self.note_phase(host);
                 for (address, envelope) in calls {
                     self.send(host, &address, envelope)?;
                 }

@@ -1,10 +1,9 @@
 //! Groups that make steps, and notice what becomes of their members.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::{Event, Group, PEER_TIMEOUT, State, World, number};
 use crate::time::MILLISECOND;
-use gradring_core::agreement::member::Member;
 use gradring_core::agreement::quorum::{Ballot, Peer, Roster};
 
 impl World {
@@ -52,12 +51,7 @@ impl World {
                 .iter()
                 .filter_map(|host| self.hosts[*host].member.as_ref())
         };
-        let unreached: BTreeSet<_> = members().flat_map(|it| it.unreached(instant)).collect();
-        let joiners = members().flat_map(Member::joiners);
-        let waits = joiners
-            .filter(|it| !unreached.contains(&it.address))
-            .count()
-            > 0;
+        let waits = members().any(|member| member.joiners(instant).next().is_some());
         if waits && roster.members.len() < *self.scenario.workers.end() {
             for &host in hosts {
                 let delay = self.random.between(0, 200 * MILLISECOND);

@@ -10,6 +10,8 @@ use gradring_core::error::Error;
 /// What runs on a host.
 pub(in super::super) struct Host {
     pub(in super::super) member: Option<Member>,
+    /// The state of its member when that was looked at last.
+    pub(in super::super) phase: Option<&'static str>,
     pub(in super::super) state: State,
     pub(in super::super) group: Group,
     /// When it went on last after a stop.

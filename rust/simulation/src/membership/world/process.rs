@@ -35,6 +35,7 @@ impl World {
         let host_number = host;
         let host = &mut self.hosts[host];
         host.member = Some(member);
+        host.phase = None;
         host.state = State::Lives;
         host.group = Group::None;
         host.version = 0;
@@ -50,8 +51,12 @@ impl World {
                 return Ok(());
             }
             let instant = self.clock.instant();
+            self.note_phase(host);
             let member = self.hosts[host].member.as_mut().expect("it lives");
-            match member.step(instant) {
+            let step = member.step(instant);
+            self.note_phase(host);
+            let member = self.hosts[host].member.as_mut().expect("it lives");
+            match step {
                 Step::Send(address, envelope) => self.send(host, &address, envelope)?,
                 Step::Connect(roster) => {
                     let me = member.me().id;
@@ -107,6 +112,18 @@ impl World {
             }
         }
         Err(format!("host {host} never waits"))
+    }
+
+    /// Notes whether its member is in another state than before.
+    pub(super) fn note_phase(&mut self, host: usize) {
+        let host = &mut self.hosts[host];
+        let now = host.member.as_ref().map(Member::phase);
+        let before = std::mem::replace(&mut host.phase, now);
+        if let (Some(before), Some(now)) = (before, now)
+            && before != now
+        {
+            self.record.moves.insert((before, now));
+        }
     }
 
     /// A process leaves its group as soon as its step is over.
