@@ -35,6 +35,8 @@ pub mod link;
 pub mod lock;
 mod names;
 pub mod observe;
+#[doc(hidden)]
+pub mod parameters;
 pub mod schedule;
 pub mod wire;
 pub mod work;

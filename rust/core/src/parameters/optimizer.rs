@@ -1,0 +1,223 @@
+//! The optimizers that a server knows, in Keras 3's order of arithmetic, which rounds as Keras does.
+//!
+//! Everything is float32. What Python computes before it reaches TensorFlow, such as `1 - beta_1`, is
+//! float64 first. No multiplication and addition are fused. Gradients are clipped by the workers:
+//! Keras clips what each worker has computed, before anything is summed up.
+
+use std::iter::zip;
+
+/// How a gradient changes the weights; what stays the same for the whole training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Optimizer {
+    /// `keras.optimizers.SGD`.
+    Sgd {
+        /// 0 has no slot.
+        momentum: f64,
+        /// Whether the gradient is taken where the momentum leads.
+        is_nesterov: bool,
+    },
+    /// `keras.optimizers.Adagrad`.
+    Adagrad {
+        /// With what the sums of squares begin.
+        initial: f64,
+        /// Against division by zero.
+        epsilon: f64,
+    },
+    /// `keras.optimizers.Adam`; with a weight decay `AdamW`.
+    Adam {
+        /// Decay of the mean.
+        beta_1: f64,
+        /// Decay of the mean of squares.
+        beta_2: f64,
+        /// Against division by zero.
+        epsilon: f64,
+        /// Whether the largest mean of squares so far counts.
+        is_amsgrad: bool,
+    },
+}
+
+/// What may change from step to step, and therefore comes with every gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hyper {
+    /// As any schedule or callback of the worker has it.
+    pub learning_rate: f32,
+    /// Part of the weights that goes away, times the learning rate; 0 for none.
+    pub weight_decay: f32,
+}
+
+impl Optimizer {
+    /// With what each slot of a variable begins.
+    pub fn initial_slots(&self) -> Vec<f32> {
+        match *self {
+            Self::Sgd { momentum: 0.0, .. } => vec![],
+            Self::Sgd { .. } => vec![0.0],
+            Self::Adagrad { initial, .. } => vec![initial as f32],
+            Self::Adam { is_amsgrad, .. } => vec![0.0; 2 + usize::from(is_amsgrad)],
+        }
+    }
+
+    /// Whether a gradient of zero leaves weights and slots as they are, so that an update of some rows
+    /// need not touch the others.
+    #[must_use]
+    pub const fn keeps_without_gradient(&self) -> bool {
+        matches!(self, Self::Sgd { momentum: 0.0, .. } | Self::Adagrad { .. })
+    }
+
+    /// Changes weights and slots, all as long as the gradient, by the update of this number; the first
+    /// is 1.
+    ///
+    /// # Panics
+    /// If there are not as many slots as the optimizer has.
+    pub fn update(
+        &self,
+        number: u64,
+        hyper: &Hyper,
+        weights: &mut [f32],
+        slots: &mut [&mut [f32]],
+        gradient: &[f32],
+    ) {
+        let rate = hyper.learning_rate;
+        match (*self, slots) {
+            (Self::Sgd { momentum: 0.0, .. }, []) => {
+                for (weight, gradient) in zip(weights, gradient) {
+                    *weight -= gradient * rate;
+                }
+            }
+            (
+                Self::Sgd {
+                    momentum,
+                    is_nesterov,
+                },
+                [velocity],
+            ) => {
+                let momentum = momentum as f32;
+                for ((weight, velocity), gradient) in
+                    zip(zip(weights, velocity.iter_mut()), gradient)
+                {
+                    let step = gradient * rate;
+                    *velocity = *velocity * momentum - step;
+                    *weight += if is_nesterov {
+                        *velocity * momentum - step
+                    } else {
+                        *velocity
+                    };
+                }
+            }
+            (Self::Adagrad { epsilon, .. }, [squares]) => {
+                let epsilon = epsilon as f32;
+                for ((weight, squares), gradient) in zip(zip(weights, squares.iter_mut()), gradient)
+                {
+                    *squares += gradient * gradient;
+                    *weight -= rate * gradient / (*squares + epsilon).sqrt();
+                }
+            }
+            (
+                Self::Adam {
+                    beta_1,
+                    beta_2,
+                    epsilon,
+                    ..
+                },
+                [mean, square, largest @ ..],
+            ) => {
+                let (kept_1, kept_2) = (power(beta_1, number), power(beta_2, number));
+                let alpha = rate * (1.0 - kept_2).sqrt() / (1.0 - kept_1);
+                let (new_1, new_2) = ((1.0 - beta_1) as f32, (1.0 - beta_2) as f32);
+                let epsilon = epsilon as f32;
+                let state = zip(mean.iter_mut(), square.iter_mut());
+                for (place, ((weight, (mean, square)), gradient)) in
+                    zip(zip(weights, state), gradient).enumerate()
+                {
+                    *mean += (gradient - *mean) * new_1;
+                    *square += (gradient * gradient - *square) * new_2;
+                    let mut square = *square;
+                    if let [largest] = largest {
+                        largest[place] = largest[place].max(square);
+                        square = largest[place];
+                    }
+                    *weight -= *mean * alpha / (square.sqrt() + epsilon);
+                }
+            }
+            (_, slots) => panic!("{self:?} has another number of slots than {}", slots.len()),
+        }
+    }
+}
+
+/// Takes the weight decay off, which is the first part of an update.
+pub fn decay(hyper: &Hyper, weights: &mut [f32]) {
+    if hyper.weight_decay != 0.0 {
+        for weight in weights {
+            *weight -= *weight * hyper.weight_decay * hyper.learning_rate;
+        }
+    }
+}
+
+/// The gradient at the weights of today, as far as those at which it was computed tell: delay
+/// compensation (Zheng et al.: Asynchronous Stochastic Gradient Descent with Delay Compensation, 2017,
+/// arXiv 1609.08326) with the square of the gradient for its derivative.
+pub fn compensate(strength: f32, gradient: &mut [f32], now: &[f32], then: &[f32]) {
+    for (gradient, (now, then)) in zip(gradient, zip(now, then)) {
+        *gradient += strength * *gradient * *gradient * (now - then);
+    }
+}
+
+/// As TensorFlow's float32 has it.
+fn power(base: f64, exponent: u64) -> f32 {
+    (base as f32).powf(exponent as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYPER: Hyper = Hyper {
+        learning_rate: 0.5,
+        weight_decay: 0.25,
+    };
+
+    fn updated(optimizer: Optimizer, gradients: &[f32]) -> (f32, Vec<f32>) {
+        let (mut weights, slots) = ([1.0], optimizer.initial_slots());
+        let mut slots: Vec<_> = slots.into_iter().map(|slot| [slot]).collect();
+        for (number, gradient) in (1..).zip(gradients) {
+            let mut slots: Vec<_> = slots.iter_mut().map(<[f32; 1]>::as_mut_slice).collect();
+            optimizer.update(number, &HYPER, &mut weights, &mut slots, &[*gradient]);
+        }
+        (weights[0], slots.concat())
+    }
+
+    #[test]
+    fn small_numbers_come_out_as_on_paper() {
+        let sgd = |momentum, is_nesterov| Optimizer::Sgd {
+            momentum,
+            is_nesterov,
+        };
+        assert_eq!(updated(sgd(0.0, false), &[1.0, 2.0]), (-0.5, vec![]));
+        assert_eq!(updated(sgd(0.5, false), &[1.0, 2.0]), (-0.75, vec![-1.25]));
+        assert_eq!(updated(sgd(0.5, true), &[1.0]), (0.25, vec![-0.5]));
+        let adagrad = Optimizer::Adagrad {
+            initial: 7.0,
+            epsilon: 0.0,
+        };
+        assert_eq!(updated(adagrad, &[3.0]), (1.0 - 1.5 / 4.0, vec![16.0]));
+        let adam = |is_amsgrad| Optimizer::Adam {
+            beta_1: 0.5,
+            beta_2: 0.75,
+            epsilon: 0.0,
+            is_amsgrad,
+        };
+        // The first step of Adam has the length of the learning rate, whatever the gradient.
+        assert_eq!(updated(adam(false), &[4.0]), (0.5, vec![2.0, 4.0]));
+        let (_, slots) = updated(adam(true), &[4.0, 0.0]);
+        assert_eq!(slots, [1.0, 3.0, 4.0]);
+        let mut weights = [2.0];
+        decay(&HYPER, &mut weights);
+        assert_eq!(weights, [1.75]);
+    }
+
+    #[test]
+    fn compensation_follows_the_weights_and_does_nothing_where_they_stayed() {
+        let mut gradient = [2.0, 2.0];
+        compensate(0.5, &mut gradient, &[1.0, 3.0], &[1.0, 1.0]);
+        assert_eq!(gradient, [2.0, 6.0]);
+    }
+}

@@ -1,0 +1,15 @@
+"""What the server's optimizers are compared with is what the installed Keras does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from keras_updates import FILE, OPTIMIZERS, updates
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_core_is_compared_with_what_keras_does(name: str) -> None:
+    written = json.loads(FILE.read_text())[name]
+    computed = json.loads(json.dumps(updates(name)))
+    assert computed == written, "look at what Keras changed, then run keras_updates.py"
