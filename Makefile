@@ -46,8 +46,8 @@ test-rust: prerequisites ## the tests of the Rust crates
 
 # The build of ordinary tests: optimised enough, and it checks what a release does not.
 SEEDS ?= 100000
-simulate: prerequisites ## whole groups on a virtual clock with random faults: SEEDS runs, or SEED=n or MEMBERS_SEED=n shows one
-	SEEDS=$(SEEDS) SEED=$(SEED) MEMBERS_SEED=$(MEMBERS_SEED) RUST_BACKTRACE=0 cargo test --quiet --package gradring-simulation every -- --nocapture
+simulate: prerequisites ## whole groups on a virtual clock with random faults: SEEDS runs, or SEED=n, MEMBERS_SEED=n or UPDATES_SEED=n shows one
+	SEEDS=$(SEEDS) SEED=$(SEED) MEMBERS_SEED=$(MEMBERS_SEED) UPDATES_SEED=$(UPDATES_SEED) RUST_BACKTRACE=0 cargo test --quiet --package gradring-simulation every -- --nocapture
 
 loom: prerequisites ## all interleavings of the shared memory's protocol
 	RUSTFLAGS="--cfg loom" cargo test --package gradring-core --lib --release --target-dir target/loom loom

@@ -18,6 +18,8 @@ mod faults;
 #[cfg(test)]
 mod membership;
 mod network;
+#[cfg(test)]
+mod parameters;
 mod process;
 mod random;
 mod scenario;
@@ -79,7 +81,7 @@ mod tests {
         if let Some(seed) = number("SEED") {
             return replay(seed);
         }
-        if number("MEMBERS_SEED").is_some() {
+        if number("MEMBERS_SEED").or(number("UPDATES_SEED")).is_some() {
             return;
         }
         let first = number("FIRST_SEED").unwrap_or(0);
@@ -152,7 +154,7 @@ mod tests {
             println!("seed {seed}: {ending}");
             return;
         }
-        if number("SEED").is_some() {
+        if number("SEED").or(number("UPDATES_SEED")).is_some() {
             return;
         }
         let first = number("FIRST_SEED").unwrap_or(0);
@@ -230,10 +232,85 @@ mod tests {
         arrows
     }
 
+    /// What histories of a parameter server must be examples of, or they are no test of its protocol.
+    const EXAMPLES_OF_UPDATES: [&str; 15] = [
+        "a gradient was not worth pushing",
+        "a late gradient counted less",
+        "a late gradient was dropped",
+        "a lost worker's gradient was dropped",
+        "a server was killed",
+        "a snapshot was restored",
+        "a straggler was folded in",
+        "a worker was killed",
+        "an update was taken back",
+        "cut",
+        "initial weights came twice",
+        "kill",
+        "stop",
+        "the queue was full",
+        "the servers were restored",
+    ];
+
+    #[test]
+    fn every_history_of_updates_has_each_gradient_once_and_goes_on() {
+        if let Some(seed) = number("UPDATES_SEED") {
+            let (lines, result) = parameters::replay(seed);
+            for line in lines {
+                println!("{line}");
+            }
+            result.unwrap_or_else(|problem| panic!("seed {seed}: {problem}"));
+            return;
+        }
+        if number("SEED").or(number("MEMBERS_SEED")).is_some() {
+            return;
+        }
+        let first = number("FIRST_SEED").unwrap_or(0);
+        let count = number("SEEDS").unwrap_or(SEEDS);
+        let mut table = BTreeMap::<&str, u64>::new();
+        let mut problems = Vec::new();
+        for seed in first..first + count {
+            match catch_unwind(|| parameters::outcome(seed)) {
+                Ok(Ok(examples)) => {
+                    for example in examples {
+                        *table.entry(example).or_default() += 1;
+                    }
+                }
+                Ok(Err(problem)) => problems.push((seed, problem)),
+                Err(panic) => problems.push((seed, format!("a panic: {}", message_of(&*panic)))),
+            }
+        }
+        for (row, histories) in &table {
+            println!("{row:>55} {histories:>7}");
+        }
+        println!(
+            "{count} histories of updates from seed {first}, {} went wrong",
+            problems.len()
+        );
+        let line = |(seed, problem)| format!("  make simulate UPDATES_SEED={seed}   # {problem}");
+        let wrong = problems.len();
+        let shown: Vec<_> = problems.into_iter().take(20).map(line).collect();
+        let shown = shown.join("\n");
+        assert!(
+            wrong == 0,
+            "{wrong} of {count} histories went wrong; to see one:\n{shown}"
+        );
+        let missing = EXAMPLES_OF_UPDATES
+            .iter()
+            .filter(|example| !table.contains_key(*example));
+        let missing: Vec<_> = missing.collect();
+        assert!(
+            count < SEEDS || missing.is_empty(),
+            "no history has {missing:?}"
+        );
+    }
+
     #[test]
     fn a_seed_always_gives_the_same_history() {
         for seed in 0..20 {
             let (first, second) = (membership::replay(seed), membership::replay(seed));
+            assert!(first.0.len() > 1);
+            assert_eq!(first, second, "seed {seed}");
+            let (first, second) = (parameters::replay(seed), parameters::replay(seed));
             assert!(first.0.len() > 1);
             assert_eq!(first, second, "seed {seed}");
         }

@@ -1,0 +1,44 @@
+//! The order of updates, which is the same on all servers.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::identity::PushId;
+use super::optimizer::Hyper;
+use super::rules::Treatment;
+
+/// One gradient of an update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Contribution {
+    /// Which.
+    pub id: PushId,
+    /// How it counts.
+    pub treatment: Treatment,
+}
+
+/// One update. The first of a log brings the initial weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// In the order in which they are summed up, from left to right.
+    pub contributions: Vec<Contribution>,
+    /// By what the sum is multiplied.
+    pub scale: f32,
+    /// Of the first contribution.
+    pub hyper: Hyper,
+}
+
+/// A number for all entries so far: servers at one version with the same number had the same log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct History(u64);
+
+impl History {
+    /// With one entry more.
+    #[must_use]
+    pub fn followed_by(self, entry: &Entry) -> Self {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        for Contribution { id, treatment } in &entry.contributions {
+            (id, treatment.weight.to_bits()).hash(&mut hasher);
+        }
+        Self(hasher.finish())
+    }
+}

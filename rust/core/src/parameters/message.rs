@@ -1,0 +1,169 @@
+//! What workers and servers tell each other.
+//!
+//! Every message may be lost, come twice, late, or after one that was sent later. What gets no answer
+//! is said again.
+
+use std::sync::Arc;
+
+use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
+use super::log::Entry;
+use super::optimizer::Hyper;
+use super::shard::{Payload, Weights};
+
+/// From a worker to a server.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Of the worker; 0 if it does not know.
+    pub term: Term,
+    /// Its index.
+    pub worker: u32,
+    /// What it wants.
+    pub ask: Ask,
+}
+
+/// What a worker wants. Servers other than the first are asked to stage and to pull only.
+#[derive(Debug, Clone)]
+pub enum Ask {
+    /// To be a member.
+    Join {
+        /// A random number for the attempt.
+        nonce: u64,
+        /// Under which it was before the servers were restored.
+        claim: Option<Incarnation>,
+    },
+    /// To keep this until it is applied.
+    Stage {
+        /// Which gradient.
+        id: PushId,
+        /// With which version of this server's weights it was computed.
+        base: Version,
+        /// The part for this server.
+        payload: Arc<Payload>,
+    },
+    /// To apply what is staged on all servers, and to say when it may go on.
+    Submit {
+        /// Which gradient.
+        id: PushId,
+        /// The oldest version of any server's weights with which it was computed.
+        base: Version,
+        /// What goes with it.
+        hyper: Hyper,
+    },
+    /// The weights, once they have this version at least.
+    Pull {
+        /// Which of its pulls.
+        round: u64,
+        /// From what version on.
+        at_least: Version,
+    },
+    /// Not to be taken for lost.
+    Alive(Incarnation),
+    /// To be counted out.
+    Leave(Incarnation),
+}
+
+/// From a server to a worker.
+#[derive(Debug, Clone)]
+pub enum Reply {
+    /// The servers are in another term: join it.
+    OtherTerm(Terms),
+    /// It is no member under this incarnation any more: join under a new one.
+    NotMember(Term, Incarnation),
+    /// It is a member.
+    Joined {
+        /// In which term.
+        term: Term,
+        /// Which attempt worked.
+        nonce: u64,
+        /// Under which incarnation.
+        incarnation: Incarnation,
+        /// The last of its pushes that counts.
+        latest: u64,
+    },
+    /// The server has it.
+    Staged(Term, PushId),
+    /// It may pull, and compute the next gradient.
+    Go {
+        /// In which term.
+        term: Term,
+        /// Under which incarnation.
+        incarnation: Incarnation,
+        /// After which push.
+        number: u64,
+        /// From what version on; 0 asks for the initial weights.
+        version: Version,
+        /// Pushes up to this number have been applied or dropped.
+        settled: u64,
+    },
+    /// What was pulled.
+    Weights {
+        /// Which pull.
+        round: u64,
+        /// Which weights.
+        point: Point,
+        /// Of each part.
+        parts: Vec<Weights>,
+    },
+}
+
+/// From the sequencer to a server.
+#[derive(Debug, Clone)]
+pub enum Order {
+    /// Say what you have.
+    Look {
+        /// A random number for the question.
+        question: u64,
+    },
+    /// Go on from this snapshot.
+    Install {
+        /// Of which the last term is the new one.
+        terms: Terms,
+        /// Which snapshot.
+        point: Point,
+    },
+    /// Apply these.
+    Append {
+        /// Of the sequencer.
+        term: Term,
+        /// The version before the first of them.
+        after: Version,
+        /// In order.
+        entries: Vec<Entry>,
+        /// Which pushes of each worker are over, once these are applied.
+        over: Vec<PushId>,
+        /// All servers have a snapshot of this version, so none before it is needed.
+        stable: Version,
+    },
+}
+
+/// From a server to the sequencer.
+#[derive(Debug, Clone)]
+pub enum Report {
+    /// What it has.
+    Status {
+        /// The question.
+        question: u64,
+        /// The last it knows.
+        terms: Terms,
+        /// Its snapshots.
+        points: Vec<Point>,
+    },
+    /// It goes on in this term.
+    Installed {
+        /// Which.
+        term: Term,
+        /// The last push of each worker that the snapshot has.
+        applied: Vec<PushId>,
+    },
+    /// It has applied entries up to this version, and a snapshot of that one.
+    Applied {
+        /// Of the sequencer.
+        term: Term,
+        /// What it has applied.
+        version: Version,
+        /// Its last snapshot.
+        saved: Version,
+    },
+    /// It is in no term, or cannot go on in this one.
+    Lost(Term),
+}

@@ -1,0 +1,178 @@
+use super::*;
+use crate::parameters::rules::Late;
+
+const HYPER: Hyper = Hyper {
+    learning_rate: 0.1,
+    weight_decay: 0.0,
+};
+
+fn rules(staleness: Option<u64>) -> Rules {
+    Rules {
+        workers: 3,
+        staleness,
+        aggregate: 1,
+        queue_max: 2,
+        overflow: Overflow::Wait,
+        late: Late::Keep,
+        late_after: 0,
+        backup: 0,
+        is_mean: true,
+    }
+}
+
+/// Three members at version 1, all of which were told to go on.
+fn queue(rules: Rules) -> Queue {
+    let mut queue = Queue::new(rules, 1, &[]);
+    for worker in 0..3 {
+        assert_eq!(queue.join(worker, Incarnation(1, worker)), Some(0));
+        assert_eq!(queue.go(worker), Some(0));
+    }
+    queue
+}
+
+fn push(queue: &mut Queue, worker: u32, base: Version) {
+    let incarnation = queue.incarnation(worker).expect("it is a member");
+    let number = queue.latest(worker) + 1;
+    let id = PushId {
+        worker,
+        incarnation,
+        number,
+    };
+    queue.submit(Pending {
+        id,
+        base,
+        hyper: HYPER,
+    });
+}
+
+/// Workers of the next update, and by what their gradients are multiplied.
+fn cut(queue: &mut Queue) -> Option<Vec<(u32, f32)>> {
+    let entry = queue.cut()?;
+    let parts = entry.contributions.iter();
+    Some(
+        parts
+            .map(|it| (it.id.worker, it.treatment.weight))
+            .collect(),
+    )
+}
+
+#[test]
+fn a_synchronous_update_has_all_workers_in_their_order_and_holds_each_back_until_then() {
+    let mut queue = queue(rules(Some(0)));
+    push(&mut queue, 2, 1);
+    push(&mut queue, 0, 1);
+    assert!(cut(&mut queue).is_none() && queue.go(2).is_none());
+    push(&mut queue, 1, 1);
+    let workers = cut(&mut queue).expect("all are there");
+    assert_eq!(workers, [(0, 1.0), (1, 1.0), (2, 1.0)]);
+    assert_eq!((queue.go(2), queue.version()), (Some(1), 2));
+}
+
+#[test]
+fn a_lost_worker_is_not_waited_for_and_its_gradient_is_dropped() {
+    let mut queue = queue(rules(Some(0)));
+    for worker in 0..2 {
+        push(&mut queue, worker, 1);
+    }
+    queue.remove(1);
+    assert!(cut(&mut queue).is_none());
+    queue.remove(2);
+    assert_eq!(cut(&mut queue), Some(vec![(0, 1.0)]));
+    assert_eq!(queue.counts().lost, 1);
+    assert_eq!(queue.join(1, Incarnation(1, 1)), None, "it has ended");
+    assert_eq!(queue.join(1, Incarnation(1, 9)), Some(0));
+}
+
+#[test]
+fn backups_let_the_others_go_on_and_a_straggler_counts_as_the_rule_says() {
+    for (late, second) in [
+        (Late::Weight, vec![(0, 1.0), (1, 1.0), (2, 0.5)]),
+        (Late::Drop, vec![(0, 1.0), (1, 1.0)]),
+    ] {
+        let mut queue = queue(Rules {
+            late,
+            backup: 1,
+            ..rules(Some(0))
+        });
+        push(&mut queue, 0, 1);
+        push(&mut queue, 1, 1);
+        assert_eq!(cut(&mut queue), Some(vec![(0, 1.0), (1, 1.0)]));
+        push(&mut queue, 2, 1);
+        assert!(cut(&mut queue).is_none());
+        push(&mut queue, 0, 2);
+        push(&mut queue, 1, 2);
+        assert_eq!(cut(&mut queue), Some(second));
+    }
+}
+
+#[test]
+fn a_fast_worker_is_held_back_at_the_bound() {
+    let mut queue = queue(rules(Some(2)));
+    for version in 1..=2 {
+        push(&mut queue, 0, version);
+        assert!(cut(&mut queue).is_some() && queue.go(0).is_some());
+    }
+    push(&mut queue, 0, 3);
+    assert!(cut(&mut queue).is_some());
+    assert!(queue.go(0).is_none(), "it is three ahead");
+    push(&mut queue, 1, 1);
+    assert!(cut(&mut queue).is_some() && queue.go(0).is_none());
+    push(&mut queue, 2, 1);
+    assert!(cut(&mut queue).is_some() && queue.go(0).is_some());
+}
+
+#[test]
+fn one_that_comes_back_holds_nobody_up_for_what_it_has_missed() {
+    let mut queue = queue(rules(Some(1)));
+    for version in 1..=3 {
+        for worker in 0..2 {
+            push(&mut queue, worker, version);
+        }
+        queue.remove(2);
+        while queue.cut().is_some() {}
+    }
+    assert_eq!(queue.join(2, Incarnation(2, 1)), Some(0));
+    assert!((0..3).all(|worker| queue.go(worker).is_some()));
+}
+
+#[test]
+fn an_update_is_the_mean_of_as_many_as_the_rule_says_or_of_all_there_can_be() {
+    let mut queue = queue(Rules {
+        aggregate: 2,
+        ..rules(Some(1))
+    });
+    push(&mut queue, 0, 1);
+    assert!(cut(&mut queue).is_none());
+    push(&mut queue, 1, 1);
+    assert_eq!(cut(&mut queue), Some(vec![(0, 1.0), (1, 1.0)]));
+    push(&mut queue, 2, 2);
+    queue.remove(0);
+    queue.remove(1);
+    assert!(cut(&mut queue).is_none(), "it may push another one");
+    assert!(queue.go(2).is_some());
+    push(&mut queue, 2, 2);
+    assert_eq!(cut(&mut queue).map(|parts| parts.len()), Some(2));
+}
+
+#[test]
+fn what_does_not_fit_waits_or_is_dropped() {
+    for (overflow, left, dropped) in [
+        (Overflow::Wait, vec![0, 1, 2], 0),
+        (Overflow::DropOldest, vec![1, 2], 1),
+        (Overflow::DropNewest, vec![0, 1], 1),
+    ] {
+        let mut queue = queue(Rules {
+            overflow,
+            ..rules(None)
+        });
+        for worker in 0..3 {
+            push(&mut queue, worker, 1);
+        }
+        assert_eq!((queue.len(), queue.counts().overflowed), (2, dropped));
+        assert_eq!(queue.go(2).is_some(), overflow != Overflow::Wait);
+        let parts: Vec<_> = std::iter::from_fn(|| cut(&mut queue)).flatten().collect();
+        let workers: Vec<_> = parts.into_iter().map(|(worker, _)| worker).collect();
+        assert_eq!(workers, left);
+        assert!(queue.go(2).is_some());
+    }
+}

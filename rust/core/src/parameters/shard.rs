@@ -1,0 +1,284 @@
+//! The weights on one server, and what an update does to them.
+
+use std::collections::BTreeMap;
+use std::iter::zip;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::identity::Version;
+use super::log::Entry;
+use super::optimizer::{Hyper, Optimizer, compensate, decay};
+
+/// Everything about a part of a variable but its values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spec {
+    /// Rows in it.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Whether the weight decay counts for it.
+    pub decays: bool,
+}
+
+/// The weights of a part as a pull has them.
+pub type Weights = Arc<Vec<f32>>;
+
+/// The gradient of a part.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Gradient {
+    /// Of all elements.
+    Dense(Vec<f32>),
+    /// Of some rows, the others being zero.
+    Rows {
+        /// Which, each once, in order.
+        rows: Vec<u32>,
+        /// Their elements.
+        values: Vec<f32>,
+    },
+}
+
+/// What a worker stages on one server.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Payload {
+    /// The initial weights.
+    Initial {
+        /// How they will change.
+        optimizer: Optimizer,
+        /// Parts and their values.
+        parts: Vec<(Spec, Weights)>,
+    },
+    /// For each part, if it has a gradient.
+    Gradients(Vec<Option<Gradient>>),
+}
+
+/// What a contribution of an update brings.
+#[derive(Debug, Clone, Copy)]
+pub struct Push<'a> {
+    /// For each part, if it has one.
+    pub gradients: &'a [Option<Gradient>],
+    /// The weights with which they were computed, if they are still known.
+    pub then: Option<&'a [Weights]>,
+}
+
+/// One part with its slots.
+#[derive(Debug, Clone, PartialEq)]
+struct Part {
+    spec: Spec,
+    weights: Weights,
+    slots: Vec<Arc<Vec<f32>>>,
+}
+
+/// All parts on one server. A clone shares the values until one of the two changes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shard {
+    optimizer: Optimizer,
+    parts: Vec<Part>,
+}
+
+impl Spec {
+    const fn elements(&self) -> usize {
+        self.rows * self.width
+    }
+}
+
+impl Gradient {
+    /// Whether it can be one of a part.
+    fn fits(&self, spec: &Spec) -> bool {
+        match self {
+            Self::Dense(values) => values.len() == spec.elements(),
+            Self::Rows { rows, values } => {
+                rows.len().checked_mul(spec.width) == Some(values.len())
+                    && rows.is_sorted_by(|one, next| one < next)
+                    && rows.last().is_none_or(|&last| (last as usize) < spec.rows)
+            }
+        }
+    }
+
+    /// Where its values are in a part, and which they are.
+    fn pieces(&self, width: usize) -> Vec<(Range<usize>, &[f32])> {
+        match self {
+            Self::Dense(values) => vec![(0..values.len(), values)],
+            Self::Rows { rows, values } => zip(rows, values.chunks_exact(width.max(1)))
+                .map(|(&row, values)| (row as usize * width..(row as usize + 1) * width, values))
+                .collect(),
+        }
+    }
+
+    const fn is_dense(&self) -> bool {
+        matches!(self, Self::Dense(_))
+    }
+}
+
+impl Shard {
+    /// As a worker brings it.
+    #[must_use]
+    pub fn new(optimizer: Optimizer, parts: &[(Spec, Weights)]) -> Self {
+        let slot = |value, spec: &Spec| Arc::new(vec![value; spec.elements()]);
+        let part = |(spec, weights): &(Spec, Weights)| Part {
+            spec: *spec,
+            weights: weights.clone(),
+            slots: optimizer
+                .initial_slots()
+                .iter()
+                .map(|value| slot(*value, spec))
+                .collect(),
+        };
+        let parts = parts.iter().map(part).collect();
+        Self { optimizer, parts }
+    }
+
+    /// Whether initial weights are as long as they say.
+    #[must_use]
+    pub fn is_whole(parts: &[(Spec, Weights)]) -> bool {
+        let mut sizes = parts
+            .iter()
+            .map(|(spec, weights)| (spec.rows.checked_mul(spec.width), weights.len()));
+        sizes.all(|(said, there)| said == Some(there))
+    }
+
+    /// Whether these can be gradients of it.
+    #[must_use]
+    pub fn fits(&self, gradients: &[Option<Gradient>]) -> bool {
+        let fits = |(part, gradient): (&Part, &Option<Gradient>)| {
+            gradient.as_ref().is_none_or(|it| it.fits(&part.spec))
+        };
+        gradients.len() == self.parts.len() && zip(&self.parts, gradients).all(fits)
+    }
+
+    /// What a pull gets.
+    #[must_use]
+    pub fn weights(&self) -> Vec<Weights> {
+        self.parts.iter().map(|part| part.weights.clone()).collect()
+    }
+
+    /// Performs the update that leads to this version, with one push for each contribution.
+    ///
+    /// # Panics
+    /// If a gradient does not fit.
+    pub fn apply(&mut self, version: Version, entry: &Entry, pushed: &[Push<'_>]) {
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            let mut gradients = Vec::new();
+            for (push, contribution) in zip(pushed, &entry.contributions) {
+                let Some(gradient) = &push.gradients[index] else {
+                    continue;
+                };
+                let mut gradient = gradient.clone();
+                let treatment = contribution.treatment;
+                if let (Some(strength), Some(then)) = (treatment.compensation, push.then) {
+                    correct(strength, &mut gradient, part, &then[index]);
+                }
+                multiply(treatment.weight, &mut gradient);
+                gradients.push(gradient);
+            }
+            if let Some(mut gradient) = sum(gradients, &part.spec) {
+                multiply(entry.scale, &mut gradient);
+                // The first version has the initial weights, so the first update leads to the second.
+                part.update(&self.optimizer, version - 1, &entry.hyper, &gradient);
+            }
+        }
+    }
+}
+
+impl Part {
+    fn update(&mut self, optimizer: &Optimizer, number: u64, hyper: &Hyper, gradient: &Gradient) {
+        let weights = Arc::make_mut(&mut self.weights);
+        let mut slots: Vec<_> = self.slots.iter_mut().map(Arc::make_mut).collect();
+        if self.spec.decays {
+            decay(hyper, weights);
+        }
+        let whole;
+        let gradient = if gradient.is_dense() || optimizer.keeps_without_gradient() {
+            gradient
+        } else {
+            whole = dense(gradient, &self.spec);
+            &whole
+        };
+        for (place, gradient) in gradient.pieces(self.spec.width) {
+            let mut slots: Vec<_> = slots
+                .iter_mut()
+                .map(|slot| &mut slot[place.clone()])
+                .collect();
+            optimizer.update(number, hyper, &mut weights[place], &mut slots, gradient);
+        }
+    }
+}
+
+fn values(gradient: &mut Gradient) -> &mut [f32] {
+    match gradient {
+        Gradient::Dense(values) | Gradient::Rows { values, .. } => values,
+    }
+}
+
+fn multiply(factor: f32, gradient: &mut Gradient) {
+    if factor != 1.0 {
+        for value in values(gradient) {
+            *value *= factor;
+        }
+    }
+}
+
+fn correct(strength: f32, gradient: &mut Gradient, part: &Part, then: &Weights) {
+    let places = gradient.pieces(part.spec.width).into_iter();
+    let places: Vec<_> = places.map(|(place, _)| place).collect();
+    let mut rest = values(gradient);
+    for place in places {
+        let (values, others) = rest.split_at_mut(place.len());
+        compensate(strength, values, &part.weights[place.clone()], &then[place]);
+        rest = others;
+    }
+}
+
+fn dense(gradient: &Gradient, spec: &Spec) -> Gradient {
+    let mut values = vec![0.0; spec.elements()];
+    for (place, piece) in gradient.pieces(spec.width) {
+        values[place].copy_from_slice(piece);
+    }
+    Gradient::Dense(values)
+}
+
+/// The sum from left to right, as `all_reduce` with `reproducible=True` has it.
+fn sum(gradients: Vec<Gradient>, spec: &Spec) -> Option<Gradient> {
+    if gradients.iter().any(Gradient::is_dense) {
+        let mut gradients = gradients.into_iter();
+        let mut total = dense_of(gradients.next()?, spec);
+        for gradient in gradients {
+            for (place, piece) in gradient.pieces(spec.width) {
+                for (total, value) in zip(&mut total[place], piece) {
+                    *total += value;
+                }
+            }
+        }
+        return Some(Gradient::Dense(total));
+    }
+    if gradients.len() < 2 {
+        return gradients.into_iter().next();
+    }
+    let mut total = BTreeMap::<usize, Vec<f32>>::new();
+    for gradient in &gradients {
+        for (place, piece) in gradient.pieces(spec.width) {
+            let row = place.start / spec.width.max(1);
+            match total.get_mut(&row) {
+                None => {
+                    total.insert(row, piece.to_vec());
+                }
+                Some(total) => {
+                    for (total, value) in zip(total, piece) {
+                        *total += value;
+                    }
+                }
+            }
+        }
+    }
+    let rows = total.keys().map(|&row| row as u32).collect();
+    let values = total.into_values().flatten().collect();
+    Some(Gradient::Rows { rows, values })
+}
+
+fn dense_of(gradient: Gradient, spec: &Spec) -> Vec<f32> {
+    match gradient {
+        Gradient::Dense(values) => values,
+        rows @ Gradient::Rows { .. } => match dense(&rows, spec) {
+            Gradient::Dense(values) | Gradient::Rows { values, .. } => values,
+        },
+    }
+}

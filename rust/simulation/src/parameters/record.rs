@@ -1,0 +1,309 @@
+//! What must be true of a history.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::scenario::Scenario;
+use gradring_core::parameters::identity::{Point, PushId};
+use gradring_core::parameters::log::Entry;
+use gradring_core::parameters::server::Snapshot;
+use gradring_core::parameters::shard::Weights;
+
+/// Elements on each server.
+pub(super) const ELEMENTS: usize = 2;
+pub(super) const MOMENTUM: f32 = 0.5;
+
+/// What a worker pushed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pushed {
+    /// The oldest weights with which it was computed.
+    pub(super) base: Point,
+    pub(super) is_initial: bool,
+    /// Whether servers gave weights of different versions for it.
+    pub(super) is_torn: bool,
+}
+
+/// Weights that some server had, and how it came to them.
+struct Node {
+    before: Option<Point>,
+    entry: Option<Entry>,
+    /// By server, computed here: weights, and their velocities.
+    values: Vec<[(f32, f32); ELEMENTS]>,
+}
+
+#[derive(Default)]
+pub(super) struct Record {
+    pushes: BTreeMap<PushId, Pushed>,
+    nodes: BTreeMap<Point, Node>,
+    examples: BTreeSet<&'static str>,
+    /// By worker: weights that it was given to compute with.
+    pub(super) begun: Vec<u64>,
+    /// By worker, its pushes.
+    pushed: Vec<u64>,
+    pub(super) dropped: u64,
+    /// What all servers had saved, as they were told.
+    pub(super) stable: u64,
+}
+
+/// Element `index` of the part on `server` of what was pushed.
+pub(super) fn value(id: PushId, server: usize, index: usize) -> f32 {
+    let mixed = id.number * 7 + u64::from(id.worker) * 3 + (server * 5 + index * 11) as u64;
+    ((mixed + id.incarnation.0) % 17) as f32 / 3.0 - 2.5
+}
+
+/// What goes with a push.
+pub(super) fn learning_rate(id: PushId) -> f32 {
+    1.0 / (3 + id.number) as f32
+}
+
+impl Record {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let workers = scenario.paces.len();
+        Self {
+            begun: vec![0; workers],
+            pushed: vec![0; workers],
+            nodes: [(
+                Point::default(),
+                Node {
+                    before: None,
+                    entry: None,
+                    values: vec![[(0.0, 0.0); ELEMENTS]; scenario.servers],
+                },
+            )]
+            .into(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn note(&mut self, example: &'static str) {
+        self.examples.insert(example);
+    }
+
+    pub(super) fn examples(&self) -> Vec<&'static str> {
+        self.examples.iter().copied().collect()
+    }
+
+    /// A worker has computed something new.
+    pub(super) fn pushes(&mut self, id: PushId, pushed: Pushed) -> Result<(), String> {
+        if !pushed.is_initial {
+            self.pushed[id.worker as usize] += 1;
+        }
+        match self.pushes.insert(id, pushed) {
+            None => Ok(()),
+            Some(_) => Err(format!("two gradients are called {id:?}")),
+        }
+    }
+
+    /// A server went from one point to the next by this entry.
+    pub(super) fn applied(
+        &mut self,
+        scenario: &Scenario,
+        before: Point,
+        after: Point,
+        entry: &Entry,
+    ) -> Result<(), String> {
+        if let Some(node) = self.nodes.get(&after) {
+            let is_same = node.before == Some(before) && node.entry.as_ref() == Some(entry);
+            return is_same
+                .then_some(())
+                .ok_or_else(|| format!("two servers have another entry at {after:?}"));
+        }
+        for contribution in &entry.contributions {
+            let id = contribution.id;
+            let mut at = Some(before);
+            while let Some(node) = at.and_then(|at| self.nodes.get(&at)) {
+                let mut ids = node.entry.iter().flat_map(|entry| &entry.contributions);
+                if ids.any(|it| it.id == id) {
+                    return Err(format!("{id:?} is applied twice, again at {after:?}"));
+                }
+                at = node.before;
+            }
+        }
+        self.check_rule(scenario, before, entry)?;
+        let from = self.nodes.get(&before).ok_or("an entry after nothing")?;
+        let mut values = from.values.clone();
+        for (server, values) in values.iter_mut().enumerate() {
+            for (index, (weight, velocity)) in values.iter_mut().enumerate() {
+                let terms = entry.contributions.iter();
+                let mut terms = terms.map(|it| value(it.id, server, index) * it.treatment.weight);
+                let mut sum = terms.next().ok_or("an entry without gradients")?;
+                for term in terms {
+                    sum += term;
+                }
+                if before.version == 0 {
+                    *weight = sum;
+                } else {
+                    let rate = learning_rate(entry.contributions[0].id);
+                    *velocity = *velocity * MOMENTUM - sum * entry.scale * rate;
+                    *weight += *velocity;
+                }
+            }
+        }
+        let node = Node {
+            before: Some(before),
+            entry: Some(entry.clone()),
+            values,
+        };
+        self.nodes.insert(after, node);
+        Ok(())
+    }
+
+    /// Whether the rule allows this update.
+    fn check_rule(
+        &mut self,
+        scenario: &Scenario,
+        before: Point,
+        entry: &Entry,
+    ) -> Result<(), String> {
+        let rules = &scenario.rules;
+        let mut bases = Vec::new();
+        for contribution in &entry.contributions {
+            let pushed = self.pushes.get(&contribution.id);
+            let pushed = pushed.ok_or_else(|| format!("nobody pushed {contribution:?}"))?;
+            if rules.is_synchronous() && rules.backup == 0 && pushed.is_torn {
+                return Err(format!("{contribution:?} is of weights of two versions"));
+            }
+            if pushed.is_initial != (before.version == 0) {
+                return Err(format!("{contribution:?} as entry {}", before.version + 1));
+            }
+            if !self.is_past(before, pushed.base) {
+                return Err(format!(
+                    "{contribution:?} was computed with weights given up"
+                ));
+            }
+            let staleness = before.version - pushed.base.version;
+            if before.version > 0 && rules.treatment(staleness) != Some(contribution.treatment) {
+                return Err(format!("{contribution:?} is {staleness} versions late"));
+            }
+            if contribution.treatment.weight < 1.0 {
+                self.examples.insert("a late gradient counted less");
+            }
+            bases.push(pushed.base.version);
+        }
+        let ids: Vec<_> = entry.contributions.iter().map(|it| it.id).collect();
+        if !ids.is_sorted() {
+            return Err(format!("the sum is in the order {ids:?}"));
+        }
+        if before.version == 0 {
+            return Ok(());
+        }
+        let on_time = bases.iter().filter(|base| **base == before.version).count();
+        let calm = scenario.faults.is_empty();
+        if rules.is_synchronous() {
+            let workers = ids
+                .iter()
+                .map(|id| id.worker)
+                .collect::<BTreeSet<_>>()
+                .len();
+            if workers < ids.len() {
+                return Err(format!("a worker is twice in {ids:?}"));
+            }
+            if calm && on_time < rules.needed(scenario.paces.len()) {
+                return Err(format!("an update of only {on_time} gradients"));
+            }
+            if on_time < ids.len() {
+                self.examples.insert("a straggler was folded in");
+            }
+        } else if ids.len() > rules.aggregate {
+            return Err(format!("an update of {} gradients", ids.len()));
+        } else if calm && rules.staleness.is_none() && ids.len() < rules.aggregate {
+            return Err(format!("an update of only {} gradients", ids.len()));
+        }
+        Ok(())
+    }
+
+    fn is_past(&self, of: Point, point: Point) -> bool {
+        let mut at = Some(of);
+        while let Some(here) = at {
+            if here == point {
+                return true;
+            }
+            at = self.nodes.get(&here).and_then(|node| node.before);
+        }
+        false
+    }
+
+    /// Whether what a server has is what its log makes.
+    pub(super) fn check_server(&self, server: usize, at: &Snapshot) -> Result<(), String> {
+        match &at.shard {
+            Some(shard) => self.check_weights(server, at.point, &shard.weights()),
+            None => Ok(()),
+        }
+    }
+
+    fn check_weights(
+        &self,
+        server: usize,
+        point: Point,
+        weights: &[Weights],
+    ) -> Result<(), String> {
+        let node = self.nodes.get(&point);
+        let node = node.ok_or_else(|| format!("weights of {point:?} from nowhere"))?;
+        let expected = node.values[server]
+            .iter()
+            .map(|(weight, _)| weight.to_bits());
+        let expected: Vec<_> = expected.collect();
+        let there: Vec<_> = weights
+            .iter()
+            .flat_map(|part| part.iter())
+            .map(|it| it.to_bits())
+            .collect();
+        (there == expected).then_some(()).ok_or_else(|| {
+            format!("server {server} has other weights at {point:?} than its log makes")
+        })
+    }
+
+    /// A worker begins to compute with these weights.
+    pub(super) fn begins(
+        &mut self,
+        scenario: &Scenario,
+        worker: usize,
+        pulled: &[(Point, Vec<Weights>)],
+    ) -> Result<(), String> {
+        self.begun[worker] += 1;
+        for (server, (point, weights)) in pulled.iter().enumerate() {
+            self.check_weights(server, *point, weights)?;
+        }
+        let rules = &scenario.rules;
+        let (Some(staleness), true) = (rules.staleness, scenario.faults.is_empty()) else {
+            return Ok(());
+        };
+        if rules.is_synchronous() && rules.backup > 0 {
+            return Ok(());
+        }
+        let mine = self.pushed[worker];
+        for (other, pushed) in self.pushed.iter().enumerate() {
+            if mine > pushed + staleness {
+                return Err(format!(
+                    "worker {worker} begins {mine}, worker {other} {pushed}"
+                ));
+            }
+        }
+        // What was dropped is over, too.
+        if self.dropped == 0 {
+            let oldest = pulled.iter().map(|(point, _)| *point).min();
+            let counts = self.counts(oldest.unwrap_or_default());
+            for other in 0..self.pushed.len() {
+                let has = counts.get(&other).copied().unwrap_or(0);
+                if mine > has + staleness {
+                    return Err(format!("{has} of worker {other} are in weights for {mine}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gradients by worker up to a point.
+    fn counts(&self, point: Point) -> BTreeMap<usize, u64> {
+        let mut counts = BTreeMap::new();
+        let mut at = Some(point);
+        while let Some(node) = at.and_then(|at| self.nodes.get(&at)) {
+            for it in node.entry.iter().flat_map(|entry| &entry.contributions) {
+                if !self.pushes[&it.id].is_initial {
+                    *counts.entry(it.id.worker as usize).or_default() += 1;
+                }
+            }
+            at = node.before;
+        }
+        counts
+    }
+}

@@ -1,0 +1,183 @@
+//! What happens in a history, as its seed will have it: the rule, who is there, and what goes wrong.
+
+use std::time::Duration;
+
+use crate::random::Random;
+use crate::time::{MILLISECOND, Moment, SECOND};
+use gradring_core::parameters::rules::{Late, Overflow, Rules, Timing};
+
+/// Faults strike in this time, unless messages trigger them.
+const WINDOW: Moment = 6 * SECOND;
+
+/// Everything about a history that is settled before it begins.
+#[derive(Debug)]
+pub(super) struct Scenario {
+    pub(super) rules: Rules,
+    pub(super) servers: usize,
+    pub(super) faults: Vec<Fault>,
+    /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
+    pub(super) delay_max: Moment,
+    /// One message in so many is lost, comes twice, or is slow.
+    pub(super) one_in: [u64; 3],
+    /// Longest that a snapshot takes.
+    pub(super) save_max: Moment,
+    /// Longest that a worker computes, by worker.
+    pub(super) paces: Vec<Moment>,
+}
+
+/// A process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Who {
+    Server(usize),
+    Worker(usize),
+}
+
+/// Kinds of messages whose sending can trigger a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Join,
+    Stage,
+    Staged,
+    Submit,
+    Go,
+    Pull,
+    Weights,
+    Append,
+    Applied,
+    Install,
+    Installed,
+}
+
+const KINDS: [Kind; 11] = [
+    Kind::Join,
+    Kind::Stage,
+    Kind::Staged,
+    Kind::Submit,
+    Kind::Go,
+    Kind::Pull,
+    Kind::Weights,
+    Kind::Append,
+    Kind::Applied,
+    Kind::Install,
+    Kind::Installed,
+];
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Trigger {
+    At(Moment),
+    /// Right after so many messages of a kind; hits who sent it, or whom it was for.
+    Sent {
+        kind: Kind,
+        number: u64,
+        hits_sender: bool,
+    },
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Fault {
+    pub(super) trigger: Trigger,
+    /// Whom it hits, if the trigger does not say.
+    pub(super) who: Who,
+    pub(super) harm: Harm,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Harm {
+    /// The process ends; a new one starts after a while. A worker may be lost for good.
+    Kill(Option<Moment>),
+    /// The process is stopped for a while.
+    Stop(Moment),
+    /// Nothing passes to and from it for a while.
+    Cut(Moment),
+}
+
+impl Harm {
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Kill(_) => "kill",
+            Self::Stop(_) => "stop",
+            Self::Cut(_) => "cut",
+        }
+    }
+}
+
+pub(super) fn timing() -> Timing {
+    Timing {
+        again: Duration::from_millis(300),
+        silence: Duration::from_millis(2500),
+        start: Duration::from_millis(4000),
+        snapshot_every: 4,
+    }
+}
+
+impl Scenario {
+    pub(super) fn new(random: &mut Random) -> Self {
+        let workers = 1 + random.below(4);
+        let servers = 1 + random.below(3);
+        let mut paces = vec![100 * MILLISECOND; workers];
+        if random.once_in(2) {
+            paces[random.below(workers)] *= 4;
+        }
+        let quiet = random.once_in(3);
+        let count = if random.once_in(4) {
+            0
+        } else {
+            1 + random.below(4)
+        };
+        let faults = (0..count)
+            .map(|_| Fault::new(random, workers, servers))
+            .collect();
+        Self {
+            rules: rules(random, workers),
+            servers,
+            faults,
+            delay_max: random.pick(&[2, 20, 100]) * MILLISECOND,
+            one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            save_max: random.pick(&[1, 200, 1500]) * MILLISECOND,
+            paces,
+        }
+    }
+}
+
+fn rules(random: &mut Random, workers: usize) -> Rules {
+    let staleness = random.pick(&[Some(0), Some(0), Some(1), Some(3), None]);
+    let aggregate = random.pick(&[1, 1, 2, 3]);
+    Rules {
+        workers: workers as u32,
+        staleness,
+        aggregate,
+        queue_max: aggregate + random.below(3),
+        overflow: random.pick(&[Overflow::Wait, Overflow::DropOldest, Overflow::DropNewest]),
+        late: random.pick(&[Late::Keep, Late::Weight, Late::Drop]),
+        late_after: random.pick(&[0, workers as u64]),
+        backup: if random.once_in(3) { 1 } else { 0 },
+        is_mean: random.once_in(2),
+    }
+}
+
+impl Fault {
+    fn new(random: &mut Random, workers: usize, servers: usize) -> Self {
+        let trigger = if random.once_in(3) {
+            Trigger::At(random.between(0, WINDOW))
+        } else {
+            Trigger::Sent {
+                kind: random.pick(&KINDS),
+                number: random.between(1, 40),
+                hits_sender: random.once_in(2),
+            }
+        };
+        let who = if random.once_in(2) {
+            Who::Server(random.below(servers))
+        } else {
+            Who::Worker(random.below(workers))
+        };
+        let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
+        let lasts = random.between(1, longest);
+        let harm = match random.below(6) {
+            0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
+            4 => Harm::Stop(lasts),
+            _ => Harm::Cut(lasts),
+        };
+        Self { trigger, who, harm }
+    }
+}

@@ -1,0 +1,741 @@
+//! The world of one history: processes, a network, a queue of events, and what comes of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::disk::Shared;
+use super::record::{ELEMENTS, MOMENTUM, Pushed, Record, learning_rate, value};
+use super::scenario::{Fault, Harm, Kind, Scenario, Trigger, Who, timing};
+use crate::random::Random;
+use crate::time::{Clock, MILLISECOND, Moment, SECOND};
+use crate::trace::Trace;
+use gradring_core::parameters::identity::{Incarnation, Point, PushId};
+use gradring_core::parameters::message::{Ask, Order, Reply, Report, Request};
+use gradring_core::parameters::optimizer::{Hyper, Optimizer};
+use gradring_core::parameters::rules::Timing;
+use gradring_core::parameters::sequencer::{Output, Sequencer};
+use gradring_core::parameters::server::{Server, Snapshot};
+use gradring_core::parameters::shard::{Gradient, Payload, Spec};
+use gradring_core::parameters::worker::{Event as Told, Worker};
+
+/// Faults that messages trigger come before this.
+const LAST_FAULT: Moment = 10 * SECOND;
+/// The longest that a fault lasts.
+const FAULT_MAX: Moment = 5 * SECOND;
+/// All is well again so long after the last fault, and has gone on for so long at the end.
+const SETTLES: Moment = 8 * SECOND;
+const GOES_ON: Moment = 6 * SECOND;
+/// Computations that each worker begins while all goes on.
+const BEGUN_MIN: u64 = 2;
+const EVENTS_MAX: u64 = 400_000;
+
+#[derive(Clone)]
+enum Message {
+    Request(Request),
+    Reply(usize, Reply),
+    Order(Order),
+    Report(usize, Report),
+}
+
+enum Event {
+    Message(Who, Message),
+    /// A process wanted to be woken then.
+    Wake(Who, u64),
+    Computed(usize, u64, u64),
+    Saved(usize, u64, Snapshot),
+    Strike(usize),
+    Restart(Who),
+    Measure,
+}
+
+/// A process and where it runs.
+struct Host<Process> {
+    process: Option<Process>,
+    /// Grows with each process here.
+    life: u64,
+    stopped_until: Moment,
+    cut_until: Moment,
+    wakes: Option<Moment>,
+    /// A disk writes one snapshot after the other.
+    writes_until: Moment,
+}
+
+struct ServerProcess {
+    server: Server<Shared>,
+    sequencer: Option<Sequencer>,
+}
+
+struct WorkerProcess {
+    worker: Worker,
+    /// Which computation, with which weights.
+    computes: Option<(u64, Pushed)>,
+    computations: u64,
+}
+
+pub(super) struct World {
+    pub(super) scenario: Scenario,
+    pub(super) record: Record,
+    pub(super) trace: Trace,
+    clock: Clock,
+    timing: Timing,
+    random: Random,
+    servers: Vec<Host<ServerProcess>>,
+    disks: Vec<Shared>,
+    workers: Vec<Host<WorkerProcess>>,
+    queue: BTreeMap<(Moment, u64), Event>,
+    added: u64,
+    sent: BTreeMap<Kind, u64>,
+    struck: Vec<bool>,
+    begun: Option<Vec<u64>>,
+}
+
+/// Runs what `seed` says.
+pub(super) fn run(seed: u64, traced: bool) -> (World, Result<(), String>) {
+    let mut random = Random::new(seed);
+    let scenario = Scenario::new(&mut random);
+    let mut world = World::new(scenario, random.fork(), traced);
+    let result = world.run();
+    (world, result)
+}
+
+impl<Process> Host<Process> {
+    const fn new() -> Self {
+        Self {
+            process: None,
+            life: 0,
+            stopped_until: 0,
+            cut_until: 0,
+            wakes: None,
+            writes_until: 0,
+        }
+    }
+}
+
+impl World {
+    fn new(scenario: Scenario, random: Random, traced: bool) -> Self {
+        let clock = Clock::new();
+        Self {
+            record: Record::new(&scenario),
+            trace: Trace::new(clock.clone(), traced),
+            timing: timing(),
+            random,
+            servers: (0..scenario.servers).map(|_| Host::new()).collect(),
+            disks: (0..scenario.servers).map(|_| Shared::default()).collect(),
+            workers: scenario.paces.iter().map(|_| Host::new()).collect(),
+            queue: BTreeMap::new(),
+            added: 0,
+            sent: BTreeMap::new(),
+            struck: vec![false; scenario.faults.len()],
+            begun: None,
+            clock,
+            scenario,
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        for server in 0..self.servers.len() {
+            let at = self.random.between(0, 50 * MILLISECOND);
+            self.arrange(at, Event::Restart(Who::Server(server)));
+        }
+        for worker in 0..self.workers.len() {
+            let at = self.random.between(0, 500 * MILLISECOND);
+            self.arrange(at, Event::Restart(Who::Worker(worker)));
+        }
+        for (index, fault) in self.scenario.faults.clone().into_iter().enumerate() {
+            if let Trigger::At(at) = fault.trigger {
+                self.arrange(at, Event::Strike(index));
+            }
+        }
+        let begins = if self.scenario.faults.is_empty() {
+            2 * SECOND
+        } else {
+            LAST_FAULT + FAULT_MAX
+        };
+        self.arrange(begins + SETTLES, Event::Measure);
+        let mut events = 0;
+        while let Some(((moment, _), event)) = self.queue.pop_first() {
+            if moment > begins + SETTLES + GOES_ON {
+                break;
+            }
+            self.clock.advance_to(moment);
+            events += 1;
+            if events > EVENTS_MAX {
+                return Err("it spins".into());
+            }
+            self.handle(event)?;
+        }
+        self.check_end()
+    }
+
+    fn check_end(&mut self) -> Result<(), String> {
+        let before = self.begun.clone().unwrap_or_default();
+        for (worker, host) in self.workers.iter().enumerate() {
+            let begun = self.record.begun[worker] - before[worker];
+            if host.process.is_some() && begun < BEGUN_MIN {
+                return Err(format!("worker {worker} does not go on"));
+            }
+        }
+        let versions = self.servers.iter().map(|host| {
+            let at = host.process.as_ref().and_then(|it| it.server.at());
+            at.map_or(0, |at| at.point.version)
+        });
+        let (least, most) = (versions.clone().min(), versions.max());
+        if most > least.map(|least| least + 4) {
+            return Err(format!("a server stays at version {least:?} of {most:?}"));
+        }
+        Ok(())
+    }
+
+    fn arrange(&mut self, at: Moment, event: Event) {
+        self.added += 1;
+        self.queue.insert((at, self.added), event);
+    }
+
+    fn after(&mut self, delay: Moment, event: Event) {
+        self.arrange(self.clock.now() + delay, event);
+    }
+
+    fn instant(&self) -> Instant {
+        self.clock.instant()
+    }
+
+    fn stopped_until(&self, who: Who) -> Moment {
+        match who {
+            Who::Server(server) => self.servers[server].stopped_until,
+            Who::Worker(worker) => self.workers[worker].stopped_until,
+        }
+    }
+
+    fn is_cut(&self, who: Who) -> bool {
+        let until = match who {
+            Who::Server(server) => self.servers[server].cut_until,
+            Who::Worker(worker) => self.workers[worker].cut_until,
+        };
+        self.clock.now() < until
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), String> {
+        let whose = match &event {
+            Event::Message(who, _) | Event::Wake(who, _) => Some(*who),
+            Event::Computed(worker, ..) => Some(Who::Worker(*worker)),
+            Event::Saved(server, ..) => Some(Who::Server(*server)),
+            Event::Strike(_) | Event::Restart(_) | Event::Measure => None,
+        };
+        if let Some(until) = whose.map(|who| self.stopped_until(who))
+            && until > self.clock.now()
+        {
+            self.arrange(until, event);
+            return Ok(());
+        }
+        match event {
+            Event::Message(who, message) => {
+                if !self.is_cut(who) {
+                    self.deliver(who, message)?;
+                }
+            }
+            Event::Wake(Who::Server(server), moment) => {
+                let host = &mut self.servers[server];
+                if host.wakes == Some(moment) {
+                    host.wakes = None;
+                    self.drive_server(server);
+                }
+            }
+            Event::Wake(Who::Worker(worker), moment) => {
+                let host = &mut self.workers[worker];
+                if host.wakes == Some(moment) {
+                    host.wakes = None;
+                    self.drive_worker(worker)?;
+                }
+            }
+            Event::Computed(worker, life, computation) => {
+                self.computed(worker, life, computation)?;
+            }
+            Event::Saved(server, life, snapshot) => {
+                let host = &mut self.servers[server];
+                if host.life == life
+                    && let Some(process) = &mut host.process
+                {
+                    let point = snapshot.point;
+                    self.disks[server].finish(snapshot);
+                    process.server.saved(point);
+                    self.trace
+                        .say(|| format!("server {server} has saved {point:?}"));
+                }
+            }
+            Event::Strike(index) => {
+                let fault = self.scenario.faults[index].clone();
+                self.strike(index, &fault, fault.who);
+            }
+            Event::Restart(who) => self.restart(who)?,
+            Event::Measure => self.begun = Some(self.record.begun.clone()),
+        }
+        Ok(())
+    }
+
+    fn restart(&mut self, who: Who) -> Result<(), String> {
+        let (now, random, timing) = (self.instant(), self.random.next(), self.timing.clone());
+        self.trace.say(|| format!("{who:?} starts"));
+        match who {
+            Who::Server(server) => {
+                let disk = self.disks[server].clone();
+                disk.0.borrow_mut().writing.clear();
+                self.servers[server].writes_until = 0;
+                let rules = self.scenario.rules.clone();
+                let every = timing.snapshot_every;
+                let servers = self.servers.len();
+                let sequencer =
+                    (server == 0).then(|| Sequencer::new(rules, timing, servers, random, now));
+                let host = &mut self.servers[server];
+                host.life += 1;
+                host.process = Some(ServerProcess {
+                    server: Server::new(disk, every, false),
+                    sequencer,
+                });
+                self.drive_server(server);
+                Ok(())
+            }
+            Who::Worker(index) => {
+                let worker = Worker::new(index as u32, self.servers.len(), timing, random, now);
+                let host = &mut self.workers[index];
+                host.life += 1;
+                host.process = Some(WorkerProcess {
+                    worker,
+                    computes: None,
+                    computations: 0,
+                });
+                self.drive_worker(index)
+            }
+        }
+    }
+
+    fn send(&mut self, from: Who, to: Who, message: Message) {
+        self.trace
+            .say(|| format!("{from:?} -> {to:?}  {}", shown(&message)));
+        // A process always reaches itself.
+        let local = from == to;
+        let [lost, twice, slow] = self.scenario.one_in;
+        if local {
+            self.after(1000, Event::Message(to, message.clone()));
+        } else if !self.is_cut(from) && !self.random.once_in(lost) {
+            let most = self.scenario.delay_max;
+            let delay = if self.random.once_in(slow) {
+                self.random.between(most, 3 * SECOND)
+            } else {
+                self.random.between(100_000, most)
+            };
+            if self.random.once_in(twice) {
+                let second = delay + self.random.between(0, 4 * SECOND);
+                self.after(second, Event::Message(to, message.clone()));
+            }
+            self.after(delay, Event::Message(to, message.clone()));
+        }
+        if let Some(kind) = kind(&message) {
+            let count = self.sent.entry(kind).or_default();
+            *count += 1;
+            let count = *count;
+            for (index, fault) in self.scenario.faults.clone().into_iter().enumerate() {
+                if let Trigger::Sent {
+                    kind: of,
+                    number,
+                    hits_sender,
+                } = fault.trigger
+                    && (of, number) == (kind, count)
+                    && self.clock.now() < LAST_FAULT
+                {
+                    let who = if hits_sender { from } else { to };
+                    // The sender comes to the end of what it does before.
+                    self.after(0, Event::Strike(index));
+                    self.scenario.faults[index].who = who;
+                }
+            }
+        }
+    }
+
+    fn strike(&mut self, index: usize, fault: &Fault, who: Who) {
+        if std::mem::replace(&mut self.struck[index], true) {
+            return;
+        }
+        let now = self.clock.now();
+        self.trace.say(|| format!("{who:?}: {:?}", fault.harm));
+        self.record.note(fault.harm.name());
+        match (&fault.harm, who) {
+            (Harm::Kill(back), Who::Server(server)) => {
+                if self.servers[server].process.take().is_some() {
+                    let back = back.unwrap_or(SECOND);
+                    self.after(back, Event::Restart(who));
+                    self.record.note("a server was killed");
+                }
+            }
+            (Harm::Kill(back), Who::Worker(worker)) => {
+                if self.workers[worker].process.take().is_some() {
+                    self.record.note("a worker was killed");
+                    if let Some(back) = *back {
+                        self.after(back, Event::Restart(who));
+                    }
+                }
+            }
+            (Harm::Stop(lasts), Who::Server(server)) => {
+                self.servers[server].stopped_until = now + lasts;
+            }
+            (Harm::Stop(lasts), Who::Worker(worker)) => {
+                self.workers[worker].stopped_until = now + lasts;
+            }
+            (Harm::Cut(lasts), Who::Server(server)) => {
+                self.servers[server].cut_until = now + lasts;
+            }
+            (Harm::Cut(lasts), Who::Worker(worker)) => {
+                self.workers[worker].cut_until = now + lasts;
+            }
+        }
+    }
+
+    fn deliver(&mut self, to: Who, message: Message) -> Result<(), String> {
+        let now = self.instant();
+        match (to, message) {
+            (Who::Server(server), Message::Request(request)) => {
+                let Some(process) = &mut self.servers[server].process else {
+                    return Ok(());
+                };
+                let reply = process.server.answer(&request);
+                if let Some(sequencer) = &mut process.sequencer {
+                    sequencer.answer(&request, now);
+                }
+                if let Some(reply) = reply {
+                    let worker = Who::Worker(request.worker as usize);
+                    self.send(to, worker, Message::Reply(server, reply));
+                }
+                self.drive_server(server);
+            }
+            (Who::Server(server), Message::Order(order)) => self.obey(server, order)?,
+            (Who::Server(server), Message::Report(from, report)) => {
+                if let Some(process) = &mut self.servers[server].process
+                    && let Some(sequencer) = &mut process.sequencer
+                {
+                    sequencer.heard(from, report, now);
+                }
+                self.drive_server(server);
+            }
+            (Who::Worker(worker), Message::Reply(from, reply)) => {
+                if let Some(process) = &mut self.workers[worker].process {
+                    process.worker.heard(from, reply, now);
+                    self.drive_worker(worker)?;
+                }
+            }
+            _ => return Err("a message for another".into()),
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, server: usize, order: Order) -> Result<(), String> {
+        let Some(process) = &mut self.servers[server].process else {
+            return Ok(());
+        };
+        let before = process.server.at().map(|at| at.point);
+        let (report, replies) = process.server.obey(order.clone());
+        let at = process.server.at().cloned();
+        let staged = process.server.staged();
+        if let (
+            Order::Append {
+                term,
+                after,
+                entries,
+                ..
+            },
+            Some(mut point),
+            Some(at),
+        ) = (&order, before, &at)
+        {
+            for (version, entry) in (after + 1..).zip(entries) {
+                if version == point.version + 1 && version <= at.point.version {
+                    let next = Point {
+                        term: *term,
+                        version,
+                    };
+                    self.record.applied(&self.scenario, point, next, entry)?;
+                    point = next;
+                }
+            }
+            if point != at.point {
+                return Err(format!(
+                    "server {server} is at {:?} and not {point:?}",
+                    at.point
+                ));
+            }
+            self.record.check_server(server, at)?;
+        }
+        if let (Order::Install { point, .. }, Some(at), Some(Report::Installed { .. })) =
+            (&order, &at, &report)
+        {
+            if at.point != *point {
+                return Err(format!("server {server} has {:?} for {point:?}", at.point));
+            }
+            self.record.check_server(server, at)?;
+            if point.version < self.record.stable {
+                return Err(format!(
+                    "{point:?} was restored, though there were later ones"
+                ));
+            }
+            if before.is_some_and(|before| before.version > point.version) {
+                self.record.note("an update was taken back");
+            }
+            if point.version > 0 {
+                self.record.note("a snapshot was restored");
+            }
+        }
+        if let Order::Append { stable, .. } = order {
+            self.record.stable = self.record.stable.max(stable);
+            let lost = matches!(report, Some(Report::Lost(_)));
+            if lost && before.is_some() {
+                return Err(format!("server {server} lacks a gradient that was ordered"));
+            }
+        }
+        let rules = &self.scenario.rules;
+        let workers = self.workers.len();
+        let queued = rules.queue_max.max(rules.aggregate).max(workers);
+        if staged > queued + 4 * rules.aggregate.max(workers) + 4 * workers {
+            return Err(format!("{staged} gradients are staged"));
+        }
+        let writing = std::mem::take(&mut self.disks[server].0.borrow_mut().writing);
+        let life = self.servers[server].life;
+        for snapshot in writing {
+            let delay = self.random.between(1, self.scenario.save_max);
+            let host = &mut self.servers[server];
+            host.writes_until = host.writes_until.max(self.clock.now()) + delay;
+            let at = host.writes_until;
+            self.arrange(at, Event::Saved(server, life, snapshot));
+        }
+        let me = Who::Server(server);
+        if let Some(report) = report {
+            self.send(me, Who::Server(0), Message::Report(server, report));
+        }
+        for (worker, reply) in replies {
+            self.send(
+                me,
+                Who::Worker(worker as usize),
+                Message::Reply(server, reply),
+            );
+        }
+        Ok(())
+    }
+
+    fn drive_server(&mut self, server: usize) {
+        let now = self.instant();
+        let Some(process) = &mut self.servers[server].process else {
+            return;
+        };
+        let Some(sequencer) = &mut process.sequencer else {
+            return;
+        };
+        let outputs = sequencer.step(now);
+        let wake = self.clock.moment(sequencer.wake());
+        if let Some((counts, waiting, _)) = sequencer.counts() {
+            let rules = &self.scenario.rules;
+            assert!(rules.is_synchronous() || waiting <= rules.queue_max.max(rules.aggregate));
+            self.record.dropped =
+                counts.late + counts.overflowed + counts.superfluous + counts.lost;
+            for (count, example) in [
+                (counts.late, "a late gradient was dropped"),
+                (counts.overflowed, "the queue was full"),
+                (counts.superfluous, "initial weights came twice"),
+                (counts.lost, "a lost worker's gradient was dropped"),
+            ] {
+                if count > 0 {
+                    self.record.note(example);
+                }
+            }
+        }
+        if sequencer.restored() > 1 {
+            self.record.note("the servers were restored");
+        }
+        let me = Who::Server(server);
+        if self.servers[server].wakes.is_none_or(|known| known > wake) {
+            self.servers[server].wakes = Some(wake);
+            self.arrange(wake, Event::Wake(me, wake));
+        }
+        for output in outputs {
+            match output {
+                Output::Server(to, order) => {
+                    self.send(me, Who::Server(to), Message::Order(order));
+                }
+                Output::Worker(to, reply) => {
+                    let reply = Message::Reply(server, reply);
+                    self.send(me, Who::Worker(to as usize), reply);
+                }
+            }
+        }
+    }
+
+    fn drive_worker(&mut self, index: usize) -> Result<(), String> {
+        let now = self.instant();
+        let host = &mut self.workers[index];
+        let Some(process) = &mut host.process else {
+            return Ok(());
+        };
+        let requests = process.worker.step(now);
+        let told = process.worker.event();
+        let wake = self.clock.moment(process.worker.wake());
+        if host.wakes.is_none_or(|known| known > wake) {
+            host.wakes = Some(wake);
+            self.arrange(wake, Event::Wake(Who::Worker(index), wake));
+        }
+        for (server, request) in requests {
+            let (me, to) = (Who::Worker(index), Who::Server(server));
+            self.send(me, to, Message::Request(request));
+        }
+        let pushed = match told {
+            None => return Ok(()),
+            Some(Told::WantsInitial) => Pushed {
+                base: Point::default(),
+                is_initial: true,
+                is_torn: false,
+            },
+            Some(Told::Weights(pulled)) => {
+                self.record.begins(&self.scenario, index, &pulled)?;
+                let points = pulled.iter().map(|(point, _)| *point);
+                Pushed {
+                    base: points.min_by_key(|point| point.version).unwrap_or_default(),
+                    is_initial: false,
+                    is_torn: pulled.iter().any(|(point, _)| *point != pulled[0].0),
+                }
+            }
+        };
+        let pace = self.scenario.paces[index];
+        let delay = self.random.between(pace / 2, pace);
+        let host = &mut self.workers[index];
+        let life = host.life;
+        if let Some(process) = &mut host.process {
+            process.computations += 1;
+            process.computes = Some((process.computations, pushed));
+            let computation = process.computations;
+            self.after(delay, Event::Computed(index, life, computation));
+        }
+        Ok(())
+    }
+
+    fn computed(&mut self, index: usize, life: u64, computation: u64) -> Result<(), String> {
+        let servers = self.servers.len();
+        let host = &mut self.workers[index];
+        if host.life != life {
+            return Ok(());
+        }
+        let Some(process) = &mut host.process else {
+            return Ok(());
+        };
+        let Some((_, pushed)) = process.computes.filter(|(it, _)| *it == computation) else {
+            return Ok(());
+        };
+        process.computes = None;
+        let Some(id) = process.worker.next_id() else {
+            self.record.note("a gradient was not worth pushing");
+            return Ok(());
+        };
+        let payloads = (0..servers).map(|server| payload(id, server, pushed.is_initial));
+        let hyper = Hyper {
+            learning_rate: learning_rate(id),
+            weight_decay: 0.0,
+        };
+        let made = process.worker.push(payloads.collect(), hyper);
+        if made != Some(id) {
+            return Err(format!("{made:?} is called {id:?}"));
+        }
+        let kept = process.worker.unsettled();
+        let rules = &self.scenario.rules;
+        if kept > 2 + 4 * rules.queue_max.max(rules.aggregate) + 4 * rules.aggregate {
+            return Err(format!("worker {index} keeps {kept} gradients"));
+        }
+        self.record.pushes(id, pushed)?;
+        self.drive_worker(index)
+    }
+}
+
+fn payload(id: PushId, server: usize, is_initial: bool) -> Arc<Payload> {
+    let values: Vec<_> = (0..ELEMENTS)
+        .map(|index| value(id, server, index))
+        .collect();
+    Arc::new(if is_initial {
+        let optimizer = Optimizer::Sgd {
+            momentum: f64::from(MOMENTUM),
+            is_nesterov: false,
+        };
+        let spec = Spec {
+            rows: ELEMENTS,
+            width: 1,
+            decays: true,
+        };
+        Payload::Initial {
+            optimizer,
+            parts: vec![(spec, Arc::new(values))],
+        }
+    } else if id.number.is_multiple_of(3) {
+        let rows = (0..ELEMENTS as u32).collect();
+        Payload::Gradients(vec![Some(Gradient::Rows { rows, values })])
+    } else {
+        Payload::Gradients(vec![Some(Gradient::Dense(values))])
+    })
+}
+
+fn kind(message: &Message) -> Option<Kind> {
+    Some(match message {
+        Message::Request(request) => match request.ask {
+            Ask::Join { .. } => Kind::Join,
+            Ask::Stage { .. } => Kind::Stage,
+            Ask::Submit { .. } => Kind::Submit,
+            Ask::Pull { .. } => Kind::Pull,
+            Ask::Alive(_) | Ask::Leave(_) => return None,
+        },
+        Message::Reply(_, reply) => match reply {
+            Reply::Staged(..) => Kind::Staged,
+            Reply::Go { .. } => Kind::Go,
+            Reply::Weights { .. } => Kind::Weights,
+            _ => return None,
+        },
+        Message::Order(order) => match order {
+            Order::Append { entries, .. } if !entries.is_empty() => Kind::Append,
+            Order::Install { .. } => Kind::Install,
+            _ => return None,
+        },
+        Message::Report(_, report) => match report {
+            Report::Applied { .. } => Kind::Applied,
+            Report::Installed { .. } => Kind::Installed,
+            _ => return None,
+        },
+    })
+}
+
+fn shown(message: &Message) -> String {
+    match message {
+        Message::Request(it) => match &it.ask {
+            Ask::Stage { id, base, .. } => format!("Stage {} in {} at {base}", named(*id), it.term),
+            Ask::Submit { id, base, .. } => {
+                format!("Submit {} in {} at {base}", named(*id), it.term)
+            }
+            ask => format!("{ask:?} in {}", it.term),
+        },
+        Message::Reply(_, Reply::Weights { round, point, .. }) => {
+            format!("Weights of {point:?} for {round}")
+        }
+        Message::Reply(_, reply) => format!("{reply:?}"),
+        Message::Order(Order::Append {
+            term,
+            after,
+            entries,
+            stable,
+            ..
+        }) => {
+            let ids = entries.iter().map(|entry| {
+                let ids = entry.contributions.iter().map(|it| named(it.id));
+                ids.collect::<Vec<_>>().join("+")
+            });
+            let ids: Vec<_> = ids.collect();
+            format!("Append {ids:?} after {after} in {term}, {stable} is stable")
+        }
+        Message::Order(order) => format!("{order:?}"),
+        Message::Report(_, report) => format!("{report:?}"),
+    }
+}
+
+fn named(id: PushId) -> String {
+    let Incarnation(term, count) = id.incarnation;
+    format!("{}/{term}.{count}/{}", id.worker, id.number)
+}
