@@ -237,6 +237,7 @@ impl Member {
             round: 0,
             propose_at,
             proposal: None,
+            follows: None,
             higher: None,
             elsewhere: BTreeMap::new(),
             apart: BTreeSet::new(),

@@ -79,6 +79,10 @@ impl Member {
                     reforming.proposal = None;
                 }
                 reforming.propose_at = now + self.timing.quiet + turn;
+                reforming.follows = Some(from.clone());
+                // It has been heard right now.
+                let contact = self.contacts.entry(from.id).or_default();
+                contact.due = Some(now + self.timing.again);
             }
             Phase::Joining(joining) => joining.noted = now,
             Phase::Over => {}
@@ -102,7 +106,7 @@ impl Member {
         contact.due = Some(now + self.timing.again);
         let reply = match outcome {
             Outcome::Silent | Outcome::TurnedAway(_) => return,
-            Outcome::Refused | Outcome::Reply(Reply::OtherProcess) => return self.lost(id),
+            Outcome::Refused | Outcome::Reply(Reply::OtherProcess) => return self.lost(id, now),
             Outcome::Reply(reply) => reply,
         };
         contact.unanswered = None;
@@ -145,10 +149,17 @@ impl Member {
     }
 
     /// Its own request has proved that a process is dead.
-    fn lost(&mut self, id: Id) {
+    fn lost(&mut self, id: Id, now: Instant) {
         self.bury(id);
-        if let Phase::Together(together) = &mut self.phase {
-            together.has_found_death |= together.is_called;
+        let turn = self.turn();
+        match &mut self.phase {
+            Phase::Together(together) => together.has_found_death |= together.is_called,
+            Phase::Reforming(reforming) => {
+                if reforming.follows.take_if(|it| it.id == id).is_some() {
+                    reforming.propose_at = reforming.propose_at.min(now + turn);
+                }
+            }
+            Phase::Joining(_) | Phase::Over => {}
         }
     }
 

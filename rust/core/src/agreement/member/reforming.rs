@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::proposal::{Proposal, Verdict};
 use super::{Member, Phase};
 use crate::agreement::message::{Request, Standpoint, Step};
-use crate::agreement::quorum::{Ballot, Id};
+use crate::agreement::quorum::{Ballot, Id, Peer};
 
 /// There is no group.
 pub(super) struct Reforming {
@@ -22,6 +22,8 @@ pub(super) struct Reforming {
     /// When to propose, if nobody else does.
     pub(super) propose_at: Instant,
     pub(super) proposal: Option<Proposal>,
+    /// To whom it has promised last: if that one dies, another is to propose.
+    pub(super) follows: Option<Peer>,
     /// A higher roster with this process in it, of which it has heard.
     pub(super) higher: Option<Standpoint>,
     /// Where others are that are at a roster without this process.
@@ -55,10 +57,19 @@ impl Member {
             Some(proposal) => proposal,
             None if now < reforming.propose_at => {
                 let until = reforming.propose_at;
+                let watched: Vec<_> = reforming.follows.iter().cloned().collect();
                 self.phase = Phase::Reforming(reforming);
-                return Step::Wait(Some(until));
+                let watch = Request::Watch(self.promised);
+                return match self.ask(&watched, &watch, now) {
+                    Step::Wait(Some(next)) if !watched.is_empty() => {
+                        Step::Wait(Some(next.min(until)))
+                    }
+                    Step::Wait(_) => Step::Wait(Some(until)),
+                    send => send,
+                };
             }
             None => {
+                reforming.follows = None;
                 let higher = reforming.higher.as_ref();
                 let higher = higher.filter(|higher| higher.roster.ballot > own);
                 let base = higher.unwrap_or(standpoint).clone();
@@ -109,6 +120,7 @@ impl Member {
                 reforming.propose_at = now + pause;
                 reforming.round = reforming.round.max(higher.round);
                 reforming.higher = None;
+                reforming.follows = None;
             }
             Phase::Together(_) => self.call_if_member(by),
             Phase::Joining(_) | Phase::Over => {}

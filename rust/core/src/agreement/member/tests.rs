@@ -223,6 +223,23 @@ fn half_of_the_members_stop_with_an_error_that_names_the_others() {
 }
 
 #[test]
+fn a_proposer_that_dies_is_replaced_as_soon_as_its_address_refuses() {
+    let mut job = Job::new(4);
+    job.reform();
+    for _ in 2..=4 {
+        let Step::Send(address, envelope) = job.members[0].step(job.now) else {
+            panic!("it asks all for a promise");
+        };
+        let outcome = job.carry(&address, &envelope);
+        assert!(matches!(outcome, Outcome::Reply(Reply::Promise { .. })));
+    }
+    job.dead.push(1);
+    job.members.remove(0);
+    job.pass(Duration::from_secs(1));
+    assert_eq!(job.rosters(), vec![(3, vec![2, 3, 4]); 3]);
+}
+
+#[test]
 fn a_member_that_says_goodbye_is_not_waited_for() {
     let mut job = Job::new(3);
     let calls = job.members[0].leave();
