@@ -4,8 +4,8 @@
 which ``rust/core/tests/keras_updates.rs`` reads; ``test_keras_updates.py`` says whether it is still
 true.
 
-It runs eagerly, because TensorFlow rewrites graphs: a division by a root, which Adagrad has,
-becomes a multiplication by the root's reciprocal, and the last bit or two of a weight differ.
+It runs eagerly, because TensorFlow rewrites graphs: under Adagrad the last bit or two of a weight
+differ there, probably since a division by a root becomes a multiplication by its reciprocal.
 """
 
 from __future__ import annotations
