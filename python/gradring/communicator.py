@@ -188,7 +188,7 @@ class Communicator:
             rendezvous=rendezvous,
             addresses=list(addresses),
             settings=self._settings,
-            **self._door,
+            door=self._door,
         )
         #: Where members of a running job listen that this process is yet to join.
         self._joins: Sequence[str] = ()
@@ -567,7 +567,9 @@ def participant_of(
     if group is None and not addresses and door["listen"] is None:
         # Where it would listen if it was not alone.
         door["listen"] = communicator._rendezvous or None
-    participant = _native.Participant(group=group, addresses=addresses, patience=patience_s, **door)
+    participant = _native.Participant(
+        group=group, addresses=addresses, patience=patience_s, door=door
+    )
     communicator._participant = participant
     return participant
 
@@ -592,7 +594,7 @@ def form_again(
         settings=communicator._settings,
         follows=old.id,
         agreed=(participant, agreement),
-        **communicator._door,
+        door=communicator._door,
     )
     if not is_open(communicator):  # by a signal handler, or another thread
         native.close()

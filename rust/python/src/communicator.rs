@@ -8,10 +8,10 @@ use std::time::Duration;
 use gradring_core::caller::Caller as _;
 use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator;
-use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings, TlsFiles};
+use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings};
 use gradring_core::dtype::ReduceOp;
 use gradring_core::elastic::Agreed;
-use gradring_core::error::{Error, Unusable};
+use gradring_core::error::Error;
 use gradring_core::observe::board::NOTE_BYTES_MAX;
 use gradring_core::wire::gossip::Gossip;
 use pyo3::exceptions::PyValueError;
@@ -20,6 +20,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::arrays::Bucket;
 use crate::caller::Program;
+use crate::door::Door;
 use crate::elastic::{Agreement, Participant};
 use crate::entry::{attached, detached, enter};
 use crate::errors::{forget_failure, take_failure_file, to_python};
@@ -35,56 +36,29 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, listen, ports, interface, announce, addresses, job, token, tls, settings, follows=None, agreed=None))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, door, settings, follows=None, agreed=None))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
         rank: usize,
         world_size: usize,
         rendezvous: String,
-        listen: Option<String>,
-        ports: Option<(u16, u16)>,
-        interface: Option<&str>,
-        announce: Option<String>,
         addresses: Vec<String>,
-        job: String,
-        token: Vec<u8>,
-        tls: Option<(PathBuf, PathBuf, PathBuf)>,
+        door: Door,
         settings: BTreeMap<String, String>,
         follows: Option<u64>,
         agreed: Option<(Py<Participant>, Agreement)>,
     ) -> PyResult<Self> {
         enter(py, || {
             take_failure_file(py)?;
-            let interface = interface.map(str::parse).transpose().map_err(|_| {
-                let fact = Unusable::Value {
-                    name: "interface".into(),
-                    value: interface.unwrap_or_default().into(),
-                    wanted: "an IP address".into(),
-                };
-                to_python(py, &fact.into())
-            })?;
             let mut config = Config {
                 rank,
                 world_size,
                 rendezvous,
-                listen,
-                ports,
-                interface,
-                announce,
                 addresses,
-                job,
-                token,
-                tls: tls.map(|(ca, certificate, key)| TlsFiles {
-                    ca,
-                    certificate,
-                    key,
-                }),
-                socket: None,
-                generation: 0,
                 id: follows,
                 settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
-                on_warning: log_warning,
+                ..door.config(py)?
             };
             let participant = agreed.map(|(participant, (generation, rank, addresses))| {
                 let inner = Arc::clone(&participant.get().inner);

@@ -1,15 +1,15 @@
 //! `_native.Participant`.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gradring_core::agreement::quorum::{Id, Peer};
-use gradring_core::config::{Config, LONGEST_S, Settings, TlsFiles};
+use gradring_core::config::LONGEST_S;
 use gradring_core::elastic;
 use pyo3::prelude::*;
 
-use crate::communicator::{Communicator, guarded, log_warning};
+use crate::communicator::{Communicator, guarded};
+use crate::door::Door;
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
@@ -28,44 +28,16 @@ pub(crate) struct Participant {
 #[pymethods]
 impl Participant {
     #[new]
-    #[pyo3(signature = (*, group, listen, ports, interface, announce, addresses, job, token, tls, patience))]
-    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+    #[pyo3(signature = (*, group, addresses, patience, door))]
     fn new(
         py: Python<'_>,
         group: Option<Py<Communicator>>,
-        listen: Option<String>,
-        ports: Option<(u16, u16)>,
-        interface: Option<&str>,
-        announce: Option<String>,
         addresses: Vec<String>,
-        job: String,
-        token: Vec<u8>,
-        tls: Option<(PathBuf, PathBuf, PathBuf)>,
         patience: f64,
+        door: Door,
     ) -> PyResult<Self> {
         enter(py, || {
-            let config = Config {
-                rank: 0,
-                world_size: 1,
-                rendezvous: String::new(),
-                listen,
-                ports,
-                interface: interface.and_then(|interface| interface.parse().ok()),
-                announce,
-                addresses: Vec::new(),
-                job,
-                token,
-                tls: tls.map(|(ca, certificate, key)| TlsFiles {
-                    ca,
-                    certificate,
-                    key,
-                }),
-                socket: None,
-                generation: 0,
-                id: None,
-                settings: Settings::default(),
-                on_warning: log_warning,
-            };
+            let config = door.config(py)?;
             let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
             let group = group.map(|group| Arc::clone(&group.get().inner));
             let inner = detached(py, || {

@@ -10,6 +10,7 @@ mod caller;
 mod communicator;
 mod diagnosis;
 mod dlpack;
+mod door;
 mod elastic;
 mod entry;
 mod errors;

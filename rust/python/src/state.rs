@@ -1,15 +1,15 @@
 //! `_native.inquire`: how a rank of a running job is.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use gradring_core::config::{LONGEST_S, TlsFiles};
+use gradring_core::config::LONGEST_S;
 use gradring_core::inquire;
 use gradring_core::wire::state::{Collective, Phase, State};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::door::{TlsPaths, tls_files};
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
@@ -20,16 +20,12 @@ pub(crate) fn ask<'py>(
     py: Python<'py>,
     address: &str,
     token: &[u8],
-    tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    tls: Option<TlsPaths>,
     timeout: f64,
 ) -> PyResult<Bound<'py, PyDict>> {
     let limit = Duration::try_from_secs_f64(timeout.min(LONGEST_S))
         .map_err(|error| PyValueError::new_err(format!("timeout={timeout}: {error}")))?;
-    let tls = tls.map(|(ca, certificate, key)| TlsFiles {
-        ca,
-        certificate,
-        key,
-    });
+    let tls = tls.map(tls_files);
     enter(py, || {
         let state = detached(py, || inquire(address, token, tls.as_ref(), limit));
         state_to_python(py, state.map_err(|error| to_python(py, &error))?)

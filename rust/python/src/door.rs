@@ -1,0 +1,68 @@
+//! Where a process listens, and with what it proves to others that it belongs to the job.
+
+use std::path::PathBuf;
+
+use gradring_core::config::{Config, Settings, TlsFiles};
+use gradring_core::error::Unusable;
+use pyo3::prelude::*;
+
+use crate::communicator::log_warning;
+use crate::errors::to_python;
+
+/// Paths of the authority's certificate, the own one, and its key.
+pub(crate) type TlsPaths = (PathBuf, PathBuf, PathBuf);
+
+/// `Door` of the stub.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Door {
+    listen: Option<String>,
+    ports: Option<(u16, u16)>,
+    interface: Option<String>,
+    announce: Option<String>,
+    job: String,
+    token: Vec<u8>,
+    tls: Option<TlsPaths>,
+}
+
+impl Door {
+    /// That of a process that is alone so far.
+    pub(crate) fn config(self, py: Python<'_>) -> PyResult<Config> {
+        let interface = self.interface.map(|interface| {
+            interface.parse().map_err(|_| {
+                let fact = Unusable::Value {
+                    name: "interface".into(),
+                    value: interface.into(),
+                    wanted: "an IP address".into(),
+                };
+                to_python(py, &fact.into())
+            })
+        });
+        Ok(Config {
+            rank: 0,
+            world_size: 1,
+            rendezvous: String::new(),
+            listen: self.listen,
+            ports: self.ports,
+            interface: interface.transpose()?,
+            announce: self.announce,
+            addresses: Vec::new(),
+            job: self.job,
+            token: self.token,
+            tls: self.tls.map(tls_files),
+            socket: None,
+            generation: 0,
+            id: None,
+            settings: Settings::default(),
+            on_warning: log_warning,
+        })
+    }
+}
+
+pub(crate) fn tls_files((ca, certificate, key): TlsPaths) -> TlsFiles {
+    TlsFiles {
+        ca,
+        certificate,
+        key,
+    }
+}
