@@ -305,6 +305,21 @@ def messages(comm: Any) -> float:
     return (count_of(8) - count_of(4)) / 4
 
 
+def no_batches(comm: Any) -> Any:
+    """The rest of an epoch of which every step is done."""
+    import keras
+    import tensorflow as tf
+
+    x, y = samples(count=BATCH)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    model = compiled(strategy_of(comm), "mlp", "Adam")
+    before = [np.asarray(weight).tolist() for weight in model.weights]
+    ended: list[Any] = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda *end: ended.append(end))
+    model.fit(data.skip(1), verbose=0, callbacks=[callback])
+    return ended, before == [np.asarray(weight).tolist() for weight in model.weights]
+
+
 def empty_batch(comm: Any) -> Any:
     """Rank 1 has run out of data."""
     import keras
@@ -328,6 +343,7 @@ TRAININGS = (
     plain_normalisation,
     uneven,
     few_rows,
+    no_batches,
     messages,
 )
 
@@ -392,6 +408,12 @@ def test_statistics_of_plain_batch_normalisation_are_the_mean_over_the_workers(
     # Afterwards the weights differ: each worker normalises its own half of the batch.
     expected = alone["plain_normalisation"]["after one"]
     np.testing.assert_allclose(first["after one"], expected, rtol=0, atol=1e-6)
+
+
+def test_an_epoch_without_batches_only_ends(trained: Any) -> None:
+    workers, alone = trained
+    for process in (*workers, alone):
+        assert process["no_batches"] == ([(0, {})], True)
 
 
 def test_an_empty_batch_does_not_count_in_the_statistics(trained: Any) -> None:

@@ -165,6 +165,10 @@ def symbolic_build(
         # In older versions the iterator itself cannot be iterated.
         epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
         for *_, batches in epoch:
-            data_batch = compat.select_replica(0, next(batches))
+            batch = next(batches, None)
+            if batch is None:
+                # An epoch without steps, such as the rest of one whose last step was committed.
+                return
+            data_batch = compat.select_replica(0, batch)
             break
     original(model, data_batch=data_batch)
