@@ -70,7 +70,7 @@ def test_a_killed_rank_is_replaced_while_the_others_go_on(tmp_path: Path) -> Non
     exit_code = trouble.show_killed_rank(1, tmp_path, stream=output)
     said = output.getvalue()
     assert exit_code == 0, said
-    assert "gradring run: rank 1 on " in said
+    assert "gradring run: worker 1 on " in said
     assert said.count("generation 1: ") == 4
     assert "generation 2: rank 2 of 3 trains on after step 50" in said
     assert re.search(r"All 4 ranks have the same weights", said.splitlines()[-1])

@@ -12,13 +12,18 @@ Every iterator also has a thread that tunes its datasets, at intervals that doub
 minute. When the iterator goes, it wakes that thread before it notes that the thread is to end. If
 the thread is quick, or the machine busy, it sleeps on to the end of its interval, and a program
 that drops the iterator waits for it. So another thread ends iterators, and the program waits for
-that a little only: a rank of an elastic job that has lost another one has no time for it.
+that a little only: a rank of an elastic job that has lost another one has no time for it. The rest
+of the wait is at the end of the process, because a thread that comes back from TensorFlow while the
+interpreter ends is unwound there, which ends the process by SIGABRT.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import functools
+import os
+import time
 import weakref
 from typing import Any
 
@@ -28,6 +33,17 @@ from gradring.tensorflow import compat
 
 #: Ending an iterator takes a few ms, unless its thread sleeps.
 PATIENCE_S = 0.1
+#: The longest sleep of such a thread, and a little more.
+PATIENCE_AT_EXIT_S = 65.0
+
+#: Held until an iterator has ended: those that are ending.
+_ending: set[_thread.LockType] = set()
+
+
+class _Exit:
+    """Whether the process ends."""
+
+    has_begun = False
 
 
 def let_leave() -> None:
@@ -47,6 +63,9 @@ def let_leave() -> None:
 
     compat.Iterator.__init__ = init_one
     compat.MultiDeviceIterator.__init__ = init_several
+    atexit.register(_await_ends)
+    # The threads are the parent's.
+    os.register_at_fork(after_in_child=_ending.clear)
 
 
 class _Kept(compat.UnchangedDataset):  # type: ignore[misc]
@@ -66,16 +85,30 @@ def _end_aside(iterator: Any) -> None:
 
 
 def _end(attributes: dict[str, Any]) -> None:
-    has_ended = _thread.allocate_lock()
-    has_ended.acquire()
+    if _Exit.has_begun:
+        return
+    is_ending = _thread.allocate_lock()
+    is_ending.acquire()
 
     def end() -> None:
-        attributes.clear()
-        has_ended.release()
+        try:
+            attributes.clear()
+        finally:
+            _ending.discard(is_ending)
+            is_ending.release()
 
+    _ending.add(is_ending)
     try:
         # `threading` takes a lock that the code may have in which garbage is collected right now.
         _thread.start_new_thread(end, ())
     except RuntimeError:  # there is no room for a thread, or the process ends
+        _ending.discard(is_ending)
         return
-    has_ended.acquire(timeout=PATIENCE_S)
+    is_ending.acquire(timeout=PATIENCE_S)
+
+
+def _await_ends() -> None:
+    _Exit.has_begun = True
+    until = time.monotonic() + PATIENCE_AT_EXIT_S
+    for is_ending in tuple(_ending):
+        is_ending.acquire(timeout=max(0.0, until - time.monotonic()))
