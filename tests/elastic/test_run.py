@@ -41,6 +41,7 @@ from gradring.errors import AbortedError, ConfigError, GradringError, MismatchEr
 from gradring.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 from gradring.testing.network import why_unavailable
+from waiting import wait_until
 
 STEPS = 5
 """That a group does to show that it works."""
@@ -612,11 +613,19 @@ def found_or_join(trainee: Trainee) -> bool:
     return trainee.comm.generation == 3 and trainee.steps_here >= STEPS
 
 
+def listens(address: str) -> bool:
+    """Whether connections are accepted there."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as stream:
+        return stream.connect_ex((host, int(port))) == 0
+
+
 def train_anyhow(plan: Plan, stage: Stage) -> Seen:
     """The third process is rank 1 once more; all are started alike."""
     place = int(os.environ["GRADRING_RANK"])
     if place == 2:
         stage.wait("struck")
+        wait_until(lambda: not listens(plan.addresses[1]), "the process that was there is gone")
     own = 1 if place else 0
     cluster = {"worker": list(plan.addresses)}
     os.environ["TF_CONFIG"] = json.dumps(
