@@ -56,6 +56,7 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
     assert {Path(name).suffix for name in names - alone} <= {
         ".css",
         ".html",
+        ".json",
         ".py",
         ".pyi",
         ".rs",
