@@ -130,6 +130,64 @@ def test_a_pause_is_no_step() -> None:
     assert float(row[3]) < 100
 
 
+def measure_batches(norms: list[float]) -> tuple[str, list[dict[str, Any]]]:
+    output = io.StringIO()
+    rows: list[dict[str, Any]] = []
+    monitor.FAREWELL_S = 30.0
+    with gradring.init() as comm:
+        watch = gradring.Monitor(comm, every_steps=10, stream=output, on_line=rows.append)
+        for step in range(21):
+            # The others' numbers come about once a second.
+            time.sleep(0.1)
+            comm.barrier()
+            norm = np.float32(norms[comm.rank])
+            own = {"loss": comm.rank + 1 / (step + 1), "gradient_norm": norm}
+            watch.step(loss=0.5, metrics=own if step % 2 else own.copy)
+        watch.finish()
+        comm.barrier()
+    return output.getvalue(), rows
+
+
+def test_metrics_of_each_ranks_own_batches_are_shown_and_an_unusual_gradient_is_named() -> None:
+    (text, rows), *others = run_ranks(measure_batches, 3, [1.0, 30.0, 1.5])
+    assert [text for text, _ in others] == ["", ""]
+    first, last, header, *table = text.splitlines()
+    assert header.split()[-5:] == ["others", "waited", "loss", "gradient", "norm"]
+    assert [row.split()[-2:] for row in table[:3]] == [
+        ["0.04762", "1"],
+        ["1.048", "30"],
+        ["2.048", "1.5"],
+    ]
+    assert last.endswith(" | gradient of rank 1 has norm 30, the median is 1.5"), (first, last)
+    assert table[4].startswith("The gradient of rank 1 on ")
+    assert table[4].endswith(" has norm 30, and the median is 1.5: look at its data.")
+    assert rows[-1]["loss"] == 0.5
+    assert rows[-1]["ranks"]["0"]["loss"] == pytest.approx(1 / 21)
+    assert rows[-1]["ranks"]["1"]["gradient_norm"] == 30
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_two_that_differ_are_not() -> None:
+    def totals(*norms: float) -> dict[int, Totals]:
+        return {rank: Totals(metrics={"gradient_norm": norm}) for rank, norm in enumerate(norms)}
+
+    assert step_report.unusual(totals(1.0, 100.0)) == []
+    assert step_report.unusual(totals(1.0, 1.0, 0.05)) == [(2, 0.05, 1.0)]
+    assert step_report.unusual(totals(1.0, float("inf"))) == [(1, float("inf"), None)]
+    assert step_report.unusual({0: Totals(), **totals(1.0)}) == []
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{str(number): 1.0 for number in range(7)}, {"": 1.0}, {"x" * 33: 1.0}, {"a\nb": 1.0}],
+)
+def test_metrics_that_could_not_travel_are_refused(metrics: dict[str, float]) -> None:
+    with gradring.init() as comm:
+        watch = gradring.Monitor(comm, every_steps=1, stream=io.StringIO())
+        watch.step(metrics=metrics)
+        with pytest.raises(errors.ConfigError, match=r"Monitor\.step: metrics: .*; leave it out"):
+            watch.step(metrics=metrics)
+
+
 def test_what_has_no_communicator_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match=r"needs a gradring\.Communicator"):
         gradring.Monitor(object())
@@ -171,12 +229,14 @@ def test_line_and_verdict_say_whose_input_is_slow() -> None:
 
 
 def test_a_note_survives_and_nonsense_is_no_note() -> None:
-    totals = Totals(3, 1.5, 0.25, 0.5, {1: 0.5}, ended=True, input_s=0.125)
+    metrics = {"loss": 0.75, "accuracy": 0.5}
+    totals = Totals(3, 1.5, 0.25, 0.5, {1: 0.5}, ended=True, input_s=0.125, metrics=metrics)
     assert Totals.from_note(totals.to_note()) == totals
     for nonsense in (b"", b"{}", b"[]", b"\xff", b'{"late_s": 3}'):
         assert Totals.from_note(nonsense) is None
     late_s = {rank: 1e9 + rank / 7 for rank in range(5000)}
-    largest = Totals(2**62, 1e9 / 7, 1e9 / 7, 1e9 / 7, late_s, input_s=1e9 / 7)
+    metrics = {f"{number:>032}": -1e-300 / 3 for number in range(6)}
+    largest = Totals(2**62, 1e9 / 7, 1e9 / 7, 1e9 / 7, late_s, input_s=1e9 / 7, metrics=metrics)
     assert len(largest.to_note()) <= 1024
 
 

@@ -77,6 +77,17 @@ def test_fit_shows_lines_and_a_table(tmp_path: Path) -> None:
     assert any("slowest: rank 1" in line for line in lines[:-4]), lines
     assert lines[-3].split()[2] == lines[-2].split()[2] == str(steps - 1)
     assert lines[-1].startswith("Rank 1 on ")
+    names = lines[-4].replace("gradient norm", "gradient_norm").split()[-3:]
+    assert set(names) == {"loss", "accuracy", "gradient_norm"}
+    numbers = [map(float, line.split()[-3:]) for line in lines[-3:-1]]
+    own, other = (dict(zip(names, row, strict=True)) for row in numbers)
+    # Each worker has half of each batch.
+    assert own["loss"] != other["loss"]
+    assert (own["loss"] + other["loss"]) / 2 == pytest.approx(losses[-1], rel=1e-3)
+    # The triangle's inequality, for the mean of two gradients.
+    both = sorted([own["gradient_norm"], other["gradient_norm"]])
+    assert (both[1] - both[0]) / 2 < norms[-1] * 1.001 < 1.002 * sum(both) / 2, (both, norms[-1])
+    assert sum(both) / 2 < 3 * norms[-1]
     rows = [json.loads(row) for row in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert len(rows) == len(lines) - 4
     for line, row in zip(lines, rows, strict=False):
@@ -94,6 +105,8 @@ def test_fit_shows_lines_and_a_table(tmp_path: Path) -> None:
         assert scalars["gradring/rank_0/wait_ms"][step] == pytest.approx(wait_ms, rel=1e-4)
         assert scalars["gradring/loss"][step] == pytest.approx(losses[step - 1], rel=1e-4)
         assert 0 <= scalars["gradring/accuracy"][step] <= 1
+        for name, value in row["ranks"]["0"].items():
+            assert scalars[f"gradring/rank_0/{name}"][step] == pytest.approx(value, rel=1e-4)
         assert scalars["gradring/gradient_norm"][step] == pytest.approx(norms[step - 1], rel=1e-3)
 
 
@@ -128,8 +141,11 @@ def fit_with_clipping(directory: str) -> None:
 def test_the_gradient_norm_is_neither_clipped_nor_scaled(tmp_path: Path) -> None:
     """Though the step was traced by a `fit` without it."""
     run_ranks(fit_with_clipping, 1, str(tmp_path), timeout=300)
-    norms = [norm for _, norm in scalars_in(tmp_path)["gradring/gradient_norm"]]
+    scalars = scalars_in(tmp_path)
+    norms = [norm for _, norm in scalars["gradring/gradient_norm"]]
     assert norms and all(0.01 < norm < 100 for norm in norms), norms
+    own = [norm for _, norm in scalars["gradring/rank_0/gradient_norm"]]
+    assert own == pytest.approx(norms, rel=1e-5)
 
 
 def fit_restored() -> str:

@@ -221,6 +221,34 @@ def save_and_update(comm: Any, directory: Path) -> Any:
     return found
 
 
+def updated_in_fit(model: Any, path: Path, comm: Any) -> Any:
+    """One layer comes from a file, another from rank 1, between two steps of `fit`."""
+    import keras
+
+    from gradring.tensorflow import broadcast_variables, check_replicas, restore
+
+    head, body = model.get_layer("head"), model.get_layer("body")
+    seen: list[Any] = []
+
+    class Update(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch != 1:
+                return
+            before = head.get_weights()
+            restore(model, path, only="*/body/*")
+            seen.extend([same(head.get_weights(), before), body.get_weights()])
+            if comm.rank == 1:
+                head.set_weights([weight + 1 for weight in before])
+            broadcast_variables(head.variables, root=1)
+            seen.append(same(head.get_weights(), [weight + 1 for weight in before]))
+
+    x = np.random.default_rng(comm.rank).normal(size=(32, 4)).astype(np.float32)
+    model.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[Update()])
+    check_replicas(model.variables, comm)
+    kept, restored, sent = seen
+    return kept, restored, sent, same(restored, body.get_weights())
+
+
 def restored_and_compared(comm: Any, directory: Path) -> Any:
     """What `restore` brings back from a file that only rank 1 finds, and `check_replicas` after."""
     import keras
@@ -296,8 +324,10 @@ def restored_and_compared(comm: Any, directory: Path) -> Any:
     restore(module, own / "module")
     found["module"] = module.weight.numpy().tolist()
 
+    found["while fit trains"] = updated_in_fit(trained(3), own / "model.keras", comm)
     head, body = other.get_layer("head").get_weights(), model.get_layer("body").get_weights()
     restore(other, own / "model.keras", "*/body/*")
+    found["body"] = body
     found["only"] = same(other.get_layer("body").get_weights(), body)
     found["not the others"] = same(other.get_layer("head").get_weights(), head)
     parts = checkpoint_of(other, counter)
@@ -534,6 +564,18 @@ def test_a_part_is_restored_and_the_others_keep_their_values(ranks: Any) -> None
         assert found["only"]
         assert found["not the others"]
         assert found["one variable"] == [True, False]
+
+
+def test_chosen_variables_are_updated_between_two_steps_of_fit(ranks: Any) -> None:
+    """From a checkpoint, and from one worker; the next step trains what all replicas have then."""
+    (kept, first, sent, is_still), (_, second, _, _) = (
+        rank["restored"]["while fit trains"] for rank in ranks
+    )
+    assert kept
+    assert same(first, ranks[0]["restored"]["body"])
+    assert same(first, second)
+    assert sent
+    assert not is_still
 
 
 def test_what_cannot_be_restored_is_the_same_error_on_every_rank_and_changes_nothing(

@@ -67,9 +67,10 @@ def main() -> None:
             start_s = time.perf_counter()
             if rank == arguments.slow_rank:
                 time.sleep(arguments.slow_ms / 1000)
-            measured["losses"].append(loss := float(step(batches)))
+            total, own = step(batches)
+            measured["losses"].append(loss := float(total))
             measured["steps_s"].append(time.perf_counter() - start_s)
-            monitor.step(loss=loss)
+            monitor.step(loss=loss, metrics=own)
             if number % STEPS_PER_EPOCH:
                 continue
             monitor.pause()
@@ -78,7 +79,7 @@ def main() -> None:
             measured["accuracies"].append(reached := accuracy(predict, *test))
             for _ in range(LOCAL_STEPS if arguments.output else 0):
                 start_s = time.perf_counter()
-                float(local_step(local_batches))
+                float(local_step(local_batches)[0])
                 measured["local_steps_s"].append(time.perf_counter() - start_s)
             if rank == 0:
                 epoch = f"epoch {number // STEPS_PER_EPOCH}/{arguments.epochs}"
@@ -159,20 +160,32 @@ def build_optimizer() -> Any:
 
 
 def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
-    """A function that trains on the next batch and returns the loss of the whole of it."""
+    """A function that trains on the next batch.
+
+    It returns the loss of the whole batch, and metrics of the part of it that this replica had.
+    """
+    replicas = strategy.num_replicas_in_sync
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
     def replica_step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images, training=True)) / GLOBAL_BATCH
+            outputs = model(images, training=True)
+            loss = loss_of(labels, outputs) / GLOBAL_BATCH
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
+        is_right = tf.argmax(outputs, axis=-1, output_type=labels.dtype) == labels
+        own = {
+            "loss": loss * replicas,
+            "accuracy": tf.reduce_mean(tf.cast(is_right, tf.float32)),
+            "gradient_norm": tf.linalg.global_norm(gradients) * replicas,
+        }
+        return loss, own
 
     @tf.function  # type: ignore[untyped-decorator]
     def step(batches: Any) -> Any:
-        losses = strategy.run(replica_step, args=next(batches))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+        losses, own = strategy.run(replica_step, args=next(batches))
+        own = {name: strategy.experimental_local_results(own[name])[0] for name in own}
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None), own
 
     return step
 

@@ -218,6 +218,9 @@ def _steps(family: Any, totals: Totals, loss: float | None) -> None:
     )
     if loss is not None:
         family("loss", "gauge", "The loss that the program has named last.", [({}, loss)])
+    if totals.metrics:
+        values = [({"name": name}, value) for name, value in totals.metrics.items()]
+        family("batch_metric", "gauge", "What the rank has measured of its own batch.", values)
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -11,9 +11,9 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from gradring import steps
 from gradring.communicator import Communicator, at_new_group, core_of
@@ -24,6 +24,9 @@ from gradring.observe.step_report import Totals
 
 if TYPE_CHECKING:
     from gradring.observe.step_log import StepLog
+
+#: By name, numbers or what ``float`` makes one of; or what returns them.
+Metrics: TypeAlias = "Mapping[str, Any] | Callable[[], Mapping[str, Any]]"
 
 #: Between two notes to the other ranks; they are sent about once a second.
 NOTE_S = 1.0
@@ -124,6 +127,7 @@ class Monitor:
         self._input_s = 0.0
         self._total = Totals()
         self._loss: Any = None
+        self._metrics: Metrics | None = None
         self._shown = Totals()
         self._shown_ranks: dict[int, Totals] = {}
         self._first_late: dict[int, float] = {}
@@ -150,18 +154,30 @@ class Monitor:
         """The loss that `step` was given last."""
         return None if self._loss is None else float(self._loss)
 
-    def step(self, steps: int = 1, *, loss: Any = None) -> None:
+    def step(self, steps: int = 1, *, loss: Any = None, metrics: Metrics | None = None) -> None:
         """So many steps have ended since the last call.
 
         Args:
             steps: How many.
             loss: Shown in lines and logs: a number, or what ``float`` makes one of, such as a
                 scalar tensor, which is read only when a line is due.
+            metrics: What this rank has measured of its own batch, before any reduction: loss,
+                accuracy, ``gradient_norm``, up to 6 by names of up to 32 characters. Numbers as for
+                `loss`, or a function that returns them; they are read about once a second, and
+                stand in the table at the end, in the log and in TensorBoard for each rank. A
+                ``gradient_norm`` that is not finite, or among three ranks or more ten times the
+                median or a tenth of it, is named in lines and below the table.
+
+        Raises:
+            ConfigError: There are more metrics, or one has another name.
+            TypeError: One is no number.
         """
         self._step += steps
         self._launched = core_of(self._communicator).launched
         if loss is not None:
             self._loss = loss
+        if metrics is not None:
+            self._metrics = metrics
         if not self._has_begun:
             self._has_begun = True
             self.resume()
@@ -269,6 +285,7 @@ class Monitor:
         """Adds what has come since the last look."""
         if self._since is None:
             return
+        self._look_at_metrics()
         after = self._read(now)
         elapsed, exposed, waiting, moving, reading = _added(after, self._since)
         self._since = after
@@ -280,6 +297,16 @@ class Monitor:
         self._total.comm_s += exposed * (1 - share)
         # TensorFlow may read ahead in one thread and wait for a collective in another.
         self._total.input_s += min(reading, elapsed - exposed)
+
+    def _look_at_metrics(self) -> None:
+        metrics, self._metrics = self._metrics, None
+        if metrics is None:
+            return
+        try:
+            found = metrics() if callable(metrics) else metrics
+            self._total.metrics = step_report.checked_metrics(found)
+        except ValueError as error:
+            raise ConfigError(f"Monitor.step: metrics: {error}; leave it out") from None
 
     def _note(self, *, now: bool) -> None:
         core_of(self._communicator).note(self._total.to_note(), now)

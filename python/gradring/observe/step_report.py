@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +19,14 @@ LATE_MAX = 8
 NOTICEABLE = 0.05
 #: Of a step.
 PARTS = ("compute", "input", "comm", "wait")
+#: So many metrics of a rank, with names of so many characters, travel to the other ranks.
+METRICS_MAX = 6
+METRIC_NAME_MAX = 32
+#: Of a metric that tells how large a rank's gradient is before the reduction.
+GRADIENT_NORM = "gradient_norm"
+#: A gradient is unusual when its norm is so many times the median of all ranks, or so small a part
+#: of it.
+UNUSUAL = 10.0
 #: What `Totals` counts in seconds, as a whole.
 _TIMES = ("elapsed_s", "comm_s", "wait_s", "input_s")
 
@@ -35,6 +45,8 @@ class Totals:
     ended: bool = False
     #: In which it stood still for its next batch.
     input_s: float = 0.0
+    #: What it has measured last of its own batch, by name.
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def compute_s(self) -> float:
@@ -55,12 +67,13 @@ class Totals:
             for rank, late in self.late_s.items()
         }
         times = {name: getattr(self, name) - getattr(other, name) for name in _TIMES}
-        return Totals(self.steps - other.steps, **times, late_s=late_s)
+        return Totals(self.steps - other.steps, **times, late_s=late_s, metrics=self.metrics)
 
     def to_note(self) -> bytes:
         """As bytes for the other ranks: the longest waits only."""
         longest = sorted(self.late_s.items(), key=lambda item: -item[1])[:LATE_MAX]
-        row = {**asdict(self), "late_s": dict(longest)}
+        metrics = {name: float(f"{value:.6g}") for name, value in self.metrics.items()}
+        row = {**asdict(self), "late_s": dict(longest), "metrics": metrics}
         return json.dumps(row).encode()
 
     @classmethod
@@ -70,9 +83,27 @@ class Totals:
             row = json.loads(note)
             times = {name: float(row[name]) for name in _TIMES}
             late_s = {int(rank): float(seconds) for rank, seconds in row["late_s"].items()}
-            return cls(int(row["steps"]), **times, late_s=late_s, ended=bool(row["ended"]))
+            metrics = checked_metrics(row["metrics"])
+            ended = bool(row["ended"])
+            return cls(int(row["steps"]), **times, late_s=late_s, ended=ended, metrics=metrics)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
+
+
+def checked_metrics(metrics: Mapping[Any, Any]) -> dict[str, float]:
+    """Metrics as plain numbers by name.
+
+    Raises:
+        ValueError: There are more than `METRICS_MAX`, or a name is none, or too long to travel.
+        TypeError: One is no number.
+    """
+    if len(metrics) > METRICS_MAX:
+        raise ValueError(f"{len(metrics)} metrics are more than {METRICS_MAX}")
+    for name in metrics:
+        is_name = isinstance(name, str) and name.isascii() and name.isprintable()
+        if not is_name or not 0 < len(name) <= METRIC_NAME_MAX:
+            raise ValueError(f"{name!r} is no name of 1 to {METRIC_NAME_MAX} printable characters")
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def per_step(totals: Totals) -> dict[int, float]:
@@ -130,6 +161,9 @@ class Interval:
             excess = _short(1000 * found.excess_s)
             slow = f"slowest: rank {found.rank} {self.hosts[found.rank]} +{excess} ms"
             slow += " (input)" if _reads_slowly(found, self.since) else ""
+        for rank, norm, median in unusual(self.since):
+            slow += f" | gradient of rank {rank} has norm {norm:.3g}"
+            slow += "" if median is None else f", the median is {median:.3g}"
         step = f"step {self.step} | {_short(added.ms(added.elapsed_s))} ms"
         return f"{step} = {parts} | {speed} | {slow}"
 
@@ -141,7 +175,8 @@ class Interval:
             ``step``, ``steps_per_s``, ``samples_per_s`` and ``loss`` (None if unknown),
             ``slowest`` (None, or ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by
             rank, as text, ``step_ms``, ``compute_ms``, ``input_ms``, ``comm_ms``, ``wait_ms`` and
-            ``made_wait_ms``, which is how long others waited for it.
+            ``made_wait_ms``, which is how long others waited for it, and the metrics of its own
+            batches by their names. Numbers that are not finite are text.
         """
         waits, loss = self._waits(), self.loss
         found = _straggler(self.added, waits, self.hosts)
@@ -151,8 +186,7 @@ class Interval:
             "step": self.step,
             "steps_per_s": self.steps_per_s,
             "samples_per_s": self.samples_per_s,
-            # JSON has no NaN, and a loss that is none deserves a line that can be read.
-            "loss": loss if loss is None or math.isfinite(loss) else str(loss),
+            "loss": loss if loss is None else _for_json(loss),
             "slowest": found
             and {
                 "rank": found.rank,
@@ -164,6 +198,7 @@ class Interval:
                     "step_ms": totals.ms(totals.elapsed_s),
                     **{f"{part}_ms": totals.ms(getattr(totals, f"{part}_s")) for part in PARTS},
                     "made_wait_ms": 1000 * lateness.made_wait_s(waits, rank),
+                    **{name: _for_json(value) for name, value in totals.metrics.items()},
                 }
                 for rank, totals in self.since.items()
             },
@@ -174,17 +209,23 @@ class Interval:
 
 
 def table(totals: dict[int, Totals], hosts: list[str]) -> str:
-    """A row for each rank, in milliseconds of an average step, and a verdict in a sentence."""
-    header = ("rank", "host", "steps", "step ms", *PARTS, "others waited")
+    """A row for each rank, and a verdict in a sentence.
+
+    Times are milliseconds of an average step; metrics are the last ones of each rank.
+    """
+    names = list(dict.fromkeys(name for total in totals.values() for name in total.metrics))
+    words = (name.replace("_", " ") for name in names)
+    header = ("rank", "host", "steps", "step ms", *PARTS, "others waited", *words)
     rows: list[tuple[str, ...]] = [header]
     waits = {rank: per_step(total) for rank, total in totals.items()}
     for rank, total in totals.items():
         made = 1000 * lateness.made_wait_s(waits, rank)
         times = (total.elapsed_s, *(getattr(total, f"{part}_s") for part in PARTS))
         cells = (f"{total.ms(seconds):.1f}" for seconds in times)
-        rows.append((str(rank), hosts[rank], str(total.steps), *cells, f"{made:.1f}"))
+        metrics = (f"{total.metrics[name]:.4g}" if name in total.metrics else "" for name in names)
+        rows.append((str(rank), hosts[rank], str(total.steps), *cells, f"{made:.1f}", *metrics))
     missing = [rank for rank in range(len(hosts)) if rank not in totals]
-    rows += [(str(rank), hosts[rank], "no monitor", *[""] * 6) for rank in missing]
+    rows += [(str(rank), hosts[rank], "no monitor", *[""] * (6 + len(names))) for rank in missing]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = [
         "  ".join(
@@ -193,7 +234,33 @@ def table(totals: dict[int, Totals], hosts: list[str]) -> str:
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([*lines, verdict(totals, waits, hosts)])
+    norms = [
+        f"The gradient of rank {rank} on {hosts[rank]} has norm {norm:.3g}"
+        + ("" if median is None else f", and the median is {median:.3g}")
+        + ": look at its data."
+        for rank, norm, median in unusual(totals)
+    ]
+    return "\n".join([*lines, verdict(totals, waits, hosts), *norms])
+
+
+def unusual(totals: Mapping[int, Totals]) -> list[tuple[int, float, float | None]]:
+    """Ranks whose gradients are not like the others'.
+
+    Returns:
+        Rank, norm, and the median over all ranks, which is None where the norm is not finite. Of
+        finite norms, three tell which is unusual, and two do not.
+    """
+    norms = {rank: total.metrics.get(GRADIENT_NORM) for rank, total in totals.items()}
+    known = {rank: norm for rank, norm in norms.items() if norm is not None}
+    finite = {rank: norm for rank, norm in known.items() if math.isfinite(norm)}
+    found: list[tuple[int, float, float | None]] = []
+    median = statistics.median_low(finite.values()) if len(finite) > 2 else None
+    for rank, norm in known.items():
+        if rank not in finite:
+            found.append((rank, norm, None))
+        elif median is not None and not median / UNUSUAL <= norm <= median * UNUSUAL:
+            found.append((rank, norm, median))
+    return found
 
 
 def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) -> str:
@@ -249,6 +316,11 @@ def _mean(totals: dict[int, Totals]) -> Totals:
     times = {name: sum(getattr(row, name) for row in rows) / count for name in _TIMES}
     times["elapsed_s"] = times["elapsed_s"] or 1e-9
     return Totals(max((row.steps for row in rows), default=1), **times)
+
+
+def _for_json(number: float) -> float | str:
+    """JSON has no NaN, and a loss that is none deserves a line that can be read."""
+    return number if math.isfinite(number) else str(number)
 
 
 def _short(ms: float) -> str:

@@ -5,6 +5,7 @@ name                                  what it does
 ====================================  ==========================================================
 `CustomCollectiveStrategy`            `tf.distribute.MultiWorkerMirroredStrategy` over gradring
 `GradientReducer`                     reduces a list of gradients, without any strategy
+`ScalarWriter`                        writes the numbers of a `gradring.Monitor` for TensorBoard
 `all_gather`                          joins every rank's tensor along the first dimension
 `all_reduce`                          reduces a tensor or a nest of tensors
 `broadcast`                           gives every rank the root's tensor
@@ -43,6 +44,7 @@ from gradring.tensorflow.replicas import check_replicas
 from gradring.tensorflow.restore import restore
 from gradring.tensorflow.rules.replicas import sync_replicas
 from gradring.tensorflow.save import save
+from gradring.tensorflow.scalars import ScalarWriter
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 from gradring.tensorflow.uneven import join
 
@@ -50,6 +52,7 @@ __all__ = [
     "CustomCollectiveStrategy",
     "GradientReducer",
     "Overlap",
+    "ScalarWriter",
     "all_gather",
     "all_reduce",
     "broadcast",

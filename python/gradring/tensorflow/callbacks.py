@@ -6,17 +6,18 @@ import os
 from numbers import Real
 from typing import Any, TextIO
 
+import numpy as np
 import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.observe.monitor import Monitor
+from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX
 from gradring.tensorflow import gradient_norm as norms
 from gradring.tensorflow import input_time
+from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.replicas import check_replicas
-
-#: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
-_SCALAR = 1
+from gradring.tensorflow.scalars import ScalarWriter
 
 
 class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -52,11 +53,15 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             log: A file to which rank 0 appends a line of JSON with every line; default: as for
                 `gradring.Monitor`, in the log directory if there is one.
             tensorboard: A directory to which rank 0 writes the numbers of all ranks as scalars,
-                such as `gradring/rank_2/wait_ms`, and Keras' logs, such as `gradring/loss`; needs
-                no tensorboard package.
+                such as `gradring/rank_2/wait_ms` and `gradring/rank_2/loss`, and Keras' logs, which
+                are of all ranks, such as `gradring/loss`; needs no tensorboard package.
             gradient_norm: `tensorboard` also gets `gradring/gradient_norm`, the global norm of the
-                gradients that the last step reduced, before they were clipped. Costs a pass over
-                the memory of the gradients; needs Keras 3. Default False.
+                gradients that the last step reduced, before they were clipped. And each rank's own
+                one, before the reduction, stands beside its loss (with several local devices: that
+                of one of them), and is named if it is unusual. Costs two passes over the memory of
+                the gradients; needs Keras 3. Default False.
+
+        A rank's own loss and metrics are means over its own batches of the epoch.
         """
         super().__init__()
         self._options: dict[str, Any] = {
@@ -68,9 +73,9 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         }
         self._tensorboard = tensorboard
         self._gradient_norm = gradient_norm
-        self._norm: Any = None
+        self._norms: norms.Norms | None = None
         self._logs: dict[str, Any] = {}
-        self._writer: Any = None
+        self._writer: ScalarWriter | None = None
         self._monitor: Monitor | None = None
         self._batch = -1
 
@@ -87,9 +92,9 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "LiveLine needs a model made in the scope of a CustomCollectiveStrategy; this one "
                 f"was made under {type(strategy).__name__}"
             )
-        self._norm = norms.watch(self.model) if self._gradient_norm else None
-        if self._tensorboard is not None and strategy.communicator.rank == 0:
-            self._writer = tf.summary.create_file_writer(os.fspath(self._tensorboard))
+        self._norms = norms.watch(self.model) if self._gradient_norm else None
+        if self._tensorboard is not None:
+            self._writer = ScalarWriter(self._tensorboard)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Steps follow."""
@@ -115,7 +120,8 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         steps, self._batch = batch - self._batch, batch
         self._logs = logs or {}
         assert self._monitor is not None, "Keras calls on_train_batch_begin first"
-        self._monitor.step(max(1, steps), loss=self._logs.get("loss"))
+        loss = self._logs.get("loss")
+        self._monitor.step(max(1, steps), loss=loss, metrics=self._own_metrics)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """A validation is no step."""
@@ -136,22 +142,23 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._writer.close()
             self._writer = None
 
+    def _own_metrics(self) -> dict[str, float]:
+        with alone():
+            found = self.model.get_metrics_result()
+        # A metric may have a result of several numbers.
+        scalars = [(name, value) for name, value in found.items() if np.ndim(value) == 0]
+        own = {name[:METRIC_NAME_MAX]: float(value) for name, value in scalars[: METRICS_MAX - 1]}
+        return own if self._norms is None else {**own, GRADIENT_NORM: float(self._norms.own)}
+
     def _write_scalars(self, facts: dict[str, Any]) -> None:
         if self._writer is None:
             return
         # Keras' logs are the same on all ranks: means over them.
         logs = self._logs.items()
         scalars = {name: float(value) for name, value in logs if isinstance(value, Real)}
-        scalars |= {name: facts[name] for name in ("steps_per_s", "samples_per_s")}
-        if self._norm is not None:
-            scalars["gradient_norm"] = float(self._norm)
-        for rank, numbers in facts["ranks"].items():
-            scalars |= {f"rank_{rank}/{name}": value for name, value in numbers.items()}
-        with self._writer.as_default(step=facts["step"]):
-            for name, value in scalars.items():
-                if value is not None:
-                    _write_scalar(f"gradring/{name}", value)
-        self._writer.flush()
+        if self._norms is not None:
+            scalars["gradient_norm"] = float(self._norms.reduced)
+        self._writer(facts, scalars)
 
 
 class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -224,12 +231,3 @@ def _steps_done(optimizer: Any) -> int:
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     iterations = getattr(optimizer, "_iterations", None)
     return 0 if iterations is None else int(tf.convert_to_tensor(iterations))
-
-
-def _write_scalar(tag: str, value: float) -> None:
-    """As `tf.summary.scalar`, which raises where tensorboard is not installed."""
-    metadata = tf.compat.v1.SummaryMetadata(
-        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
-        data_class=_SCALAR,
-    )
-    tf.summary.write(tag, tf.constant(value, tf.float32), metadata=metadata)

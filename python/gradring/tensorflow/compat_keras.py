@@ -224,6 +224,7 @@ def _apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
     """Applies gradients by the strategy's rule."""
+    gradient_norm.note_own(optimizer, grads)
     rule = updates_of(tf.distribute.get_strategy())
     updates.apply(rule, original, optimizer, grads, trainable_variables)
 
@@ -246,7 +247,7 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any
     if optimizer.gradient_accumulation_steps and current_variables(len(present)) is None:
         _refuse_clipping()
     sums = tf.distribute.get_replica_context().all_reduce(_SUM, present)
-    gradient_norm.note(optimizer, sums)
+    gradient_norm.note_reduced(optimizer, sums)
     reduced = iter(sums)
     complete = [None if gradient is None else next(reduced) for gradient in gradients]
     return _Reduced(original(optimizer, complete))
@@ -267,7 +268,7 @@ def _sum_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any) -> 
     if _reduced.get():
         return list(pairs)
     reduced = original(optimizer, pairs)
-    gradient_norm.note(optimizer, [gradient for gradient, _ in reduced])
+    gradient_norm.note_reduced(optimizer, [gradient for gradient, _ in reduced])
     return reduced
 
 

@@ -1,0 +1,69 @@
+"""What a `gradring.Monitor` tells, as scalars for TensorBoard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+#: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
+_SCALAR = 1
+
+
+class ScalarWriter:
+    """Writes the numbers of all ranks, such as `gradring/rank_2/wait_ms`, for TensorBoard.
+
+    ```python
+    monitor = gradring.Monitor(strategy, on_line=gradring.tensorflow.ScalarWriter("logs"))
+    ```
+
+    Needs no tensorboard package. `LiveLine` has one of its own.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Nothing is written before the first line, and so only on rank 0.
+
+        Args:
+            directory: Where files of events are made.
+        """
+        self._directory = directory
+        self._writer: Any = None
+
+    def __call__(self, facts: Mapping[str, Any], more: Mapping[str, float | None] = {}) -> None:
+        """Writes one point of each curve.
+
+        Args:
+            facts: What `Monitor` passes to `on_line`.
+            more: Others, by name; None is left out.
+
+        Raises:
+            tf.errors.OpError: The directory cannot be written.
+        """
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(os.fspath(self._directory))
+        names = ("loss", "steps_per_s", "samples_per_s")
+        scalars = {name: facts[name] for name in names} | dict(more)
+        for rank, numbers in facts["ranks"].items():
+            scalars |= {f"rank_{rank}/{name}": value for name, value in numbers.items()}
+        with self._writer.as_default(step=facts["step"]):
+            for name, value in scalars.items():
+                if value is not None:
+                    _write(f"gradring/{name}", float(value))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _write(tag: str, value: float) -> None:
+    """As `tf.summary.scalar`, which raises where tensorboard is not installed."""
+    metadata = tf.compat.v1.SummaryMetadata(
+        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
+        data_class=_SCALAR,
+    )
+    tf.summary.write(tag, tf.constant(value, tf.float32), metadata=metadata)
