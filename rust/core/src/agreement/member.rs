@@ -22,8 +22,8 @@ mod together;
 
 /// Joiners, and addresses to ask, that a process keeps in mind, at most.
 const KNOWN_MAX: usize = 4096;
-/// How often the time doubles for which a joiner is passed over.
-const PASSED_OVER_DOUBLINGS_MAX: u32 = 5;
+/// How often the time doubles for which a joiner is passed over, or for which two are kept apart.
+const DOUBLINGS_MAX: u32 = 5;
 
 /// One process of an elastic job.
 pub struct Member {
@@ -40,8 +40,8 @@ pub struct Member {
     joiners: BTreeMap<Id, Peer>,
     /// Joiners that new rosters have left out: how often, and until when nobody stops for them.
     passed_over: BTreeMap<Id, (u32, Instant)>,
-    /// Addresses to which it could not connect, and until when that counts.
-    unreached: BTreeMap<String, Instant>,
+    /// Addresses to which it could not connect: how often, and until when that counts.
+    unreached: BTreeMap<String, (u32, Instant)>,
     /// The roster of which another member has said that all have come to the end of the training.
     finished: Option<Ballot>,
     contacts: BTreeMap<Id, Contact>,
@@ -181,17 +181,14 @@ impl Member {
         for id in self.joiners.keys() {
             let (times, until) = self.passed_over.entry(*id).or_insert((0, now));
             *until = now + self.timing.remind * (1 << *times);
-            *times = (*times + 1).min(PASSED_OVER_DOUBLINGS_MAX);
+            *times = (*times + 1).min(DOUBLINGS_MAX);
         }
     }
 
     /// Addresses to which this process could not connect lately.
     fn unreached(&self, now: Instant) -> impl Iterator<Item = &String> {
-        let lately = move |(_, until): &(&String, &Instant)| **until > now;
-        self.unreached
-            .iter()
-            .filter(lately)
-            .map(|(address, _)| address)
+        let addresses = self.unreached.keys();
+        addresses.filter(move |address| self.is_apart(address, now))
     }
 
     /// All members of its roster are connected, and have the state of the training.
@@ -219,7 +216,6 @@ impl Member {
             .iter()
             .filter(|member| unreached.contains(&member.id));
         let unreached: Vec<_> = unreached.map(|member| member.address.clone()).collect();
-        self.unreached.retain(|_, until| *until > now);
         for address in unreached {
             self.keep_apart(address, now);
         }
@@ -284,13 +280,18 @@ impl Member {
 
     /// It has tried to connect to an address in vain.
     fn keep_apart(&mut self, address: String, now: Instant) {
-        self.unreached.insert(address, now + self.timing.apart);
+        let longest = self.timing.apart * (1 << DOUBLINGS_MAX);
+        self.unreached
+            .retain(|_, (_, until)| *until + longest > now);
+        let (times, until) = self.unreached.entry(address).or_insert((0, now));
+        *until = now + self.timing.apart * (1 << *times);
+        *times = (*times + 1).min(DOUBLINGS_MAX);
     }
 
     fn is_apart(&self, address: &str, now: Instant) -> bool {
         self.unreached
             .get(address)
-            .is_some_and(|&until| until > now)
+            .is_some_and(|&(_, until)| until > now)
     }
 
     /// How long to let those before it in the ring propose.

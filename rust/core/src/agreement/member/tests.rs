@@ -298,10 +298,29 @@ fn two_that_cannot_connect_are_kept_apart_if_the_others_are_enough() {
 }
 
 #[test]
+fn two_that_fail_to_connect_again_are_kept_apart_for_twice_as_long() {
+    let mut job = Job::new(4);
+    let (apart, now) = (Timing::default().apart, job.now);
+    let member = &mut job.members[0];
+    let mut begun = now;
+    for times in [1, 2, 4, 8, 16, 32, 32] {
+        member.keep_apart("h4:1".into(), begun);
+        let end = begun + apart * times;
+        assert!(member.is_apart("h4:1", end - Duration::from_millis(1)));
+        assert!(!member.is_apart("h4:1", end));
+        begun = end;
+    }
+    member.connected();
+    member.keep_apart("h4:1".into(), begun);
+    assert!(!member.is_apart("h4:1", begun + apart));
+}
+
+#[test]
 fn a_group_stops_ever_more_rarely_for_a_joiner_that_it_leaves_out() {
     let mut job = Job::new(4);
     let ids: Vec<_> = job.members.iter().map(|it| it.me.id).collect();
     for (index, member) in job.members.iter_mut().enumerate() {
+        member.timing.apart = Duration::from_secs(60);
         let unreached = if index == 1 { vec![ids[3]] } else { Vec::new() };
         member.reform(&unreached, job.now);
     }
