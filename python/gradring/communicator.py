@@ -192,8 +192,8 @@ class Communicator:
         )
         #: Where members of a running job listen that this process is yet to join.
         self._joins: Sequence[str] = ()
-        #: Local devices of its strategy, as many on every rank.
-        self._local_devices = 1
+        #: What its strategy needs to be the same on every rank, by name.
+        self._alike: dict[str, str] = {}
         #: Those to whom `init` gave it, each of whom closes it.
         self._users = 1
         self._held_rank: forks.HeldRank | None = None

@@ -15,7 +15,7 @@ import pytest
 
 import gradring
 from faults.stage import Stage
-from gradring.errors import ConfigError
+from gradring.errors import MismatchError
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
@@ -145,10 +145,11 @@ def test_fit_ends_with_the_weights_of_one_process_that_had_the_same_global_batch
     assert furthest < 1e-4
 
 
-def train_on_devices(stage: Stage, address: str) -> list[tuple[int, int]]:
-    """Two local devices, or one for the last process; tells what each group looked like."""
+def train_with_odd_ones(stage: Stage, address: str) -> list[tuple[int, int]]:
+    """Two join that have another strategy; tells what each group looked like."""
     import tensorflow as tf
 
+    from gradring import updates
     from gradring.tensorflow import CustomCollectiveStrategy, elastic
 
     place = int(os.environ["GRADRING_RANK"])
@@ -156,13 +157,14 @@ def train_on_devices(stage: Stage, address: str) -> list[tuple[int, int]]:
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
     tf.config.set_logical_device_configuration(cpu, logical)
     if place:
-        stage.wait(f"come-{place}")
+        stage.wait(f"come-{place}", within_s=TIMEOUT_S)
         comm = gradring.init(join=[address])
     else:
         comm = gradring.init(rank=0, world_size=1, rendezvous=address)
     devices = ["CPU:0", "CPU:1"] if place < 2 else ["CPU:0"]
+    update = updates.AllReduce(sync_every=2 if place == 3 else 1)
     with comm:
-        strategy = CustomCollectiveStrategy(communicator=comm, devices=devices)
+        strategy = CustomCollectiveStrategy(communicator=comm, devices=devices, update=update)
         with strategy.scope():
             total = tf.Variable(0.0)
 
@@ -181,7 +183,7 @@ def train_on_devices(stage: Stage, address: str) -> list[tuple[int, int]]:
         def train(state: elastic.State) -> None:
             groups.append((comm.world_size, strategy.num_replicas_in_sync))
             while True:
-                enough = comm.world_size == 2 and stage.told("ended-2") is not None
+                enough = comm.world_size == 2 and stage.told("ended-3") is not None
                 step()
                 state.step += 1
                 values = strategy.experimental_local_results(total)
@@ -191,6 +193,8 @@ def train_on_devices(stage: Stage, address: str) -> list[tuple[int, int]]:
                     stage.tell("come-1")
                     if comm.world_size == 2:
                         stage.tell("come-2")
+                    if stage.told("ended-2") is not None:
+                        stage.tell("come-3")
                 if comm.all_reduce(np.array([enough], np.uint8), "min")[0]:
                     return
 
@@ -201,17 +205,22 @@ def train_on_devices(stage: Stage, address: str) -> list[tuple[int, int]]:
         return groups
 
 
-def test_who_joins_needs_as_many_local_devices_as_the_others(tmp_path: Path) -> None:
+def test_who_joins_needs_the_devices_and_the_update_rule_of_the_others(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     address = f"127.0.0.1:{free_ports(1)[0]}"
     env = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     outcomes = run_ranks(
-        train_on_devices, 3, stage, address, check=False, env=env, timeout=TIMEOUT_S
+        train_with_odd_ones, 4, stage, address, check=False, env=env, timeout=TIMEOUT_S
     )
-    first, second, odd = outcomes
+    first, second, *odd = outcomes
     assert first.ok, first.details()
     assert second.ok, second.details()
     assert first.value[0] == (1, 2)
     assert {first.value[1], first.value[-1], *second.value} == {(2, 4)}
-    assert isinstance(odd.exception, ConfigError), odd.details()
-    assert "would join with 1 local devices, and rank" in str(odd.exception)
+    words = [
+        "has local_devices=1, and rank",
+        "has update=AllReduce(compression=None, sync_every=2)",
+    ]
+    for outcome, said in zip(odd, words, strict=True):
+        assert isinstance(outcome.exception, MismatchError), outcome.details()
+        assert said in str(outcome.exception)

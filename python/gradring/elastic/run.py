@@ -25,6 +25,7 @@ from gradring.communicator import (
     is_open,
     participant_of,
 )
+from gradring.elastic.alike import compare
 from gradring.elastic.state import State
 from gradring.errors import (
     AbortedError,
@@ -103,7 +104,9 @@ def run(
         gradring.errors.ConfigError: ``min_workers`` is below 1, or above ``max_workers``, or
             ``timeout`` is not above 0, or there is no group. The elastic function raises what the
             function raises, and `gradring.errors.RendezvousError`: this process is in a minority,
-            or there are too few workers, or nobody lets it join.
+            or there are too few workers, or nobody lets it join; and
+            `gradring.errors.MismatchError`: the ranks were given different numbers of workers, or
+            this process would join with others, or with another strategy, than the job has.
     """
     most = _WORKERS_MAX if max_workers is None else max_workers
     _communicator_of(group)
@@ -125,7 +128,7 @@ def run(
                     f"elastic.run: {getattr(train, '__name__', 'the function')}() got "
                     f"{type(state).__name__} for its state; give it a gradring.elastic.State"
                 )
-            with _Job(group, (min_workers, most, timeout), state) as job:
+            with _Job(group, (min_workers, max_workers, timeout), state) as job:
                 return job.run(lambda: train(state, *args, **kwargs))
 
         return cast(_Train, trained)
@@ -158,7 +161,7 @@ class _Job:
     def __init__(
         self,
         group: Communicator | Strategy,
-        workers: tuple[int, int, float],
+        workers: tuple[int, int | None, float],
         state: State,
     ) -> None:
         self._communicator = _communicator_of(group)
@@ -168,7 +171,10 @@ class _Job:
                 "them one after the other"
             )
         least, most, self._patience_s = workers
-        self._workers = (least, most)
+        self._workers = (least, _WORKERS_MAX if most is None else most)
+        #: What has to be the same on all ranks, by name.
+        self._alike = {"min_workers": str(least), "max_workers": str(most)}
+        self._alike |= self._communicator._alike
         self._state = state
         self._leaves = _Terminated()
         self._participant: _native.Participant | None = None
@@ -217,9 +223,9 @@ class _Job:
                 # It has returned like all others, of whom one knew it before the group failed.
                 participant.finish()
                 return result
-            _, _, addresses = agreement
-            if len(addresses) < self._workers[0]:
-                # The first group: others have to join it before it begins.
+            generation, _, addresses = agreement
+            if generation == self._founded and len(addresses) < self._workers[0]:
+                # Others have to join the first group before it begins.
                 core_of(communicator).close()
                 participant.reform([])
                 continue
@@ -271,6 +277,7 @@ class _Job:
             participant.join(list(seeds), *self._workers)
             return participant
         self._has_state = True
+        compare(communicator, self._alike, has_state=True)
         self._id, address = participant.peer
         told = all_gather_bytes(communicator, self._id + address.encode(), "elastic/members")
         peers = [(each[:_ID_BYTES], each[_ID_BYTES:].decode()) for each in told]
@@ -289,6 +296,7 @@ class _Job:
         if generation != self._founded:
             form_again(communicator, participant, agreement)
             communicator._joins = ()
+            compare(communicator, self._alike, self._has_state)
         communicator.generation = generation
         self._log_time("connected")
         self._state._sync(communicator, self._has_state)

@@ -131,18 +131,8 @@ class State:
             if self._commit.number == 0 and counts:
                 self._commit = self._checkpoints.newest() or self._commit
         number = self._commit.number if counts else -1
-        own_devices = communicator._local_devices
-        told = communicator.all_gather(np.array([[number, own_devices]]), name="elastic/newest")
-        numbers, devices = told.T
+        numbers = communicator.all_gather(np.array([number]), name="elastic/newest")
         root = int(np.argmax(numbers))
-        if not counts and devices[root] != own_devices:
-            raise ConfigError(
-                f"rank {communicator.rank} on {communicator.host} would join with {own_devices} "
-                f"local devices, and rank {root} on {communicator.hosts[root]} has "
-                f"{devices[root]} of them; pass as many devices= on every rank",
-                rank=communicator.rank,
-                host=communicator.host,
-            )
         own = self._commit.identity()
         identity = communicator.broadcast(own.copy(), root, name="elastic/identity")
         transfer = self._transfer
