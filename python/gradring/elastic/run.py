@@ -206,6 +206,8 @@ class _Job:
             if isinstance(error, Exception):
                 # The others hear why, and not only that it is gone.
                 self._communicator.abort(f"its program raised {described(error)}")
+                # It is on its way then, before they hear the goodbye.
+                core_of(self._communicator).close()
             if self._participant is not None:
                 # When all have come to the end, nobody needs another group.
                 self._participant.leave(tells=error is not None)
@@ -358,10 +360,14 @@ class _Job:
             "rank %d on %s goes back to its last commit, and forms a new group: %s",
             self._communicator.rank,
             self._communicator.host,
-            # TensorFlow's trace would follow.
-            str(failure).partition("\n")[0],
+            _fact_of(failure),
         )
         return True
+
+
+def _fact_of(error: GradringError) -> str:
+    """Without TensorFlow's trace, and without the advice for a job that would end by it."""
+    return str(error).partition("\n")[0].partition("; ")[0]
 
 
 class _Terminated:
