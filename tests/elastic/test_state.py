@@ -11,7 +11,7 @@ import pytest
 
 import gradring
 from gradring.elastic import State
-from gradring.elastic import state as states
+from gradring.elastic import commit as commits
 from gradring.errors import GradringError
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
@@ -81,7 +81,7 @@ def test_an_attribute_that_would_be_lost_is_refused() -> None:
 def synced() -> Any:
     """Rank 1 has made two commits, rank 0 one, and rank 2 is new."""
     with gradring.init() as comm:
-        states.PIECE_BYTES = 100
+        commits.PIECE_BYTES = 100
         state = State(weights=np.full(1000, float(comm.rank)), step=comm.rank)
         for number in range((1, 2, 0)[comm.rank]):
             state.step = 10 * comm.rank + number
@@ -106,7 +106,7 @@ def test_all_get_the_newest_commit_of_any() -> None:
 def broken_transfer(rendezvous: str) -> Any:
     """Rank 0 is killed in the middle of sending; ranks 1 and 2 go on in a group of their own."""
     comm = gradring.init()
-    states.PIECE_BYTES = 1000
+    commits.PIECE_BYTES = 1000
     state = State(weights=np.zeros(10_000))
     if comm.rank < 2:
         state.weights = np.arange(10_000.0)

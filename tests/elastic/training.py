@@ -20,7 +20,7 @@ import numpy as np
 import gradring
 from faults.stage import Stage
 from gradring.elastic import State
-from gradring.elastic import state as states
+from gradring.elastic import commit as commits
 from gradring.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks
 
@@ -57,7 +57,7 @@ class Plan:
     addresses: tuple[str, ...]
     workers: tuple[int, int | None] = (1, None)
     elements: int = 10
-    piece_bytes: int = states.PIECE_BYTES
+    piece_bytes: int = commits.PIECE_BYTES
     settings: Mapping[str, Any] = field(default_factory=dict)
     joiners: Mapping[str, Any] = field(default_factory=dict)
     victim: int | None = None
@@ -150,7 +150,7 @@ def train(plan: Plan, stage: Stage) -> Seen:
 
 def take_part(plan: Plan, stage: Stage, place: int) -> Seen:
     """Joins, and trains."""
-    states.PIECE_BYTES = plan.piece_bytes
+    commits.PIECE_BYTES = plan.piece_bytes
     with join(plan, stage, place) as comm:
         state = State(weights=np.zeros(plan.elements), step=0)
         trainee = Trainee(plan, place, stage, comm, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -13,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 HASH_BYTES = 16
+#: What travels at once, in bytes, and has a hash. A transfer that breaks goes on after its last
+#: whole piece.
+PIECE_BYTES = 32 << 20
 _LENGTH_BYTES = 8
 
 
@@ -24,10 +28,12 @@ class Commit:
         number: How many commits the job had made before.
         payload: uint8, one dimension: the length of what follows in 8 bytes; JSON in UTF-8, the
             dtypes and shapes of the arrays and all other values; the bytes of the arrays.
+        known_hashes: The hashes of its pieces, if somebody has them already.
     """
 
     number: int
     payload: NDArray[np.uint8]
+    known_hashes: NDArray[np.uint8] | None = None
 
     @staticmethod
     def of(number: int, values: Mapping[str, Any]) -> Commit:
@@ -74,14 +80,22 @@ class Commit:
             start = end
         return found
 
+    @functools.cached_property
+    def hashes(self) -> NDArray[np.uint8]:
+        """Of its pieces, one row for each."""
+        if self.known_hashes is not None:
+            return self.known_hashes
+        starts = range(0, self.payload.size, PIECE_BYTES)
+        return np.array([hash_of(self.payload[start : start + PIECE_BYTES]) for start in starts])
+
     def identity(self) -> NDArray[np.uint8]:
         """A hash of everything."""
-        return hash_of(self.payload)
+        return hash_of(self.hashes)
 
 
 def hash_of(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Of 16 bytes; two different contents have the same one once in 2**128."""
-    digest = hashlib.blake2b(data.data, digest_size=HASH_BYTES).digest()
+    digest = hashlib.blake2b(data.reshape(-1).data, digest_size=HASH_BYTES).digest()
     hashed: NDArray[np.uint8] = np.frombuffer(digest, np.uint8).copy()
     return hashed
 

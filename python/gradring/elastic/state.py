@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring.communicator import Communicator
+from gradring.elastic import commit as commits
 from gradring.elastic.checkpoints import Checkpoints
-from gradring.elastic.commit import Commit, hash_of
+from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
 from gradring.errors import ConfigError, ProtocolError, SaveError
-
-#: What travels at once, in bytes. A transfer that breaks goes on after its last whole piece.
-PIECE_BYTES = 32 << 20
 
 
 class State:
@@ -133,16 +131,18 @@ class State:
         number = self._commit.number if counts else -1
         numbers = communicator.all_gather(np.array([number]), name="elastic/newest")
         root = int(np.argmax(numbers))
-        own = self._commit.identity()
+        number = int(numbers[root])
+        may_be_here = self._commit.number == number
+        own = self._commit.identity() if may_be_here else np.zeros(HASH_BYTES, np.uint8)
         identity = communicator.broadcast(own.copy(), root, name="elastic/identity")
         transfer = self._transfer
         if (own == identity).all():
-            transfer = _Transfer(identity, self._commit.payload)
+            transfer = _Transfer(identity, self._commit)
         elif transfer is None or (transfer.identity != identity).any():
             transfer = _Transfer(identity)
         self._transfer = transfer
-        payload = transfer.run(communicator, root)
-        newest, self._transfer = Commit(int(numbers[root]), payload), None
+        payload, hashes = transfer.run(communicator, root)
+        newest, self._transfer = Commit(number, payload, hashes), None
         found = newest.values()
         theirs, ours = found.keys() - set(self._kept()), set(self._kept()) - found.keys()
         if theirs or ours:
@@ -216,19 +216,21 @@ class State:
 class _Transfer:
     """A commit on its way to this rank, and what of it is here."""
 
-    def __init__(
-        self, identity: NDArray[np.uint8], payload: NDArray[np.uint8] | None = None
-    ) -> None:
-        """One of which nothing is here, or all of the payload."""
+    def __init__(self, identity: NDArray[np.uint8], commit: Commit | None = None) -> None:
+        """One of which nothing is here, or all."""
+        nothing = np.empty(0, np.uint8)
         self.identity = identity
-        self._payload = np.empty(0, np.uint8) if payload is None else payload
+        self._payload = nothing if commit is None else commit.payload
+        self._hashes = nothing if commit is None else commit.hashes
         self._received = self._payload.size
 
-    def run(self, communicator: Communicator, root: int) -> NDArray[np.uint8]:
+    def run(
+        self, communicator: Communicator, root: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Receives what is missing here; the root has everything.
 
         Returns:
-            The payload.
+            The payload, and the hashes of its pieces.
 
         Raises:
             gradring.errors.ProtocolError: A piece changed on its way.
@@ -239,21 +241,39 @@ class _Transfer:
             self._payload = np.empty(total, np.uint8)
         received = np.array([self._received])
         start = int(communicator.all_reduce(received, "min", name="elastic/received")[0])
-        while start < total:
-            end = min(start + PIECE_BYTES, total)
-            piece = self._payload[start:end].copy()
-            expected = communicator.broadcast(hash_of(piece), root, name="elastic/hash")
-            communicator.broadcast(piece, root, name="elastic/piece")
-            if (hash_of(piece) != expected).any():
-                text = f"bytes {start} to {end} of a commit changed on their way from rank {root}"
-                communicator.abort(text)
-                host = communicator.hosts[root]
-                raise ProtocolError(f"{text} on {host}; use checksum=True", rank=root, host=host)
-            if self._received < end:
-                self._payload[start:end] = piece
-                self._received = end
-            start = end
-        return self._payload
+        if start < total:
+            self._receive_hashes(communicator, root)
+            for piece in range(start // commits.PIECE_BYTES, len(self._hashes)):
+                self._receive(piece, communicator, root)
+        return self._payload, self._hashes
+
+    def _receive_hashes(self, communicator: Communicator, root: int) -> None:
+        pieces = -(-self._payload.size // commits.PIECE_BYTES)
+        is_whole = self._received == self._payload.size
+        hashes = self._hashes if is_whole else np.empty((pieces, HASH_BYTES), np.uint8)
+        hashes = communicator.broadcast(hashes.copy(), root, name="elastic/hashes")
+        if (hash_of(hashes) != self.identity).any():
+            raise _changed(communicator, root, "hashes")
+        self._hashes = hashes
+
+    def _receive(self, piece: int, communicator: Communicator, root: int) -> None:
+        start = piece * commits.PIECE_BYTES
+        end = min(start + commits.PIECE_BYTES, self._payload.size)
+        contents = self._payload[start:end]
+        if self._received >= end:  # it takes part for others
+            communicator.broadcast(contents.copy(), root, name="elastic/piece")
+            return
+        communicator.broadcast(contents, root, name="elastic/piece")
+        if (hash_of(contents) != self._hashes[piece]).any():
+            raise _changed(communicator, root, f"bytes {start} to {end}")
+        self._received = end
+
+
+def _changed(communicator: Communicator, root: int, what: str) -> ProtocolError:
+    text = f"{what} of a commit changed on their way from rank {root}"
+    communicator.abort(text)
+    host = communicator.hosts[root]
+    return ProtocolError(f"{text} on {host}; use checksum=True", rank=root, host=host)
 
 
 def _listed(names: Iterable[str]) -> str:
