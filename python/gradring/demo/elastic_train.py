@@ -58,7 +58,8 @@ def main() -> None:
             if comm.generation == 1 and comm.rank == arguments.kill and state.step == KILLED_AT:
                 print(f"killed after step {state.step} at {time.monotonic():.3f} s", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-            float(step(batches))
+            loss, _ = step(batches)
+            float(loss)
             state.step += 1
             if state.step == first:
                 print(f"step {first} ended at {time.monotonic():.3f} s", flush=True)
