@@ -2,12 +2,14 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use serde::{Deserialize, Serialize};
+
 use super::identity::PushId;
 use super::optimizer::Hyper;
 use super::rules::Treatment;
 
 /// One gradient of an update.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Contribution {
     /// Which.
     pub id: PushId,
@@ -16,7 +18,7 @@ pub struct Contribution {
 }
 
 /// One update. The first of a log brings the initial weights.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// In the order in which they are summed up, from left to right.
     pub contributions: Vec<Contribution>,
@@ -27,8 +29,8 @@ pub struct Entry {
 }
 
 /// A number for all entries so far: servers at one version with the same number had the same log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct History(u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct History(pub u64);
 
 impl History {
     /// With one entry more.

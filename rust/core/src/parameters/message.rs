@@ -2,8 +2,13 @@
 //!
 //! Every message may be lost, come twice, late, or after one that was sent later. What gets no answer
 //! is said again.
+//!
+//! Gradients and weights are too long to be written down with the rest of a message, so what carries
+//! messages has its own way for the two that have some.
 
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::log::Entry;
@@ -11,7 +16,7 @@ use super::optimizer::Hyper;
 use super::shard::{Payload, Weights};
 
 /// From a worker to a server.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Request {
     /// Of the worker; 0 if it does not know.
     pub term: Term,
@@ -22,7 +27,7 @@ pub struct Request {
 }
 
 /// What a worker wants. Servers other than the first are asked to stage and to pull only.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Ask {
     /// To be a member.
     Join {
@@ -30,15 +35,6 @@ pub enum Ask {
         nonce: u64,
         /// Under which it was before the servers were restored.
         claim: Option<Incarnation>,
-    },
-    /// To keep this until it is applied.
-    Stage {
-        /// Which gradient.
-        id: PushId,
-        /// With which version of this server's weights it was computed.
-        base: Version,
-        /// The part for this server.
-        payload: Arc<Payload>,
     },
     /// To apply what is staged on all servers, and to say when it may go on.
     Submit {
@@ -60,10 +56,20 @@ pub enum Ask {
     Alive(Incarnation),
     /// To be counted out.
     Leave(Incarnation),
+    /// To keep this until it is applied.
+    #[serde(skip)]
+    Stage {
+        /// Which gradient.
+        id: PushId,
+        /// With which version of this server's weights it was computed.
+        base: Version,
+        /// The part for this server.
+        payload: Arc<Payload>,
+    },
 }
 
 /// From a server to a worker.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Reply {
     /// The servers are in another term: join it.
     OtherTerm(Terms),
@@ -96,6 +102,7 @@ pub enum Reply {
         settled: u64,
     },
     /// What was pulled.
+    #[serde(skip)]
     Weights {
         /// Which pull.
         round: u64,
@@ -107,7 +114,7 @@ pub enum Reply {
 }
 
 /// From the sequencer to a server.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
     /// Say what you have.
     Look {
@@ -137,7 +144,7 @@ pub enum Order {
 }
 
 /// From a server to the sequencer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Report {
     /// What it has.
     Status {

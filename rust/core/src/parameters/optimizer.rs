@@ -6,8 +6,10 @@
 
 use std::iter::zip;
 
+use serde::{Deserialize, Serialize};
+
 /// How a gradient changes the weights; what stays the same for the whole training.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {
     /// `keras.optimizers.SGD`.
     Sgd {
@@ -37,7 +39,7 @@ pub enum Optimizer {
 }
 
 /// What may change from step to step, and therefore comes with every gradient.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Hyper {
     /// As any schedule or callback of the worker has it.
     pub learning_rate: f32,

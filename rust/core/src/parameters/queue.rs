@@ -58,7 +58,11 @@ pub struct Queue {
     /// By worker, the last incarnation and the last of its pushes that is over.
     over: BTreeMap<u32, (Incarnation, u64)>,
     counts: Counts,
+    staleness: BTreeMap<u64, u64>,
 }
+
+/// What is staler counts as this stale where gradients are counted by their staleness.
+const STALENESS_MAX: u64 = 63;
 
 impl Queue {
     /// At this version, whose log ends each worker's pushes with these, and with nobody.
@@ -73,6 +77,7 @@ impl Queue {
             waiting: VecDeque::new(),
             over: applied.iter().map(over).collect(),
             counts: Counts::default(),
+            staleness: BTreeMap::new(),
         }
     }
 
@@ -86,6 +91,12 @@ impl Queue {
     #[must_use]
     pub const fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// By staleness in versions, of how many gradients updates were made.
+    #[must_use]
+    pub const fn staleness(&self) -> &BTreeMap<u64, u64> {
+        &self.staleness
     }
 
     /// How many gradients wait.
@@ -244,6 +255,10 @@ impl Queue {
         let contributions = taken.iter().filter_map(contribution).collect();
         let scale = self.rules.scale(count);
         let hyper = taken[0].hyper;
+        for it in taken.iter().filter(|it| it.base > 0) {
+            let staleness = (version - it.base).min(STALENESS_MAX);
+            *self.staleness.entry(staleness).or_default() += 1;
+        }
         self.version += 1;
         self.counts.applied += count as u64;
         for it in &taken {

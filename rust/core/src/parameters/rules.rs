@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::identity::Version;
 
 /// The rule by which gradients become updates, as the program has it.
@@ -65,7 +67,7 @@ pub struct Timing {
 }
 
 /// How a gradient counts in an update.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Treatment {
     /// By what it is multiplied.
     pub weight: f32,

@@ -105,6 +105,24 @@ impl Sequencer {
         }
     }
 
+    /// With what version the current term began; 0 before the first.
+    #[must_use]
+    pub fn start(&self) -> Version {
+        match &self.phase {
+            Phase::Open(open) => open.terms.start(),
+            _ => 0,
+        }
+    }
+
+    /// By staleness in versions, of how many gradients of this term updates were made.
+    #[must_use]
+    pub fn staleness(&self) -> BTreeMap<u64, u64> {
+        match &self.phase {
+            Phase::Open(open) => open.queue.staleness().clone(),
+            _ => BTreeMap::new(),
+        }
+    }
+
     /// Entries that not all servers have applied.
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -254,8 +272,10 @@ impl Sequencer {
                     saved,
                 },
             ) if term == open.terms.term() => {
+                // No correct server is ahead of the log.
+                let version = version.min(open.queue.version());
                 let known = &mut open.servers[server];
-                *known = (known.0.max(version), known.1.max(saved));
+                *known = (known.0.max(version), known.1.max(saved.min(version)));
                 let least = open.servers.iter().map(|(version, _)| *version).min();
                 let first = open.queue.version() - open.log.len() as u64;
                 let done = least.unwrap_or(first).saturating_sub(first);

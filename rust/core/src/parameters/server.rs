@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::identity::{Incarnation, Point, PushId, Terms, Version};
+use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::log::{Entry, History};
 use super::message::{Ask, Order, Reply, Report, Request};
 use super::shard::{Payload, Push, Shard, Weights};
@@ -89,6 +89,12 @@ impl<D: Disk> Server<D> {
     #[must_use]
     pub fn at(&self) -> Option<&Snapshot> {
         self.state.as_ref().map(|state| &state.at)
+    }
+
+    /// In which term, if it is in one.
+    #[must_use]
+    pub fn term(&self) -> Option<Term> {
+        self.state.as_ref().map(|state| state.terms.term())
     }
 
     /// How many gradients are staged.

@@ -5,12 +5,14 @@ use std::iter::zip;
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::identity::Version;
 use super::log::Entry;
 use super::optimizer::{Hyper, Optimizer, compensate, decay};
 
 /// Everything about a part of a variable but its values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
     /// Rows in it.
     pub rows: usize,
@@ -134,6 +136,43 @@ impl Shard {
             .iter()
             .map(|(spec, weights)| (spec.rows.checked_mul(spec.width), weights.len()));
         sizes.all(|(said, there)| said == Some(there))
+    }
+
+    /// How it changes.
+    #[must_use]
+    pub const fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// What its parts are.
+    pub fn specs(&self) -> impl Iterator<Item = Spec> {
+        self.parts.iter().map(|part| part.spec)
+    }
+
+    /// All values: of each part the weights, and then its slots.
+    pub fn arrays(&self) -> impl Iterator<Item = &Weights> {
+        let parts = self.parts.iter();
+        parts.flat_map(|part| std::iter::once(&part.weights).chain(&part.slots))
+    }
+
+    /// One that had these parts and `arrays`; nothing if they do not fit.
+    #[must_use]
+    pub fn restored(optimizer: Optimizer, specs: &[Spec], arrays: Vec<Weights>) -> Option<Self> {
+        let count = 1 + optimizer.initial_slots().len();
+        let fits = |(spec, array): (&Spec, &Weights)| array.len() == spec.elements();
+        let each = specs
+            .iter()
+            .flat_map(|spec| std::iter::repeat_n(spec, count));
+        if arrays.len() != specs.len() * count || !zip(each, &arrays).all(fits) {
+            return None;
+        }
+        let part = |(spec, arrays): (&Spec, &[Weights])| Part {
+            spec: *spec,
+            weights: arrays[0].clone(),
+            slots: arrays[1..].to_vec(),
+        };
+        let parts = zip(specs, arrays.chunks_exact(count)).map(part).collect();
+        Some(Self { optimizer, parts })
     }
 
     /// Whether these can be gradients of it.

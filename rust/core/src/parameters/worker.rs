@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::identity::{Incarnation, Point, PushId, Terms, Version};
+use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::message::{Ask, Reply, Request};
 use super::optimizer::Hyper;
 use super::rules::Timing;
@@ -110,6 +110,39 @@ impl Worker {
     #[must_use]
     pub const fn wake(&self) -> Instant {
         self.again
+    }
+
+    /// What is unanswered is said again at once: a connection to a server is new.
+    pub const fn say_again(&mut self, now: Instant) {
+        self.again = now;
+    }
+
+    /// Whether there is something that the program was not told yet.
+    #[must_use]
+    pub const fn has_event(&self) -> bool {
+        self.event.is_some()
+    }
+
+    /// Whether all that was pushed has been submitted, and the sequencer has said to go on since.
+    #[must_use]
+    pub const fn has_gone_on(&self) -> bool {
+        matches!(self.phase, Phase::Pulling { .. } | Phase::Computing)
+    }
+
+    /// The term of the servers, as far as it knows.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.terms.term()
+    }
+
+    /// What tells the sequencer that it is to be counted out.
+    #[must_use]
+    pub fn leave(&self) -> Request {
+        Request {
+            term: self.terms.term(),
+            worker: self.me,
+            ask: Ask::Leave(self.incarnation.unwrap_or_default()),
+        }
     }
 
     /// How many gradients it keeps.
