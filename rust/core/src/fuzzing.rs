@@ -23,8 +23,10 @@ use crate::wire::pairing as wire_pairing;
 use crate::wire::state::{self, Phase, State};
 
 mod agreement;
+mod parameters;
 
 pub use agreement::agreement;
+pub use parameters::parameters;
 
 const TOKEN: &[u8] = b"what no input contains";
 
@@ -45,7 +47,7 @@ impl Decoder {
 }
 
 /// All decoders.
-pub const DECODERS: [Decoder; 9] = [
+pub const DECODERS: [Decoder; 10] = [
     Decoder::new("contract", contract_header, contract_samples),
     Decoder::new("frame", frame, frame_samples),
     Decoder::new("control", control_messages, control_samples),
@@ -63,6 +65,7 @@ pub const DECODERS: [Decoder; 9] = [
     Decoder::new("state", state, state_samples),
     Decoder::new("pairing", pairing, pairing_samples),
     Decoder::new("agreement", agreement, agreement::samples),
+    Decoder::new("parameters", parameters, parameters::samples),
 ];
 
 /// A header that is taken for one begins as ours do.

@@ -38,6 +38,8 @@ pub mod observe;
 #[doc(hidden)]
 pub mod parameters;
 pub mod schedule;
+#[doc(hidden)]
+pub mod serving;
 pub mod wire;
 pub mod work;
 

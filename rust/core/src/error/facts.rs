@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::shortened;
+use super::{Error as Failure, ErrorKind, shortened};
 
 /// A text that came from outside, such as the system's word on an error. It is short and without
 /// characters that would garble a terminal or a log, also after a journey: it may come from anybody.
@@ -230,6 +230,56 @@ facts! {
         TurnedAway { refusals: Vec<Text> },
     }
 
+    /// Why parameter servers do not serve a worker, or cannot.
+    NotServed {
+        #[error("parameter server {server} at {address}: {}", error.kind)]
+        Greeting { server: usize, address: Text, error: Box<Failure> },
+        #[error(
+            "{doing}: parameter server {server} at {address} could not be reached for {:.1} s: {why}",
+            waited.as_secs_f64()
+        )]
+        Unreachable { server: usize, address: Text, doing: Text, waited: Duration, why: Text },
+        #[error(
+            "{doing}: all parameter servers answer, and for {:.1} s they did not let worker {worker} go on: \
+             the rule makes it wait for other workers, or server 0 waits for another server",
+            waited.as_secs_f64()
+        )]
+        Held { doing: Text, worker: usize, waited: Duration },
+        #[error("worker {worker} is process {process} on {host}, which lives")]
+        WorkerTaken { worker: usize, process: u32, host: Text },
+        #[error("worker {worker} was started, and there are {workers}: their indices are 0 to {}", workers - 1)]
+        NoSuchWorker { worker: usize, workers: usize },
+        #[error(
+            "worker {worker} trains other variables than worker {other}, or with another optimizer or \
+             placement"
+        )]
+        ModelsDiffer { worker: usize, other: usize },
+        #[error("it was started with {theirs}, and server 0 with {ours}")]
+        RulesDiffer { theirs: Text, ours: Text },
+        #[error("the address leads to parameter server {reached}")]
+        OtherServer { reached: usize },
+        #[error("the address is a rank's, not a parameter server's")]
+        NotAServer,
+        #[error("the address is a parameter server's, not a rank's")]
+        OnlyParameters,
+        #[error("{directory} has the snapshots of another living process")]
+        DirectoryTaken { directory: Text },
+        #[error("{directory} has the snapshots of server {theirs} of {servers}, and this is server {server}")]
+        OtherDirectory { directory: Text, theirs: usize, servers: usize, server: usize },
+        #[error("cannot {what} {path}: {error}")]
+        Disk { what: Text, path: Text, error: Text },
+        #[error("no worker came to parameter server {server} within {} s", within.as_secs())]
+        NobodyCame { server: usize, within: Duration },
+        #[error("all workers of parameter server {server} were lost and none had left: {workers:?}")]
+        AllLost { server: usize, workers: Vec<usize> },
+        #[error("{call} was called out of turn: each pull() is followed by one push(), and begin() comes first")]
+        OutOfTurn { call: Text },
+        #[error("the parameter {what} is closed")]
+        Closed { what: Text },
+        #[error("the parameter {what} belongs to the process from which this one was forked")]
+        OfParent { what: Text },
+    }
+
     /// Why a peer is not believed to belong to the job.
     NotTrusted {
         #[error(
@@ -438,6 +488,70 @@ facts! {
         NoFileOfHost { what: Text, error: Text },
         #[error("{what}: {error}: give its process more memory (ulimit -v, or the limit of its container)")]
         NoBuffers { what: Text, error: Text },
+    }
+}
+
+impl NotServed {
+    /// Name of the exception class that stands for it.
+    pub(super) const fn exception(&self) -> &'static str {
+        match self {
+            Self::Greeting { error, .. } => error.kind.exception(),
+            Self::Unreachable { .. } | Self::AllLost { .. } => "PeerLostError",
+            Self::Held { .. } => "CollectiveTimeoutError",
+            Self::ModelsDiffer { .. } | Self::RulesDiffer { .. } => "MismatchError",
+            Self::NobodyCame { .. } | Self::NotAServer | Self::OnlyParameters => "RendezvousError",
+            Self::OutOfTurn { .. } => "GradringError",
+            Self::Closed { .. } | Self::OfParent { .. } => "AbortedError",
+            Self::WorkerTaken { .. }
+            | Self::NoSuchWorker { .. }
+            | Self::OtherServer { .. }
+            | Self::DirectoryTaken { .. }
+            | Self::OtherDirectory { .. }
+            | Self::Disk { .. } => "ConfigError",
+        }
+    }
+
+    /// What to do.
+    pub(super) fn advice(&self) -> &'static str {
+        match self {
+            Self::Greeting { error, .. } => match error.kind {
+                ErrorKind::Rendezvous(_) => "check the addresses of the parameter servers",
+                _ => error.advice(),
+            },
+            Self::Unreachable { .. } => {
+                "look at that server's own output for the cause, and start it again with the same address \
+                 and directory: the workers go on by themselves"
+            }
+            Self::AllLost { .. } => {
+                "look at the workers' own output for the cause, and start them again"
+            }
+            Self::Held { .. } => {
+                "look at what the other workers and servers do; if they are only slow, raise stall_timeout \
+                 (GRADRING_STALL_TIMEOUT_S)"
+            }
+            Self::WorkerTaken { .. } | Self::NoSuchWorker { .. } => {
+                "give every worker an index of its own, and end what is left of an earlier run"
+            }
+            Self::ModelsDiffer { .. } => {
+                "make every worker build the same model with the same optimizer"
+            }
+            Self::RulesDiffer { .. } => "give all parameter servers the same rule",
+            Self::OtherServer { .. } | Self::NotAServer | Self::OnlyParameters => {
+                "check the addresses of the parameter servers"
+            }
+            Self::DirectoryTaken { .. } | Self::OtherDirectory { .. } => {
+                "give every parameter server a directory of its own"
+            }
+            Self::Disk { .. } => "make room or give another directory, and start the server again",
+            Self::NobodyCame { .. } => {
+                "start the workers with the servers' addresses, or raise timeout (GRADRING_TIMEOUT_S)"
+            }
+            Self::OutOfTurn { .. } => "call them in that order, from one thread",
+            Self::Closed { .. } => "make a new one to go on",
+            Self::OfParent { .. } => {
+                "use it there only, or start this process with multiprocessing's spawn"
+            }
+        }
     }
 }
 

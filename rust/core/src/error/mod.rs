@@ -11,7 +11,7 @@ mod facts;
 
 pub use facts::{
     Abort, BadRules, BadSegment, Breach, Breakage, Broken, Damage, Disorder, Garbled, Late, Lost,
-    Missing, NotAgreed, NotFormed, NotTrusted, Shortage, Suspicion, Text, Unusable,
+    Missing, NotAgreed, NotFormed, NotServed, NotTrusted, Shortage, Suspicion, Text, Unusable,
 };
 
 /// Result of anything that can fail in this crate.
@@ -92,6 +92,9 @@ pub enum ErrorKind {
     /// The job goes on without this process, or not at all.
     #[error(transparent)]
     Membership(#[from] NotAgreed),
+    /// Parameter servers do not serve.
+    #[error(transparent)]
+    Parameters(#[from] NotServed),
 }
 
 /// A fact is an error of its kind.
@@ -235,6 +238,7 @@ impl Error {
                 "give it the job's own GRADRING_TOKEN, GRADRING_JOB_ID, certificates and version, or other \
                  addresses in GRADRING_JOIN"
             }
+            ErrorKind::Parameters(ref fact) => fact.advice(),
             ErrorKind::Membership(_) => {
                 "start more workers, or the job again from its last checkpoint"
             }
@@ -290,6 +294,7 @@ impl ErrorKind {
             Self::Misuse(_) => "GradringError",
             Self::Exhausted(_) => "ConfigError",
             Self::Membership(_) => "RendezvousError",
+            Self::Parameters(fact) => fact.exception(),
         }
     }
 }

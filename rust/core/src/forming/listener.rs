@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use crate::error::{Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable};
+use crate::error::{Breach, Error, ErrorKind, NotFormed, NotServed, Result, Text, Unusable};
 use crate::forming::members;
 use crate::forming::peers::connects_to;
 use crate::forming::turned_away::{Initiator, TurnedAway};
@@ -36,7 +36,7 @@ use crate::lock::lock;
 use crate::observe::own_state::OwnState;
 use crate::wire::handshake::{self, Hello, Purpose};
 
-mod pending;
+pub(crate) mod pending;
 
 use pending::{Pending, Slot};
 
@@ -364,6 +364,9 @@ fn greet(
         if hello.purpose == Purpose::Inquiry {
             return Ok(());
         }
+        if matches!(hello.purpose, Purpose::Parameters { .. }) {
+            return Err(NotServed::NotAServer.into());
+        }
         initiator.proved_rank = Some(hello.rank);
         admission.check_hello(hello, deadline)?;
         if !lock(admitted).insert((hello.rank, hello.purpose.number())) {
@@ -466,7 +469,7 @@ impl Admission {
                 *stream < settings.streams && connects_to(hello.rank, world_size).contains(&rank)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
-            Purpose::Inquiry | Purpose::Membership { .. } => true,
+            Purpose::Inquiry | Purpose::Membership { .. } | Purpose::Parameters { .. } => true,
         };
         if !welcome {
             let (initiator, responder) = (hello.rank, rank);

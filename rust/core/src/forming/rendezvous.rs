@@ -150,7 +150,10 @@ impl Forming<'_> {
                     data.insert((hello.rank, stream), connection);
                 }
                 Purpose::Control => control_from_predecessor = Some((predecessor, connection)),
-                Purpose::Join(_) | Purpose::Inquiry | Purpose::Membership { .. } => {}
+                Purpose::Join(_)
+                | Purpose::Inquiry
+                | Purpose::Membership { .. }
+                | Purpose::Parameters { .. } => {}
             }
         }
         self.await_others()?;

@@ -22,7 +22,7 @@ use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub(crate) const PROTOCOL_VERSION: u32 = 13;
+pub(crate) const PROTOCOL_VERSION: u32 = 14;
 
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -47,12 +47,40 @@ pub(crate) enum Purpose {
         /// The job, as in [`Member::job`].
         job: String,
     },
+    /// To push and pull, or to tell a parameter server what to do; to a parameter server, whatever
+    /// the ranks.
+    Parameters {
+        /// The job, as in [`Member::job`].
+        job: String,
+        /// Which server is meant.
+        server: usize,
+        /// Who connects.
+        guest: Guest,
+    },
+}
+
+/// Who connects to a parameter server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Guest {
+    /// A worker.
+    Worker {
+        index: usize,
+        /// A random number for its process, its id there, and the host.
+        process: (u64, u32, String),
+        /// Equal for workers that train the same.
+        model: [u8; 32],
+    },
+    /// The first server, with its rules as text.
+    Sequencer { process: u64, rules: String },
 }
 
 impl Purpose {
     /// Whether it is to a process, whatever its rank.
     pub(crate) const fn is_of_no_rank(&self) -> bool {
-        matches!(self, Self::Inquiry | Self::Membership { .. })
+        matches!(
+            self,
+            Self::Inquiry | Self::Membership { .. } | Self::Parameters { .. }
+        )
     }
 
     /// Equal for two connections of the same purpose.
@@ -62,7 +90,8 @@ impl Purpose {
             Self::Control => 1,
             Self::Inquiry => 2,
             Self::Membership { .. } => 3,
-            Self::Data { stream } => 4_usize.saturating_add(*stream),
+            Self::Parameters { .. } => 4,
+            Self::Data { stream } => 5_usize.saturating_add(*stream),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::lock::lock;
 
 /// The connections in their handshake.
 #[derive(Default)]
-pub(super) struct Pending {
+pub(crate) struct Pending {
     /// In the order of their arrival.
     connections: Mutex<Vec<PendingConnection>>,
 }
@@ -21,7 +21,7 @@ struct PendingConnection {
 }
 
 /// A connection's slot among the pending ones, given back when dropped.
-pub(super) struct Slot {
+pub(crate) struct Slot {
     pending: Arc<Pending>,
     number: u64,
 }
@@ -31,11 +31,11 @@ impl Pending {
         lock(&self.connections)
     }
 
-    pub(super) fn has_room(&self, slots: usize) -> bool {
+    pub(crate) fn has_room(&self, slots: usize) -> bool {
         self.connections().len() < slots
     }
 
-    pub(super) fn add(self: &Arc<Self>, tcp: &TcpStream) -> std::io::Result<Slot> {
+    pub(crate) fn add(self: &Arc<Self>, tcp: &TcpStream) -> std::io::Result<Slot> {
         let tcp = tcp.try_clone()?;
         let mut connections = self.connections();
         let number = connections
@@ -53,7 +53,7 @@ impl Pending {
     }
 
     /// Ends the connections that began longer ago than `limit`; their threads notice.
-    pub(super) fn end_older_than(&self, limit: Duration) {
+    pub(crate) fn end_older_than(&self, limit: Duration) {
         for connection in self
             .connections()
             .iter()

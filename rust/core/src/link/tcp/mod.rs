@@ -65,7 +65,7 @@ pub(crate) fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
 }
 
 /// Makes a connection fit for payload.
-pub(super) fn configure(stream: &TcpStream) -> std::io::Result<()> {
+pub(crate) fn configure(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     forks::note(stream);
     choose_congestion(SockRef::from(stream), is_inside_host(stream)?);

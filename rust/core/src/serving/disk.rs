@@ -1,0 +1,333 @@
+//! Where a server keeps its terms and snapshots: files, or nothing.
+//!
+//! A file is written under another name, made durable, and then renamed, so under its own name it is
+//! whole; its checksums say so, too, and one that is not is no snapshot. A snapshot is written by a
+//! thread, from values that later updates leave alone.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use super::message::{Incoming, Message, Outgoing};
+use crate::error::{Error, NotServed, Result, Text};
+use crate::link::poll::WakeUp;
+use crate::lock::lock;
+use crate::parameters::identity::{Point, Terms, Version};
+use crate::parameters::server::{Disk, Snapshot};
+use crate::wire::frame::checksum;
+
+/// Whose directory it is, and the terms; the checksum is that of the two as bytes.
+#[derive(Serialize, Deserialize)]
+struct Known {
+    server: usize,
+    servers: usize,
+    terms: Terms,
+}
+
+/// What the thread that writes has done.
+#[derive(Default)]
+struct Done {
+    points: VecDeque<Point>,
+    trouble: Option<Error>,
+}
+
+/// A server's memory beyond its process.
+pub(crate) struct Store {
+    terms: Terms,
+    done: Arc<Mutex<Done>>,
+    wake_up: Arc<WakeUp>,
+    files: Option<Files>,
+}
+
+struct Files {
+    directory: PathBuf,
+    who: (usize, usize),
+    /// Snapshots that are there as a whole.
+    points: BTreeMap<Point, PathBuf>,
+    writer: Option<Sender<Snapshot>>,
+    thread: Option<JoinHandle<()>>,
+    /// Locked as long as the process lives.
+    _lock: File,
+}
+
+impl Store {
+    /// One without a directory forgets everything with its process. Wakes `wake_up` when a snapshot is
+    /// there.
+    pub(crate) fn open(
+        directory: Option<&Path>,
+        who: (usize, usize),
+        wake_up: Arc<WakeUp>,
+    ) -> Result<Self> {
+        let done = Arc::<Mutex<Done>>::default();
+        let mut terms = Terms::default();
+        let files = match directory {
+            None => None,
+            Some(directory) => {
+                let (files, known) =
+                    Files::open(directory, who, Arc::clone(&done), Arc::clone(&wake_up))?;
+                terms = known;
+                Some(files)
+            }
+        };
+        Ok(Self {
+            terms,
+            done,
+            wake_up,
+            files,
+        })
+    }
+
+    /// Whether all could be written so far.
+    ///
+    /// # Errors
+    /// `Config` when something could not.
+    pub(crate) fn check(&self) -> Result<()> {
+        lock(&self.done).trouble.clone().map_or(Ok(()), Err)
+    }
+
+    /// Snapshots that were completed since.
+    ///
+    /// # Errors
+    /// As for `check`.
+    pub(crate) fn completed(&mut self) -> Result<Vec<Point>> {
+        self.check()?;
+        let points: Vec<_> = lock(&self.done).points.drain(..).collect();
+        if let Some(files) = &mut self.files {
+            for point in &points {
+                if self.terms.contains(*point) {
+                    files.points.insert(*point, files.path(*point));
+                } else {
+                    let _ = fs::remove_file(files.path(*point));
+                }
+            }
+        }
+        Ok(points)
+    }
+}
+
+impl Disk for Store {
+    fn terms(&self) -> Terms {
+        self.terms.clone()
+    }
+
+    fn points(&self) -> Vec<Point> {
+        let files = self.files.iter();
+        files.flat_map(|it| it.points.keys().copied()).collect()
+    }
+
+    fn load(&self, point: Point) -> Option<Snapshot> {
+        let path = self.files.as_ref()?.points.get(&point)?;
+        read(path).ok().filter(|snapshot| snapshot.point == point)
+    }
+
+    fn begin(&mut self, terms: &Terms) {
+        self.terms = terms.clone();
+        let Some(files) = &mut self.files else {
+            return;
+        };
+        let is_past = |point: &Point| terms.contains(*point);
+        files.retain(is_past);
+        if let Err(error) = files.write_known(terms) {
+            lock(&self.done).trouble = Some(error);
+        }
+    }
+
+    fn save(&mut self, snapshot: Snapshot) {
+        match self.files.as_ref().and_then(|it| it.writer.as_ref()) {
+            // Its thread has left why it has ended.
+            Some(writer) => drop(writer.send(snapshot)),
+            None => {
+                lock(&self.done).points.push_back(snapshot.point);
+                self.wake_up.wake();
+            }
+        }
+    }
+
+    fn forget_before(&mut self, version: Version) {
+        if let Some(files) = &mut self.files {
+            files.retain(|point| point.version >= version);
+        }
+    }
+}
+
+impl Files {
+    fn open(
+        directory: &Path,
+        who: (usize, usize),
+        done: Arc<Mutex<Done>>,
+        wake_up: Arc<WakeUp>,
+    ) -> Result<(Self, Terms)> {
+        fs::create_dir_all(directory).map_err(|error| trouble("make", directory, &error))?;
+        let lock_path = directory.join("lock");
+        let locked = File::create(&lock_path).map_err(|it| trouble("write", &lock_path, &it))?;
+        let flocked = rustix::fs::flock(&locked, FlockOperation::NonBlockingLockExclusive);
+        if flocked.is_err() {
+            let directory = Text::of(directory.display());
+            return Err(NotServed::DirectoryTaken { directory }.into());
+        }
+        let mut files = Self {
+            directory: directory.into(),
+            who,
+            points: BTreeMap::new(),
+            writer: None,
+            thread: None,
+            _lock: locked,
+        };
+        let terms = files.read_known()?;
+        let entries = fs::read_dir(directory).map_err(|it| trouble("read", directory, &it))?;
+        for entry in entries.flatten() {
+            let (path, name) = (entry.path(), entry.file_name());
+            if name.to_string_lossy().ends_with(PARTIAL) {
+                let _ = fs::remove_file(&path);
+            } else if name.to_string_lossy().starts_with("snapshot-")
+                && let Ok(snapshot) = read(&path)
+            {
+                files.points.insert(snapshot.point, path);
+            }
+        }
+        files.retain(|point| terms.contains(*point));
+        let (writer, snapshots) = channel::<Snapshot>();
+        let directory = files.directory.clone();
+        let thread = std::thread::Builder::new()
+            .name("gradring-snapshots".into())
+            .spawn(move || {
+                for snapshot in snapshots {
+                    let point = snapshot.point;
+                    let path = directory.join(name_of(point));
+                    let message = Outgoing::new(Message::Snapshot(snapshot), true);
+                    let written = message.and_then(|message| write(&path, &message.slices()));
+                    let mut done = lock(&done);
+                    match written {
+                        Ok(()) => done.points.push_back(point),
+                        Err(error) => done.trouble = Some(error),
+                    }
+                    drop(done);
+                    wake_up.wake();
+                }
+            })
+            .map_err(|error| Error::no_thread(&error))?;
+        files.writer = Some(writer);
+        files.thread = Some(thread);
+        Ok((files, terms))
+    }
+
+    fn path(&self, point: Point) -> PathBuf {
+        self.directory.join(name_of(point))
+    }
+
+    /// Keeps these snapshots and removes the others.
+    fn retain(&mut self, keeps: impl Fn(&Point) -> bool) {
+        self.points.retain(|point, path| {
+            if !keeps(point) {
+                // What cannot be removed does no harm: its point is not in the past.
+                let _ = fs::remove_file(path);
+            }
+            keeps(point)
+        });
+    }
+
+    fn read_known(&self) -> Result<Terms> {
+        let path = self.directory.join("terms");
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Terms::default()),
+            Err(error) => return Err(trouble("read", &path, &error)),
+        };
+        let damaged = || trouble("read", &path, &io::Error::other("it is damaged"));
+        let (sum, rest) = bytes.split_first_chunk::<4>().ok_or_else(damaged)?;
+        if u32::from_le_bytes(*sum) != checksum([rest]) {
+            return Err(damaged());
+        }
+        let known: Known = postcard::from_bytes(rest).map_err(|_| damaged())?;
+        if (known.server, known.servers) != self.who {
+            return Err(NotServed::OtherDirectory {
+                directory: Text::of(self.directory.display()),
+                theirs: known.server,
+                servers: known.servers,
+                server: self.who.0,
+            }
+            .into());
+        }
+        Ok(known.terms)
+    }
+
+    fn write_known(&self, terms: &Terms) -> Result<()> {
+        let (server, servers) = self.who;
+        let known = Known {
+            server,
+            servers,
+            terms: terms.clone(),
+        };
+        let bytes = postcard::to_stdvec(&known).expect("memory takes all bytes");
+        let sum = checksum([&bytes[..]]).to_le_bytes();
+        write(&self.directory.join("terms"), &[&sum, &bytes])
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.writer = None;
+        if let Some(thread) = self.thread.take() {
+            // What was begun is finished.
+            drop(thread.join());
+        }
+    }
+}
+
+/// Ends the names of files that are being written.
+const PARTIAL: &str = ".partial";
+
+fn name_of(point: Point) -> String {
+    format!("snapshot-{}-{}", point.term, point.version)
+}
+
+fn trouble(what: &str, path: &Path, error: &io::Error) -> Error {
+    NotServed::Disk {
+        what: what.into(),
+        path: Text::of(path.display()),
+        error: Text::of(error),
+    }
+    .into()
+}
+
+/// A file with these bytes, which is there as a whole or not at all, whatever happens.
+fn write(path: &Path, slices: &[&[u8]]) -> Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(PARTIAL);
+    let partial = PathBuf::from(partial);
+    let attempt = || {
+        let mut file = File::create(&partial)?;
+        for slice in slices {
+            file.write_all(slice)?;
+        }
+        file.sync_all()?;
+        fs::rename(&partial, path)?;
+        let directory = path.parent().unwrap_or_else(|| Path::new("."));
+        File::open(directory)?.sync_all()
+    };
+    attempt().map_err(|error| trouble("write", path, &error))
+}
+
+fn read(path: &Path) -> Result<Snapshot> {
+    let torn = |error: &io::Error| trouble("read", path, error);
+    let mut file = File::open(path).map_err(|error| torn(&error))?;
+    let mut incoming = Incoming::NEW;
+    loop {
+        let count = file.read(incoming.room()).map_err(|error| torn(&error))?;
+        if count == 0 {
+            return Err(torn(&io::ErrorKind::UnexpectedEof.into()));
+        }
+        match incoming.filled(count, u64::MAX)? {
+            Some(Message::Snapshot(snapshot)) => return Ok(snapshot),
+            Some(_) => return Err(torn(&io::Error::other("it is no snapshot"))),
+            None => {}
+        }
+    }
+}

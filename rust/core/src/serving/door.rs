@@ -1,0 +1,216 @@
+//! What a worker and a server need to meet, and the threads that connect.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::config::{Config, Settings};
+use crate::error::{Error, ErrorKind, NotFormed, NotServed, Result, Text};
+use crate::forming::rendezvous::connect::{connect, resolve};
+use crate::host::host_name;
+use crate::link::poll::WakeUp;
+use crate::link::tcp;
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::deadline_stream::DeadlineStream;
+use crate::link::tcp::tls::{self, Tls};
+use crate::lock::lock;
+use crate::wire::handshake::{self, Guest, Hello, Purpose};
+
+/// Pauses between two attempts to connect: each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// How long one attempt may take.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
+/// For how long a worker waits until the end of a process of its index on its own host is known.
+const ENDING_LIMIT: Duration = Duration::from_secs(1);
+/// For how long a worker waits for an earlier process of its index to be known as ended: a server
+/// takes longer to give up one that is silent.
+const TAKEN_LIMIT: Duration = Duration::from_secs(15);
+
+/// With what a process proves that it belongs to the job, and its settings.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) job: String,
+    pub(crate) token: Vec<u8>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) settings: Settings,
+}
+
+impl Door {
+    /// From the settings of a group.
+    pub(crate) fn of(config: &Config) -> Result<Self> {
+        Ok(Self {
+            job: config.job.clone(),
+            token: config.token.clone(),
+            tls: config.tls.as_ref().map(Tls::load).transpose()?,
+            settings: config.settings.clone(),
+        })
+    }
+}
+
+/// Connects to servers, in threads, and again when it is asked to.
+pub(crate) struct Dialler {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    door: Door,
+    guest: Guest,
+    addresses: Vec<String>,
+    outcomes: Mutex<Outcomes>,
+    wake_up: Arc<WakeUp>,
+    closing: AtomicBool,
+}
+
+#[derive(Default)]
+struct Outcomes {
+    connections: VecDeque<(usize, Result<Connection>)>,
+    /// By server, why the last attempt failed.
+    whys: Vec<Option<Text>>,
+}
+
+impl Dialler {
+    /// Introduces itself as `guest`, and wakes `wake_up` when there is an outcome.
+    pub(crate) fn new(
+        door: Door,
+        guest: Guest,
+        addresses: Vec<String>,
+        wake_up: Arc<WakeUp>,
+    ) -> Self {
+        let whys = vec![None; addresses.len()];
+        let outcomes = Outcomes {
+            whys,
+            ..Outcomes::default()
+        };
+        Self {
+            shared: Arc::new(Shared {
+                door,
+                guest,
+                addresses,
+                outcomes: Mutex::new(outcomes),
+                wake_up,
+                closing: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// Connects to a server until there is an outcome: a connection, or an error that another attempt
+    /// would not change.
+    pub(crate) fn dial(&self, server: usize) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        std::thread::Builder::new()
+            .name("gradring-connect".into())
+            .spawn(move || shared.dial(server))
+            .map_err(|error| Error::no_thread(&error))?;
+        Ok(())
+    }
+
+    /// What came of it since, by server.
+    pub(crate) fn outcomes(&self) -> VecDeque<(usize, Result<Connection>)> {
+        std::mem::take(&mut lock(&self.shared.outcomes).connections)
+    }
+
+    /// Why a server cannot be reached, as far as is known.
+    pub(crate) fn why(&self, server: usize) -> Text {
+        let outcomes = lock(&self.shared.outcomes);
+        let why = outcomes.whys[server].clone();
+        why.unwrap_or_else(|| "no attempt to connect has ended yet".into())
+    }
+
+    /// Notes why a connection has ended.
+    pub(crate) fn note(&self, server: usize, why: &Error) {
+        lock(&self.shared.outcomes).whys[server] = Some(Text::of(&why.kind));
+    }
+}
+
+impl Drop for Dialler {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+    }
+}
+
+impl Shared {
+    fn dial(&self, server: usize) {
+        let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
+        while !self.closing.load(Ordering::Acquire) {
+            let outcome = match self.attempt(server) {
+                Ok(connection) => Ok(connection),
+                Err(error) if is_final(&error, begun) => Err(NotServed::Greeting {
+                    server,
+                    address: self.addresses[server].as_str().into(),
+                    error: Box::new(error),
+                }
+                .into()),
+                Err(error) => {
+                    lock(&self.outcomes).whys[server] = Some(Text::of(&error.kind));
+                    std::thread::sleep(pause);
+                    pause = LAST_PAUSE.min(pause * 2);
+                    continue;
+                }
+            };
+            lock(&self.outcomes)
+                .connections
+                .push_back((server, outcome));
+            self.wake_up.wake();
+            return;
+        }
+    }
+
+    fn attempt(&self, server: usize) -> Result<Connection> {
+        let deadline = Instant::now() + ATTEMPT_LIMIT;
+        let address = &self.addresses[server];
+        let unreachable = |error: std::io::Error| {
+            let error = Text::of(error);
+            Error::from(NotFormed::NobodyThere {
+                address: address.as_str().into(),
+                error,
+            })
+        };
+        let found = resolve(address).map_err(unreachable)?;
+        let tcp = connect(&found, deadline).map_err(unreachable)?;
+        tcp::configure(&tcp).map_err(unreachable)?;
+        let (door, closing) = (&self.door, &self.closing);
+        let mut go_on = || !closing.load(Ordering::Acquire);
+        let mut connection = tls::connect(tcp, door.tls.as_ref(), address, deadline, &mut go_on)?;
+        let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
+        let purpose = Purpose::Parameters {
+            job: door.job.clone(),
+            server,
+            guest: self.guest.clone(),
+        };
+        handshake::initiate(
+            &mut stream,
+            Hello::new((0, server), 0, purpose)?,
+            &door.token,
+        )?;
+        Ok(connection)
+    }
+}
+
+fn process_exists(process: u32) -> bool {
+    Path::new("/proc").join(process.to_string()).exists()
+}
+
+/// Whether another attempt would come to the same.
+fn is_final(error: &Error, begun: Instant) -> bool {
+    match &error.kind {
+        ErrorKind::Parameters(NotServed::WorkerTaken { process, host, .. }) => {
+            let lives_here = **host == *host_name() && process_exists(*process);
+            begun.elapsed()
+                >= if lives_here {
+                    ENDING_LIMIT
+                } else {
+                    TAKEN_LIMIT
+                }
+        }
+        // What listens there meanwhile may be another program's, or a rank's before it has moved.
+        ErrorKind::Rendezvous(NotFormed::OtherJob { .. })
+        | ErrorKind::Authentication(_)
+        | ErrorKind::Config(_)
+        | ErrorKind::Parameters(_)
+        | ErrorKind::Protocol(_) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,54 @@
+//! A parameter server over sockets: a [`server::Server`] in each server's process, a
+//! [`worker::Worker`] in each worker's. What they do is `parameters`' business; here messages travel,
+//! time passes, and snapshots reach a disk.
+//!
+//! Workers connect to all servers (`door`), and server 0 to the others. A server lets in who proves to
+//! be of its job (`entrance`), one living process for each worker. Each process has one thread that
+//! waits for all its connections and never for one of them (`conversation`). A connection that ends,
+//! or on which nothing is heard, is made again; the protocol says again what had no answer. What is
+//! long, a gradient or a pull of weights, is said once over each connection (`message` has it as bytes).
+//!
+//! The program of a worker hands gradients over and goes on computing; what is pulled waits for it.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Lost, Shortage, Text};
+use crate::failure::detector::PEER_TIMEOUT;
+
+mod conversation;
+mod disk;
+mod door;
+mod entrance;
+pub mod message;
+pub mod model;
+pub mod rule;
+pub mod server;
+mod values;
+pub mod worker;
+
+use conversation::Conversation;
+
+/// How often a process says that it lives, and says again what had no answer.
+const BEAT: Duration = Duration::from_millis(250);
+
+/// What is silent for so long is lost.
+const fn silence() -> Duration {
+    PEER_TIMEOUT
+}
+
+/// What is to be said of a connection on which nothing is heard, if it is one.
+fn is_silent(conversation: &Conversation, now: Instant) -> Option<Error> {
+    let silence = conversation.silence(now);
+    (silence >= PEER_TIMEOUT).then(|| Lost::Silent { silence }.into())
+}
+
+fn no_descriptor(error: &std::io::Error) -> Error {
+    let what = "cannot wait for servers";
+    Error::out_of_resources(error, what).unwrap_or_else(|| {
+        Shortage::NoFile {
+            what: what.into(),
+            error: Text::of(error),
+        }
+        .into()
+    })
+}

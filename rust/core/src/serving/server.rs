@@ -1,0 +1,749 @@
+//! A server's process: one thread waits for all workers and servers, and does what they say.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::conversation::Conversation;
+use super::disk::Store;
+use super::door::{Dialler, Door};
+use super::entrance::{Admission, Entrance};
+use super::message::Message;
+use super::rule::Rule;
+use super::{BEAT, silence};
+use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
+use crate::config::Config;
+use crate::error::{Abort, Error, NotServed, Result};
+use crate::link::forks::Process;
+use crate::link::poll::{self, WakeUp};
+use crate::lock::lock;
+use crate::parameters::identity::{Incarnation, Term, Version};
+use crate::parameters::message::{Ask, Order, Report, Request};
+use crate::parameters::queue::Counts;
+use crate::parameters::rules::Timing;
+use crate::parameters::sequencer::{Output, Sequencer};
+use crate::parameters::server::{Disk as _, Server as Protocol};
+use crate::wire::handshake::{Guest, random};
+
+/// How long a worker whose connection has ended may take to make another before it is lost.
+const LOST_GRACE: Duration = Duration::from_secs(1);
+/// How long the other servers may take to hear that all is over.
+const ENDING_LIMIT: Duration = Duration::from_secs(5);
+
+/// Where a server is among how many.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Its index.
+    pub server: usize,
+    /// `host:port` of all.
+    pub addresses: Vec<String>,
+}
+
+/// What a server has done.
+#[derive(Debug, Clone, Default)]
+pub struct Stats {
+    /// Grows whenever servers are restored.
+    pub term: Term,
+    /// Updates in the weights.
+    pub version: Version,
+    /// Equal for servers that have applied the same log.
+    pub history: u64,
+    /// By worker, its last push in the log.
+    pub applied: BTreeMap<u32, (Incarnation, u64)>,
+    /// Gradients that wait here.
+    pub staged: usize,
+    /// To all that were connected.
+    pub bytes_sent: u64,
+    /// From all that were connected.
+    pub bytes_received: u64,
+    /// Open ones.
+    pub connections: usize,
+    /// How often servers were restored.
+    pub restored: u64,
+    /// Workers that count.
+    pub members: Vec<u32>,
+    /// Workers that have left.
+    pub left: Vec<u32>,
+    /// Gradients that wait to be applied.
+    pub queue: usize,
+    /// What became of gradients since servers were restored.
+    pub counts: Counts,
+    /// Updates that were made of them.
+    pub updates: u64,
+    /// By staleness, how many gradients were applied.
+    pub staleness: BTreeMap<u64, u64>,
+}
+
+/// One server.
+pub struct Server {
+    place: Place,
+    address: String,
+    core: Mutex<Option<Box<Core>>>,
+    published: Arc<Mutex<Stats>>,
+    wake_up: Arc<WakeUp>,
+    closing: AtomicBool,
+    process: Process,
+}
+
+impl Server {
+    /// Listens, and takes up what the directory has.
+    ///
+    /// # Errors
+    /// `Config` for what cannot be used; `Rendezvous` for an address that cannot be listened at.
+    pub fn new(
+        place: Place,
+        rule: &Rule,
+        directory: Option<&Path>,
+        patience: Duration,
+        config: &Config,
+    ) -> Result<Self> {
+        let rules = rule.parse()?;
+        let door = Door::of(config)?;
+        let wake_up = WakeUp::new().map_err(|error| super::no_descriptor(&error))?;
+        let wake_up = Arc::new(wake_up);
+        let servers = place.addresses.len();
+        let store = Store::open(directory, (place.server, servers), Arc::clone(&wake_up))?;
+        let is_restart = store.terms().term() > 0;
+        let admission = Arc::new(Admission {
+            door: door.clone(),
+            server: place.server,
+            workers: rule.workers,
+            rules: rule.text(),
+            present: Mutex::default(),
+        });
+        let address = &place.addresses[place.server];
+        let entrance = Entrance::open(address, Arc::clone(&admission), Arc::clone(&wake_up))?;
+        let address = entrance.address.to_string();
+        let timing = Timing {
+            again: BEAT,
+            silence: silence(),
+            start: door.settings.timeout,
+            snapshot_every: rule.snapshot_every,
+        };
+        let now = Instant::now();
+        let drawn = || random().map(u64::from_le_bytes);
+        let sequencer = match place.server {
+            0 => Some(Sequencer::new(rules, timing, servers, drawn()?, now)),
+            _ => None,
+        };
+        let guest = Guest::Sequencer {
+            process: drawn()?,
+            rules: rule.text(),
+        };
+        let published = Arc::<Mutex<Stats>>::default();
+        let core = Core {
+            dialler: Dialler::new(
+                door.clone(),
+                guest,
+                place.addresses.clone(),
+                Arc::clone(&wake_up),
+            ),
+            protocol: Protocol::new(store, rule.snapshot_every, rule.compensates()),
+            sequencer,
+            orders: VecDeque::new(),
+            workers: BTreeMap::new(),
+            upstream: None,
+            downstream: (0..servers).map(|_| None).collect(),
+            attendance: Attendance::new(rule.workers, patience, is_restart, &door, now),
+            upstream_away: now,
+            ending: None,
+            told: vec![false; servers],
+            is_over: false,
+            counted: (0, 0),
+            place: place.clone(),
+            published: Arc::clone(&published),
+            entrance,
+            admission,
+            door,
+        };
+        Ok(Self {
+            place,
+            address,
+            core: Mutex::new(Some(Box::new(core))),
+            published,
+            wake_up,
+            closing: AtomicBool::new(false),
+            process: Process::this(),
+        })
+    }
+
+    /// Its index and all addresses.
+    #[must_use]
+    pub const fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Serves until all workers have left or are lost for good.
+    ///
+    /// # Errors
+    /// When no worker came, all were lost, server 0 was lost, or a disk fails; when it is interrupted
+    /// or closed.
+    pub fn serve(&self, interrupt: Interrupt<'_>) -> Result<()> {
+        self.check_process()?;
+        let mut core = lock(&self.core).take().ok_or_else(closed)?;
+        core.begin()?;
+        let mut asked = Instant::now();
+        loop {
+            self.wake_up.reset();
+            if self.closing.load(Ordering::Acquire) {
+                return Err(closed());
+            }
+            let Some(limit) = core.turn(Instant::now())? else {
+                return Ok(());
+            };
+            let limit = limit.min(INTERRUPT_INTERVAL);
+            poll::wait(core.awaited().chain([self.wake_up.awaited()]), limit);
+            if asked.elapsed() >= INTERRUPT_INTERVAL {
+                asked = Instant::now();
+                if interrupt.interrupts() {
+                    return Err(Abort::Interrupted.into());
+                }
+            }
+        }
+    }
+
+    /// What it has done so far.
+    ///
+    /// # Errors
+    /// In a fork.
+    pub fn stats(&self) -> Result<Stats> {
+        self.check_process()?;
+        Ok(lock(&self.published).clone())
+    }
+
+    /// Ends `serve`, and gives port and directory free.
+    pub fn close(&self) {
+        if self.process.is_this() {
+            self.closing.store(true, Ordering::Release);
+            self.wake_up.wake();
+            drop(lock(&self.core).take());
+        }
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.process.is_this() {
+            return Ok(());
+        }
+        let what = "server".into();
+        Err(NotServed::OfParent { what }.into())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.process.is_this() {
+            // Threads, sockets and the lock of the directory are its parent's.
+            let core = self.core.get_mut().ok().and_then(Option::take);
+            std::mem::forget(core);
+        }
+    }
+}
+
+fn closed() -> Error {
+    let what = "server".into();
+    NotServed::Closed { what }.into()
+}
+
+/// Which workers are there, have left, or are away.
+struct Attendance {
+    /// Those that are neither: since when, and for how long they may.
+    away: BTreeMap<u32, (Instant, Duration)>,
+    left: BTreeSet<u32>,
+    has_come: bool,
+    patience: Duration,
+    workers: usize,
+    timeout: Duration,
+}
+
+impl Attendance {
+    fn new(
+        workers: usize,
+        patience: Duration,
+        is_restart: bool,
+        door: &Door,
+        now: Instant,
+    ) -> Self {
+        let timeout = door.settings.timeout;
+        // Before a restart, some may have left.
+        let limit = if is_restart { patience } else { timeout };
+        Self {
+            away: (0..workers as u32).map(|it| (it, (now, limit))).collect(),
+            left: BTreeSet::new(),
+            has_come: false,
+            patience,
+            workers,
+            timeout,
+        }
+    }
+
+    fn comes(&mut self, worker: u32) {
+        self.has_come = true;
+        self.away.remove(&worker);
+        self.left.remove(&worker);
+    }
+
+    fn is_lost(&mut self, worker: u32, now: Instant) {
+        if !self.left.contains(&worker) {
+            self.away.insert(worker, (now, self.patience));
+        }
+    }
+
+    /// Whether nobody is there and nobody will come.
+    fn is_over(&self, server: usize, now: Instant) -> Result<bool> {
+        let are_there = self.workers - self.away.len() - self.left.len();
+        let mut away = self.away.values();
+        let is_late =
+            |(since, limit): &(Instant, Duration)| now.saturating_duration_since(*since) >= *limit;
+        if are_there > 0 || !away.all(is_late) {
+            return Ok(false);
+        }
+        if !self.left.is_empty() {
+            return Ok(true);
+        }
+        let within = self.timeout;
+        if !self.has_come {
+            return Err(NotServed::NobodyCame { server, within }.into());
+        }
+        let workers = self.away.keys().map(|it| *it as usize).collect();
+        Err(NotServed::AllLost { server, workers }.into())
+    }
+}
+
+struct Core {
+    place: Place,
+    door: Door,
+    admission: Arc<Admission>,
+    entrance: Entrance,
+    dialler: Dialler,
+    protocol: Protocol<Store>,
+    /// In server 0.
+    sequencer: Option<Sequencer>,
+    /// For this server, from the sequencer beside it.
+    orders: VecDeque<Order>,
+    /// With the number of the process.
+    workers: BTreeMap<u32, (u64, Conversation)>,
+    /// From server 0, in the others, and since when it is away.
+    upstream: Option<Conversation>,
+    upstream_away: Instant,
+    /// To the others, in server 0.
+    downstream: Vec<Option<Conversation>>,
+    attendance: Attendance,
+    /// Since when all workers have left, in server 0; the others are told.
+    ending: Option<Instant>,
+    /// By server, whether it is.
+    told: Vec<bool>,
+    /// Server 0 has said that all is over.
+    is_over: bool,
+    /// Bytes of conversations that have ended.
+    counted: (u64, u64),
+    published: Arc<Mutex<Stats>>,
+}
+
+impl Core {
+    fn begin(&mut self) -> Result<()> {
+        let now = Instant::now();
+        self.upstream_away = now;
+        for (since, _) in self.attendance.away.values_mut() {
+            *since = now;
+        }
+        if self.sequencer.is_some() {
+            for server in 1..self.place.addresses.len() {
+                self.dialler.dial(server)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what there is to do, and says how long it may wait then; nothing once all is over.
+    fn turn(&mut self, now: Instant) -> Result<Option<Duration>> {
+        self.let_in(now);
+        self.connect(now)?;
+        self.hear_workers(now)?;
+        self.hear_servers(now)?;
+        self.note_saved(now)?;
+        self.sequence(now)?;
+        self.keep_up(now)?;
+        self.count_out(now)?;
+        self.publish();
+        if self.is_over {
+            return Ok(None);
+        }
+        if self.sequencer.is_some() {
+            let server = self.place.server;
+            if self.ending.is_none() && self.attendance.is_over(server, now)? {
+                self.ending = Some(now);
+            }
+            if let Some(since) = self.ending
+                && self.has_ended(since, now)?
+            {
+                return Ok(None);
+            }
+        } else if self.upstream.is_none() {
+            self.check_upstream(now)?;
+        }
+        let has_more = self.conversations().any(Conversation::has_more);
+        let wake = self.sequencer.as_ref().map(Sequencer::wake);
+        let wake = wake.unwrap_or(now + BEAT).clamp(now, now + BEAT);
+        Ok(Some(if has_more {
+            Duration::ZERO
+        } else {
+            wake.saturating_duration_since(Instant::now())
+        }))
+    }
+
+    fn conversations(&self) -> impl Iterator<Item = &Conversation> {
+        let workers = self.workers.values().map(|(_, it)| it);
+        let servers = self.downstream.iter().chain([&self.upstream]);
+        workers.chain(servers.flatten())
+    }
+
+    fn awaited(&self) -> impl Iterator<Item = poll::PollFd<'_>> {
+        self.conversations().flat_map(Conversation::awaited)
+    }
+
+    fn let_in(&mut self, now: Instant) {
+        for (guest, connection) in self.entrance.guests() {
+            let conversation = Conversation::new(connection, self.door.settings.checksum, now);
+            match guest {
+                Guest::Worker { index, process, .. } => {
+                    let worker = index as u32;
+                    self.attendance.comes(worker);
+                    let before = self.workers.insert(worker, (process.0, conversation));
+                    self.count(before.map(|(_, it)| it).as_ref());
+                }
+                Guest::Sequencer { .. } => {
+                    let before = self.upstream.replace(conversation);
+                    self.count(before.as_ref());
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, ended: Option<&Conversation>) {
+        if let Some(conversation) = ended {
+            self.counted.0 += conversation.bytes_sent;
+            self.counted.1 += conversation.bytes_received;
+        }
+    }
+
+    /// Takes up connections to other servers.
+    fn connect(&mut self, now: Instant) -> Result<()> {
+        for (server, outcome) in self.dialler.outcomes() {
+            let conversation = Conversation::new(outcome?, self.door.settings.checksum, now);
+            self.downstream[server] = Some(conversation);
+            if self.ending.is_some() {
+                self.tell_end(server, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_workers(&mut self, now: Instant) -> Result<()> {
+        let there: Vec<_> = self.workers.keys().copied().collect();
+        // A gradient is not longer than the weights, but for the numbers of its rows.
+        let shard = self.protocol.at().and_then(|at| at.shard.as_ref());
+        let values_max = shard.map_or(u64::MAX, |shard| {
+            let count: usize = shard.weights().iter().map(|it| it.len()).sum();
+            2 * (count * size_of::<f32>()) as u64
+        });
+        for worker in there {
+            let mut turn = 0;
+            while let Some((_, conversation)) = self.workers.get_mut(&worker) {
+                conversation.values_max = values_max;
+                match conversation.receive(&mut turn, now) {
+                    Ok(Some(Message::Request(request))) if request.worker == worker => {
+                        self.answer(&request, now)?;
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(_) => self.lose_worker(worker, now),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: &Request, now: Instant) -> Result<()> {
+        let reply = self.protocol.answer(request);
+        let waits =
+            matches!(request.ask, Ask::Pull { .. }) && self.protocol.term() == Some(request.term);
+        if let Some(sequencer) = &mut self.sequencer {
+            sequencer.answer(request, now);
+        }
+        let message = match (&request.ask, reply) {
+            (Ask::Leave(_), _) => {
+                self.attendance.away.remove(&request.worker);
+                self.attendance.left.insert(request.worker);
+                Message::Over
+            }
+            (_, Some(reply)) => Message::Reply(reply),
+            (Ask::Stage { .. } | Ask::Pull { .. }, None) if !waits => Message::Unheard,
+            _ => return Ok(()),
+        };
+        self.tell_worker(request.worker, message, now)
+    }
+
+    fn tell_worker(&mut self, worker: u32, message: Message, now: Instant) -> Result<()> {
+        match self.workers.get_mut(&worker) {
+            Some((_, conversation)) => conversation.say(message, now),
+            None => Ok(()),
+        }
+    }
+
+    fn tell_server(&mut self, server: usize, message: Message, now: Instant) -> Result<()> {
+        match &mut self.downstream[server] {
+            Some(conversation) => conversation.say(message, now),
+            None => Ok(()),
+        }
+    }
+
+    fn hear_servers(&mut self, now: Instant) -> Result<()> {
+        let mut turn = 0;
+        while let Some(conversation) = &mut self.upstream {
+            match conversation.receive(&mut turn, now) {
+                Ok(Some(Message::Order(order))) => {
+                    if let Some(report) = self.obey(order, now)?
+                        && let Some(upstream) = &mut self.upstream
+                    {
+                        upstream.say(Message::Report(report), now)?;
+                    }
+                }
+                Ok(Some(Message::Over)) => self.is_over = true,
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(_) => self.lose_upstream(now),
+            }
+        }
+        for server in 0..self.downstream.len() {
+            let mut turn = 0;
+            while let Some(conversation) = &mut self.downstream[server] {
+                match conversation.receive(&mut turn, now) {
+                    Ok(Some(Message::Report(report))) => {
+                        if let Some(sequencer) = &mut self.sequencer {
+                            sequencer.heard(server, report, now);
+                        }
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(error) => self.lose_server(server, &error)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, order: Order, now: Instant) -> Result<Option<Report>> {
+        let (report, replies) = self.protocol.obey(order);
+        // What could not be written down must not be reported as done.
+        self.protocol.disk().check()?;
+        for (worker, reply) in replies {
+            self.tell_worker(worker, Message::Reply(reply), now)?;
+        }
+        Ok(report)
+    }
+
+    /// Snapshots that are on the disk count, and the sequencer hears of them.
+    fn note_saved(&mut self, now: Instant) -> Result<()> {
+        let points = self.protocol.disk().completed()?;
+        if points.is_empty() {
+            return Ok(());
+        }
+        for point in points {
+            self.protocol.saved(point);
+        }
+        let version = self.protocol.at().map(|at| at.point.version);
+        let (Some(term), Some(after)) = (self.protocol.term(), version) else {
+            return Ok(());
+        };
+        let nothing = Order::Append {
+            term,
+            after,
+            entries: vec![],
+            over: vec![],
+            stable: 0,
+        };
+        if let Some(report) = self.obey(nothing, now)? {
+            match (&mut self.sequencer, &mut self.upstream) {
+                (Some(sequencer), _) => sequencer.heard(self.place.server, report, now),
+                (None, Some(upstream)) => upstream.say(Message::Report(report), now)?,
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the sequencer decide, and this server do its part.
+    fn sequence(&mut self, now: Instant) -> Result<()> {
+        loop {
+            let Some(sequencer) = &mut self.sequencer else {
+                return Ok(());
+            };
+            for output in sequencer.step(now) {
+                match output {
+                    Output::Server(0, order) => self.orders.push_back(order),
+                    Output::Server(server, order) => {
+                        self.tell_server(server, Message::Order(order), now)?;
+                    }
+                    Output::Worker(worker, reply) => {
+                        self.tell_worker(worker, Message::Reply(reply), now)?;
+                    }
+                }
+            }
+            if self.orders.is_empty() {
+                return Ok(());
+            }
+            while let Some(order) = self.orders.pop_front() {
+                if let Some(report) = self.obey(order, now)?
+                    && let Some(sequencer) = &mut self.sequencer
+                {
+                    sequencer.heard(0, report, now);
+                }
+            }
+        }
+    }
+
+    /// Sends, and looks who is silent.
+    fn keep_up(&mut self, now: Instant) -> Result<()> {
+        fn ended(conversation: &mut Conversation, now: Instant) -> Result<Option<Error>> {
+            conversation.keep_alive(now, BEAT)?;
+            let broken = conversation.flush().err();
+            Ok(broken.or_else(|| super::is_silent(conversation, now)))
+        }
+        let mut lost = Vec::new();
+        for (worker, (_, conversation)) in &mut self.workers {
+            if ended(conversation, now)?.is_some() {
+                lost.push(*worker);
+            }
+        }
+        for worker in lost {
+            self.lose_worker(worker, now);
+        }
+        if let Some(conversation) = &mut self.upstream
+            && ended(conversation, now)?.is_some()
+        {
+            self.lose_upstream(now);
+        }
+        for server in 0..self.downstream.len() {
+            if let Some(conversation) = &mut self.downstream[server]
+                && let Some(error) = ended(conversation, now)?
+            {
+                self.lose_server(server, &error)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lose_worker(&mut self, worker: u32, now: Instant) {
+        if let Some((process, conversation)) = self.workers.remove(&worker) {
+            self.count(Some(&conversation));
+            self.admission.gone(worker as usize, process);
+            self.attendance.is_lost(worker, now);
+        }
+    }
+
+    fn lose_upstream(&mut self, now: Instant) {
+        let before = self.upstream.take();
+        self.count(before.as_ref());
+        self.upstream_away = now;
+    }
+
+    fn lose_server(&mut self, server: usize, error: &Error) -> Result<()> {
+        let before = self.downstream[server].take();
+        self.count(before.as_ref());
+        self.dialler.note(server, error);
+        if self.told[server] {
+            // It has heard that all is over, and has ended.
+            return Ok(());
+        }
+        self.dialler.dial(server)
+    }
+
+    /// Members whose connection has ended and who made no other are lost: nobody waits for them.
+    fn count_out(&mut self, now: Instant) -> Result<()> {
+        let (Some(sequencer), Some(term)) = (&mut self.sequencer, self.protocol.term()) else {
+            return Ok(());
+        };
+        for (worker, incarnation) in sequencer.members() {
+            let away = self.attendance.away.get(&worker);
+            if away.is_some_and(|(since, _)| now.saturating_duration_since(*since) >= LOST_GRACE) {
+                let ask = Ask::Leave(incarnation);
+                sequencer.answer(&Request { term, worker, ask }, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all servers know that all is over, or had the time to hear it.
+    fn has_ended(&mut self, since: Instant, now: Instant) -> Result<bool> {
+        for server in 0..self.downstream.len() {
+            if !self.told[server] && self.downstream[server].is_some() {
+                self.tell_end(server, now)?;
+            }
+        }
+        let mut others = std::iter::zip(&self.told, &self.downstream).skip(1);
+        let is_told = others.all(|(told, downstream)| *told && downstream.is_none());
+        let mut workers = self.workers.values();
+        let is_flushed = workers.all(|(_, conversation)| conversation.is_flushed());
+        Ok((is_told && is_flushed) || now >= since + ENDING_LIMIT)
+    }
+
+    fn tell_end(&mut self, server: usize, now: Instant) -> Result<()> {
+        self.told[server] = true;
+        self.tell_server(server, Message::Over, now)
+    }
+
+    fn check_upstream(&self, now: Instant) -> Result<()> {
+        let waited = now.saturating_duration_since(self.upstream_away);
+        if waited < self.door.settings.timeout {
+            return Ok(());
+        }
+        let doing = format!("serve of parameter server {}", self.place.server);
+        Err(NotServed::Unreachable {
+            server: 0,
+            address: self.place.addresses[0].as_str().into(),
+            doing: doing.into(),
+            waited,
+            why: "it orders the updates, and has not connected".into(),
+        }
+        .into())
+    }
+
+    fn publish(&self) {
+        let mut stats = Stats {
+            term: self.protocol.term().unwrap_or(0),
+            staged: self.protocol.staged(),
+            connections: self.conversations().count(),
+            left: self.attendance.left.iter().copied().collect(),
+            ..Stats::default()
+        };
+        (stats.bytes_sent, stats.bytes_received) = self.counted;
+        for conversation in self.conversations() {
+            stats.bytes_sent += conversation.bytes_sent;
+            stats.bytes_received += conversation.bytes_received;
+        }
+        if let Some(at) = self.protocol.at() {
+            stats.version = at.point.version;
+            stats.history = at.history.0;
+            stats.applied.clone_from(&at.applied);
+        }
+        if let Some(sequencer) = &self.sequencer {
+            stats.restored = sequencer.restored();
+            let members = sequencer.members().into_iter();
+            stats.members = members.map(|(worker, _)| worker).collect();
+            if let Some((counts, queue, version)) = sequencer.counts() {
+                (stats.counts, stats.queue) = (counts, queue);
+                stats.updates = version - sequencer.start();
+                stats.staleness = sequencer.staleness();
+            }
+        }
+        *lock(&self.published) = stats;
+    }
+}

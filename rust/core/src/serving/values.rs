@@ -1,0 +1,28 @@
+//! Numbers of four bytes as the bytes that travel: little-endian, which all supported processors are.
+
+/// Numbers that are their bytes.
+pub(crate) trait Values {
+    /// In order.
+    fn bytes(&self) -> &[u8];
+
+    /// The same, to be filled.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+macro_rules! values {
+    ($($number:ty),*) => { $(
+        impl Values for [$number] {
+            fn bytes(&self) -> &[u8] {
+                // SAFETY: the numbers have no padding, and bytes no alignment.
+                unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), size_of_val(self)) }
+            }
+
+            fn bytes_mut(&mut self) -> &mut [u8] {
+                // SAFETY: as above; every pattern of bytes is a number.
+                unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), size_of_val(self)) }
+            }
+        }
+    )* };
+}
+
+values!(f32, u32);
