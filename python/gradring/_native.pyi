@@ -10,6 +10,8 @@ from gradring.stats import RankStats
 
 __all__ = [
     "Communicator",
+    "ParameterClient",
+    "ParameterServer",
     "Participant",
     "Work",
     "after_fork",
@@ -197,3 +199,213 @@ class Communicator:
     def abort(self, reason: str) -> None: ...
     def fail_without_memory(self, bytes: int, what: str) -> NoReturn: ...
     def close(self) -> None: ...
+
+@type_check_only
+class ServerStats(TypedDict):
+    server: int
+    address: str  # where it listens, with the port that it got
+    term: int  # grows whenever servers are restored; 0 before the first
+    version: int  # updates in the weights; the first brings the initial weights
+    history: int  # equal on two servers at one version exactly if they applied the same log
+    applied: dict[
+        int, tuple[int, int, int]
+    ]  # by worker, its last push: (term, incarnation, number)
+    staged: int  # gradients that wait here
+    bytes_sent: int
+    bytes_received: int
+    connections: int
+    restored: (
+        int  # how often the servers were restored since this process started (server 0; else 0)
+    )
+    members: list[int]  # workers that count now (server 0; else [])
+    left: list[int]  # workers that have left (server 0; else [])
+    queue: int  # gradients that wait to be applied (server 0; else 0)
+    # Of the gradients since the servers were last restored (server 0; else 0 and {}):
+    pushes: int
+    updates: int
+    dropped_late: int
+    dropped_overflow: int
+    dropped_lost: int
+    superfluous: int  # initial weights that came second
+    staleness: dict[
+        int, int
+    ]  # by staleness in versions, how many gradients were applied with it; 63 and more are 63
+
+@type_check_only
+class ClientStats(TypedDict):
+    worker: int
+    version: int  # of the weights that the last pull gave; 0 before
+    term: int
+    pushes: int  # that push() took
+    dropped: int  # of which push() said that they would not count
+    pulls: int
+    unsettled: int  # pushes that are not known to be applied or dropped
+    bytes_sent: int
+    bytes_received: int
+    reconnects: int
+    waited_s: float  # in pull()
+
+@final
+class ParameterServer:
+    """One server of parameters: keeps a part of the weights, and applies what workers push.
+
+    Args:
+        index: Of this server. Server 0 orders the updates of all.
+        addresses: `host:port` of all servers, the same list in the same order in every process.
+            The own one is listened at; `door["listen"]`, `["interface"]`, `["announce"]` are not
+            used.
+        workers: Number of workers at the start; their indices are 0 .. workers - 1.
+        staleness: 0 synchronous, s bounded, None asynchronous.
+        aggregate: Gradients of one update, unless synchronous.
+        overflow: "wait", "drop_oldest" or "drop_newest".
+        late: "weight", "compensate", "drop" or "keep".
+        backup: Workers without which a synchronous update goes on.
+        combine: "mean" or "sum" of the gradients of one update.
+        queue: Bound on gradients that wait; None: twice the larger of `aggregate` and `workers`.
+        late_after: By how many versions a gradient must be stale to be late. None: 0, but for
+            late="drop" without synchronous updates the larger of `staleness` and `workers`, because
+            there nearly every gradient is a little stale.
+        compensation: Strength of late="compensate" (lambda of DC-ASGD).
+        snapshot_every: Updates between two snapshots.
+        directory: For this server's snapshots, made if need be; None keeps none: after the loss of
+            a server, training goes on from the weights that a worker has, with new optimizer slots.
+        patience: Seconds after which a lost worker is lost for good.
+        door: As `Communicator`; `job`, `token` and `tls` count.
+        settings: As `Communicator`; `timeout` bounds the wait for the first worker, `checksum`
+            checks arrays too (all else is always checked).
+
+    Listens from here on. All servers need the same rule; workers and servers in any order of start.
+
+    Raises:
+        ConfigError: A value that cannot be used, by name; a directory that another living process
+            has.
+        RendezvousError: The own address cannot be listened at.
+    """
+
+    def __new__(
+        cls,
+        *,
+        index: int,
+        addresses: Sequence[str],
+        workers: int,
+        staleness: int | None,
+        aggregate: int,
+        overflow: str,
+        late: str,
+        backup: int,
+        combine: str = "mean",
+        queue: int | None = None,
+        late_after: int | None = None,
+        compensation: float = 0.04,
+        snapshot_every: int = 100,
+        directory: str | PathLike[str] | None = None,
+        patience: float = 60.0,
+        door: Door,
+        settings: dict[str, str],
+    ) -> ParameterServer: ...
+    def serve(self) -> None:
+        """Serves until every worker has left, or has been lost for `patience` seconds.
+
+        Lets signal handlers run (Ctrl-C raises KeyboardInterrupt here). Call it once, from any
+        thread; `stats()` and `close()` may be called from others meanwhile.
+
+        Raises:
+            RendezvousError: No worker came within `timeout`, or (not server 0) server 0 did not.
+            PeerLostError: No worker has left and all were lost for good; or server 0 was lost.
+            AbortedError: `close()` was called.
+            ProtocolError: A defect.
+        """
+    def stats(self) -> ServerStats: ...
+    def close(self) -> None:
+        """Ends `serve()`, if it is under way, and gives port and directory free."""
+
+@final
+class ParameterClient:
+    """One worker's way to all servers. Everything travels in a thread of its own.
+
+    The program: begin() once; then, for each step, pull() and push(); at the end leave().
+
+    Args:
+        worker: Index of this worker, from 0; only one living process may have it.
+        addresses: As for `ParameterServer`.
+        door, settings: As `Communicator`; `timeout` bounds how long a server may be away,
+            `stall_timeout` how long the rule may let this worker wait for others, `checksum` as
+            there.
+
+    Connects to nobody yet.
+    """
+
+    def __new__(
+        cls, *, worker: int, addresses: Sequence[str], door: Door, settings: dict[str, str]
+    ) -> ParameterClient: ...
+    def begin(
+        self,
+        variables: Sequence[tuple[str, Sequence[int], str, bool]],
+        optimizer: dict[str, Any],
+        placement: dict[int, int] | None = None,
+    ) -> None:
+        """Says what is trained, the same in all workers, and starts to connect. Does not wait.
+
+        Args:
+            variables: Name, shape, dtype ("float32"; others raise) and whether weight decay counts
+                for it.
+            optimizer: {"kind": "sgd", "momentum": 0.0, "nesterov": False} |
+                {"kind": "adagrad", "initial_accumulator_value": 0.1, "epsilon": 1e-7} |
+                {"kind": "adam", "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": False}
+                (AdamW is adam with a weight decay in push()). All keys must be there.
+            placement: By index of a variable, the server that is to have it whole. Others are
+                spread by size, large ones split between rows.
+
+        Raises:
+            ConfigError: A value that cannot be used, by name.
+        """
+    def pull(self, into: Sequence[object]) -> int | None:
+        """Waits for leave to go on, and fills `into` with the weights to compute with.
+
+        Args:
+            into: For each variable a writable C-contiguous float32 numpy array of its shape.
+
+        Returns:
+            The oldest version of the weights (1 or more); or None, then nothing was filled in:
+            initial weights are wanted, push_initial() next.
+
+        Raises:
+            PeerLostError: A server could not be reached for `timeout` s; names server and address.
+            CollectiveTimeoutError: The rule did not let this worker go on for `stall_timeout` s.
+            MismatchError: Another worker has other variables, optimizer or placement.
+            AuthenticationError, ConfigError: A server turns this process away; ConfigError also if
+                another living process is this worker.
+            GradringError: pull() twice without a push in between.
+            AbortedError: The client is closed.
+        """
+    def push_initial(self, weights: Sequence[object]) -> bool:
+        """After a pull() that returned None: the initial weights. Does not wait. As push() else."""
+    def push(
+        self, gradients: Sequence[object], learning_rate: float, weight_decay: float = 0.0
+    ) -> bool:
+        """Takes over the gradients (copies them) and sends them while the program goes on.
+
+        Args:
+            gradients: For each variable a float32 array of its shape, or (indices, rows) with int32
+                or int64 indices of rows (any order, repeated ones are summed from left to right)
+                and float32 rows, or None. Clipped already.
+            learning_rate: Of this step.
+            weight_decay: As Keras has it; 0 for none.
+
+        Returns:
+            Whether it may count. False: servers were restored meanwhile to before the weights that
+            it was computed with (or another worker's initial weights were first); pull() gives the
+            weights to go on with.
+
+        Raises:
+            As pull(), at once, if something has gone wrong meanwhile; TypeError, ValueError for
+            arrays that do not fit.
+        """
+    def stats(self) -> ClientStats: ...
+    def leave(self) -> None:
+        """Waits until the last push has been taken by the rule (applied, or in the queue), says
+        goodbye so that no other worker waits for this one, and closes. Raises as pull().
+        Call it before the process ends (atexit): a process that ends without is a lost worker.
+        """
+    def close(self) -> None:
+        """Closes without a word, at once: to the servers, this worker is lost."""

@@ -15,6 +15,7 @@ mod elastic;
 mod entry;
 mod errors;
 mod interrupts;
+mod parameters;
 mod state;
 mod stats;
 mod tensorflow;
@@ -56,6 +57,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<work::Work>()?;
     module.add_class::<elastic::Participant>()?;
+    module.add_class::<parameters::ParameterServer>()?;
+    module.add_class::<parameters::ParameterClient>()?;
     module.add_function(wrap_pyfunction!(communicator::settings, module)?)?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
     module.add_function(wrap_pyfunction!(leave_to_parent, module)?)?;

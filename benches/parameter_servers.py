@@ -1,0 +1,127 @@
+"""Push and pull of 100 MiB by two workers against the raw link.
+
+`python -m benches.parameter_servers`: one process serves, two work. The raw link has the same three
+processes and sockets of Python: each worker sends so many bytes and receives as many. Both take
+turns; what counts is the ratio of medians.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from gradring import _native, machine
+from gradring._native import ParameterClient, ParameterServer
+
+BYTES = 100 << 20
+WORKERS = 2
+ROUNDS = 15
+DOOR: Any = {
+    "listen": None,
+    "ports": None,
+    "interface": None,
+    "announce": None,
+    "job": "",
+    "token": b"benchmark",
+    "tls": None,
+}
+RULE: Any = {
+    "staleness": 0,
+    "aggregate": 1,
+    "overflow": "wait",
+    "late": "keep",
+    "backup": 0,
+    "snapshot_every": 10**9,
+}
+
+
+def _receive(connection: socket.socket, buffer: memoryview) -> None:
+    while buffer:
+        buffer = buffer[connection.recv_into(buffer) :]
+
+
+def _serve(raw: int, parameters: str) -> None:
+    """Gives every worker of the raw link its bytes back, in threads, and serves parameters."""
+    listener = socket.create_server(("127.0.0.1", raw))
+    server = ParameterServer(
+        index=0, addresses=[parameters], workers=WORKERS, door=DOOR, settings={}, **RULE
+    )
+    print("ready", flush=True)
+
+    def echo(connection: socket.socket) -> None:
+        buffer = memoryview(bytearray(BYTES))
+        for _ in range(ROUNDS):
+            _receive(connection, buffer)
+            connection.sendall(buffer)
+
+    for _ in range(WORKERS):
+        threading.Thread(target=echo, args=[listener.accept()[0]], daemon=True).start()
+    server.serve()
+
+
+def _work(index: int, raw: int, parameters: str) -> None:
+    """Takes turns between the two, and prints the seconds of each round."""
+    connection = socket.create_connection(("127.0.0.1", raw))
+    client = ParameterClient(worker=index, addresses=[parameters], door=DOOR, settings={})
+    client.begin(
+        [("weights", (BYTES // 4,), "float32", False)],
+        {"kind": "sgd", "momentum": 0.0, "nesterov": False},
+    )
+    weights, gradient = np.zeros(BYTES // 4, np.float32), np.ones(BYTES // 4, np.float32)
+    if client.pull([weights]) is None:
+        client.push_initial([weights])
+        client.pull([weights])
+    buffer = memoryview(bytearray(BYTES))
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        connection.sendall(buffer)
+        _receive(connection, buffer)
+        middle = time.perf_counter()
+        client.push([gradient], 1.0)
+        client.pull([weights])
+        print(json.dumps([middle - begun, time.perf_counter() - middle]), flush=True)
+    assert weights[0] == -ROUNDS and weights[-1] == -ROUNDS
+    client.push([gradient], 1.0)
+    client.leave()
+
+
+def _main() -> None:
+    assert not _native.build_info()["debug"], "a debug build says nothing about speed"
+    free = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    raw, port = (it.getsockname()[1] for it in free)
+    for it in free:
+        it.close()
+    places = [str(raw), f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "benches.parameter_servers"]
+    server = subprocess.Popen([*command, "server", *places], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None and server.stdout.readline() == "ready\n"
+    workers = [
+        subprocess.Popen([*command, str(it), *places], stdout=subprocess.PIPE, text=True)
+        for it in range(WORKERS)
+    ]
+    outputs = [it.communicate()[0] for it in workers]
+    assert [it.wait() for it in [*workers, server]] == [0, 0, 0]
+    rounds = [json.loads(line) for output in outputs for line in output.splitlines()]
+    for name, seconds in zip(("raw link", "push and pull"), zip(*rounds, strict=True), strict=True):
+        median, least = statistics.median(seconds), min(seconds)
+        rate = WORKERS * 2 * BYTES / median / 1e9
+        print(f"{name:14} median {median:.3f} s, least {least:.3f} s, {rate:.2f} GB/s in all")
+    link, served = (statistics.median(it) for it in zip(*rounds, strict=True))
+    print(f"push and pull takes {served / link:.2f} times as long; load {machine.load()}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        _main()
+    elif sys.argv[1] == "server":
+        _serve(int(sys.argv[2]), sys.argv[3])
+    else:
+        _work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,155 @@
+"""Parameter servers and workers as processes of their own; as a program, this is one of them.
+
+Every worker's gradient is 1 at the element of its index and 0 elsewhere; the learning rate is 1.
+So an element says how many gradients of its worker were applied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradring import _native
+from gradring._native import ParameterClient, ParameterServer
+
+SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
+INITIAL = 1000.0
+
+
+def door(token: bytes = b"secret") -> Any:
+    return {
+        "listen": None,
+        "ports": None,
+        "interface": None,
+        "announce": None,
+        "job": "",
+        "token": token,
+        "tls": None,
+    }
+
+
+def server(
+    addresses: list[str], index: int, workers: int, *, timeout: float = 300, **rule: Any
+) -> ParameterServer:
+    values: dict[str, Any] = {
+        "staleness": None,
+        "aggregate": 1,
+        "overflow": "wait",
+        "late": "keep",
+        "backup": 0,
+        "combine": "sum",
+        "patience": 5.0,
+        "snapshot_every": 5,
+        **rule,
+    }
+    return ParameterServer(
+        index=index,
+        addresses=addresses,
+        workers=workers,
+        door=door(),
+        settings={"timeout": str(timeout)},
+        **values,
+    )
+
+
+def client(
+    addresses: list[str],
+    worker: int,
+    *,
+    elements: int = 8,
+    token: bytes = b"secret",
+    timeout: float = 300,
+    begins: bool = True,
+) -> ParameterClient:
+    made = ParameterClient(
+        worker=worker,
+        addresses=addresses,
+        door=door(token),
+        settings={"timeout": str(timeout)},
+    )
+    if begins:
+        made.begin([("weights", (elements,), "float32", False)], SGD)
+    return made
+
+
+def pulled(worker: ParameterClient, weights: np.ndarray[Any, Any]) -> int:
+    """Takes part in bringing the initial weights, if it is asked to."""
+    while (version := worker.pull([weights])) is None:
+        worker.push_initial([np.full_like(weights, INITIAL)])
+    return version
+
+
+def gradient(worker: int, elements: int = 8) -> np.ndarray[Any, Any]:
+    values = np.zeros(elements, np.float32)
+    values[worker] = 1
+    return values
+
+
+def start(**what: Any) -> subprocess.Popen[str]:
+    """Another process, which does what `main` reads."""
+    return subprocess.Popen(
+        [sys.executable, __file__, json.dumps(what)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+
+
+def _kill_once(condition: Callable[[], bool]) -> None:
+    """This process ends as soon as that is true."""
+
+    def watch() -> None:
+        while not condition():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(addresses: list[str], index: int, elements: int, dies: str) -> None:
+    """Three steps of a worker, and an end in the middle of the next one."""
+    worker = client(addresses, index, elements=elements)
+    weights = np.zeros(elements, np.float32)
+    for _ in range(3):
+        pulled(worker, weights)
+        worker.push([gradient(index, elements)], 1.0)
+    if dies == "before the pull":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dies == "in the pull":
+        _kill_once(lambda: worker.stats()["bytes_received"] > 4 * elements * 3 + 1000)
+    pulled(worker, weights)
+    if dies == "before the push":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dies == "in the push":
+        before = worker.stats()["bytes_sent"]
+        _kill_once(lambda: worker.stats()["bytes_sent"] > before + elements)
+    worker.push([gradient(index, elements)], 1.0)
+    if dies == "after the push":
+        os.kill(os.getpid(), signal.SIGKILL)
+    pulled(worker, weights)
+    threading.Event().wait()
+
+
+def _main(what: dict[str, Any]) -> None:
+    role = what.pop("role")
+    if role == "server":
+        served = server(**what)
+        print("listens", flush=True)
+        served.serve()
+    else:
+        _work(**what)
+
+
+if __name__ == "__main__":
+    assert _native.build_info()
+    _main(json.loads(sys.argv[1]))

@@ -1,0 +1,270 @@
+"""Parameter servers among processes, some of which are killed.
+
+Nothing hangs, and every gradient counts once or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parameters import INITIAL, client, door, gradient, pulled, server, start
+
+import gradring
+from gradring import errors
+from gradring._native import ParameterClient, ParameterServer
+from waiting import wait_until
+
+
+def free_addresses(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [f"127.0.0.1:{it.getsockname()[1]}" for it in sockets]
+    finally:
+        for it in sockets:
+            it.close()
+
+
+@contextmanager
+def serving(made: list[ParameterServer], ends: bool = True) -> Iterator[list[BaseException]]:
+    """Servers at work in threads; what they have raised. With `ends`, they end by themselves."""
+    raised: list[BaseException] = []
+
+    def serve(one: ParameterServer) -> None:
+        try:
+            one.serve()
+        except errors.GradringError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=serve, args=[one]) for one in made]
+    for thread in threads:
+        thread.start()
+    try:
+        yield raised
+    except BaseException:
+        ends = False
+        raise
+    finally:
+        if not ends:
+            for one in made:
+                one.close()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize(
+    "staleness", [None, *(pytest.param(it, marks=pytest.mark.slow) for it in (0, 2))]
+)
+@pytest.mark.parametrize(
+    "dies",
+    ["before the pull", "in the pull", "before the push", "in the push", "after the push"],
+)
+def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
+    dies: str, staleness: int | None
+) -> None:
+    elements = 1 << 18
+    addresses = free_addresses(2)
+    servers = [server(addresses, index, 2, staleness=staleness, patience=0.5) for index in range(2)]
+    with serving(servers):
+        victim = start(role="worker", addresses=addresses, index=1, elements=elements, dies=dies)
+        worker, weights = client(addresses, 0, elements=elements), np.zeros(elements, np.float32)
+        pushes = 0
+        while victim.poll() is None or 1 in servers[0].stats()["members"]:
+            pulled(worker, weights)
+            worker.push([gradient(0, elements)], 1.0)
+            pushes += 1
+        for _ in range(3):
+            pulled(worker, weights)
+            worker.push([gradient(0, elements)], 1.0)
+        pulled(worker, weights)
+        worker.leave()
+    stats = [it.stats() for it in servers]
+    victim.communicate()
+    assert victim.returncode == -9
+    mine, its = (float(INITIAL - it) for it in weights[:2])
+    assert (mine, stats[0]["pushes"]) == (pushes + 3, 1 + pushes + 3 + its)
+    assert stats[0]["history"] == stats[1]["history"]
+    assert stats[0]["applied"] == stats[1]["applied"]
+    assert 2 <= its <= 4
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_killed_server_is_restored_and_every_gradient_counts_once(
+    lost: int, tmp_path: Path
+) -> None:
+    addresses = free_addresses(2)
+
+    def begin(index: int) -> Any:
+        return start(
+            role="server",
+            addresses=addresses,
+            index=index,
+            workers=1,
+            directory=str(tmp_path / str(index)),
+        )
+
+    servers = [begin(0), begin(1)]
+    worker, weights = client(addresses, 0), np.zeros(8, np.float32)
+    for life in range(2):
+        for _ in range(12):
+            version = pulled(worker, weights)
+            # The first version has the initial weights.
+            assert weights[0] == INITIAL - (version - 1)
+            worker.push([gradient(0)], 1.0)
+        if life == 0:
+            servers[lost].kill()
+            servers[lost].communicate()
+            servers[lost] = begin(lost)
+            # What was on its way counts once, or is taken back.
+            restored = pulled(worker, weights)
+            assert weights[0] == INITIAL - (restored - 1)
+            assert restored > version - 2 * 5
+            worker.push([gradient(0)], 1.0)
+    worker.leave()
+    for it in servers:
+        said = it.communicate(timeout=120)
+        assert it.returncode == 0, said
+
+
+def test_weights_rows_and_placement_arrive_where_they_belong() -> None:
+    addresses = free_addresses(2)
+    servers = [server(addresses, index, 1) for index in range(2)]
+    table, bias = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([5, 6], np.float32)
+    with serving(servers):
+        worker = client(addresses, 0, begins=False)
+        adam = {"kind": "adam", "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": False}
+        variables = [("table", (6, 2), "float32", True), ("bias", (2,), "float32", False)]
+        for wrong in ({"kind": "rmsprop"}, {**adam, "momentum": 0.5}, {"kind": "sgd"}):
+            with pytest.raises(errors.ConfigError, match="optimizer"):
+                worker.begin(variables, wrong)
+        with pytest.raises(errors.ConfigError, match="float64"):
+            worker.begin([("table", (6, 2), "float64", True)], adam)
+        with pytest.raises(errors.ConfigError, match="placement"):
+            worker.begin(variables, adam, {1: 2})
+        with pytest.raises(errors.GradringError, match="out of turn"):
+            worker.pull([table, bias])
+        sgd = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
+        worker.begin(variables, sgd, {1: 1})
+        found = [np.zeros((6, 2), np.float32), np.zeros(2, np.float32)]
+        assert worker.pull(found) is None
+        assert worker.push_initial([table, bias])
+        assert worker.pull(found) == 1
+        np.testing.assert_array_equal(found[0], table)
+        for wrong_gradient in (
+            [table],
+            [table.astype(np.float64), bias],
+            [table[:5], bias],
+            [table[:, ::-1], bias],
+            [(np.array([6]), table[:1]), bias],
+            [(np.array([0, 1]), table[:1]), bias],
+        ):
+            with pytest.raises((TypeError, ValueError)):
+                worker.push(wrong_gradient, 1.0)
+        rows = np.array([[1, 1], [10, 10], [100, 100]], np.float32)
+        assert worker.push([(np.array([5, 0, 5]), rows), None], 1.0)
+        assert worker.pull(found) == 2
+        table[5] -= 101
+        table[0] -= 10
+        np.testing.assert_array_equal(found[0], table)
+        np.testing.assert_array_equal(found[1], bias)
+        with pytest.raises(errors.GradringError, match="out of turn"):
+            worker.pull(found)
+        worker.leave()
+        with pytest.raises(errors.AbortedError, match="closed"):
+            worker.pull(found)
+
+
+def test_a_server_that_cannot_be_reached_is_named() -> None:
+    addresses = free_addresses(1)
+    with pytest.raises(errors.PeerLostError, match=f"parameter server 0 at {addresses[0]}"):
+        client(addresses, 0, timeout=0.5).pull([np.zeros(8, np.float32)])
+
+
+def test_strangers_ranks_and_second_workers_are_turned_away_by_name(tmp_path: Path) -> None:
+    addresses = free_addresses(1)
+    made = server(addresses, 0, 1, directory=str(tmp_path))
+    weights = np.zeros(8, np.float32)
+    with serving([made], ends=False):
+        with pytest.raises(errors.AuthenticationError, match=f"server 0 at {addresses[0]}"):
+            client(addresses, 0, token=b"other").pull([weights])
+        first = client(addresses, 0)
+        pulled(first, weights)
+        with pytest.raises(errors.ConfigError, match=f"process {os.getpid()} on"):
+            client(addresses, 0).pull([weights])
+        with pytest.raises(errors.ConfigError, match="another living process"):
+            server(free_addresses(1), 0, 2, directory=str(tmp_path))
+        with pytest.raises(errors.RendezvousError, match="a parameter server's, not a rank's"):
+            gradring.Communicator(
+                rank=1, world_size=2, rendezvous=addresses[0], token=b"secret", timeout=20
+            )
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            refused = False
+            try:
+                first.stats()
+            except errors.AbortedError:
+                refused = True
+            first.close()
+            made.close()
+            os._exit(0 if refused else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        first.push([gradient(0)], 1.0)
+        assert pulled(first, weights) == 2
+
+
+def test_a_server_ends_when_nobody_comes_and_when_all_are_lost() -> None:
+    addresses = free_addresses(1)
+    with pytest.raises(errors.RendezvousError, match="no worker came"):
+        server(addresses, 0, 1, timeout=0.3).serve()
+    made = server(addresses, 0, 1, patience=0.3)
+    with serving([made]) as raised:
+        lost = client(addresses, 0)
+        pulled(lost, np.zeros(8, np.float32))
+        lost.close()
+    assert isinstance(raised[0], errors.PeerLostError) and "all workers" in str(raised[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("aggregate", 0),
+        ("overflow", "spill"),
+        ("late", "never"),
+        ("backup", 1),
+        ("combine", "max"),
+        ("snapshot_every", 0),
+        ("index", 1),
+    ],
+)
+def test_a_rule_that_cannot_be_used_is_refused_by_name(name: str, value: Any) -> None:
+    values: dict[str, Any] = {
+        "index": 0,
+        "workers": 2,
+        "staleness": None,
+        "aggregate": 1,
+        "overflow": "wait",
+        "late": "keep",
+        "backup": 0,
+        name: value,
+    }
+    with pytest.raises(errors.ConfigError, match=name):
+        ParameterServer(addresses=free_addresses(1), door=door(), settings={}, **values)
+
+
+def test_ctrl_c_ends_a_pull() -> None:
+    worker: ParameterClient = client(free_addresses(1), 0)
+    timer = threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        worker.pull([np.zeros(8, np.float32)])
+    worker.close()
+    wait_until(lambda: not timer.is_alive(), "the timer has ended")
