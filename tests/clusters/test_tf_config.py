@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gradring.clusters import Cluster, detect
+from gradring.clusters import Cluster, Servers, detect, servers_in
 from gradring.errors import ConfigError
 
 
@@ -57,9 +57,26 @@ def test_an_evaluator_is_a_world_of_one(others: dict[str, Any], moved: dict[str,
     assert "evaluator 0: a world of one" in alone.reason
 
 
-def test_a_parameter_server_is_told_that_there_are_none_yet() -> None:
-    with pytest.raises(ConfigError, match=r"task\.type is 'ps', but gradring has no param"):
+def test_a_parameter_server_is_in_no_group_and_is_told_when_it_serves() -> None:
+    with pytest.raises(ConfigError, match=r"ps 0, and a parameter server is in no group: it serve"):
         found({"worker": ["a:1"], "ps": ["b:1"]}, {"type": "ps", "index": 0})
+
+
+def test_all_tasks_know_the_parameter_servers_and_these_themselves() -> None:
+    def servers(cluster: object, job: str, index: int) -> Servers:
+        config = {"cluster": cluster, "task": {"type": job, "index": index}}
+        return servers_in({"TF_CONFIG": json.dumps(config)})
+
+    both = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1", "d:1"]}
+    for job in ("chief", "worker", "evaluator"):
+        assert servers(both, job, 0) == Servers(("c:1", "d:1"), None, 2)
+    assert servers(both, "ps", 1) == Servers(("c:1", "d:1"), 1, 2)
+    assert servers({"worker": ["b:1"]}, "worker", 0) == Servers((), None, 1)
+    assert servers_in({}) == Servers((), None, 0)
+    with pytest.raises(ConfigError, match=r"ps 2, which is not in the cluster \(ps 0, ps 1\)"):
+        servers(both, "ps", 2)
+    with pytest.raises(ConfigError, match=r"cluster\.ps\[0\]='c' is not host"):
+        servers({"worker": ["b:1"], "ps": ["c"]}, "worker", 0)
 
 
 WORKER = {"type": "worker", "index": 0}

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gradring run [-np N] [--hosts HOST:RANKS,... | --hostfile FILE] [--max-restarts R] "
         "[--min-np N] [--max-np N] [--host-discovery-script FILE] [--host-failures N] "
-        "[--host-cooldown SECONDS] "
+        "[--host-cooldown SECONDS] [--ps N] "
         "[--log-dir DIR] [--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
         "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
         "COMMAND..."
@@ -102,6 +102,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="in an elastic job: for how long a host is given up; each further time for twice as "
         "long (default: for good)",
+    )
+    parser.add_argument(
+        "--ps",
+        type=count("parameter servers"),
+        default=0,
+        metavar="N",
+        dest="servers",
+        help="start N parameter servers beside the ranks: tasks of type ps, which run the same "
+        "program; then a rank that fails does not end the others, and --max-restarts counts "
+        "restarts of single processes",
     )
     parser.add_argument(
         "--log-dir",
@@ -205,6 +215,11 @@ def run(arguments: argparse.Namespace) -> int:
             host_failures=arguments.host_failures,
             cooldown_s=arguments.host_cooldown,
         )
+    if arguments.servers and elastic is not None:
+        return _misused(
+            "--ps goes without --min-np, --max-np and --host-discovery-script: ranks with "
+            "parameter servers need no others, and start again by --max-restarts"
+        )
     if arguments.log_dir is not None:
         make_directory("--log-dir", arguments.log_dir)
     if arguments.trace is not None:
@@ -224,6 +239,7 @@ def run(arguments: argparse.Namespace) -> int:
             trace=arguments.trace,
             elastic=elastic,
             host_script=arguments.host_script,
+            servers=arguments.servers,
         )
     except OSError as error:
         print(f"gradring run: the ranks cannot be started: {error}", file=sys.stderr)

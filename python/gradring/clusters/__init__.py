@@ -26,6 +26,7 @@ from gradring.clusters.detection import (
     outer_place,
     without_cluster_variables,
 )
+from gradring.clusters.tf_config import Servers, servers_in
 from gradring.parse import Place
 
 __all__ = [
@@ -33,7 +34,9 @@ __all__ = [
     "Cluster",
     "Environment",
     "Place",
+    "Servers",
     "detect",
     "outer_place",
+    "servers_in",
     "without_cluster_variables",
 ]

@@ -1,7 +1,7 @@
 """``TF_CONFIG``, as TensorFlow's own multi-worker strategies read it.
 
 The ranks are the chief, then the workers by index. An evaluator is a world of one, beside the
-group, which does not know of it. A parameter server is refused: there are none yet.
+group, which does not know of it. A parameter server has no place, because it is in no group.
 """
 
 from __future__ import annotations
@@ -35,13 +35,44 @@ class _Task:
         return f"cluster.{self.job}[{self.index}]"
 
 
+@dataclass(frozen=True)
+class Servers:
+    """Parameter servers.
+
+    Attributes:
+        addresses: ``host:port`` of each.
+        own: Which of them this process is; None for any other process.
+        workers: How many chief and worker tasks they serve.
+    """
+
+    addresses: tuple[str, ...]
+    own: int | None
+    workers: int
+
+
 def place(environ: Mapping[str, str]) -> Place | None:
     """The place of ``task`` among the chief and the workers; that of an evaluator is its own."""
     text = environ.get(VARIABLE)
     if text is None:
         return None
     tasks, own = _read(text)
+    if own.job == SERVER:
+        raise ConfigError(
+            f"TF_CONFIG names this process ps {own.index}, and a parameter server is in no group: "
+            "it serves when a CustomCollectiveStrategy(update=updates.ParameterServer(...)) is made"
+        )
     return Place(0, 1) if own.job == EVALUATOR else Place(tasks.index(own), len(tasks))
+
+
+def servers_in(environ: Mapping[str, str]) -> Servers:
+    """The parameter servers of ``cluster``, and whether this process is one."""
+    text = parse.value(environ, VARIABLE)
+    if text is None:
+        return Servers((), None, 0)
+    tasks, own = _read(text)
+    listed = _servers(json.loads(text)["cluster"])
+    addresses = tuple(task.address for task in listed)
+    return Servers(addresses, own.index if own.job == SERVER else None, len(tasks))
 
 
 def rendezvous(environ: Mapping[str, str]) -> str | None:
@@ -90,8 +121,9 @@ def _read(text: str) -> tuple[list[_Task], _Task]:
         raise _wrong("it", f"is not JSON ({error})") from None
     if not isinstance(config, dict):
         raise _wrong("it", 'is not an object with the fields "cluster" and "task"')
-    tasks = _cluster(_object(config, "cluster"))
-    return tasks, _own(_object(config, "task"), tasks)
+    cluster = _object(config, "cluster")
+    tasks = _cluster(cluster)
+    return tasks, _own(_object(config, "task"), tasks, cluster)
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -131,6 +163,10 @@ def _cluster(cluster: dict[str, Any]) -> list[_Task]:
     return tasks
 
 
+def _servers(cluster: dict[str, Any]) -> list[_Task]:
+    return _tasks(SERVER, cluster.get(SERVER, []))
+
+
 def _tasks(job: str, entries: object) -> list[_Task]:
     """The tasks of one job: a list of addresses, or an object from index to address.
 
@@ -158,24 +194,20 @@ def _tasks(job: str, entries: object) -> list[_Task]:
     ]
 
 
-def _own(task: dict[str, Any], tasks: list[_Task]) -> _Task:
+def _own(task: dict[str, Any], tasks: list[_Task], cluster: dict[str, Any]) -> _Task:
     job = task.get("type")
-    if job == SERVER:
-        raise ConfigError(
-            "TF_CONFIG: task.type is 'ps', but gradring has no parameter servers yet: every worker "
-            "has all variables; start only chief, worker and evaluator tasks"
-        )
-    if job not in (*JOINING, EVALUATOR):
-        raise _wrong("task.type", f"is {job!r} but must be 'chief', 'worker' or 'evaluator'")
+    if job not in JOINING + BYSTANDERS:
+        raise _wrong("task.type", f"is {job!r} but must be 'chief', 'worker', 'ps' or 'evaluator'")
     if "index" not in task:
         raise _wrong("task.index", "is missing")
     index = _index(task["index"], "task.index")
     if job == EVALUATOR:
         return _Task(job, index, "")  # no rank connects to it, and the cluster need not list it
-    for candidate in tasks:
+    candidates = _servers(cluster) if job == SERVER else tasks
+    for candidate in candidates:
         if (candidate.job, candidate.index) == (job, index):
             return candidate
-    listed = ", ".join(f"{task.job} {task.index}" for task in tasks)
+    listed = ", ".join(f"{task.job} {task.index}" for task in candidates) or "no such task"
     raise _wrong("task", f"is {job} {index}, which is not in the cluster ({listed})")
 
 

@@ -4,6 +4,7 @@
 ``launcher``          what ``gradring run`` does, as the function `launch`
 ``elastic``           which rank of an elastic job starts when, and where: decisions
 ``crew``              does what they say, and asks hosts meanwhile
+``servers``           a job with parameter servers: who goes on without whom
 ``question``          a program that is asked something, and is not waited for
 ``world``             which rank runs where, at which address
 ``hosts``             the hosts and their numbers of ranks

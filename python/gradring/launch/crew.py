@@ -113,6 +113,15 @@ class Crew:
             return "all workers have left, and none is started again"
         return self._policy.problem
 
+    @property
+    def over(self) -> bool:
+        """Never: ranks end by themselves, or the launcher ends them."""
+        return False
+
+    def name(self, number: int) -> str:
+        """What a process is called: ranks change with the group."""
+        return f"worker {number}"
+
     def act(self, now: float) -> None:
         """Does what is due.
 

@@ -39,6 +39,7 @@ from gradring.launch.processes import (
 )
 from gradring.launch.program import Program
 from gradring.launch.report import Blame, blame_left, first_cause, last_words, missing_module
+from gradring.launch.servers import ServerJob, title
 from gradring.launch.signals import arrived, signals_as_bytes
 from gradring.launch.ssh import RemoteRankProcess, Ssh
 from gradring.launch.survey import SurveyError
@@ -67,6 +68,7 @@ def launch(
     trace: Path | None = None,
     elastic: Limits | None = None,
     host_script: Path | None = None,
+    servers: int = 0,
 ) -> int:
     """Runs ``command`` once per rank and returns when all ranks have ended.
 
@@ -100,6 +102,9 @@ def launch(
         host_script: For an elastic job, a program that prints the hosts that there are, as a host
             file has them. It is asked again and again: ranks start on hosts that come, and leave
             those that go. Without ``hosts``, those that it names first are those of the start.
+        servers: Number of parameter servers, tasks of type ``ps`` in ``TF_CONFIG``, which run the
+            same command beside the ranks, one host after the other. Then no rank ends the others:
+            the job is done if one of them ends well, and ``max_restarts`` counts single processes.
 
     Returns:
         0, or the code of the rank that failed first (128 plus the number of the signal that killed
@@ -113,7 +118,8 @@ def launch(
     program = Program(command, module)
     hosts = hosts or ([] if host_script else [replace(THIS_HOST, slots=world_size)])
     placed = place_ranks(hosts, world_size) if elastic is None else []
-    world = World(placed, ssh=ssh or Ssh(), forward=forward, trace=trace)
+    beside = list(itertools.islice(itertools.cycle(dict.fromkeys(placed)), servers))
+    world = World(placed, ssh=ssh or Ssh(), forward=forward, trace=trace, servers=beside)
     elsewhere = host_script is not None or any(not host.is_local for host in placed or hosts)
     problem = None if elsewhere else program.problem(environ.get("PATH"))
     if problem is not None:
@@ -134,9 +140,10 @@ def launch(
     flight = Path(environ["GRADRING_FLIGHT_DIR"]) if environ.get("GRADRING_FLIGHT_DIR") else None
     if flight is not None:
         paths.forget(flight)
-    if elastic is not None:
+    workers = world_size if servers else None
+    job = _Job(program, world, workers, hosts, log_dir, grace_s, elastic, host_script, max_restarts)
+    if elastic is not None or servers:
         max_restarts = 0
-    job = _Job(program, world, hosts, log_dir, grace_s, elastic, host_script)
     with signals_as_bytes() as wakeup:
         for attempt in itertools.count():
             numbered = {**environ, "GRADRING_RESTART": str(attempt)}
@@ -171,11 +178,14 @@ class _Job:
 
     program: Program
     world: World
+    #: As far as there are servers: processes from this number on.
+    workers: int | None
     hosts: Sequence[Host]
     log_dir: Path | None
     grace_s: float
     elastic: Limits | None
     host_script: Path | None
+    max_restarts: int
 
 
 def _attempt(job: _Job, environ: Mapping[str, str], wakeup: socket.socket) -> tuple[int, bool]:
@@ -191,7 +201,7 @@ def _attempt(job: _Job, environ: Mapping[str, str], wakeup: socket.socket) -> tu
             failure = launched.failure_of(rank)
             failure.unlink(missing_ok=True)
             if rank not in logs:
-                logs[rank] = _open_log(stack, log_dir, rank, anew)
+                logs[rank] = _open_log(stack, log_dir, title(rank, job.workers), anew)
             environment = {**environment, "GRADRING_FAILURE_FILE": str(failure)}
             process = world.start(processes, job.program, rank, environment)
             launched.listen_to(process, logs[rank])
@@ -200,9 +210,21 @@ def _attempt(job: _Job, environ: Mapping[str, str], wakeup: socket.socket) -> tu
             return job.program.advice_without(module, first.host, world.python_of(first.rank))
 
         with RankProcesses() as processes, contextlib.ExitStack() as crews:
-            launched = _Launch(processes, wakeup, job.grace_s, failures)
+            launched = _Launch(processes, wakeup, job.grace_s, failures, job.workers)
+
+            def start_again(number: int, attempt: int) -> None:
+                start(number, {**environments[number], "GRADRING_RESTART": str(attempt)})
+
             for rank, environment in enumerate(environments):
                 start(rank, environment)
+            if job.workers is not None:
+                launched.crew = ServerJob(
+                    job.workers,
+                    job.max_restarts,
+                    processes=processes,
+                    start=start_again,
+                    say=_say,
+                )
             if job.elastic is not None:
                 launched.crew = Crew(
                     job.elastic,
@@ -237,18 +259,24 @@ class _Launch:
     """The state of one run."""
 
     def __init__(
-        self, processes: RankProcesses, wakeup: socket.socket, grace_s: float, failures: Path
+        self,
+        processes: RankProcesses,
+        wakeup: socket.socket,
+        grace_s: float,
+        failures: Path,
+        workers: int | None,
     ) -> None:
         self._processes = processes
         self._wakeup = wakeup
         self._grace_s = grace_s
         self._failures = failures
+        self._workers = workers
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
         self._outputs: dict[int, tuple[RankOutput, RankOutput]] = {}
         self._open: set[RankOutput] = set()
-        #: In an elastic job, what starts the ranks.
-        self.crew: Crew | None = None
+        #: What decides about single processes, in an elastic job or one with parameter servers.
+        self.crew: Crew | ServerJob | None = None
         self._failed: list[RankProcess] = []
         self._ends_ranks = False
         self._stopped_by: int | None = None
@@ -269,10 +297,12 @@ class _Launch:
         """Adds the two streams of a rank that has been started."""
         popen = process.popen
         assert popen.stdout is not None and popen.stderr is not None
-        out = RankOutput(process.rank, popen.stdout, sys.stdout.buffer, log)
+        number = process.rank
+        called = title(number, self._workers).removeprefix("rank ")
+        out = RankOutput(number, popen.stdout, sys.stdout.buffer, log, name=called)
         elsewhere = isinstance(process, RemoteRankProcess)
         failure = self.failure_of(process.rank) if elsewhere else None
-        err = RankOutput(process.rank, popen.stderr, sys.stderr.buffer, log, failure=failure)
+        err = RankOutput(number, popen.stderr, sys.stderr.buffer, log, name=called, failure=failure)
         self._outputs[process.rank] = out, err
         for output in (out, err):
             self._selector.register(output.pipe, selectors.EVENT_READ, output)
@@ -334,14 +364,14 @@ class _Launch:
         assert exit_code is not None
         out, err = self._outputs[rank]
         lines = last_words(list(err.tail), list(out.tail))
-        log = log_dir / f"rank-{rank}.log" if log_dir else None
+        log = log_dir / _log_name(title(rank, self._workers)) if log_dir else None
         advice = f"all output: {log}" if log else "--log-dir keeps all output"
         if flight_dir and any(paths.written(Path(flight_dir))):
             advice += f"; what each rank was doing: gradring explain {flight_dir}"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
         how = describe_exit(exit_code)
         elsewhere = self._cause_elsewhere(rank, blames) if self.crew is None else ""
-        _say(f"{self._called} {rank} on {first.host} failed first ({how}){elsewhere}; {words}")
+        _say(f"{self._name_of(rank)} on {first.host} failed first ({how}){elsewhere}; {words}")
         with contextlib.suppress(OSError):
             sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
             sys.stderr.buffer.flush()
@@ -393,10 +423,8 @@ class _Launch:
                 os.dup2(nowhere.fileno(), stream.fileno())
         self._stop(signal.SIGPIPE)
 
-    @property
-    def _called(self) -> str:
-        """What the numbers of processes are: in an elastic job, ranks change with the group."""
-        return "rank" if self.crew is None else "worker"
+    def _name_of(self, number: int) -> str:
+        return f"rank {number}" if self.crew is None else self.crew.name(number)
 
     @property
     def _begins(self) -> bool:
@@ -431,7 +459,7 @@ class _Launch:
         if others:
             assert failed[0].exit_code is not None
             _say(
-                f"{self._called} {failed[0].rank} failed ({describe_exit(failed[0].exit_code)}); "
+                f"{self._name_of(failed[0].rank)} failed ({describe_exit(failed[0].exit_code)}); "
                 f"{others} still running must end within {self._grace_s:g} s"
             )
 
@@ -441,6 +469,10 @@ class _Launch:
         ended = not self._processes.running() and not self._begins
         if ended and self._kill_at == float("inf"):
             self._kill_at = now + self._grace_s
+        if self.crew is not None and self.crew.over and self._kill_at == float("inf"):
+            # Servers that do not notice by themselves that nobody needs them.
+            self._terminate_at = now + self._grace_s
+            self._kill_at = now + 2 * self._grace_s
         # What a rank says or returns from now on is our doing.
         self._ends_ranks |= now >= min(self._kill_at, self._terminate_at)
         if now >= self._kill_at:
@@ -453,13 +485,17 @@ class _Launch:
 
 
 def _open_log(
-    stack: contextlib.ExitStack, log_dir: Path | None, rank: int, anew: bool
+    stack: contextlib.ExitStack, log_dir: Path | None, called: str, anew: bool
 ) -> IO[bytes] | None:
     if log_dir is None:
         return None
     log_dir.mkdir(parents=True, exist_ok=True)
     mode = "wb" if anew else "ab"
-    return stack.enter_context(open(log_dir / f"rank-{rank}.log", mode, buffering=0))
+    return stack.enter_context(open(log_dir / _log_name(called), mode, buffering=0))
+
+
+def _log_name(called: str) -> str:
+    return f"{called.replace(' ', '-')}.log"
 
 
 def _say(sentence: str) -> None:

@@ -77,6 +77,7 @@ class RankOutput:
         target: IO[bytes],
         log: IO[bytes] | None,
         *,
+        name: str | None = None,
         failure: Path | None = None,
     ) -> None:
         """Prepares to copy.
@@ -86,11 +87,12 @@ class RankOutput:
             pipe: The read end of the stream.
             target: Where the prefixed lines go.
             log: The unbuffered file for the same lines without prefix, if any.
+            name: What stands in the prefix; default: the rank.
             failure: Where what a rank on another host has left goes; None for one on this.
         """
         self.pipe = pipe
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self.prefix = _prefix(rank, target)
+        self.prefix = _prefix(rank, name or str(rank), target)
         self._target = target
         self._log = log
         self._failure = failure
@@ -146,9 +148,9 @@ class RankOutput:
         return kept
 
 
-def _prefix(rank: int, target: IO[bytes]) -> bytes:
-    """The rank in brackets; on a terminal in a colour of its own, unless NO_COLOR is set."""
-    prefix = f"[{rank}]"
+def _prefix(rank: int, name: str, target: IO[bytes]) -> bytes:
+    """The name in brackets; on a terminal in the rank's own colour, unless NO_COLOR is set."""
+    prefix = f"[{name}]"
     if os.environ.get("NO_COLOR") or not target.isatty():
         return f"{prefix} ".encode()
     return f"\x1b[{COLOURS[rank % len(COLOURS)]}m{prefix}\x1b[0m ".encode()

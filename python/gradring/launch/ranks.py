@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from gradring.clusters import without_cluster_variables
+from gradring.clusters.tf_config import SERVER
 from gradring.parse import JOB_ID, JOIN, at_first_port
 from gradring.ports import LOOPBACK, free_ports
 
@@ -21,9 +22,9 @@ def new_token() -> str:
 
 
 def rank_environments(
-    environ: Mapping[str, str], world_size: int, *, tf_config: bool = True
+    environ: Mapping[str, str], world_size: int, *, tf_config: bool = True, servers: int = 0
 ) -> list[dict[str, str]]:
-    """One environment per rank for a world on this machine.
+    """One environment per rank for a world on this machine, and then per parameter server.
 
     The cores of this machine are divided among the ranks through ``OMP_NUM_THREADS`` and
     ``TF_NUM_INTRAOP_THREADS``, unless these are set already.
@@ -33,17 +34,25 @@ def rank_environments(
         world_size: Number of ranks.
         tf_config: Whether to set an agreeing ``TF_CONFIG``, for scripts that use TensorFlow's own
             strategies; its worker 0 is at the rendezvous.
+        servers: Number of parameter servers.
 
     Raises:
         OSError: There are not enough free ports.
     """
-    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(world_size if tf_config else 1)]
+    listening = world_size if tf_config else 1
+    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(listening + servers)]
     base = {**thread_counts(world_size), **environ}
-    return environments_at(base, addresses, world_size, tf_config=tf_config)
+    own, others = addresses[:listening], addresses[listening:]
+    return environments_at(base, own, world_size, tf_config=tf_config, servers=others)
 
 
 def environments_at(
-    environ: Mapping[str, str], addresses: Sequence[str], world_size: int, *, tf_config: bool = True
+    environ: Mapping[str, str],
+    addresses: Sequence[str],
+    world_size: int,
+    *,
+    tf_config: bool = True,
+    servers: Sequence[str] = (),
 ) -> list[dict[str, str]]:
     """One environment per rank for a world whose rank 0 listens at ``addresses[0]``.
 
@@ -57,23 +66,30 @@ def environments_at(
             ``GRADRING_PORT`` replaces the port of rank 0.
         world_size: Number of ranks.
         tf_config: Whether to set an agreeing ``TF_CONFIG``.
+        servers: ``host:port`` of each parameter server, whose environments follow: of these, only
+            ``TF_CONFIG`` says which process it is.
     """
     base = {"PYTHONUNBUFFERED": "1", **without_cluster_variables(environ)}
     if not base.get("GRADRING_TOKEN") and not base.get("GRADRING_TOKEN_FILE"):
         base["GRADRING_TOKEN"] = new_token()
     job_id = secrets.token_hex(JOB_ID_BYTES)
+    base[JOB_ID] = job_id
     addresses = [at_first_port(environ, addresses[0]), *addresses[1:]]
-    return [
+    ranks = [
         {
             **base,
             "GRADRING_RANK": str(rank),
             "GRADRING_WORLD_SIZE": str(world_size),
             "GRADRING_RENDEZVOUS": addresses[0],
-            JOB_ID: job_id,
-            **({"TF_CONFIG": tf_config_of(addresses, rank)} if tf_config else {}),
+            **({"TF_CONFIG": tf_config_of(addresses, rank, servers)} if tf_config else {}),
         }
         for rank in range(world_size)
     ]
+    others = [
+        {**base, "TF_CONFIG": tf_config_of(addresses, index, servers, SERVER)}
+        for index in range(len(servers))
+    ]
+    return ranks + others
 
 
 def joining(founder: Mapping[str, str], others: Sequence[str]) -> dict[str, str]:
@@ -96,7 +112,9 @@ def thread_counts(local_size: int) -> dict[str, str]:
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
-def tf_config_of(addresses: Sequence[str], rank: int) -> str:
-    """The variable for a rank whose group is a cluster of workers."""
-    cluster = {"worker": list(addresses)}
-    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+def tf_config_of(
+    addresses: Sequence[str], index: int, servers: Sequence[str] = (), task: str = "worker"
+) -> str:
+    """The variable for a task in a cluster of workers and perhaps parameter servers."""
+    cluster = {"worker": list(addresses), **({SERVER: list(servers)} if servers else {})}
+    return json.dumps({"cluster": cluster, "task": {"type": task, "index": index}})

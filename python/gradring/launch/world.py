@@ -31,6 +31,7 @@ class World:
         ssh: Ssh,
         forward: Sequence[str],
         trace: Path | None = None,
+        servers: Sequence[Host] = (),
     ) -> None:
         """Notes where the ranks run.
 
@@ -39,13 +40,15 @@ class World:
             ssh: How other hosts are reached.
             forward: Further variables for those hosts, as ``NAME`` or ``NAME=VALUE``.
             trace: The file that is to be the timeline of all ranks.
+            servers: The host of each parameter server; as processes they follow the ranks.
         """
-        self._placed = list(placed)
+        self._placed = [*placed, *servers]
+        self._servers = len(servers)
         self.ssh = ssh
         self._forward = forward
         self._trace = trace
         self._job = new_job() if trace is not None else None
-        self._used = dict.fromkeys(placed)
+        self._used = dict.fromkeys(self._placed)
 
     @property
     def remote(self) -> bool:
@@ -58,25 +61,29 @@ class World:
         self._used[host] = None
 
     def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
-        """The variables of each rank, with ports that are free now.
+        """The variables of each rank and then of each server, with ports that are free now.
 
         Raises:
             OSError: A host cannot be used, or has too few free ports.
         """
+        ranks = len(self._placed) - self._servers
         if not self.remote:
-            return rank_environments(environ, len(self._placed))
+            return rank_environments(environ, ranks, servers=self._servers)
         needed = Counter(self._placed)
         asked = [replace(host, slots=ranks) for host, ranks in needed.items()]
         ports = dict(zip(needed, survey(asked, self.ssh).values(), strict=True))
         addresses = [joined_address(self._name(h), ports[h].pop()) for h in self._placed]
-        return environments_at(with_token(environ), addresses, len(self._placed))
+        own, others = addresses[:ranks], addresses[ranks:]
+        return environments_at(with_token(environ), own, ranks, servers=others)
 
     def start(
         self, processes: RankProcesses, program: Program, rank: int, environ: Mapping[str, str]
     ) -> RankProcess:
         """Starts a rank, whose two streams are pipes: the next, or one that has ended."""
         host = self._placed[rank]
-        local_size = sum(other.name == host.name for other in self._placed)
+        # A server computes little beside the ranks.
+        ranks = self._placed[: len(self._placed) - self._servers]
+        local_size = max(1, sum(other.name == host.name for other in ranks))
         if host.is_local:
             divided = {**thread_counts(local_size), **environ}
             command = program.command(divided.get("PATH"))
