@@ -19,6 +19,12 @@ def test_rules_show_what_they_are_and_are_values() -> None:
     nesterov = "Nesterov(learning_rate=0.7, momentum=0.9)"
     assert repr(diloco) == f"LocalSGD(every=16, outer={nesterov})"
     assert diloco == updates.LocalSGD(np.int64(16), updates.Nesterov())
+    placed = updates.ParameterServer(np.int64(2), placement={"b": np.int64(1), "a": 0})
+    assert repr(placed) == (
+        "ParameterServer(staleness=2, aggregate=1, overflow='wait', late='weight', backup=0, "
+        "placement={'a': 0, 'b': 1}, snapshots=None, snapshot_every=100)"
+    )
+    assert len({updates.ParameterServer(), updates.ParameterServer(0)}) == 1
     assert repr(updates.LocalSGD(np.int64(8))) == repr(updates.LocalSGD(8))
     with pytest.raises(AttributeError):
         diloco.every = 2  # type: ignore[misc]
@@ -32,6 +38,14 @@ def test_rules_show_what_they_are_and_are_values() -> None:
         (lambda: updates.Primary(sync_every=1.5), "Primary: sync_every=1.5"),  # type: ignore[arg-type]
         (lambda: updates.LocalSGD(every=True), "LocalSGD: every=True"),
         (lambda: updates.LocalSGD(outer="Nesterov"), "LocalSGD: outer='Nesterov'"),  # type: ignore[arg-type]
+        (lambda: updates.ParameterServer(-1), "ParameterServer: staleness=-1"),
+        (lambda: updates.ParameterServer(None, 0), "ParameterServer: aggregate=0"),
+        (lambda: updates.ParameterServer(aggregate=2), "ParameterServer: aggregate=2 needs anot"),
+        (lambda: updates.ParameterServer(1, backup=1), "ParameterServer: backup=1 needs stal"),
+        (lambda: updates.ParameterServer(overflow="x"), "ParameterServer: overflow='x' is not"),  # type: ignore[arg-type]
+        (lambda: updates.ParameterServer(late=1), "ParameterServer: late=1 is not one of w"),  # type: ignore[arg-type]
+        (lambda: updates.ParameterServer(placement={"a": -1}), "ParameterServer: placement={'a'"),
+        (lambda: updates.ParameterServer(snapshot_every=0), "ParameterServer: snapshot_every=0"),
         (lambda: updates.Nesterov(0.0), "Nesterov: learning_rate=0.0"),
         (lambda: updates.Nesterov(float("inf")), "Nesterov: learning_rate=inf"),
         (lambda: updates.Nesterov(momentum=1), "Nesterov: momentum=1"),

@@ -21,6 +21,11 @@ RULES: dict[str, updates.Rule] = {
     "primary": updates.Primary(),
     "local-sgd": updates.LocalSGD(every=16),
     "diloco": updates.LocalSGD(every=16, outer=updates.Nesterov()),
+    "parameter-server": updates.ParameterServer(),
+    "backup-workers": updates.ParameterServer(backup=1),
+    "bounded-staleness": updates.ParameterServer(staleness=2),
+    "asynchronous": updates.ParameterServer(staleness=None),
+    "aggregation-queue": updates.ParameterServer(staleness=None, aggregate=2),
 }
 _REACHED = re.compile(r"test accuracy ([\d.]+), .* sent")
 
@@ -55,6 +60,8 @@ def show_rule(name: str, report: Path, *, stream: TextIO = sys.stdout) -> int:
 
     options = ["--update", name, "--epochs", str(EPOCHS)]
     launch = ["--log-dir", str(report)]
+    if isinstance(RULES[name], updates.ParameterServer):
+        launch += ["--ps", "1"]
     exit_code = run_script("gradring.demo.train", WORKERS, launch, options, hear)
     if exit_code != 0 or reached < REQUIRED_ACCURACY:
         say(stream, f"\nThe training did not end, or not with an accuracy of {REQUIRED_ACCURACY}.")

@@ -17,6 +17,7 @@ gradring run -np 2 python -m gradring.demo.train --strategy gradring
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import socket
 import time
@@ -62,13 +63,20 @@ def main() -> None:
         name: [] for name in ("losses", "steps_s", "local_steps_s", "accuracies")
     }
     steps = arguments.epochs * STEPS_PER_EPOCH
-    with gradring.Monitor(monitored, samples_per_step=GLOBAL_BATCH, every_s=EVERY_S) as monitor:
+    # Workers of parameter servers form no group: each sees its own part of the loss, and of each
+    # the monitor measures its own steps.
+    apart = is_own and strategy.communicator.world_size < strategy.num_replicas_in_sync
+    share = strategy.num_replicas_in_sync if apart else 1
+    stream = io.StringIO() if apart and rank else None
+    with gradring.Monitor(
+        monitored, samples_per_step=GLOBAL_BATCH, every_s=EVERY_S, stream=stream
+    ) as monitor:
         for number in range(1, steps + 1):
             start_s = time.perf_counter()
             if rank == arguments.slow_rank:
                 time.sleep(arguments.slow_ms / 1000)
             total, own = step(batches)
-            measured["losses"].append(loss := float(total))
+            measured["losses"].append(loss := share * float(total))
             measured["steps_s"].append(time.perf_counter() - start_s)
             monitor.step(loss=loss, metrics=own)
             if number % STEPS_PER_EPOCH:
@@ -86,7 +94,8 @@ def main() -> None:
                 print(f"{epoch} step {number} loss {loss:.4f} test accuracy {reached:.3f}")
             monitor.resume()
     if rank == 0:
-        sent = strategy.communicator.stats()["bytes_sent"] / 1e6 if is_own else 0.0
+        counted = strategy.communicator.stats() if is_own else {"bytes_sent": 0}
+        sent = (strategy.update_stats() if apart else counted)["bytes_sent"] / 1e6
         print(
             f"finished {steps} steps: loss {loss:.4f}, test accuracy {reached:.3f}, "
             f"{sent:.1f} MB sent by rank 0"

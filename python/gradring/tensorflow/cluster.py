@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,27 +12,82 @@ import tensorflow as tf
 
 import gradring
 from gradring import errors
+from gradring.clusters import Place, Servers, servers_in
 from gradring.communicator import Communicator, open_communicators
+from gradring.initialize import resolve
 from gradring.tensorflow import compat
 
-EVALUATOR = "evaluator"
+EVALUATOR, SERVER = "evaluator", "ps"
+
+_alone: Communicator | None = None
 
 ClusterResolver: TypeAlias = "tf.distribute.cluster_resolver.ClusterResolver"
 
 
-def resolver_of(communicator: Communicator) -> ClusterResolver:
-    """The resolver in TF_CONFIG, or one that lists the communicator's ranks as workers."""
+@dataclass(frozen=True)
+class Served:
+    """A worker of parameter servers.
+
+    Attributes:
+        place: Which worker this process is, of how many.
+        servers: Those that serve them.
+    """
+
+    place: Place
+    servers: Servers
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"worker {self.place.rank} of {self.place.world_size}"
+
+
+def servers_of(resolver: ClusterResolver | None) -> Servers:
+    """The parameter servers that the user's resolver names, or else TF_CONFIG.
+
+    Raises:
+        gradring.errors.ConfigError: TF_CONFIG is malformed.
+    """
+    if resolver is None or not resolver.cluster_spec().as_dict():
+        return servers_in(os.environ)
+    cluster = compat.normalize_cluster_spec(resolver.cluster_spec()).as_dict()
+    own = resolver.task_id if resolver.task_type == SERVER else None
+    return Servers(tuple(cluster.get(SERVER, [])), own, len(_addresses(resolver)))
+
+
+def served_of(resolver: ClusterResolver | None) -> Served:
+    """This worker's place, without joining a group, and its servers.
+
+    Raises:
+        gradring.errors.ConfigError: The resolver, or the environment, tells no place.
+    """
+    if resolver is None or not resolver.cluster_spec().as_dict():
+        found = resolve(os.environ)
+        return Served(Place(found.rank, found.world_size), servers_of(resolver))
+    return Served(Place(*_place_in(resolver)), servers_of(resolver))
+
+
+def alone() -> Communicator:
+    """A group of one, for a worker that is in no other; the same for all its strategies."""
+    global _alone
+    if _alone is None or _alone not in open_communicators():
+        _alone = Communicator(rank=0, world_size=1)
+    return _alone
+
+
+def resolver_of(place: Place) -> ClusterResolver:
+    """The resolver in TF_CONFIG, or one that lists as many workers."""
     if os.environ.get("TF_CONFIG"):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        place = communicator.rank, communicator.world_size
-        if resolver.cluster_spec().as_dict() and _place_in(resolver) == place:
+        own = (place.rank, place.world_size)
+        if resolver.cluster_spec().as_dict() and _place_in(resolver) == own:
             return resolver
     # TensorFlow connects to none of these addresses: the communicator has connected already.
-    workers = [f"rank-{rank}:0" for rank in range(communicator.world_size)]
+    workers = [f"rank-{rank}:0" for rank in range(place.world_size)]
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": workers}),
         task_type="worker",
-        task_id=communicator.rank,
+        task_id=place.rank,
         rpc_layer="grpc",
     )
 

@@ -256,9 +256,11 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any
 def _update_step(
     original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
 ) -> None:
+    rule = updates_of(tf.distribute.get_strategy())
     token = _reduced.set(isinstance(gradients, _Reduced))
     try:
-        original(optimizer, gradients, variables, rate)
+        step = functools.partial(original, optimizer)
+        rule.step(step, optimizer, gradients, variables, rate)
     finally:
         _reduced.reset(token)
 

@@ -142,14 +142,15 @@ def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs
 
 def on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
     """Touches files on the chief only, as several workers would get in each other's way."""
-    if _communicator(callback.model).rank == CHIEF:
+    if callback.model.distribute_strategy.extended.should_checkpoint:
         original(callback, *args, **kwargs)
 
 
 def restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
     """`BackupAndRestore.on_train_begin`: in `fit`, `begin` is around it; elsewhere all call it."""
     if is_in_fit(callback):
-        on_chief(original, callback, logs)
+        if _communicator(callback.model).rank == CHIEF:
+            original(callback, logs)
     else:
         _restored(callback.model, [callback], lambda: on_chief(original, callback, logs))
 

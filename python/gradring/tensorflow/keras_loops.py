@@ -131,7 +131,8 @@ def warn_of_training_alone(
 def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Evaluates one model, and not that of each rank, where a rule lets them differ."""
     sync_model(model)
-    return original(model, *args, **kwargs)
+    with model.distribute_strategy.extended.whole_data():
+        return original(model, *args, **kwargs)
 
 
 def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

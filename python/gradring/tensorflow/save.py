@@ -20,6 +20,8 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator, all_gather_bytes
 from gradring.errors import GradringError, SaveError
+from gradring.tensorflow.adoption import communicator_of, strategy_of
+from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.rules.replicas import sync_replicas
 
@@ -66,8 +68,16 @@ def save(
                 sync_replicas(model)
             _write(model, written)
         with agreed(comm, "save", destination):
-            if comm.rank == CHIEF:
+            # In a group, reading some variables would be a collective of the chief alone.
+            if comm.rank == CHIEF and (comm.world_size > 1 or _is_written_here(model)):
                 _put(workspace, destination)
+
+
+def _is_written_here(model: Any) -> bool:
+    """Workers of parameter servers, which form no group, are each the chief of one."""
+    strategy = strategy_of(variables_of(model))
+    extended = getattr(strategy, "extended", None) if communicator_of(strategy) else None
+    return extended is None or bool(extended.should_checkpoint)
 
 
 @contextlib.contextmanager

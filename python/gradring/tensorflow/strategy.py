@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from gradring import membership, updates
+from gradring.clusters import Place
 from gradring.communicator import Communicator, follow
+from gradring.errors import ConfigError
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
 from gradring.tensorflow import (
@@ -19,6 +22,7 @@ from gradring.tensorflow import (
     input_time,
     iterators,
     retracing,
+    serving,
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
@@ -101,7 +105,19 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """
         checks.check(check_gradients)
         buckets.check(bucket_bytes)
-        if communicator is None:
+        served = None
+        servers = cluster.servers_of(cluster_resolver) if communicator is None else None
+        if servers is not None and servers.own is not None:
+            serving.serve(update, servers)
+        if isinstance(update, updates.ParameterServer):
+            if communicator is not None:
+                raise ConfigError(
+                    f"communicator= and update={update}: workers of parameter servers form no "
+                    "group; leave communicator= out"
+                )
+            served = cluster.served_of(cluster_resolver)
+            communicator = cluster.alone()
+        elif communicator is None:
             communicator = cluster.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:
             cluster.check(cluster_resolver, communicator)
@@ -111,18 +127,20 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         #: How optimizers update the variables.
         self.update_rule = updates.agree(update, communicator)
         communicator._alike["update"] = repr(self.update_rule)
+        place = served.place if served else Place(communicator.rank, communicator.world_size)
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
             self,
             _Extended(
                 self,
                 communicator,
-                cluster_resolver or cluster.resolver_of(communicator),
+                cluster_resolver or cluster.resolver_of(place),
                 communication_options or tf.distribute.experimental.CommunicationOptions(),
                 devices,
                 bucket_bytes,
                 check_gradients,
                 self.update_rule,
+                served,
             ),
         )
 
@@ -210,6 +228,29 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """
         return broadcast_update(fn, args, self.communicator)
 
+    def update_stats(self) -> dict[str, Any]:
+        """What this worker's part of the update rule has counted since the start.
+
+        Returns:
+            For `gradring.updates.ParameterServer`, from the first step on: the ``version`` of the
+            variables that it has, ``pushes``, of which ``dropped``, ``pulls``, ``unsettled`` pushes
+            that are neither applied nor dropped yet, ``waited_s`` in pulls, ``bytes_sent`` and
+            ``bytes_received``, ``reconnects``. For other rules nothing.
+        """
+        return self.extended.updates.stats()  # type: ignore[no-any-return]
+
+    def leave(self) -> None:
+        """Says that this worker trains no more, so that no other one waits for it.
+
+        Only `gradring.updates.ParameterServer` has others wait without a collective. A program that
+        ends does it by itself; one that goes on after its training, such as to evaluate, may do it
+        before. It cannot train on afterwards.
+
+        Raises:
+            gradring.errors.PeerLostError: A server could not be reached.
+        """
+        self.extended.updates.leave()
+
     def _input_clock(self) -> Callable[[], float]:
         """For `gradring.Monitor`: counts the time in which datasets keep this process waiting."""
         input_time.watch()
@@ -222,6 +263,9 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
 class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     """What the strategy does; method names are tf.distribute's."""
+
+    _num_workers: int
+    _id_in_cluster: int
 
     # TensorFlow's own failure detector; the communicator has a better one.
     _enable_check_health = False
@@ -236,15 +280,17 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         bucket_bytes: int,
         check_gradients: str | None,
         rule: updates.Rule,
+        served: cluster.Served | None,
     ) -> None:
         self._communicator = communicator
+        self._served = served
         self._bucket_bytes = bucket_bytes
         self._check_gradients = check_gradients
         self._chosen_devices = devices
         super().__init__(strategy, cluster_resolver, communication_options)
         #: What optimizers do by the rule.
         self.updates = make(
-            rule, communicator, bucket_bytes, check_gradients, len(self.worker_devices)
+            rule, communicator, bucket_bytes, check_gradients, len(self.worker_devices), served
         )
 
     def _initialize_strategy(self, cluster_resolver: Any, devices: None) -> None:
@@ -268,17 +314,31 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def follow(self, communicator: Communicator) -> None:
         """The group has formed again, and has other members."""
-        self._cluster_resolver = cluster.resolver_of(communicator)
+        place = Place(communicator.rank, communicator.world_size)
+        self._cluster_resolver = cluster.resolver_of(place)
         self._take_place(self._cluster_resolver)
+
+    @contextlib.contextmanager
+    def whole_data(self) -> Iterator[None]:
+        """Inside, a worker without a group takes all of each dataset, and is the only one."""
+        before = self._num_workers, self._id_in_cluster
+        if self._served is not None:
+            self._num_workers, self._id_in_cluster = 1, 0
+        try:
+            yield
+        finally:
+            self._num_workers, self._id_in_cluster = before
 
     def _take_place(self, cluster_resolver: Any) -> None:
         communicator = self._communicator
         self._cluster_spec = compat.normalize_cluster_spec(cluster_resolver.cluster_spec())
         self._task_type = cluster_resolver.task_type
         self._task_id = cluster_resolver.task_id
-        self._num_workers = communicator.world_size
-        self._id_in_cluster = communicator.rank
-        self._is_chief = communicator.rank == 0
+        # Workers of parameter servers form no group, and share datasets out all the same.
+        place = self._served.place if self._served else communicator
+        self._num_workers = place.world_size
+        self._id_in_cluster = place.rank
+        self._is_chief = place.rank == 0
         self._rpc_layer = cluster_resolver.rpc_layer
 
     def _initialize_local_devices(
@@ -328,7 +388,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                 if isinstance(value, compat.CheckpointInitialValue):
                     value = value.wrapped_value
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-                if self._num_workers == 1 or compat_keras.saves():
+                if self._communicator.world_size == 1 or compat_keras.saves():
                     return value
                 label = initial_value_of(kwargs.get("name"))
                 return broadcast_labelled(value, 0, label, self._communicator)
@@ -371,7 +431,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         if not self._has_one_replica:
             # The replicas of this process meet, and one of them talks to the other ranks.
             return compat.StrategyExtended._replica_ctx_all_reduce(self, reduce_op, value, options)
-        if self._num_workers == 1:
+        if self._communicator.world_size == 1:
             # Embeddings train as they do on several workers.
             return tf.nest.map_structure(_with_each_index_once, value)
         return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)

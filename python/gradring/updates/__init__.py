@@ -4,6 +4,7 @@
 `AllReduce`           every step applies the sum of all ranks' gradients, on every rank
 `Primary`             the chief applies it alone, and gives everybody its variables
 `LocalSGD`            each rank trains alone for some steps; then they average their variables
+`ParameterServer`     servers keep the variables; workers push gradients, and pull variables
 `Nesterov`            for `LocalSGD`: what is done with an average, as in DiLoCo
 ====================  ===========================================================================
 
@@ -12,6 +13,6 @@ no framework. docs/choosing-an-update-rule.md compares them.
 """
 
 from gradring.updates.agreement import agree
-from gradring.updates.rules import AllReduce, LocalSGD, Nesterov, Primary, Rule
+from gradring.updates.rules import AllReduce, LocalSGD, Nesterov, ParameterServer, Primary, Rule
 
-__all__ = ["AllReduce", "LocalSGD", "Nesterov", "Primary", "Rule", "agree"]
+__all__ = ["AllReduce", "LocalSGD", "Nesterov", "ParameterServer", "Primary", "Rule", "agree"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradring.communicator import Communicator, all_gather_bytes
 from gradring.errors import ConfigError, MismatchError
-from gradring.updates.rules import AllReduce, LocalSGD, Primary, Rule
+from gradring.updates.rules import AllReduce, LocalSGD, ParameterServer, Primary, Rule
 
 
 def agree(update: object, communicator: Communicator) -> Rule:
@@ -15,7 +15,7 @@ def agree(update: object, communicator: Communicator) -> Rule:
         gradring.errors.MismatchError: On every rank; names the first that has another rule than
             rank 0, and both rules.
     """
-    if not isinstance(update, AllReduce | Primary | LocalSGD):
+    if not isinstance(update, AllReduce | Primary | LocalSGD | ParameterServer):
         raise ConfigError(
             f"update={update!r} is no update rule; pass one of gradring.updates, or leave it out"
         )

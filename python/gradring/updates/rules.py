@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from gradring.errors import ConfigError
 from gradring.parse import shown
@@ -100,16 +101,122 @@ class LocalSGD:
             raise _wrong(self, "outer", "is neither None nor a Nesterov; correct it")
 
 
+@dataclass(frozen=True)
+class ParameterServer:
+    """Servers keep the variables and the optimizer; workers push gradients and pull variables.
+
+    The servers are the tasks of type ``ps`` in ``TF_CONFIG``: ``gradring run -np 3 --ps 1`` starts
+    one beside three workers, and all of them run the same program. Workers need only the servers,
+    so one that is lost stops nobody. The variables are spread over the servers by size.
+
+    Their *version* is the number of updates that they have had. The *staleness* of a gradient is by
+    how many versions they have gone on since its worker pulled those that it was computed with.
+
+    ============================  ==========================================  =====================
+    rule                          an update is                                a worker goes on
+    ============================  ==========================================  =====================
+    ``staleness=0``               the sum over all workers, by rank order     after the update
+    ``staleness=0, backup=k``     the mean without the k slowest workers      after the update
+    ``staleness=s``               each gradient at once                       up to s gradients
+                                                                              before the slowest
+    ``staleness=None``            each gradient at once                       at once
+    ``aggregate=m`` besides       the mean of m gradients, out of a queue     as without
+    ============================  ==========================================  =====================
+
+    See M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014;
+    for bounded staleness Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous
+    Parallel Parameter Server", NIPS 2013; for backup workers J. Chen et al., "Revisiting
+    Distributed Synchronous SGD", arXiv 1604.00981, 2016; for compensation S. Zheng et al.,
+    "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017.
+
+    Attributes:
+        staleness: 0 (default): synchronous. A number above: bounded. None: asynchronous.
+        aggregate: The gradients of one update, if `staleness` is not 0; default 1.
+        overflow: What becomes of a gradient when the queue is full, with twice as many as are in an
+            update, or as there are workers. ``"wait"`` (default): its worker waits.
+            ``"drop_oldest"``: it takes the place of the oldest. ``"drop_newest"``: it is dropped.
+        late: What becomes of stale gradients. ``"weight"`` (default): they count
+            1 / (1 + staleness). ``"compensate"``: they are corrected by what has changed since
+            (DC-ASGD). ``"drop"``: those that are staler than the bound, or than the number of
+            workers, are dropped. Without `backup`, no gradient of ``staleness=0`` is stale.
+        backup: Without how many workers, the slowest, a synchronous update goes on; default 0.
+            Their gradients are in a later one, as `late` says.
+        placement: Which server is to have which variables, whole: by the beginning of a variable's
+            path, such as its layer, the index of the server: ``{"embedding": 1}``.
+        snapshots: A directory for the servers' snapshots, from which they go on when one is started
+            again. None (default): they go on from a worker's variables; the optimizer begins anew.
+        snapshot_every: Updates between two snapshots; default 100.
+
+    Raises:
+        gradring.errors.ConfigError: One of them is something else, or does not go with another.
+    """
+
+    staleness: int | None = 0
+    aggregate: int = 1
+    overflow: Literal["wait", "drop_oldest", "drop_newest"] = "wait"
+    late: Literal["weight", "compensate", "drop"] = "weight"
+    backup: int = 0
+    placement: Mapping[str, int] = field(default_factory=dict, hash=False)
+    snapshots: str | os.PathLike[str] | None = None
+    snapshot_every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.staleness is not None:
+            _check_count(self, "staleness", least=0)
+        _check_count(self, "aggregate")
+        _check_count(self, "backup", least=0)
+        _check_count(self, "snapshot_every")
+        _check_word(self, "overflow", ("wait", "drop_oldest", "drop_newest"))
+        _check_word(self, "late", ("weight", "compensate", "drop"))
+        if self.is_synchronous and self.aggregate > 1:
+            problem = "needs another staleness than 0, with which all workers are in an update"
+            raise _wrong(self, "aggregate", f"{problem}; correct it")
+        if self.backup and not self.is_synchronous:
+            problem = "needs staleness=0, with which an update waits for workers"
+            raise _wrong(self, "backup", f"{problem}; correct it")
+        if self.snapshots is not None:
+            object.__setattr__(self, "snapshots", os.fspath(self.snapshots))
+        _check_placement(self)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether an update is of all workers, but for `backup`."""
+        return self.staleness == 0
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether an update is the sum of its gradients; else it is their mean."""
+        return self.is_synchronous and not self.backup
+
+
 #: What a strategy can be told.
-Rule: TypeAlias = AllReduce | Primary | LocalSGD
+Rule: TypeAlias = AllReduce | Primary | LocalSGD | ParameterServer
 
 
-def _check_count(rule: Rule, name: str) -> None:
+def _check_count(rule: Rule, name: str, least: int = 1) -> None:
     count = getattr(rule, name)
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-        raise _wrong(rule, name, "is not a whole number above 0; correct it")
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
+        raise _wrong(rule, name, f"is not a whole number above {least - 1}; correct it")
     # Ranks compare what rules look like, and numpy's numbers look otherwise.
     object.__setattr__(rule, name, int(count))
+
+
+def _check_word(rule: Rule, name: str, words: Sequence[str]) -> None:
+    if getattr(rule, name) not in words:
+        raise _wrong(rule, name, f"is not one of {', '.join(words)}; correct it")
+
+
+def _check_placement(rule: ParameterServer) -> None:
+    placement = rule.placement
+    problem = "does not name servers by number, by the beginnings of paths; correct it"
+    if not isinstance(placement, Mapping):
+        raise _wrong(rule, "placement", problem)
+    for path, server in placement.items():
+        is_number = isinstance(server, Integral) and not isinstance(server, bool)
+        if not isinstance(path, str) or not path or not is_number or server < 0:
+            raise _wrong(rule, "placement", problem)
+    ordered = {path: int(placement[path]) for path in sorted(placement)}
+    object.__setattr__(rule, "placement", ordered)
 
 
 def _check_number(rule: Nesterov, name: str, is_right: Callable[[float], bool], what: str) -> None:

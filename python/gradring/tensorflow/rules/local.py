@@ -26,9 +26,9 @@ from gradring.tensorflow.rules.updates import (
     UpdatesInRounds,
     beside,
     own,
+    times,
     when,
 )
-from gradring.tensorflow.sparse import summed
 
 
 class _LocalRound(Round):
@@ -93,7 +93,7 @@ class Local(UpdatesInRounds):
         if round.momenta:
             when(tf.equal(round.steps, 0), lambda: _copy(round.trained, round.before))
         with alone():
-            apply([_times(gradient, self._communicator.world_size) for gradient in gradients])
+            apply([times(gradient, self._communicator.world_size) for gradient in gradients])
         round.steps.assign_add(1)
         self.end_if(round.steps >= self._rule.every, round)
 
@@ -131,10 +131,3 @@ class Local(UpdatesInRounds):
 def _copy(sources: Sequence[Any], targets: Sequence[tf.Variable]) -> None:
     for source, target in zip(sources, targets, strict=True):
         target.assign(own(source))
-
-
-def _times(gradient: Gradient, factor: int) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        once = summed(gradient)
-        return tf.IndexedSlices(once.values * factor, once.indices, once.dense_shape)
-    return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)

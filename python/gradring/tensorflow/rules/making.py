@@ -5,8 +5,10 @@ from __future__ import annotations
 from gradring import updates
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
+from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.rules.accumulation import Accumulated
 from gradring.tensorflow.rules.local import Local
+from gradring.tensorflow.rules.parameter_server import Pushed
 from gradring.tensorflow.rules.primary import Primary
 from gradring.tensorflow.rules.updates import Updates
 
@@ -17,8 +19,9 @@ def make(
     bucket_bytes: int,
     check_gradients: str | None,
     devices: int,
+    served: Served | None = None,
 ) -> Updates:
-    """What a strategy does by this rule; takes its arguments, and its number of local devices.
+    """What a strategy does by this rule; takes its arguments, number of local devices, and servers.
 
     Raises:
         gradring.errors.ConfigError: The rule cannot be had together with these.
@@ -30,12 +33,16 @@ def make(
             f"update={rule} on rank {communicator.rank} of {communicator.host}, which has "
             f"{devices} local devices: only AllReduce() trains several; start one process for each"
         )
+    reduces = not isinstance(rule, updates.LocalSGD | updates.ParameterServer)
+    if check_gradients is not None and not reduces:
+        raise ConfigError(
+            f"check_gradients={check_gradients!r} looks at gradients that are reduced, and "
+            f"update={rule} reduces none; leave one of them out"
+        )
+    if isinstance(rule, updates.ParameterServer):
+        assert served is not None, "a strategy knows who serves"
+        return Pushed(rule, served)
     if isinstance(rule, updates.LocalSGD):
-        if check_gradients is not None:
-            raise ConfigError(
-                f"check_gradients={check_gradients!r} looks at gradients that are reduced, and "
-                f"update={rule} reduces none; leave one of them out"
-            )
         return Local(rule, communicator, bucket_bytes)
     inner = Updates() if isinstance(rule, updates.AllReduce) else Primary(communicator)
     return inner if rule.sync_every == 1 else Accumulated(rule.sync_every, inner)

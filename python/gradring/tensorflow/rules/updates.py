@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from gradring.tensorflow import compat
 from gradring.tensorflow.model_variables import local_parts, optimizer_variables
+from gradring.tensorflow.sparse import summed
 
 #: Of a variable, or None where the loss does not depend on it.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
@@ -44,6 +45,32 @@ class Updates:
             variables: What these are the gradients of.
         """
         apply(gradients)
+
+    def step(
+        self,
+        step: Callable[..., None],
+        optimizer: Any,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Any],
+        learning_rate: Any,
+    ) -> None:
+        """Takes the place of what an optimizer does with gradients that it has clipped.
+
+        Args:
+            step: The optimizer's own step; takes the last three arguments, and reduces.
+            optimizer: The one inside of a `LossScaleOptimizer`.
+            gradients: Of variables that have one.
+            variables: Those.
+            learning_rate: Of this step.
+        """
+        step(gradients, variables, learning_rate)
+
+    def stats(self) -> dict[str, Any]:
+        """What the rule has counted."""
+        return {}
+
+    def leave(self) -> None:
+        """This process trains no more."""
 
     def add_statistics(self, variables: Sequence[Any]) -> None:
         """If `are_local`: the step that is being done has changed these by the replica's batch."""
@@ -177,3 +204,13 @@ def beside(variable: Any, name: str) -> tf.Variable:
 def id_of(variable: Any) -> int:
     """The same for a variable of TensorFlow and for what Keras wraps around it."""
     return id(getattr(variable, "_value", variable))
+
+
+def times(gradient: Gradient, factor: int) -> Gradient:
+    """The gradient, multiplied."""
+    if factor == 1:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        once = summed(gradient)
+        return tf.IndexedSlices(once.values * factor, once.indices, once.dense_shape)
+    return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)

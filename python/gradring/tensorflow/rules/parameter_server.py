@@ -1,0 +1,267 @@
+"""`gradring.updates.ParameterServer`: this process pushes gradients and pulls variables.
+
+The optimizer does all that it does with gradients, such as clipping them, up to the step itself:
+that is a push to the servers and a pull of what they have then. A strategy's loss is divided by the
+number of replicas, because their gradients are summed. Where the servers take means instead, each
+worker multiplies by that number: its gradient is that of its own mean.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradring import _native, updates
+from gradring.errors import ConfigError, GradringError
+from gradring.gradients.names import without_counters
+from gradring.tensorflow.cluster import Served
+from gradring.tensorflow.rules.updates import (
+    Apply,
+    Gradient,
+    Updates,
+    id_of,
+    own,
+    times,
+    trained_by,
+)
+from gradring.tensorflow.serving import door_and_settings
+from gradring.tensorflow.sparse import summed
+
+_log = logging.getLogger("gradring")
+
+
+class Pushed(Updates):
+    """The optimizer's step is the servers'."""
+
+    are_local = True
+
+    def __init__(self, rule: updates.ParameterServer, served: Served) -> None:
+        """Takes the rule and who serves whom; connects when the first optimizer is used.
+
+        Raises:
+            gradring.errors.ConfigError: There are no servers, or not those of the placement.
+        """
+        self._rule = rule
+        self._workers = served.place.world_size
+        servers = served.servers.addresses
+        if served.place.world_size > 1 and not servers:
+            raise ConfigError(
+                f"update={rule} needs parameter servers, and {served.name} knows none: start them "
+                "by `gradring run -np 3 --ps 1`, or name tasks of type ps in TF_CONFIG"
+            )
+        for path, server in rule.placement.items():
+            if server >= max(1, len(servers)):
+                raise ConfigError(
+                    f"ParameterServer: placement has {path!r} on server {server}, and there are "
+                    f"{len(servers)}, counted from 0; correct it, or start more by --ps"
+                )
+        self._served = served
+        self._optimizer: Any = None
+        self._trained: list[Any] = []
+        self._client: _native.ParameterClient | None = None
+
+    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Refuses what the servers cannot do.
+
+        Raises:
+            gradring.errors.ConfigError: They do not know the optimizer, or one of its options.
+        """
+        _describe(optimizer)
+        where = f"under update={self._rule}"
+        if optimizer.use_ema:
+            raise ConfigError(f"use_ema=True of {optimizer.name} averages nothing {where}")
+        for variable in variables:
+            path = _path(variable)
+            if getattr(variable, "constraint", None) is not None:
+                raise ConfigError(f"{path} has a constraint, which no server keeps to {where}")
+            if variable.dtype not in ("float32", tf.float32):
+                raise ConfigError(f"{path} is {variable.dtype}, and servers keep float32 {where}")
+
+    def apply(
+        self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
+    ) -> None:
+        """Begins, the first time; then the optimizer comes to `step`."""
+        if self._optimizer is None:
+            is_other = self._begin(optimizer)
+            if is_other and tf.executing_eagerly():
+                _log.info("the first batch of %s counts for nothing: others began", self._name)
+                return
+        elif self._optimizer is not optimizer:
+            raise ConfigError(
+                f"{self._name}: {optimizer.name} is a second optimizer under update={self._rule}, "
+                "and the servers have one for each job; train one model with one optimizer"
+            )
+        factor = self._workers if self._multiplies(optimizer) else 1
+        apply([times(gradient, factor) for gradient in gradients])
+
+    def step(
+        self,
+        step: Callable[..., None],
+        optimizer: Any,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Any],
+        learning_rate: Any,
+    ) -> None:
+        """Pushes, pulls, and assigns."""
+        by_id = {id_of(v): grad for v, grad in zip(variables, gradients, strict=True)}
+        found = [by_id.get(id_of(variable)) for variable in self._trained]
+        if self._rule.is_sum and self._multiplies(optimizer):
+            found = [_divided(gradient, self._workers) for gradient in found]
+        arrays: list[tf.Tensor] = []
+        for gradient in found:
+            if isinstance(gradient, tf.IndexedSlices):
+                once = summed(gradient)
+                arrays += [once.indices, once.values]
+            elif gradient is not None:
+                arrays.append(gradient)
+        decay = float(optimizer.weight_decay or 0.0)
+
+        def exchange(rate: Any, *arrays: Any) -> list[np.ndarray[Any, Any]]:
+            left = iter(arrays)
+            pushed = [
+                (next(left), next(left))
+                if isinstance(gradient, tf.IndexedSlices)
+                else None
+                if gradient is None
+                else next(left)
+                for gradient in found
+            ]
+            client = self._client
+            assert client is not None, "a step begins with apply"
+            client.push(pushed, float(rate), decay)
+            return self._pull(client)
+
+        rate = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
+        kinds = [tf.float32] * len(self._trained)
+        # One tensor alone is no list, eagerly.
+        pulled = tf.nest.flatten(tf.numpy_function(exchange, [rate, *arrays], kinds))
+        for variable, value in zip(self._trained, pulled, strict=True):
+            own(variable).assign(tf.ensure_shape(value, variable.shape))
+
+    def stats(self) -> dict[str, Any]:
+        """What the client has counted; nothing before the first step."""
+        return {} if self._client is None else dict(self._client.stats())
+
+    def leave(self) -> None:
+        """Says goodbye to the servers."""
+        if self._client is not None:
+            atexit.unregister(self._leave_at_exit)
+            self._client.leave()
+
+    @property
+    def _name(self) -> str:
+        return self._served.name
+
+    def _multiplies(self, optimizer: Any) -> bool:
+        """Whether gradients are to be those of this worker's own mean, at least to be clipped."""
+        clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue
+        return bool(clips) or not self._rule.is_sum
+
+    def _begin(self, optimizer: Any) -> bool:
+        """Gives the servers these variables, or takes theirs; whether these were others."""
+        if not self._served.servers.addresses:
+            raise ConfigError(
+                f"{self._name} cannot train under update={self._rule}: it knows no servers"
+            )
+        self._optimizer = optimizer
+        self._trained = trained_by(optimizer)
+        client = _native.ParameterClient(
+            worker=self._served.place.rank,
+            addresses=list(self._served.servers.addresses),
+            **door_and_settings(),
+        )
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        decays = inner.weight_decay is not None
+        paths = without_counters([_path(variable) for variable in self._trained])
+        described = [
+            (
+                path,
+                list(variable.shape),
+                "float32",
+                decays and bool(inner._use_weight_decay(variable)),
+            )
+            for path, variable in zip(paths, self._trained, strict=True)
+        ]
+        client.begin(described, _describe(inner), self._placement())
+        self._client = client
+        atexit.register(self._leave_at_exit)
+        # Before a graph that is being traced has computed anything.
+        with tf.init_scope():
+            before = self._values()
+            pulled = self._pull(client)
+            for variable, value in zip(self._trained, pulled, strict=True):
+                own(variable).assign(value)
+        pairs = zip(before, pulled, strict=True)
+        return not all(np.array_equal(one, other) for one, other in pairs)
+
+    def _placement(self) -> dict[int, int]:
+        paths = [f"/{_path(variable)}/" for variable in self._trained]
+        found = {}
+        for part, server in self._rule.placement.items():
+            those = [index for index, path in enumerate(paths) if f"/{part}/" in path]
+            if not those:
+                raise ConfigError(
+                    f"ParameterServer: placement has {part!r}, which is a part of no variable's "
+                    f"path; there are {', '.join(path.strip('/') for path in paths)}"
+                )
+            found.update(dict.fromkeys(those, server))
+        return found
+
+    def _values(self) -> list[np.ndarray[Any, Any]]:
+        return [np.array(own(variable).numpy(), np.float32) for variable in self._trained]
+
+    def _pull(self, client: _native.ParameterClient) -> list[np.ndarray[Any, Any]]:
+        into = [np.empty(variable.shape, np.float32) for variable in self._trained]
+        # Servers that have lost everything want initial values, too.
+        while client.pull(into) is None:
+            client.push_initial(self._values())
+        return into
+
+    def _leave_at_exit(self) -> None:
+        try:
+            self.leave()
+        except GradringError as error:
+            _log.warning("%s could not leave the servers: %s", self._name, error)
+
+
+def _describe(optimizer: Any) -> dict[str, Any]:
+    """What the servers need to know about an optimizer.
+
+    Raises:
+        gradring.errors.ConfigError: They do not know it.
+    """
+    known: Any = sys.modules["keras"].optimizers
+    kind = type(optimizer)
+    if kind is known.LossScaleOptimizer:
+        return _describe(optimizer.inner_optimizer)
+    if kind is known.SGD:
+        momentum = float(optimizer.momentum)
+        return {"kind": "sgd", "momentum": momentum, "nesterov": bool(optimizer.nesterov)}
+    if kind is known.Adagrad:
+        initial, epsilon = optimizer.initial_accumulator_value, optimizer.epsilon
+        numbers = {"initial_accumulator_value": float(initial), "epsilon": float(epsilon)}
+        return {"kind": "adagrad", **numbers}
+    if kind in (known.Adam, known.AdamW):
+        names = ("beta_1", "beta_2", "epsilon")
+        numbers = {name: float(getattr(optimizer, name)) for name in names}
+        return {"kind": "adam", **numbers, "amsgrad": bool(optimizer.amsgrad)}
+    raise ConfigError(
+        f"parameter servers do not know {kind.__name__}; they know SGD, Adagrad, Adam and AdamW of "
+        "Keras 3: use one of them, or another update rule"
+    )
+
+
+def _path(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))
+
+
+def _divided(gradient: Gradient, count: int) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / count, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else gradient / count

@@ -1,0 +1,107 @@
+"""What a task of type ``ps`` does in place of making a strategy: it serves, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import NoReturn, TypedDict
+
+from gradring import _native, parse, updates
+from gradring.clusters import Servers
+from gradring.config import Settings
+from gradring.errors import ConfigError
+
+
+class _Way(TypedDict):
+    """How servers and workers reach each other."""
+
+    door: _native.Door
+    settings: dict[str, str]
+
+
+def door_and_settings() -> _Way:
+    """With what this process proves to be of the job, and its settings."""
+    found = Settings.from_environ(os.environ)
+    tls = found.tls
+    return {
+        "door": {
+            "listen": None,
+            "ports": None,
+            "interface": None,
+            "announce": None,
+            "job": parse.given_job_id(os.environ) or "",
+            "token": found.token or b"",
+            "tls": None if tls is None else (tls.ca, tls.cert, tls.key),
+        },
+        "settings": found.of_group(),
+    }
+
+
+def make_server(
+    rule: updates.ParameterServer, addresses: list[str], index: int, workers: int
+) -> _native.ParameterServer:
+    """A server that listens.
+
+    Raises:
+        gradring.errors.ConfigError: Its port or its directory cannot be had.
+    """
+    return _native.ParameterServer(
+        index=index,
+        addresses=addresses,
+        workers=workers,
+        staleness=rule.staleness,
+        aggregate=rule.aggregate,
+        overflow=rule.overflow,
+        late=rule.late,
+        backup=rule.backup,
+        combine="sum" if rule.is_sum else "mean",
+        snapshot_every=rule.snapshot_every,
+        directory=rule.snapshots,
+        **door_and_settings(),
+    )
+
+
+def serve(update: updates.Rule, servers: Servers) -> NoReturn:
+    """Serves until the workers have ended, and ends the process with exit code 0.
+
+    Raises:
+        gradring.errors.ConfigError: The rule has no servers, or this one cannot listen.
+        gradring.errors.GradringError: No worker came, or server 0 was lost.
+        SystemExit: When all is done.
+    """
+    assert servers.own is not None
+    if not isinstance(update, updates.ParameterServer):
+        raise ConfigError(
+            f"this process is ps {servers.own} of TF_CONFIG, and update={update} has no parameter "
+            "servers; pass update=updates.ParameterServer(...), or start no tasks of type ps"
+        )
+    server = make_server(update, list(servers.addresses), servers.own, servers.workers)
+    if threading.current_thread() is threading.main_thread():
+        # A launcher does not wait for workers that are lost to come back.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        server.serve()
+    finally:
+        print(f"ps {servers.own} ends: {summary(server.stats())}", file=sys.stderr, flush=True)
+        server.close()
+    raise SystemExit(0)
+
+
+def summary(stats: _native.ServerStats) -> str:
+    """What a server has done, in words."""
+    words = [f"version {stats['version']}", f"{stats['bytes_sent'] / 1e6:.1f} MB sent"]
+    if stats["server"] == 0:
+        dropped = {
+            "late": stats["dropped_late"],
+            "for want of room": stats["dropped_overflow"],
+            "of lost workers": stats["dropped_lost"],
+        }
+        words.append(f"{stats['updates']} updates of {stats['pushes']} gradients")
+        words += [f"{count} dropped {why}" for why, count in dropped.items() if count]
+        staleness = stats["staleness"]
+        if staleness:
+            mean = sum(each * count for each, count in staleness.items()) / sum(staleness.values())
+            words.append(f"staleness {mean:.2f} on average, {max(staleness)} at most")
+    return ", ".join(words)

@@ -1,0 +1,311 @@
+"""Training with parameter servers: one job of three workers, with everything in it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_models import (
+    BATCH,
+    STEPS,
+    compiled,
+    dataset,
+    make_model,
+    make_optimizer,
+    needs_fit,
+    samples,
+)
+from served import served, serving
+from tf_worker import join
+
+from gradring import updates
+from gradring.errors import AbortedError, ConfigError
+from gradring.testing import run_ranks
+
+pytestmark = needs_fit
+
+MANY_STEPS = 200
+OPTIMIZERS = ("SGD", "SGD momentum", "Adam")
+RATE = 0.125
+ASYNCHRONOUS = updates.ParameterServer(staleness=None)
+
+
+def job() -> dict[str, Any]:
+    with join(reproducible=True) as comm:
+        return {
+            "alone": {name: trained(None, name) for name in OPTIMIZERS if comm.rank == 0},
+            "all-reduce": {name: trained(strategy_of(comm), name) for name in OPTIMIZERS},
+            "synchronous": {name: by_servers(comm, name) for name in OPTIMIZERS},
+            "rows": rows(comm),
+            "counted": counted(comm),
+            "began": began(comm),
+            "refused": refused(comm),
+        }
+
+
+def strategy_of(comm: Any) -> Any:
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    return CustomCollectiveStrategy(communicator=comm)
+
+
+def trained(strategy: Any, optimizer: str) -> Any:
+    """The weights after many steps of a custom loop."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        model = make_model("mlp")
+        chosen = make_optimizer(optimizer, strategy)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    x, y = samples()
+
+    def replica_step(places: Any) -> None:
+        with tf.GradientTape() as tape:
+            outputs = model(tf.gather(x, places), training=True)
+            loss = loss_of(tf.gather(y, places), outputs) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        chosen.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def steps(batches: Any) -> None:
+        for places in batches:
+            strategy.run(replica_step, args=(places,))
+
+    places = tf.data.Dataset.range(len(x)).repeat().batch(BATCH).take(MANY_STEPS)
+    steps(strategy.experimental_distribute_dataset(places))
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+def by_servers(comm: Any, optimizer: str) -> Any:
+    with served(comm, updates.ParameterServer()) as strategy:
+        return trained(strategy, optimizer)
+
+
+def rows(comm: Any) -> Any:
+    """Embeddings on a server of their own, with all that an optimizer may have; and by fit."""
+    import keras
+
+    def options() -> dict[str, Any]:
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.5)
+        return {"run": None, "learning_rate": schedule, "amsgrad": True}
+
+    def fitted(strategy: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = compiled(strategy, "embedding", "SGD")
+            schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.5)
+            optimizer = keras.optimizers.AdamW(schedule, amsgrad=True, weight_decay=0.02)
+            optimizer.exclude_from_weight_decay(var_names=["bias"])
+            model.compile(optimizer, model.loss, metrics=["accuracy"])
+        logs = model.fit(
+            dataset(words=True), verbose=0, validation_data=dataset(words=True)
+        ).history
+        return {
+            "weights": [np.asarray(weight) for weight in model.get_weights()],
+            "logs": logs,
+            "evaluated": model.evaluate(dataset(words=True), verbose=0),
+            "predicted": model.predict(dataset(words=True), verbose=0),
+        }
+
+    reduced = fitted(strategy_of(comm))
+    rule = updates.ParameterServer(placement={"embeddings": 1, "kernel": 0})
+    with served(comm, rule, servers=2) as strategy:
+        pushed = fitted(strategy)
+        stats = strategy.update_stats()
+    return {"reduced": reduced, "pushed": pushed, "stats": stats}
+
+
+def counted(comm: Any) -> Any:
+    """Known gradients under each rule: the weight that comes of it, and what server 0 counted."""
+    import keras
+    import tensorflow as tf
+
+    def moved(rule: updates.ParameterServer) -> Any:
+        with serving(comm, rule) as counted_there:
+            from gradring.tensorflow import CustomCollectiveStrategy
+
+            strategy = CustomCollectiveStrategy(update=rule)
+            with strategy.scope():
+                weight = tf.Variable([1.0])
+                optimizer = keras.optimizers.SGD(RATE)
+
+            def replica_step() -> None:
+                # As of a loss that is divided by the number of replicas.
+                optimizer.apply_gradients([(tf.constant([1.0]) / comm.world_size, weight)])
+
+            for _ in range(STEPS):
+                strategy.run(replica_step)
+            strategy.leave()
+        return float(weight.numpy()[0]), strategy.update_stats(), counted_there
+
+    rules = (
+        updates.ParameterServer(),
+        ASYNCHRONOUS,
+        updates.ParameterServer(staleness=2, late="compensate"),
+        updates.ParameterServer(staleness=None, aggregate=2, overflow="drop_oldest"),
+        updates.ParameterServer(backup=1, late="drop"),
+    )
+    return [moved(rule) for rule in rules]
+
+
+def began(comm: Any) -> Any:
+    """Workers with other initial weights, eagerly: all train those of one of them."""
+    import keras
+    import tensorflow as tf
+
+    with served(comm, updates.ParameterServer()) as strategy:
+        with strategy.scope():
+            weight = tf.Variable([float(comm.rank)])
+            optimizer = keras.optimizers.SGD(RATE)
+
+        def replica_step() -> None:
+            optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+
+        seen = []
+        for _ in range(3):
+            strategy.run(replica_step)
+            seen.append(float(weight.numpy()[0]))
+    return seen
+
+
+def refused(comm: Any) -> Any:
+    """What a strategy says to what servers cannot do, and once it has left."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    said: dict[str, str] = {}
+
+    def says(name: str, kind: type[Exception], act: Any) -> None:
+        with pytest.raises(kind) as caught:
+            act()
+        said[name] = str(caught.value)
+
+    def strategy(**options: Any) -> Any:
+        return CustomCollectiveStrategy(update=options.pop("rule", ASYNCHRONOUS), **options)
+
+    says("no servers", ConfigError, strategy)
+    says("group", ConfigError, lambda: strategy(communicator=comm))
+    with serving(comm, ASYNCHRONOUS):
+        elsewhere = updates.ParameterServer(placement={"kernel": 1})
+        says("server", ConfigError, lambda: strategy(rule=elsewhere))
+        says("check", ConfigError, lambda: strategy(check_gradients="warn"))
+        ours = strategy()
+
+        def training(optimizer: Any, **options: Any) -> Any:
+            with ours.scope():
+                weight = tf.Variable([1.0], **options)
+
+            def step() -> None:
+                ours.run(lambda: optimizer.apply_gradients([(tf.ones_like(weight), weight)]))
+
+            return step
+
+        says("optimizer", ConfigError, training(keras.optimizers.RMSprop()))
+        says("average", ConfigError, training(keras.optimizers.SGD(use_ema=True)))
+        says("dtype", ConfigError, training(keras.optimizers.SGD(), dtype=tf.float16))
+        step = training(keras.optimizers.SGD())
+        step()
+        says("second", ConfigError, training(keras.optimizers.SGD()))
+        ours.leave()
+        says("left", AbortedError, step)
+        os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"].replace(
+            f'"task": {{"type": "worker", "index": {comm.rank}}}',
+            '"task": {"type": "ps", "index": 0}',
+        )
+        says("rule", ConfigError, lambda: CustomCollectiveStrategy(update=updates.Primary()))
+    return said
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Any:
+    return run_ranks(job, 3, timeout=280)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_synchronous_updates_have_the_bits_of_an_all_reduce(ranks: Any, optimizer: str) -> None:
+    for rank in ranks:
+        expected = ranks[0]["all-reduce"][optimizer]
+        for ours, theirs in zip(rank["synchronous"][optimizer], expected, strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+    for ours, alone in zip(expected, ranks[0]["alone"][optimizer], strict=True):
+        np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-5)
+
+
+def test_rows_schedules_decay_and_placement_train_as_an_all_reduce_does(ranks: Any) -> None:
+    for rank in ranks:
+        pushed, reduced = rank["rows"]["pushed"], ranks[0]["rows"]["reduced"]
+        for ours, theirs in zip(pushed["weights"], reduced["weights"], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+        # The first push is that of initial weights.
+        assert rank["rows"]["stats"]["version"] == STEPS + 1
+
+
+def test_each_worker_evaluates_and_predicts_all_data(ranks: Any) -> None:
+    for rank in ranks:
+        pushed, reduced = rank["rows"]["pushed"], rank["rows"]["reduced"]
+        np.testing.assert_allclose(pushed["evaluated"], reduced["evaluated"], atol=1e-5)
+        assert pushed["predicted"].shape == (STEPS * BATCH, 3)
+        np.testing.assert_allclose(pushed["predicted"], ranks[0]["rows"]["pushed"]["predicted"])
+
+
+def test_updates_are_what_the_rule_says(ranks: Any) -> None:
+    """The server counts from nothing after the initial weights."""
+    by_rule = zip(*(rank["counted"] for rank in ranks), strict=True)
+    synchronous, each, bounded, queue, backup = by_rule
+
+    def last(those: Any) -> Any:
+        """The weight of the newest version that a worker has, and server 0's count."""
+        weight, _, _ = max(those, key=lambda one: one[1]["version"])
+        return weight, those[0][2][0]
+
+    weight, stats = last(synchronous)
+    assert weight == 1 - RATE * STEPS
+    assert stats["version"] - 1 == STEPS
+    for those in (each, bounded):
+        _, stats = last(those)
+        assert stats["version"] - 1 == 3 * STEPS
+        assert sum(stats["staleness"].values()) in (3 * STEPS, 3 * STEPS + 1)
+    _, stats = last(queue)
+    assert stats["version"] - 1 + stats["dropped_overflow"] // 2 >= STEPS
+    _, stats = last(backup)
+    assert stats["version"] - 1 >= STEPS
+    for _, client, _ in (*synchronous, *each, *bounded, *queue, *backup):
+        assert client["pushes"] >= STEPS
+
+
+def test_workers_that_begin_with_other_weights_take_those_of_one(ranks: Any) -> None:
+    each = RATE * 3
+    found = [rank["began"] for rank in ranks]
+    first = next(rank for rank, seen in enumerate(found) if seen[0] == rank - each)
+    for rank, seen in enumerate(found):
+        # The first step of the others only learns where to begin, so they end one update before.
+        expected = [first, first - each, first - 2 * each]
+        if rank == first:
+            expected = [*expected[1:], first - 2 * each - RATE]
+        assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("no servers", "needs parameter servers, and worker 0 of 3 knows none: start them by"),
+        ("group", "workers of parameter servers form no group; leave communicator= out"),
+        ("server", "placement has 'kernel' on server 1, and there are 1, counted from 0"),
+        ("check", "check_gradients='warn' looks at gradients that are reduced"),
+        ("optimizer", "parameter servers do not know RMSprop; they know SGD, Adagrad, Adam and"),
+        ("average", "use_ema=True of"),
+        ("dtype", "servers keep float32"),
+        ("second", "is a second optimizer under update=ParameterServer"),
+        ("left", "closed"),
+        ("rule", "this process is ps 0 of TF_CONFIG, and update=Primary(sync_every=1) has no par"),
+    ],
+)
+def test_what_servers_cannot_do_is_refused_and_named(ranks: Any, what: str, words: str) -> None:
+    assert words in ranks[0]["refused"][what]
