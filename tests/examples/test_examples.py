@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.metadata
 import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gradring import machine
 from gradring.clusters import without_cluster_variables
 from gradring.ports import free_ports
 
@@ -28,6 +31,8 @@ THE_LINE = (
 )
 #: The one program about a method that MultiWorkerMirroredStrategy does not have.
 OURS_ALONE = "broadcast_update.py"
+#: The one program with servers: its rules are those of gradring alone.
+SERVED = "parameter_server.py"
 #: Without TensorFlow: test_pytorch.py.
 PYTORCH = "pytorch_hook.py"
 FILES = sorted(file.name for file in EXAMPLES.glob("*.py"))
@@ -142,7 +147,57 @@ def test_the_two_machine_fit_learns() -> None:
     assert weights.startswith("weights ")
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in (OURS_ALONE, PYTORCH)])
+@needs_fit
+@pytest.mark.parametrize(
+    ("rule", "servers"),
+    [
+        ("asynchronous", 1),
+        *(
+            pytest.param(rule, servers, marks=pytest.mark.slow)
+            for rule, servers in (("synchronous", 1), ("queue", 1), ("placement", 2))
+        ),
+    ],
+)
+def test_workers_learn_by_servers_also_when_one_of_them_is_lost(rule: str, servers: int) -> None:
+    command = ["run", "-np", "3", "--ps", str(servers), "--", sys.executable]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gradring", *command, str(EXAMPLES / SERVED), rule],
+        env={**os.environ, **QUIET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        said = []
+        for line in running.stdout:
+            said.append(line)
+            if rule == "asynchronous" and line.startswith("[2] worker 2 epoch 0 "):
+                os.kill(process_of_rank(2, running.pid), signal.SIGKILL)
+        output = "".join(said)
+        assert running.wait(DEADLINE_S) == 0, output
+    accuracies = re.findall(r"worker (\d) accuracy (\S+)", output)
+    lost = rule == "asynchronous"
+    assert [worker for worker, _ in sorted(accuracies)] == ["0", "1", "2"][: 3 - lost], output
+    assert min(float(accuracy) for _, accuracy in accuracies) > 0.8, output
+    assert ("failed (killed by SIGKILL); the others go on without it" in output) == lost
+    assert output.count(" ends: version ") == servers, output
+
+
+def process_of_rank(rank: int, launcher: int) -> int:
+    """Of the processes that the launcher has started, the one with this rank."""
+    for pid in machine.processes():
+        with contextlib.suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            parent = int(stat.rpartition(")")[2].split()[1])
+            if parent == launcher and f"GRADRING_RANK={rank}".encode() in variables:
+                return pid
+    raise AssertionError(f"the launcher has no rank {rank}")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FILES if name not in (OURS_ALONE, PYTORCH, SERVED)]
+)
 def test_one_line_changes_the_strategy(name: str) -> None:
     """Nothing but that line uses gradring, apart from its import."""
     text = (EXAMPLES / name).read_text()
