@@ -112,7 +112,7 @@ impl Worker {
         self.again
     }
 
-    /// What is unanswered is said again at once: a connection to a server is new.
+    /// What is unanswered is said at once: a connection to a server is new, or there is a push.
     pub const fn say_again(&mut self, now: Instant) {
         self.again = now;
     }

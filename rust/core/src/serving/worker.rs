@@ -295,6 +295,8 @@ impl Worker {
         let protocol = state.protocol.as_mut().ok_or_else(closed)?;
         // Newer weights than those that this was computed with may be there already.
         let counts = !protocol.has_event() && protocol.push(payloads, hyper).is_some();
+        // Otherwise it would go out when the next thing is due to be said again.
+        protocol.say_again(Instant::now());
         state.turn = Turn::Pull;
         state.stats.pushes += 1;
         state.stats.dropped += u64::from(!counts);
