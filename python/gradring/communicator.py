@@ -338,6 +338,35 @@ class Communicator:
         self._native.all_gather([gathered], counts, name)
         return gathered
 
+    def all_to_all(self, x: Any, *, name: str = "") -> NDArray[Any]:
+        """Gives every rank its part of ``x``, and returns the parts that all have for this one.
+
+        Args:
+            x: An array of the same shape and dtype on every rank; it is not changed. Its first axis
+                is divided among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank
+                ``r``. Any dtype that `all_reduce` takes.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            An array like ``x``: in part ``r``, what rank ``r`` had for this one.
+
+        Raises:
+            TypeError: The dtype of ``x`` cannot travel; nothing is sent then.
+            ValueError: The first axis does not divide evenly; nothing is sent then.
+            ConfigError: There are more than 64 ranks, which are not all connected with one another.
+            GradringError: As in `all_reduce`.
+        """
+        source = np.array(_contents(x), order="C", ndmin=1)
+        _native.check_dtype(source.dtype)
+        if source.shape[0] % self.world_size:
+            raise ValueError(
+                f"all_to_all: a first axis of length {source.shape[0]} has no {self.world_size} "
+                "equal parts, one for each rank; pad the array, or reshape it"
+            )
+        received: NDArray[Any] = source.copy()
+        self._native.all_to_all([source, received], name)
+        return received
+
     def broadcast(self, x: T, root: int = 0, *, name: str = "") -> T:
         """Copies the contents of ``x`` on rank ``root`` to ``x`` on all ranks, in place.
 

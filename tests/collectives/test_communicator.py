@@ -40,11 +40,15 @@ def other_collectives() -> dict[str, Any]:
             == (sum(range(size)), 3),
             "broadcast": comm.broadcast(np.full(4, rank, np.int64), root=size - 1).tolist()
             == [size - 1] * 4,
+            "exchanged": np.array_equal(
+                comm.all_to_all(np.arange(6 * size, dtype=np.uint8).reshape(2 * size, 3) + rank),
+                np.concatenate([np.arange(6).reshape(2, 3) + 6 * rank + r for r in range(size)]),
+            ),
         }
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_reduce_scatter_all_gather_and_broadcast(world_size: int) -> None:
+def test_reduce_scatter_all_gather_broadcast_and_all_to_all(world_size: int) -> None:
     for facts in run_ranks(other_collectives, world_size=world_size):
         assert [name for name, holds in facts.items() if not holds] == []
 
@@ -116,7 +120,15 @@ def corrected() -> list[Any]:
     """Rank 0 passes what cannot travel, catches the error and passes something better."""
     with gradring.init() as comm:
         results = []
-        for collective in (comm.all_reduce, comm.reduce_scatter, comm.all_gather, comm.broadcast):
+        with pytest.raises(ValueError, match="has no 2 equal parts"):
+            comm.all_to_all(np.ones(3))
+        for collective in (
+            comm.all_reduce,
+            comm.reduce_scatter,
+            comm.all_gather,
+            comm.broadcast,
+            comm.all_to_all,
+        ):
             for wrong in (np.ones(2, bool), np.ones(2, ">i4")) if comm.rank == 0 else ():
                 with pytest.raises(TypeError, match="not supported"):
                     collective(wrong)
@@ -125,7 +137,7 @@ def corrected() -> list[Any]:
 
 
 def test_what_cannot_travel_is_refused_before_anything_does() -> None:
-    assert run_ranks(corrected, world_size=2) == [[[2, 2], [2], [1, 1, 1, 1], [1, 1]]] * 2
+    assert run_ranks(corrected, world_size=2) == [[[2, 2], [2], [1, 1, 1, 1], [1, 1], [1, 1]]] * 2
 
 
 def gathered_differently() -> None:

@@ -35,17 +35,35 @@ def start(
     Returns:
         The tensors in flight, of the same shapes and dtype, and the handle last.
     """
+    if root is None:
+        return _start("all_reduce", tensors, collective, collective.op)
+    return _start("broadcast", tensors, collective, root=root)
+
+
+def start_all_to_all(tensor: tf.Tensor, collective: Collective) -> list[tf.Tensor]:
+    """Starts to give every rank its part of a tensor.
+
+    Args:
+        tensor: Of a first dimension that divides evenly by the world size: part r is for rank r.
+        collective: What it is called and checks.
+
+    Returns:
+        In flight, the tensor itself, and what all ranks have for this one, in rank order; and the
+        handle last.
+    """
+    # What a rank has for itself is in place.
+    return _start("all_to_all", [tensor, tensor], collective)
+
+
+def _start(
+    kind: str, tensors: list[tf.Tensor], collective: Collective, op: str = "", root: int = 0
+) -> list[tf.Tensor]:
     with tf.device("/device:CPU:0"):
         return compat.run_op(
             "GradringStart",
             {"token": _token(collective), "tensors": tensors},
             tensors[0].dtype,
-            {
-                "collective": "all_reduce" if root is None else "broadcast",
-                "reduce_op": collective.op if root is None else "",
-                "root": root or 0,
-                **_attributes(collective),
-            },
+            {"collective": kind, "reduce_op": op, "root": root, **_attributes(collective)},
             len(tensors) + 1,
             unseen=True,
         )
@@ -164,7 +182,7 @@ def _wait_gradient(_op: Any, *gradients: Any) -> list[Any]:
 @tf.RegisterGradient("GradringStart")  # type: ignore[untyped-decorator]
 def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
     """Each rank's loss depends on every rank's input, so gradients are reduced as inputs were."""
-    collective = _started(op.get_attr, _text(op.get_attr("reduce_op")))
+    collective = _started(op.get_attr, _what(op.get_attr))
     *upstream, _handle = gradients
     inputs = op.inputs[1:]
     if all(gradient is None for gradient in upstream) or not inputs[0].dtype.is_floating:
@@ -189,7 +207,7 @@ def _all_gather_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
 
 def _start_tangents(attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
     """Of a linear collective, the same of the tangents."""
-    collective = _started(attrs.__getitem__, _text(attrs["reduce_op"]))
+    collective = _started(attrs.__getitem__, _what(attrs.__getitem__))
     if not inputs[1].dtype.is_floating:
         return [None] * len(outputs)
     return [*reduce(list(tangents[1:]), _linear(collective, "tangent")), None]
@@ -227,6 +245,11 @@ def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
     return Collective(_communicator(attr("communicator")), label, op)
 
 
+def _what(attr: Callable[[str], Any]) -> str:
+    """The reduce op of a Start with these attributes, or what it does instead of reducing."""
+    return _text(attr("reduce_op")) or _text(attr("collective"))
+
+
 def _linear(collective: Collective, derivative: str) -> Collective:
     """The same collective for derivatives.
 
@@ -235,8 +258,8 @@ def _linear(collective: Collective, derivative: str) -> Collective:
     """
     if collective.op not in ("sum", "mean"):
         raise LookupError(
-            f"'{collective.label.shown}': no gradient is defined through "
-            f"{collective.op or 'broadcast'}; use sum or mean, or tf.stop_gradient"
+            f"'{collective.label.shown}': no gradient is defined through {collective.op}; "
+            "use sum or mean, or tf.stop_gradient"
         )
     return collective.part(derivative, collective.op)
 

@@ -31,6 +31,10 @@ pub enum Collective {
         /// The rank whose contents win.
         root: usize,
     },
+    /// Of the buffer's two halves, the first keeps what a rank sends: in chunk c, what goes to
+    /// rank c. Chunk c of the second ends with what rank c has sent to this one. A rank's chunk for
+    /// itself is not touched, so that both halves begin alike where it is wanted.
+    AllToAll,
     /// No rank leaves before every rank has entered.
     Barrier,
 }
@@ -44,6 +48,7 @@ impl Collective {
             Self::ReduceScatter { .. } => "reduce_scatter",
             Self::AllGather { .. } => "all_gather",
             Self::Broadcast { .. } => "broadcast",
+            Self::AllToAll => "all_to_all",
             Self::Barrier => "barrier",
         }
     }
@@ -54,7 +59,7 @@ impl Collective {
         match self {
             Self::AllReduce { op } | Self::ReduceScatter { op, .. } => Some(*op),
             Self::Barrier => Some(ReduceOp::Max),
-            Self::AllGather { .. } | Self::Broadcast { .. } => None,
+            Self::AllGather { .. } | Self::Broadcast { .. } | Self::AllToAll => None,
         }
     }
 }
@@ -161,11 +166,13 @@ impl Call {
         self.count * self.dtype.size_bytes()
     }
 
-    /// Whether the call makes sense in a group of `world_size` ranks.
+    /// Whether the call makes sense in a group of `world_size` ranks, which are all connected with
+    /// one another if it `is_mesh`.
     ///
     /// # Errors
-    /// `Config` for a root that does not exist, or counts that do not divide the buffer.
-    pub(crate) fn validate(&self, world_size: usize) -> Result<()> {
+    /// `Config` for a root that does not exist, counts that do not divide the buffer, or an
+    /// all-to-all of chunks that differ in length or of ranks that are not all connected.
+    pub(crate) fn validate(&self, world_size: usize, is_mesh: bool) -> Result<()> {
         match &self.collective {
             Collective::Broadcast { root } if *root >= world_size => Err(Unusable::Root {
                 call: Text::of(self),
@@ -179,6 +186,19 @@ impl Call {
                 Err(Unusable::Counts {
                     call: Text::of(self),
                     counts: format!("{counts:?}").into(),
+                    elements: self.count,
+                    world_size,
+                }
+                .into())
+            }
+            Collective::AllToAll if !is_mesh => Err(Unusable::NotConnected {
+                call: Text::of(self),
+                world_size,
+            }
+            .into()),
+            Collective::AllToAll if !self.count.is_multiple_of(2 * world_size) => {
+                Err(Unusable::Chunks {
+                    call: Text::of(self),
                     elements: self.count,
                     world_size,
                 }
@@ -199,7 +219,7 @@ impl fmt::Display for Call {
                 write!(f, "({})", op.name())?;
             }
             Collective::Broadcast { root } => write!(f, "(root={root})")?,
-            Collective::AllGather { .. } => {}
+            Collective::AllGather { .. } | Collective::AllToAll => {}
             Collective::Barrier => return Ok(()),
         }
         if !self.name.shown.is_empty() {

@@ -240,6 +240,13 @@ fn reduce_scatter_all_gather_broadcast_and_barrier_do_what_they_say() {
 
         let mut copied = contribution(rank, count);
         run(&mut copied, Collective::Broadcast { root: 1 });
+        // Chunk c of the first half is for rank c; the second half begins as the first.
+        let mut exchanged: Vec<f32> = (0..6).map(|index| (10 * rank + index % 3) as f32).collect();
+        run(&mut exchanged, Collective::AllToAll);
+        assert_eq!(
+            exchanged[3..],
+            [0., 10., 20.].map(|sent| sent + rank as f32)
+        );
         engine.run(Request::barrier(), &mut || false).unwrap();
         (
             scattered[own.clone()] == contribution(2, count)[own],
@@ -301,6 +308,7 @@ fn a_call_that_makes_no_sense_is_refused_before_anything_is_sent() {
             Collective::Broadcast { root: 2 },
             Collective::AllGather { counts: vec![3, 4] },
             Collective::AllGather { counts: vec![6] },
+            Collective::AllToAll,
         ];
         let kinds = wrong.map(|collective| {
             let request = request(&mut values, collective);

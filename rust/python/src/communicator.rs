@@ -195,6 +195,10 @@ impl Communicator {
         self.run(py, arrays, name, Collective::Broadcast { root })
     }
 
+    fn all_to_all(&self, py: Python<'_>, arrays: &Bound<'_, PyAny>, name: &str) -> PyResult<()> {
+        self.run(py, arrays, name, Collective::AllToAll)
+    }
+
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         enter(py, || {
             guarded(py, |program| {

@@ -188,7 +188,10 @@ pub(super) enum Difference {
 impl Difference {
     fn change(self, call: &mut Call) {
         match self {
-            Self::Count if !matches!(call.collective, Collective::Barrier) => {
+            // Another count of an all-to-all would be refused before anything is sent.
+            Self::Count
+                if !matches!(call.collective, Collective::Barrier | Collective::AllToAll) =>
+            {
                 call.count += 1;
                 call.shapes = format!("[{}]", call.count);
                 if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =

@@ -117,6 +117,18 @@ impl Values<'_> {
             }
             Collective::AllGather { counts } => Some(self.value(owner(counts, index), index)),
             Collective::Broadcast { root } => Some(self.value(*root, index)),
+            Collective::AllToAll => Some(match index.checked_sub(self.call.count / 2) {
+                None => self.value(rank, index),
+                Some(received) => {
+                    let chunk = self.call.count / 2 / self.world_size;
+                    let source = received / chunk;
+                    let sent = match source == rank {
+                        true => index,
+                        false => rank * chunk + received % chunk,
+                    };
+                    self.value(source, sent)
+                }
+            }),
             Collective::Barrier => None,
         }
     }
@@ -188,7 +200,7 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
     } else {
         op
     };
-    let collective = match random.below(9) {
+    let collective = match random.below(10) {
         0..4 => Collective::AllReduce { op },
         4 => Collective::ReduceScatter {
             op,
@@ -200,7 +212,12 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
         6 | 7 => Collective::Broadcast {
             root: random.below(world_size),
         },
+        8 => Collective::AllToAll,
         _ => Collective::Barrier,
+    };
+    let count = match collective {
+        Collective::AllToAll => count.next_multiple_of(2 * world_size),
+        _ => count,
     };
     let barrier = collective == Collective::Barrier;
     if barrier {

@@ -102,7 +102,7 @@ impl Bucket {
     }
 }
 
-/// Starts an all-reduce or a broadcast of a bucket.
+/// Starts an all-reduce, a broadcast or an all-to-all of a bucket.
 struct Start {
     collective: Collective,
     bucket: Bucket,
@@ -300,6 +300,7 @@ fn collective(node: &Construction) -> Result<Collective, Failure> {
                 .map_err(|_| invalid(format!("{root} is no rank; pass a root >= 0")))?;
             Ok(Collective::Broadcast { root })
         }
+        "all_to_all" => Ok(Collective::AllToAll),
         other => Err(invalid(format!(
             "'{other}' is no collective of GradringStart"
         ))),

@@ -20,9 +20,9 @@ pub(crate) const WAIT: &CStr = c"GradringWait";
 pub(crate) mod attr {
     use std::ffi::CStr;
 
-    /// `all_reduce` or `broadcast`.
+    /// `all_reduce`, `broadcast` or `all_to_all`.
     pub(crate) const COLLECTIVE: &CStr = c"collective";
-    /// Name of the reduce op; empty for a broadcast.
+    /// Name of the reduce op; empty where nothing is reduced.
     pub(crate) const REDUCE_OP: &CStr = c"reduce_op";
     /// The rank whose contents win in a broadcast.
     pub(crate) const ROOT: &CStr = c"root";
@@ -60,7 +60,7 @@ const START_ATTRS: [&CStr; 7] = [
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     let start_attrs = [
         LENGTH,
-        c"collective: {'all_reduce', 'broadcast'}",
+        c"collective: {'all_reduce', 'broadcast', 'all_to_all'}",
         c"reduce_op: string",
         c"root: int",
     ];

@@ -36,7 +36,7 @@ impl Prepared {
     /// # Errors
     /// `Misuse` for a call that makes no sense.
     pub fn new(call: Call, policy: &Policy) -> Result<Self> {
-        call.validate(policy.topology.world_size())?;
+        call.validate(policy.topology.world_size(), policy.is_mesh())?;
         let algorithm = policy.choose(&call);
         Ok(Self {
             algorithm,

@@ -87,6 +87,16 @@ facts! {
         Root { call: Text, root: usize, world_size: usize },
         #[error("{call}: counts {counts} do not divide {elements} elements among {world_size} ranks")]
         Counts { call: Text, counts: Text, elements: usize, world_size: usize },
+        #[error(
+            "{call}: the two halves of {elements} elements do not divide among {world_size} ranks; \
+             pad them"
+        )]
+        Chunks { call: Text, elements: usize, world_size: usize },
+        #[error(
+            "{call}: every rank talks to every other, and of {world_size} ranks each is connected \
+             with its neighbours only; use fewer ranks, or an all-gather"
+        )]
+        NotConnected { call: Text, world_size: usize },
         #[error("was started with {theirs}, rank 0 with {ours}")]
         SettingsDiffer { theirs: Text, ours: Text },
         #[error(

@@ -274,6 +274,7 @@ impl Policy {
         match call.collective {
             Collective::Broadcast { .. } => (Algorithm::Ring, Reason::NoOther),
             Collective::Barrier => (Algorithm::OneShot, Reason::NoOther),
+            Collective::AllToAll => (Algorithm::Direct, Reason::NoOther),
             Collective::AllReduce { .. } => {
                 let of_several_steps = self.decide_by_size(call);
                 // Where the two sum differently, a measurement must not decide.

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use super::{Action, Contents, Receive, Schedule, Send, Step, fold_in_rank_order};
+use super::{Action, Contents, Receive, Schedule, Send, Step, even_parts, fold_in_rank_order};
 
 pub(super) fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     let world_size = chunks.len();
@@ -27,8 +27,7 @@ pub(super) fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     let world_size = chunks.len();
     others(rank, world_size)
         .map(|peer| {
-            // The rank that sends to this one while this one sends to `peer`.
-            let mirrored = (2 * rank + world_size - peer) % world_size;
+            let mirrored = mirrored(rank, peer, world_size);
             Step {
                 send: Some(Send {
                     peer,
@@ -43,6 +42,37 @@ pub(super) fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
             }
         })
         .collect()
+}
+
+/// Chunk c of the first half of each rank's buffer goes to rank c; what comes from there goes into
+/// chunk c of the second half. Halves, because two ranks that swap chunks in place would each have
+/// to send before it receives. Sends S(N-1)/N bytes for S bytes in a half.
+pub(super) fn all_to_all(rank: usize, world_size: usize, count: usize) -> Schedule {
+    let (source, target) = (0..count / 2, count / 2..count);
+    let chunks = |half| even_parts(&half, world_size);
+    let (source, target) = (chunks(source), chunks(target));
+    others(rank, world_size)
+        .map(|peer| {
+            let mirrored = mirrored(rank, peer, world_size);
+            Step {
+                send: Some(Send {
+                    peer,
+                    range: source[peer].clone(),
+                    contents: Contents::Final,
+                }),
+                receive: Some(Receive {
+                    peer: mirrored,
+                    range: target[mirrored].clone(),
+                    action: Action::Copy,
+                }),
+            }
+        })
+        .collect()
+}
+
+/// The rank that sends to this one while this one sends to `peer`.
+const fn mirrored(rank: usize, peer: usize, world_size: usize) -> usize {
+    (2 * rank + world_size - peer) % world_size
 }
 
 /// All other ranks, the next one first, so that not everybody sends to the same one at once.

@@ -195,7 +195,7 @@ impl Algorithm {
     #[must_use]
     pub fn performs(self, collective: &Collective, topology: &Topology) -> bool {
         match self {
-            Self::Ring => true,
+            Self::Ring => !matches!(collective, Collective::AllToAll),
             Self::Direct => !matches!(
                 collective,
                 Collective::Broadcast { .. } | Collective::Barrier
@@ -263,6 +263,7 @@ pub fn build(
         (Algorithm::Direct, Collective::AllGather { counts }) => {
             direct::all_gather(rank, &chunks_of(counts))
         }
+        (Algorithm::Direct, Collective::AllToAll) => direct::all_to_all(rank, world_size, count),
         (Algorithm::OneShot, Collective::AllReduce { .. }) => {
             direct::one_shot(rank, world_size, count)
         }

@@ -30,6 +30,7 @@ impl Contract {
             Collective::AllGather { .. } => (3, 0),
             Collective::Broadcast { root } => (4, *root as u64),
             Collective::Barrier => (5, 0),
+            Collective::AllToAll => (6, 0),
         };
         let op = call.collective.op().map_or(0, |op| op as u8);
         let mut schedule = Fnv1a::new();
@@ -97,7 +98,7 @@ pub fn way(header: &Header) -> (usize, usize) {
 /// Whether these bytes are a header at all, as opposed to a broken stream.
 #[must_use]
 pub fn is_header(bytes: &Header) -> bool {
-    bytes[0..4] == MAGIC.to_le_bytes() && (1..=5).contains(&bytes[4])
+    bytes[0..4] == MAGIC.to_le_bytes() && (1..=6).contains(&bytes[4])
 }
 
 /// The FNV-1a hash of G. Fowler, L. Noll and K.-P. Vo; the same on every machine and version.
@@ -141,6 +142,7 @@ mod tests {
             changed(|call| call.collective = Collective::AllReduce { op: ReduceOp::Max }),
             changed(|call| call.collective = Collective::Broadcast { root: 0 }),
             changed(|call| call.collective = Collective::Broadcast { root: 1 }),
+            changed(|call| call.collective = Collective::AllToAll),
             changed(|call| call.count = 7),
             changed(|call| call.dtype = DType::I32),
             changed(|call| call.name = "v".into()),

@@ -63,6 +63,7 @@ fn schedules() -> Vec<Vec<(Range<usize>, Access)>> {
                 },
                 Collective::AllGather { counts },
                 Collective::Broadcast { root: 1 },
+                Collective::AllToAll,
             ];
             for (algorithm, collective) in Algorithm::ALL
                 .iter()
