@@ -15,6 +15,9 @@ from gradring.testing import run_ranks
 def test_rules_show_what_they_are_and_are_values() -> None:
     assert repr(updates.AllReduce()) == "AllReduce(compression=None, sync_every=1)"
     assert repr(updates.Primary(4)) == "Primary(sync_every=4)"
+    top = updates.AllReduce(compression=updates.TopK(np.float32(0.5)))
+    assert repr(top) == "AllReduce(compression=TopK(fraction=0.5), sync_every=1)"
+    assert updates.PowerSGD(np.int64(4)) == updates.PowerSGD(rank=4)
     diloco = updates.LocalSGD(every=16, outer=updates.Nesterov(0.7, 0.9))
     nesterov = "Nesterov(learning_rate=0.7, momentum=0.9)"
     assert repr(diloco) == f"LocalSGD(every=16, outer={nesterov})"
@@ -34,6 +37,11 @@ def test_rules_show_what_they_are_and_are_values() -> None:
     ("make", "named"),
     [
         (lambda: updates.AllReduce(compression="int8"), "AllReduce: compression='int8'"),  # type: ignore[arg-type]
+        (lambda: updates.AllReduce(updates.Int8), "AllReduce: compression=<class "),  # type: ignore[arg-type]
+        (lambda: updates.Bits16("float8"), "Bits16: dtype='float8'"),
+        (lambda: updates.TopK(0), "TopK: fraction=0"),
+        (lambda: updates.TopK(float("nan")), "TopK: fraction=nan"),
+        (lambda: updates.PowerSGD(True), "PowerSGD: rank=True"),
         (lambda: updates.AllReduce(sync_every=0), "AllReduce: sync_every=0"),
         (lambda: updates.Primary(sync_every=1.5), "Primary: sync_every=1.5"),  # type: ignore[arg-type]
         (lambda: updates.LocalSGD(every=True), "LocalSGD: every=True"),

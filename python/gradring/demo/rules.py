@@ -18,6 +18,10 @@ REQUIRED_ACCURACY = 0.96
 RULES: dict[str, updates.Rule] = {
     "all-reduce": updates.AllReduce(),
     "sync-every-4": updates.AllReduce(sync_every=4),
+    "int8": updates.AllReduce(compression=updates.Int8()),
+    "bits16": updates.AllReduce(compression=updates.Bits16()),
+    "top-k": updates.AllReduce(compression=updates.TopK(0.05)),
+    "power-sgd": updates.AllReduce(compression=updates.PowerSGD(rank=4)),
     "primary": updates.Primary(),
     "local-sgd": updates.LocalSGD(every=16),
     "diloco": updates.LocalSGD(every=16, outer=updates.Nesterov()),

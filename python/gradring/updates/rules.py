@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from gradring.errors import ConfigError
 from gradring.parse import shown
+from gradring.updates.compression import Compression
 
 
 @dataclass(frozen=True)
@@ -18,21 +19,23 @@ class AllReduce:
     """Every rank applies the sum of all ranks' gradients: all do what one process would do.
 
     Attributes:
-        compression: None; there is no other yet.
+        compression: None (default): gradients travel as they are. `Int8`, `Bits16`, `TopK` or
+            `PowerSGD`: those of variables of two or more dimensions travel in fewer bytes, and what
+            is lost is added to the next ones.
         sync_every: After how many steps the ranks reduce, and the optimizer moves the variables.
             The steps before add up their gradients in memory, so that ``sync_every=k`` does what
             batches of k times the size would do. Default 1.
 
     Raises:
-        gradring.errors.ConfigError: `compression` is not None, or `sync_every` is below 1.
+        gradring.errors.ConfigError: `compression` is something else, or `sync_every` is below 1.
     """
 
-    compression: None = None
+    compression: Compression | None = None
     sync_every: int = 1
 
     def __post_init__(self) -> None:
-        if self.compression is not None:
-            raise _wrong(self, "compression", "is not offered yet; leave it out")
+        if not isinstance(self.compression, Compression | None):
+            raise _wrong(self, "compression", "is none of gradring.updates; correct it")
         _check_count(self, "sync_every")
 
 

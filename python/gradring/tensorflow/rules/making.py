@@ -7,6 +7,7 @@ from gradring.communicator import Communicator
 from gradring.errors import ConfigError
 from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.rules.accumulation import Accumulated
+from gradring.tensorflow.rules.compression.compressed import Compressed
 from gradring.tensorflow.rules.local import Local
 from gradring.tensorflow.rules.parameter_server import Pushed
 from gradring.tensorflow.rules.primary import Primary
@@ -45,4 +46,11 @@ def make(
     if isinstance(rule, updates.LocalSGD):
         return Local(rule, communicator, bucket_bytes)
     inner = Updates() if isinstance(rule, updates.AllReduce) else Primary(communicator)
+    if isinstance(rule, updates.AllReduce) and rule.compression is not None:
+        if check_gradients is not None:
+            raise ConfigError(
+                f"check_gradients={check_gradients!r} looks at gradients that travel as they are, "
+                f"and update={rule} sends others; leave one of them out"
+            )
+        inner = Compressed(rule.compression, communicator, bucket_bytes)
     return inner if rule.sync_every == 1 else Accumulated(rule.sync_every, inner)

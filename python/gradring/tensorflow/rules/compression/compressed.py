@@ -1,0 +1,165 @@
+"""`gradring.updates.AllReduce.compression`: gradients travel in fewer bytes.
+
+Compressed are float32 gradients of variables of two or more dimensions. Biases and the like are
+few bytes and matter much; rows of embeddings travel as rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradring import updates
+from gradring.communicator import Communicator
+from gradring.gradients.buckets import Entry
+from gradring.gradients.names import Names
+from gradring.gradients.reduction import Reduction
+from gradring.tensorflow.cross_device_ops import alone
+from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.rules.compression.bits16 import Bits16
+from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Memory, reduce_all
+from gradring.tensorflow.rules.compression.int8 import Int8
+from gradring.tensorflow.rules.compression.owners import SumByOwners
+from gradring.tensorflow.rules.compression.power_sgd import LowRank
+from gradring.tensorflow.rules.compression.top_k import LargestElements
+from gradring.tensorflow.rules.updates import (
+    Apply,
+    Gradient,
+    Round,
+    UpdatesInRounds,
+    id_of,
+    own,
+)
+
+
+def compressor_of(compression: updates.Compression) -> Compressor:
+    """What does it."""
+    match compression:
+        case updates.Int8():
+            return SumByOwners(Int8())
+        case updates.Bits16(dtype):
+            return SumByOwners(Bits16(dtype))
+        case updates.TopK(fraction):
+            return LargestElements(fraction)
+        case updates.PowerSGD(rank):
+            return LowRank(rank)
+
+
+class _Memories(Round):
+    """Of the buckets of an optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+        self._memories: dict[tuple[int, ...], Memory] = {}
+
+    def of(self, variables: Sequence[Any]) -> Memory:
+        key = tuple(id_of(variable) for variable in variables)
+        if key not in self._memories:
+            self._memories[key] = Memory(own(variables[0]).device)
+        return self._memories[key]
+
+    def clear(self) -> None:
+        for memory in self._memories.values():
+            memory.clear()
+
+
+class Compressed(UpdatesInRounds):
+    """Sums compressed gradients, and lets every rank apply them.
+
+    A round lasts as long as the optimizer does: what is lost is always kept for the next step.
+    """
+
+    def __init__(
+        self, compression: updates.Compression, communicator: Communicator, bucket_bytes: int
+    ) -> None:
+        """Takes what a strategy was told."""
+        super().__init__()
+        self._compressor = compressor_of(compression)
+        self._communicator = communicator
+        self._bucket_bytes = bucket_bytes
+
+    def begin(self, optimizer: Any) -> _Memories:
+        """With nothing lost."""
+        return _Memories(optimizer)
+
+    def apply(
+        self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
+    ) -> None:
+        """Applies the sums, which are the same on all ranks."""
+        if self._communicator.world_size == 1:
+            apply(gradients)
+            return
+        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        large = [index for index in present if self._takes(gradients[index])]
+        sums = list(gradients)
+        for some, reduce in ((sorted({*present} - {*large}), self._plain), (large, self._summed)):
+            leaves = [gradients[index] for index in some]
+            results = reduce(optimizer, leaves, [variables[index] for index in some])
+            for index, result in zip(some, results, strict=True):
+                sums[index] = result
+        with alone():
+            apply(sums)
+
+    def sync(self, variables: Iterable[Any]) -> None:
+        """The replicas are equal after every step."""
+
+    def forget(self, variables: Iterable[Any]) -> None:
+        """Forgets what was lost, which was of other variables."""
+        for memories in self.about(variables):
+            memories.clear()
+
+    def _takes(self, gradient: Gradient) -> bool:
+        """Whether it is compressed."""
+        return (
+            isinstance(gradient, tf.Tensor)
+            and gradient.dtype == tf.float32
+            and gradient.shape.is_fully_defined()
+            and len(gradient.shape) >= 2
+            and gradient.shape.num_elements() > 0
+            and self._compressor.takes(gradient.shape.as_list())
+        )
+
+    def _plain(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> Sequence[Any]:
+        return reduce_leaves(gradients, self._reduction("sum", gradients, variables))
+
+    def _summed(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> Sequence[Any]:
+        reduction = self._reduction("compressed sum", gradients, variables)
+        # Last first: the order in which a backward pass produces them.
+        order = reversed(range(len(gradients)))
+        entries = {i: Entry("float32", 4 * gradients[i].shape.num_elements()) for i in order}
+        packed = reduction.buckets(entries)
+        memories, unit = self.round_of(optimizer), _loss_scale(optimizer)
+        buckets = [
+            Bucket(
+                [gradients[index] for index in members],
+                collective,
+                memories.of([variables[index] for index in members]),
+                unit,
+            )
+            for members, collective in packed
+        ]
+        sums = list(gradients)
+        for (members, _), bucket, vector in zip(
+            packed, buckets, reduce_all(buckets, self._compressor.reduce), strict=True
+        ):
+            for index, total in zip(members, bucket.split(vector), strict=True):
+                sums[index] = total
+        return sums
+
+    def _reduction(
+        self, label: str, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> Reduction:
+        names = Names.of_variables(label, gradients, variables)
+        return Reduction(self._communicator, names, "sum", self._bucket_bytes)
+
+
+def _loss_scale(optimizer: Any) -> tf.Tensor | None:
+    """By what the gradients are multiplied that a `LossScaleOptimizer` gets, in this step."""
+    scale = getattr(optimizer, "dynamic_scale", None)
+    return None if scale is None else tf.convert_to_tensor(own(scale))

@@ -1,0 +1,46 @@
+"""`gradring.updates.TopK`: the elements of largest absolute value, and where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from gradring.tensorflow.rules.compression.bucket import Bucket, Sending, finite
+from gradring.tensorflow.start_wait import start_all_gather
+
+
+class LargestElements:
+    """A `Compressor`."""
+
+    def __init__(self, fraction: float) -> None:
+        """Takes how many of a bucket's elements are sent, as a fraction."""
+        self._fraction = fraction
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """All."""
+        del shape
+        return True
+
+    def reduce(self, bucket: Bucket) -> Sending:
+        """Gathers everybody's elements, and adds up those of one place in the order of ranks."""
+        world_size = bucket.communicator.world_size
+        (count,) = bucket.vector.shape
+        sent = math.ceil(self._fraction * count)
+
+        own = bucket.with_lost("lost", bucket.vector)
+        _, places = tf.math.top_k(tf.abs(own), sent, sorted=False)
+        values = tf.gather(own, places)
+        kept = tf.tensor_scatter_nd_update(own, places[:, tf.newaxis], tf.zeros_like(values))
+        bucket.keep("lost", finite(kept))
+        # A NaN that is not among them shows all the same.
+        values += tf.where(tf.reduce_all(tf.math.is_finite(own)), 0.0, math.nan)
+
+        pairs = tf.stack([tf.bitcast(values, tf.int32), places])[tf.newaxis]
+        counts = tf.ones([world_size], tf.int64)
+        (gathered,) = yield start_all_gather(pairs, counts, bucket.collective.part("largest"))
+        gathered = tf.ensure_shape(gathered, [world_size, 2, sent])
+        values = tf.reshape(tf.bitcast(gathered[:, 0], tf.float32), [-1])
+        places = tf.reshape(gathered[:, 1], [-1])
+        return tf.math.unsorted_segment_sum(values, places, count)

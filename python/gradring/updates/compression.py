@@ -1,0 +1,114 @@
+"""Ways to send gradients in fewer bytes, as values, for `gradring.updates.AllReduce`.
+
+All of them lose something, and give it back: what a rank could not send in one step, it adds to its
+gradient of the next (error feedback; F. Seide et al., "1-bit stochastic gradient descent and its
+application to data-parallel distributed training of speech DNNs", Interspeech 2014; S. P.
+Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes",
+arXiv 1901.09847). So the sum of what was applied stays near the sum of all gradients, however
+long a training is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import TypeAlias
+
+from gradring.errors import ConfigError
+from gradring.parse import shown
+
+#: What `Bits16` can send.
+TYPES_OF_16_BITS = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Int8:
+    """A byte for each element, and a scale for each block of 256: a quarter of the bytes.
+
+    A block is divided by its largest absolute value and rounded to -127 to 127. The ranks send
+    parts to their owners, who add them up in float32 and send the sums in the same way.
+
+    See T. Dettmers, "8-bit approximations for parallelism in deep learning", arXiv 1511.04561, and
+    T. Dettmers et al., "8-bit optimizers via block-wise quantization", arXiv 2110.02861; here,
+    numbers are evenly spaced.
+    """
+
+
+@dataclass(frozen=True)
+class Bits16:
+    """Half the bytes: the ranks send 16-bit floats to owners, who add them up in float32.
+
+    Attributes:
+        dtype: "bfloat16" (default), which has the range of float32, or "float16", which has more
+            digits and is infinite above 65504.
+
+    Raises:
+        gradring.errors.ConfigError: `dtype` is another.
+    """
+
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in TYPES_OF_16_BITS:
+            raise _wrong(self, "dtype", f"is none of {', '.join(TYPES_OF_16_BITS)}; correct it")
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The elements of largest absolute value, with their places: 8 bytes for each that is sent.
+
+    Every rank chooses its own, and all get those of all, so bytes grow with the number of ranks.
+
+    See A. F. Aji and K. Heafield, "Sparse communication for distributed gradient descent",
+    arXiv 1704.05021, and Y. Lin et al., "Deep gradient compression", arXiv 1712.01887, whose
+    momentum correction is not done here.
+
+    Attributes:
+        fraction: How many of a bucket's elements a rank sends, above 0 and up to 1; default 0.01.
+
+    Raises:
+        gradring.errors.ConfigError: `fraction` is something else.
+    """
+
+    fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        value = self.fraction
+        if not (isinstance(value, Real) and math.isfinite(value) and 0 < float(value) <= 1):
+            raise _wrong(self, "fraction", "is not a number above 0 and up to 1; correct it")
+        object.__setattr__(self, "fraction", float(value))
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    """A matrix of n rows and m columns as the product of two, of n x rank and rank x m elements.
+
+    A kernel of more dimensions counts as a matrix whose columns are its last one. One that would
+    not get smaller travels as it is.
+
+    See T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD: practical low-rank gradient
+    compression for distributed optimization", arXiv 1905.13727.
+
+    Attributes:
+        rank: Of the product; default 4.
+
+    Raises:
+        gradring.errors.ConfigError: `rank` is no whole number above 0.
+    """
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        value = self.rank
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise _wrong(self, "rank", "is not a whole number above 0; correct it")
+        object.__setattr__(self, "rank", int(value))
+
+
+#: What an `AllReduce` can be told.
+Compression: TypeAlias = Int8 | Bits16 | TopK | PowerSGD
+
+
+def _wrong(value: Compression, name: str, problem: str) -> ConfigError:
+    return ConfigError(f"{type(value).__name__}: {name}={shown(getattr(value, name))} {problem}")
