@@ -23,7 +23,7 @@ BOUNDS = {
     updates.Bits16(): (55, 1),
     updates.Bits16("float16"): (55, 1),
     updates.TopK(0.1): (32, 60),
-    updates.PowerSGD(rank=8): (28, 60),
+    updates.PowerSGD(rank=8): (42, 60),
 }
 #: One of each algorithm: what the others do otherwise is encoding.
 KINDS = (updates.Int8(), updates.TopK(0.1), updates.PowerSGD(rank=8))

@@ -28,6 +28,15 @@ STEP_S = 0.003
 AT_ONCE = 80
 #: Of one training, one image of the 357 is more than a quarter of a percent.
 SEEDS = (1, 2, 3)
+#: What is worth them: how many thousandths of accuracy it lacks at most, and of the bytes it sends.
+COMPARED = {
+    "all-reduce": (0, 1000),
+    "diloco": (5, 100),
+    "int8": (10, 333),
+    "bits16": (10, 600),
+    "top-k": (10, 200),
+    "power-sgd": (10, 250),
+}
 #: With a fourth of the steps, each has to be larger; with three times as many updates, smaller.
 RATES = dict.fromkeys(RULES, 0.005) | {
     "sync-every-4": 0.01,
@@ -37,9 +46,9 @@ RATES = dict.fromkeys(RULES, 0.005) | {
 
 def train_all() -> dict[str, list[tuple[float, int]]]:
     with join() as comm:
-        compared = ("all-reduce", "diloco")
+        averaged = ("all-reduce", "diloco")
         return {
-            name: [train(comm, name, seed) for seed in (SEEDS if name in compared else SEEDS[:1])]
+            name: [train(comm, name, seed) for seed in (SEEDS if name in averaged else SEEDS[:1])]
             for name in RULES
         }
 
@@ -119,14 +128,14 @@ def test_each_rule_learns_digits(ranks: Any, name: str) -> None:
             assert [accuracy for accuracy, _ in rank[name]] == [one for one, _ in ranks[0][name]]
 
 
-def test_diloco_sends_less_than_a_tenth_for_an_equal_accuracy(ranks: Any) -> None:
+@pytest.mark.parametrize("name", COMPARED)
+def test_fewer_bytes_reach_nearly_the_same_accuracy(ranks: Any, name: str) -> None:
+    lacking, of_bytes = COMPARED[name]
     for rank in ranks:
-        accuracies, sent = (
-            {
-                name: sum(training[part] for training in rank[name]) / len(SEEDS)
-                for name in ("all-reduce", "diloco")
-            }
+        accuracy, sent, whole, all_bytes = (
+            sum(training[part] for training in rank[which]) / len(rank[which])
+            for which in (name, "all-reduce")
             for part in (0, 1)
         )
-        assert abs(accuracies["diloco"] - accuracies["all-reduce"]) <= 0.005
-        assert sent["diloco"] < sent["all-reduce"] / 10
+        assert accuracy >= whole - lacking / 1000
+        assert sent <= all_bytes * of_bytes / 1000
