@@ -1,3 +1,13 @@
 """What the update rules of `gradring.updates` do under TensorFlow.
 
-====================  ===================================================================="""
+====================  ===========================================================================
+``updates``           `Updates`, the hooks of a rule: this is all that Keras' optimizers know
+``compression/``      `AllReduce.compression`
+``accumulation``      ``sync_every``: adds gradients up before another rule has them
+``local``             `LocalSGD`
+``parameter_server``  `ParameterServer` in a worker; `gradring.tensorflow.serving` in a server
+``primary``           `Primary`
+``making``            the `Updates` of a rule
+``replicas``          `sync_replicas`, and what else finds the rule of variables
+====================  ===========================================================================
+"""
