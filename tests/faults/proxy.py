@@ -141,7 +141,8 @@ class Proxies:
             with contextlib.suppress(OSError):
                 return socket.create_connection(self._targets[rank])
             if rank in self._reached:
-                self._listeners[rank].shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # another connection has ended it
+                    self._listeners[rank].shutdown(socket.SHUT_RDWR)
                 break
             time.sleep(0.02)
         return None
