@@ -51,7 +51,7 @@ from gradring.testing import Host, Outcome, RankTimeout, simulated_hosts
 STEPS = 4
 ATTEMPTS = 3
 LIMIT_S = 150.0
-"""Two that could not connect are kept apart for a minute."""
+"""Silence is noticed twice, and two that could not connect are kept apart for a while."""
 STALL_S = 6.0
 SILENCE_S = 20.0
 """Longer than any conversation while a group forms takes."""
