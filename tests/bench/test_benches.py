@@ -19,6 +19,7 @@ from gradring.bench.measurement import Measurement
 from gradring.testing.network import why_unavailable
 
 ROOT = Path(__file__).parents[2]
+RULES_RECORD = ROOT / "benches" / "results" / "update-rules.json"
 
 
 def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -88,11 +89,24 @@ def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
 def test_the_page_shows_all_that_was_recorded() -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
     keys = [field.name for field in fields(Measurement)]
-    for path in (ROOT / "benches" / "results").glob("*.json"):
+    paths = set((ROOT / "benches" / "results").glob("*.json"))
+    for path in paths - {RULES_RECORD}:
         recorded = json.loads(path.read_text())
         rows = [Measurement(**{key: row[key] for key in keys}) for row in recorded]
         for kind in {comparison.kind for comparison in comparisons(rows)}:
             assert f"<!-- table of benches/results/{path.name}: {kind} -->" in page
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_trainings_become_pictures_and_the_table_of_their_page(tmp_path: Path) -> None:
+    page, copy = ROOT / "docs" / "choosing-an-update-rule.md", tmp_path / "choosing.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| `diloco` |")]
+    copy.write_text(page.read_text().replace(rows[0], "| `diloco` | 1 s |"))
+    done = run("plot_rules", RULES_RECORD, copy)
+    assert done.returncode == 0, done.stderr
+    assert copy.read_text() == page.read_text(), "run: python -m benches.plot_rules RECORD PAGE"
+    drawn = {path.name for path in (tmp_path / "images").iterdir()}
+    assert drawn and all(f"](images/{name})" in page.read_text() for name in drawn)
 
 
 def test_the_readme_has_the_ranges_of_the_record() -> None:
@@ -133,6 +147,23 @@ def test_training_steps_reach_the_same_weights_in_all_ways(tmp_path: Path) -> No
     assert all(value > 0 for value in [*row["ms_per_step"].values(), *row["rate"].values()])
     # Of one step each.
     assert row["p90_ms"] == row["ms_per_step"] and set(row["p99_ms"].values()) == {None}
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("tensorflow", "keras", "sklearn"))),
+    reason="needs TensorFlow, Keras and scikit-learn",
+)
+def test_update_rules_are_recorded_by_time_and_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "rules.json"
+    rules = ("all-reduce", "asynchronous")
+    arguments = ("--situations", "equal", "--rules", ",".join(rules), "--seeds", "1")
+    done = run("update_rules", path, *arguments, "--steps", "8")
+    assert done.returncode == 0, done.stderr
+    trainings = json.loads(path.read_text())["equal"]["trainings"]
+    assert tuple(row["rule"] for row in trainings) == rules
+    for row in trainings:
+        assert all(len(row[name]) == 2 for name in ("seconds", "losses", "accuracies"))
+        assert 0 < row["megabytes"][0] < row["megabytes"][1]
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
