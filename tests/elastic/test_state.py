@@ -135,9 +135,12 @@ def test_a_transfer_goes_on_from_another_rank_where_it_was_broken() -> None:
     rendezvous = f"127.0.0.1:{free_ports(1)[0]}"
     killed, *others = run_ranks(broken_transfer, 3, rendezvous, check=False)
     assert killed.exit_code == -signal.SIGKILL
-    for weights, number, first, second in (outcome.value for outcome in others):
+    found = [outcome.value for outcome in others]
+    _, _, begun, _ = found[-1]
+    assert 1 < begun <= PIECES_BEFORE_THE_LOSS
+    for weights, number, _, second in found:
         assert weights == list(range(10_000))
         assert number == 1
-        assert first <= PIECES_BEFORE_THE_LOSS
-        # 81 pieces in all: the payload is a bit longer than the weights.
-        assert second == 81 - (PIECES_BEFORE_THE_LOSS - 1)
+        # 81 pieces in all: the payload is a bit longer than the weights. Those that were on their
+        # way to the last rank when the source was killed may not have got there.
+        assert second == 81 - (begun - 1)
