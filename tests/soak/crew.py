@@ -93,6 +93,10 @@ class Crew:
             for thread in threads:
                 thread.join()
 
+    def finish(self) -> None:
+        """Lets the part end after the rounds that have begun, whatever time is left."""
+        self._until = 0.0
+
     def _keep(self, process: int) -> None:
         """Starts a process, and again whenever a plan has killed it."""
         first = 1

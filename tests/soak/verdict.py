@@ -126,6 +126,12 @@ def figures(story: Story) -> list[Figures]:
     return found
 
 
+def judged(story: Story) -> bool:
+    """Whether there are measurements enough to tell how the memory of each process grows."""
+    known = {one.process for one in figures(story) if one.slope is not None}
+    return known >= set(range(story.part.world_size)) - {story.part.mortal}
+
+
 def problems(story: Story, bound_kib: float) -> list[str]:
     """Sentences that say what went wrong or did not stay flat; none if all is well.
 
@@ -138,17 +144,13 @@ def problems(story: Story, bound_kib: float) -> list[str]:
         who = f"{story.part.name}, process {life.process}"
         for series in (*between(life), *within(life)):
             found += [f"{who}: {what}" for what in _changes(series)]
-    judged = False
     for one in figures(story):
-        if one.slope is None:
-            continue
-        judged = True
-        if one.slope > bound_kib:
+        if one.slope is not None and one.slope > bound_kib:
             found.append(
                 f"{story.part.name}, process {one.process}: resident memory grows by "
                 f"{one.slope:.0f} KiB a minute {one.part}, more than {bound_kib:g}"
             )
-    if judged_places(story.part) and not judged and not story.problems:
+    if judged_places(story.part) and not judged(story) and not story.problems:
         found.append(f"{story.part.name}: too few measurements to tell; give it more time")
     return found
 
