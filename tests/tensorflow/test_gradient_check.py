@@ -95,6 +95,25 @@ def test_raising_ends_every_rank_with_the_name(sparse: bool) -> None:
         assert f"non-finite values of {6 if sparse else 5} at step {BAD}" in error
 
 
+def raised_at_owners() -> Any:
+    """What is said when all rows go to owners, also those of which this rank is the owner."""
+    from gradring.tensorflow import sparse
+
+    sparse.MESSAGE_BYTES, sparse.OWNER_BYTES = -(1 << 40), 0
+    sparse._message_bytes = lambda communicator: -(1 << 40)
+    return reduced("raise", sparse=True)
+
+
+def test_rows_are_looked_at_before_owners_add_them_up() -> None:
+    for results, error, _, host in run_ranks(raised_at_owners, 3, timeout=300):
+        assert len(results) == BAD - 1
+        expected = (
+            f"rank 1 on {host}: aborted the communicator: gradient of 'table' has 6 non-finite"
+        )
+        assert expected in error
+        assert "to owners" in error
+
+
 def test_without_the_option_nobody_looks() -> None:
     for results, error, lines, _ in run_ranks(reduced, 2, None, timeout=300):
         assert (len(results), error, lines) == (STEPS, None, [])

@@ -1,5 +1,6 @@
 """Embedding gradients against the reduction of the dense table."""
 
+import collections
 import itertools
 import logging
 from typing import Any
@@ -171,11 +172,24 @@ def contribution(tf: Any, rank: int, dtype: str) -> tuple[Any, Any]:
     return rows, table.astype(own.as_numpy_dtype)
 
 
+#: What one collective more costs, in bytes, so that owners always pay; and so that they never do.
+ALWAYS, NEVER = -(1 << 40), 1 << 40
+
+
+def let_owners_pay(message_bytes: int) -> None:
+    from gradring.tensorflow import sparse
+
+    sparse.MESSAGE_BYTES, sparse.OWNER_BYTES = ALWAYS, 0
+    sparse._message_bytes = lambda communicator: message_bytes
+
+
 def three_ways() -> Any:
     """The bits of the same reductions, as slices and as a dense tensor."""
     import tensorflow as tf
 
-    from gradring.tensorflow import all_reduce
+    from gradring.tensorflow import all_reduce, sparse
+
+    chosen = sparse.MESSAGE_BYTES, sparse.OWNER_BYTES
 
     # Rows are added in the order of ranks; so must the others be, to have the same bits.
     with join(reproducible=True) as comm:
@@ -185,6 +199,10 @@ def three_ways() -> Any:
             shapes = [shape and tf.constant(shape) for shape in WAYS.values()]
             slices = [tf.IndexedSlices(rows, indices, shape) for shape in shapes]
             return all_reduce([*slices, table], op, "e", comm)
+
+        def by_owners(rows: Any, op: str) -> Any:
+            slices = tf.IndexedSlices(rows, tf.constant(TOUCHED[comm.rank]))
+            return all_reduce(slices, op, "e", comm)
 
         modes = {"eager": eager, "graph": tf.function(eager)}
         found: dict[Any, Any] = {}
@@ -198,7 +216,102 @@ def three_ways() -> Any:
                 values = result.values.numpy()[np.argsort(order)]
                 bits[way] = (result.values.dtype.name, values.tobytes())
             found[dtype, op, mode] = bits
+        let_owners_pay(ALWAYS)
+        for dtype, op in itertools.product(DTYPES, OPS):
+            rows, _ = contribution(tf, comm.rank, dtype)
+            # One dtype in a graph: tracing takes long.
+            reduce = tf.function(by_owners) if dtype == "float16" else by_owners
+            result = reduce(tf.constant(rows), op)
+            values = result.values.numpy()[np.argsort(result.indices)]
+            found["owners", dtype, op] = (result.values.dtype.name, values.tobytes())
+        found["sent to owners"] = all_to_alls(comm)
+        found["of one order"] = []
+        for message_bytes in (ALWAYS, NEVER):
+            let_owners_pay(message_bytes)
+            orders = [by_owners(tf.constant(rows), "sum").indices.numpy().tolist()]
+            found["of one order"] += orders
+        let_owners_pay(ALWAYS)
+        found["lengths"] = [lengths(tf, comm, *case) for case in LENGTHS]
+        found["gradient"] = gradient(tf, comm)
+        sparse.MESSAGE_BYTES, sparse.OWNER_BYTES = chosen
+        sparse._message_bytes = lambda communicator: sparse.MESSAGE_BYTES
+        found["travelled"] = {case: travelled(tf, comm, case) for case in TRAVEL}
+        let_owners_pay(ALWAYS)
+        found["width"] = failure_of_widths(tf, comm)
         return found
+
+
+def all_to_alls(comm: Any) -> int:
+    """How many there were so far."""
+    kinds = comm.stats()["collectives"]
+    return kinds["all_to_all"]["count"] if "all_to_all" in kinds else 0
+
+
+#: Of ranks 0, 1 and 2, how many rows each has; they share the first ones.
+LENGTHS = [(0, 0, 0), (0, 5, 0), (7, 0, 7), (1, 2, 300)]
+
+
+def lengths(tf: Any, comm: Any, *rows: int) -> bool:
+    """Whether owners add up what ranks with so many rows have."""
+    from gradring.tensorflow import all_reduce
+
+    own = tf.IndexedSlices(tf.ones([rows[comm.rank], 2]), tf.range(rows[comm.rank]))
+    result = all_reduce(own, "sum", "lengths", comm)
+    expected = [[sum(index < count for count in rows)] * 2 for index in range(max(rows))]
+    sums = result.values.numpy()[np.argsort(result.indices)]
+    return bool(sums.tolist() == expected)
+
+
+def gradient(tf: Any, comm: Any) -> list[Any]:
+    """Of what comes of slices, with respect to their values: eagerly and in a graph."""
+    from gradring.tensorflow import all_reduce
+
+    def step(values: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            slices = tf.IndexedSlices(values, tf.constant(TOUCHED[comm.rank]))
+            result = all_reduce(slices, "sum", "g", comm)
+            weights = tf.cast(result.indices + 1, tf.float32)[:, tf.newaxis]
+            loss = tf.reduce_sum(weights * result.values**2)
+        return tape.gradient(loss, values)
+
+    return [mode(tf.ones([4, 1])).numpy()[:, 0].tolist() for mode in (step, tf.function(step))]
+
+
+#: How many rows of 4 KiB all ranks share, and how many each has for itself; and whether the rows
+#: are to be sent to owners.
+TRAVEL = {
+    "shared": (200, 0, True),
+    "some shared": (200, 40, True),
+    "disjoint": (0, 200, False),
+    "few": (3, 0, False),
+}
+
+
+def travelled(tf: Any, comm: Any, case: str) -> bool:
+    """Whether rows were sent to owners."""
+    from gradring.tensorflow import all_reduce
+
+    shared, own, _ = TRAVEL[case]
+    first = shared + comm.rank * own
+    indices = tf.constant([*range(shared), *range(first, first + own)], tf.int64)
+    slices = tf.IndexedSlices(tf.ones([shared + own, 1024]), indices, tf.constant([5000, 1024]))
+    before = all_to_alls(comm)
+    all_reduce(slices, "sum", case, comm)
+    return all_to_alls(comm) > before
+
+
+def failure_of_widths(tf: Any, comm: Any) -> str:
+    """What is said of rows that are wider on rank 2."""
+    from gradring.tensorflow import all_reduce
+
+    try:
+        all_reduce(
+            tf.IndexedSlices(tf.ones([4, 3 + comm.rank // 2]), tf.range(4)), "sum", "w", comm
+        )
+    except tf.errors.AbortedError as error:
+        return str(error)
+    return "nothing"
 
 
 @pytest.fixture(scope="module")
@@ -216,13 +329,55 @@ def test_slices_have_the_bits_of_the_dense_tensor_however_they_travel(
     assert expected[0] == dtype
     for result in three_ranks:
         assert result[dtype, op, mode] == dict.fromkeys(("dense", *WAYS), expected)
+        assert result["owners", dtype, op] == expected
+
+
+def test_owners_were_asked_and_change_nothing_but_what_is_sent(three_ranks: Any) -> None:
+    for result in three_ranks:
+        assert result["sent to owners"] == len(OPS) * len(DTYPES)
+        by_owners, gathered = result["of one order"]
+        assert by_owners == gathered, "the order of rows, which counts for the norm of all"
+        assert result["lengths"] == [True] * len(LENGTHS)
+
+
+def test_gradients_flow_back_from_owners(three_ranks: Any) -> None:
+    for rank, result in enumerate(three_ranks):
+        sums = collections.Counter(itertools.chain(*TOUCHED))
+        # Each of three losses depends on each rank's rows.
+        expected = [3 * 2 * (index + 1) * sums[index] for index in TOUCHED[rank]]
+        assert result["gradient"] == [expected] * 2
+
+
+def test_rows_go_to_owners_where_ranks_share_enough_of_them(three_ranks: Any) -> None:
+    for result in three_ranks:
+        assert result["travelled"] == {case: expected for case, (*_, expected) in TRAVEL.items()}
+
+
+def test_rows_of_another_width_are_told_by_name(three_ranks: Any) -> None:
+    for result in three_ranks:
+        assert "rank 2" in result["width"]
+        assert "'w/to owners'" in result["width"]
 
 
 def test_what_travels_is_what_moves_fewer_bytes() -> None:
     from gradring.tensorflow.sparse import travels_dense
 
     # A table of 1000 rows of 400 bytes: 800 kB as a table, 408 bytes for each row.
-    assert not travels_dense(1960, 400, 8, 1000)
-    assert travels_dense(1961, 400, 8, 1000)
+    assert not travels_dense(1960, 1960, 400, 8, 1000)
+    assert travels_dense(1961, 1961, 400, 8, 1000)
     # 10 GB with 10,000 rows touched stay sparse.
-    assert not travels_dense(10_000, 1024, 8, 10_000_000)
+    assert not travels_dense(10_000, 10_000, 1024, 8, 10_000_000)
+    # Four ranks have 2500 rows, of which owners move 1500.
+    assert not travels_dense(2500, 1500, 400, 8, 1000)
+
+
+def test_owners_pay_where_ranks_share_many_bytes_of_rows() -> None:
+    from gradring.tensorflow.sparse import moved_by_owners, owners_may_pay
+
+    assert moved_by_owners(4000, 1000, 4) == 2000
+    assert moved_by_owners(4000, 4000, 4) == 4000
+    assert [moved_by_owners(2000, indices, 2) for indices in (1000, 2000)] == [2000, 2000]
+    assert owners_may_pay(4000, 2000, 512)
+    assert not owners_may_pay(4000, 4000, 512)
+    assert not owners_may_pay(4000, 2000, 64), "finding them costs more than rows so narrow"
+    assert not owners_may_pay(400, 200, 512), "one collective more costs more than so few"

@@ -43,9 +43,9 @@ def all_reduce(
     Args:
         tensors: A tensor, or a nest of tensors, of any shapes; float32, float64, float16, bfloat16,
             int8, int16, int32, int64, uint8, uint16 or uint32. `tf.IndexedSlices` are allowed for
-            "sum" and "mean": the rows of all ranks are gathered, or the whole table is reduced
-            where that moves fewer bytes. Pass gradients in the order of their variables: they are
-            started last first, as a backward pass produces them.
+            "sum" and "mean": the rows of all ranks are gathered, or added up by owners, or the
+            whole table is reduced, whichever moves fewer bytes. Pass gradients in the order of
+            their variables: they are started last first, as a backward pass produces them.
         op: "sum" (default), "mean", "min", "max" or "product". The integer mean is an integer,
             rounded towards zero.
         name: Shown in messages and compared between ranks; default "all_reduce".

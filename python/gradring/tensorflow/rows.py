@@ -1,4 +1,4 @@
-"""Gathering along the first dimension, when ranks have different numbers of rows."""
+"""Gathering and adding up rows, when ranks have different numbers of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from gradring.gradients.reduction import Collective
-from gradring.tensorflow.dtypes import as_native_bits
+from gradring.tensorflow.dtypes import accumulator, as_native_bits
 from gradring.tensorflow.start_wait import reduce, start_all_gather, wait
 
 
@@ -21,11 +21,16 @@ def row_counts(values: Sequence[tf.Tensor], collective: Collective) -> list[tf.T
     Returns:
         For each value, int64 of shape `[world_size]`.
     """
-    group = collective.communicator
     own = tf.stack([tf.shape(value, tf.int64)[0] for value in values])
+    return list(tf.unstack(numbers_of_all(own, collective), len(values)))
+
+
+def numbers_of_all(own: tf.Tensor, collective: Collective) -> tf.Tensor:
+    """Every rank's vector of int64, as columns of shape `[length, world_size]`."""
+    group = collective.communicator
     column = tf.one_hot(group.rank, group.world_size, dtype=tf.int64)
-    (counts,) = reduce([own[:, tf.newaxis] * column], collective.part("rows"))
-    return list(tf.unstack(counts, len(values)))
+    (numbers,) = reduce([own[:, tf.newaxis] * column], collective.part("rows"))
+    return numbers
 
 
 def gather_rows(
@@ -59,3 +64,23 @@ def gather_rows(
             result.set_shape([None, *value.shape[1:]])
         results.append(result)
     return results
+
+
+def add_rows(
+    values: tf.Tensor, places: tf.Tensor, count: int | tf.Tensor, divisor: int = 1
+) -> tf.Tensor:
+    """The sums of rows with one place, added in order, divided, and rounded once.
+
+    Args:
+        values: Rows.
+        places: Where each row belongs.
+        count: How many places there are.
+        divisor: Of the sums; those of integers are rounded towards zero.
+    """
+    wide = tf.cast(values, accumulator(values.dtype))
+    sums = tf.math.unsorted_segment_sum(wide, places, count)
+    if divisor > 1 and wide.dtype.is_integer:
+        sums = tf.truncatediv(sums, tf.constant(divisor, wide.dtype))
+    elif divisor > 1:
+        sums *= tf.constant(1 / divisor, wide.dtype)
+    return tf.cast(sums, values.dtype)

@@ -19,6 +19,9 @@ from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
 from gradring.tensorflow import compat, failures, retracing, vectorize
 
+#: With more ranks, not all are connected with one another; `MESH_RANKS_MAX` of the core.
+ALL_TO_ALL_RANKS_MAX = 64
+
 _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
 
@@ -40,19 +43,22 @@ def start(
     return _start("broadcast", tensors, collective, root=root)
 
 
-def start_all_to_all(tensor: tf.Tensor, collective: Collective) -> list[tf.Tensor]:
+def start_all_to_all(
+    tensor: tf.Tensor, collective: Collective, target: tf.Tensor | None = None
+) -> list[tf.Tensor]:
     """Starts to give every rank its part of a tensor.
 
     Args:
         tensor: Of a first dimension that divides evenly by the world size: part r is for rank r.
         collective: What it is called and checks.
+        target: Of the same shape: what this rank's own part is of the result. Default: `tensor`, so
+            that what a rank has for itself is in place.
 
     Returns:
         In flight, the tensor itself, and what all ranks have for this one, in rank order; and the
         handle last.
     """
-    # What a rank has for itself is in place.
-    return _start("all_to_all", [tensor, tensor], collective)
+    return _start("all_to_all", [tensor, tensor if target is None else target], collective)
 
 
 def _start(
@@ -191,7 +197,24 @@ def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
         tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
         for tensor, gradient in zip(inputs, upstream, strict=True)
     ]
+    if collective.op == "all_to_all":
+        return [None, *_all_to_all_gradients(filled, collective.part("gradient"))]
     return [None, *reduce(filled, _linear(collective, "gradient"))]
+
+
+def _all_to_all_gradients(
+    upstream: Sequence[tf.Tensor], collective: Collective
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What comes back from where each part went; and what this rank has not received but had."""
+    of_tensor, of_received = upstream
+    group = collective.communicator
+    is_own = tf.repeat(
+        tf.range(group.world_size) == group.rank, tf.shape(of_received)[0] // group.world_size
+    )
+    is_own = tf.reshape(is_own, [-1] + [1] * (len(of_received.shape) - 1))
+    nothing = tf.zeros_like(of_received)
+    ((_, back),) = wait([start_all_to_all(of_received, collective, nothing)])
+    return of_tensor + back, tf.where(is_own, of_received, nothing)
 
 
 @tf.RegisterGradient("GradringAllGatherStart")  # type: ignore[untyped-decorator]
@@ -210,6 +233,9 @@ def _start_tangents(attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: 
     collective = _started(attrs.__getitem__, _what(attrs.__getitem__))
     if not inputs[1].dtype.is_floating:
         return [None] * len(outputs)
+    if collective.op == "all_to_all":
+        started = start_all_to_all(tangents[1], collective.part("tangent"), tangents[2])
+        return [*wait([started])[0], None]
     return [*reduce(list(tangents[1:]), _linear(collective, "tangent")), None]
 
 

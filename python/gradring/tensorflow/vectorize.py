@@ -27,6 +27,11 @@ def register() -> None:
 
 def _start(loop: Any) -> list[Any]:
     _, *tensors = loop.inputs
+    if loop.op.get_attr("collective") == b"all_to_all" and tensors[0].is_stacked:
+        raise NotImplementedError(
+            f"'{loop.op.get_attr('label').decode()}': iterations of a vectorised loop cannot send "
+            "parts to ranks; use tf.map_fn"
+        )
     results = _again(loop.op, [tensor.t for tensor in loop.inputs])
     return [*_like(tensors, results), compat.stacked_or_not(results[-1], False)]
 
