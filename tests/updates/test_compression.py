@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ SHAPES = ((60, 80), (7,), (3, 3, 8, 32))
 STEPS = 60
 
 
-def job() -> dict[str, Any]:
+def job(directory: Path) -> dict[str, Any]:
     import tensorflow as tf
 
     with join() as comm:
@@ -46,6 +47,7 @@ def job() -> dict[str, Any]:
             "added up": {what: by_fit(what, sync_every=3) for what in (None, updates.Int8())},
             "overflow": {what: overflow(comm, what) for what in KINDS},
             "restored": {what: restored(comm, what) for what in KINDS},
+            "restored from a file": restored(comm, updates.Int8(), directory / "model.keras"),
             "refused": refused(comm),
         }
         # The last: it ends the group.
@@ -122,16 +124,19 @@ def overflow(comm: Any, compression: Any) -> list[Any]:
     return applied
 
 
-def restored(comm: Any, compression: Any) -> list[Any]:
+def restored(comm: Any, compression: Any, path: Path | None = None) -> list[Any]:
     """The weights after some steps from a commit, and after the same steps once more."""
     import tensorflow as tf
 
+    from gradring.tensorflow import restore, save
     from gradring.tensorflow.elastic import State
 
     strategy = strategy_by(compression)
     model = compiled(strategy, "mlp", "Adam")
     state = State(model=model)
     state.commit()
+    if path:
+        save(model, path)
     draw = np.random.default_rng(comm.rank)
     values = [draw.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables]
 
@@ -144,7 +149,10 @@ def restored(comm: Any, compression: Any) -> list[Any]:
         for _ in range(3):
             step()
         found.append(state_of(model, model.optimizer)["weights"])
-        state.restore()
+        if path:
+            restore(model, path)
+        else:
+            state.restore()
     return found
 
 
@@ -190,8 +198,8 @@ def differing(comm: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Any:
-    return run_ranks(job, WORLD_SIZE, timeout=280)
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_ranks(job, WORLD_SIZE, tmp_path_factory.mktemp("saved"), timeout=280)
 
 
 def assert_same_bits(all_ranks: Any) -> None:
@@ -246,6 +254,7 @@ def test_what_is_not_finite_shows_on_all_ranks_and_is_not_remembered(ranks: Any,
 def test_a_restored_training_has_lost_nothing_yet(ranks: Any, what: Any) -> None:
     for rank in ranks:
         assert_same_bits(rank["restored"][what])
+        assert_same_bits(rank["restored from a file"])
 
 
 def test_what_cannot_be_had_together_is_refused(ranks: Any) -> None:

@@ -22,7 +22,7 @@ from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.model_variables import build, check_built, local_parts, variables_of
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
-from gradring.tensorflow.rules.replicas import sync
+from gradring.tensorflow.rules.replicas import rule_of, sync
 from gradring.tensorflow.save import agreed
 
 #: What a checkpoint can have beside variables.
@@ -42,6 +42,9 @@ def restore(
     communicator: Communicator | None = None,
 ) -> None:
     """Restores what `save` has saved; every rank must call it, eagerly.
+
+    What an update rule has begun, such as a sum of the gradients of some steps, or keeps for the
+    next step, is void, unless `only` some variables are restored.
 
     The file may exist on one host only: the lowest rank that finds it reads it and sends the
     variables to the others.
@@ -92,6 +95,8 @@ def restore(
     broadcast_variables(
         [local for variable in chosen for local in local_parts(variable)], reader, comm
     )
+    if only is None:
+        rule_of(variables).forget(variables)
 
 
 def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> None:
