@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from keras_models import compiled, needs_fit, state_of, train_by_fit
 from tf_worker import join
 
 from gradring import updates
+from gradring.errors import ConfigError
 from gradring.testing import run_ranks
 
 pytestmark = needs_fit
@@ -255,6 +257,15 @@ def test_a_restored_training_has_lost_nothing_yet(ranks: Any, what: Any) -> None
     for rank in ranks:
         assert_same_bits(rank["restored"][what])
         assert_same_bits(rank["restored from a file"])
+
+
+def test_owners_need_ranks_that_are_all_connected() -> None:
+    from gradring.tensorflow.rules.making import make
+
+    many: Any = SimpleNamespace(rank=3, host="here", world_size=65)
+    with pytest.raises(ConfigError, match="at most 64 ranks can do, and these are 65"):
+        make(updates.AllReduce(updates.Int8()), many, 1, None, 1)
+    make(updates.AllReduce(updates.TopK(0.1)), many, 1, None, 1)
 
 
 def test_what_cannot_be_had_together_is_refused(ranks: Any) -> None:

@@ -12,6 +12,7 @@ from gradring.tensorflow.rules.local import Local
 from gradring.tensorflow.rules.parameter_server import Pushed
 from gradring.tensorflow.rules.primary import Primary
 from gradring.tensorflow.rules.updates import Updates
+from gradring.tensorflow.start_wait import ALL_TO_ALL_RANKS_MAX
 
 
 def make(
@@ -51,6 +52,14 @@ def make(
             raise ConfigError(
                 f"check_gradients={check_gradients!r} looks at gradients that travel as they are, "
                 f"and update={rule} sends others; leave one of them out"
+            )
+        by_owners = isinstance(rule.compression, updates.Int8 | updates.Bits16)
+        if by_owners and communicator.world_size > ALL_TO_ALL_RANKS_MAX:
+            raise ConfigError(
+                f"update={rule} on rank {communicator.rank} of {communicator.host}: parts of "
+                f"gradients go from each rank to each, which at most {ALL_TO_ALL_RANKS_MAX} ranks "
+                f"can do, and these are {communicator.world_size}; use TopK or PowerSGD, or "
+                "init(wire_dtype=...)"
             )
         inner = Compressed(rule.compression, communicator, bucket_bytes)
     return inner if rule.sync_every == 1 else Accumulated(rule.sync_every, inner)
