@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from keras_models import CAN_FIT, needs_fit
 from tf_worker import join
 
 from gradring.testing import run_ranks
@@ -236,6 +237,8 @@ def three_ways() -> Any:
         sparse.MESSAGE_BYTES, sparse.OWNER_BYTES = chosen
         sparse._message_bytes = lambda communicator: sparse.MESSAGE_BYTES
         found["travelled"] = {case: travelled(tf, comm, case) for case in TRAVEL}
+        if CAN_FIT:
+            found["fit"] = {scaled: fitted(comm, scaled) for scaled in (False, True)}
         let_owners_pay(ALWAYS)
         found["width"] = failure_of_widths(tf, comm)
         return found
@@ -301,6 +304,38 @@ def travelled(tf: Any, comm: Any, case: str) -> bool:
     return all_to_alls(comm) > before
 
 
+def fitted(comm: Any, scaled: bool) -> list[Any]:
+    """Whether rows went to owners in `fit`, and the weights; owners asked or not."""
+    import keras
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    words = np.random.default_rng(0).integers(0, 300, (60, 20))
+    labels = np.random.default_rng(1).integers(0, 3, 60)
+    found = []
+    for message_bytes in (ALWAYS, NEVER):
+        let_owners_pay(message_bytes)
+        keras.utils.set_random_seed(1)
+        with CustomCollectiveStrategy(communicator=comm).scope():
+            model = keras.Sequential(
+                [
+                    keras.layers.Embedding(300, 16),
+                    keras.layers.GlobalAveragePooling1D(),
+                    keras.layers.Dense(3, activation="softmax"),
+                ]
+            )
+            # The norm of all gradients depends on the order of the rows.
+            optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.01)
+            if scaled:
+                optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+            model.compile(optimizer, "sparse_categorical_crossentropy")
+        before = all_to_alls(comm)
+        model.fit(words, labels, batch_size=30, verbose=0)
+        weights = [weight.tobytes() for weight in model.get_weights()]
+        found.append((all_to_alls(comm) > before, weights))
+    return found
+
+
 def failure_of_widths(tf: Any, comm: Any) -> str:
     """What is said of rows that are wider on rank 2."""
     from gradring.tensorflow import all_reduce
@@ -351,6 +386,14 @@ def test_gradients_flow_back_from_owners(three_ranks: Any) -> None:
 def test_rows_go_to_owners_where_ranks_share_enough_of_them(three_ranks: Any) -> None:
     for result in three_ranks:
         assert result["travelled"] == {case: expected for case, (*_, expected) in TRAVEL.items()}
+
+
+@needs_fit
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fit_has_the_bits_of_gathered_rows(three_ranks: Any, scaled: bool) -> None:
+    (_, expected), _ = three_ranks[0]["fit"][scaled]
+    for result in three_ranks:
+        assert result["fit"][scaled] == [(True, expected), (False, expected)]
 
 
 def test_rows_of_another_width_are_told_by_name(three_ranks: Any) -> None:
