@@ -53,7 +53,8 @@ RULES = SHOWN | {"bounded-staleness-64": updates.ParameterServer(staleness=64)}
 SERVED = tuple(name for name, rule in RULES.items() if isinstance(rule, updates.ParameterServer))
 #: Steps between two tests.
 TEST_EVERY = 4
-#: Of Adam: of several that were tried with equal workers, the one that learns soonest.
+#: Of Adam: of 0.005, 0.01 and 0.02 with equal workers, what learns soonest, or nearly so and ends
+#: better.
 RATES = dict.fromkeys(RULES, 0.02) | {
     "top-k": 0.01,
     "local-sgd": 0.01,
@@ -84,11 +85,13 @@ class Situation:
 
 SITUATIONS = {
     "equal": Situation(),
-    "slow": Situation(slower=SLOWER, steps=200),
+    "slow": Situation(slower=SLOWER, steps=150),
     "gigabit": Situation(
-        rate="1gbit", hidden=(768, 768), steps=160, rate_times=0.1, seeds=SEEDS[:1]
+        rate="1gbit", hidden=(768, 768), steps=160, rate_times=0.075, seeds=SEEDS[:1]
     ),
-    "slow-alike": Situation(slower=SLOWER, steps=150, one_rate=0.005, rules=SERVED),
+    "slow-alike": Situation(
+        slower=SLOWER, steps=150, one_rate=0.005, rules=SERVED, seeds=SEEDS[:2]
+    ),
 }
 
 
