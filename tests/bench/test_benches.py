@@ -166,6 +166,14 @@ def test_update_rules_are_recorded_by_time_and_bytes(tmp_path: Path) -> None:
         assert 0 < row["megabytes"][0] < row["megabytes"][1]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_parameter_servers_are_compared_with_those_of_tensorflow() -> None:
+    done = run("parameter_server_steps", "--model", "small", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^gradring .* steps/s.*\nTensorFlow .* steps/s", done.stdout, re.MULTILINE)
+
+
 @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 def test_a_limited_network_bounds_the_bandwidth(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
