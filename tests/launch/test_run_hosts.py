@@ -54,6 +54,34 @@ def test_ranks_of_all_hosts_form_one_group(tmp_path: Path, ssh: dict[str, str]) 
     ]
 
 
+def test_parameter_servers_stand_on_the_hosts_in_turn(tmp_path: Path, ssh: dict[str, str]) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import json, os, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1] / 'updates')!r})\n"
+        "from parameters import client, gradient, np, pulled, server\n"
+        "config = json.loads(os.environ['TF_CONFIG'])\n"
+        "token = os.environ['GRADRING_TOKEN'].encode()\n"
+        "addresses, task = config['cluster']['ps'], config['task']\n"
+        "print(task['type'], task['index'], os.environ['SSH_HOST'], flush=True)\n"
+        "if task['type'] == 'ps':\n"
+        "    server(addresses, task['index'], 3, token=token, staleness=0).serve()\n"
+        "    sys.exit()\n"
+        "worker, weights = client(addresses, task['index'], token=token), np.zeros(8, np.float32)\n"
+        "for _ in range(3):\n"
+        "    pulled(worker, weights)\n"
+        "    worker.push([gradient(task['index'])], 1.0)\n"
+        "pulled(worker, weights)\n"
+        "print([int(it) for it in weights[:4]])\n"
+        "worker.leave()\n",
+    )
+    done = gradring("run", "--hosts", HOSTS, "--ps", 2, sys.executable, program, **ssh)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("] ", 1)[1] for line in done.stdout.splitlines()]
+    assert {line for line in lines if line.startswith("ps")} == {"ps 0 127.0.0.2", "ps 1 127.0.0.3"}
+    assert lines.count("[997, 997, 997, 1000]") == 3
+
+
 def test_each_rank_gets_its_place_its_threads_and_tf_config(
     tmp_path: Path, ssh: dict[str, str]
 ) -> None:

@@ -24,6 +24,9 @@ class Certificate:
     key: Path
     authority: Path
 
+    def paths(self) -> tuple[str, str, str]:
+        return str(self.authority), str(self.path), str(self.key)
+
     def variables(self) -> dict[str, str]:
         return {
             "GRADRING_TLS_CA": str(self.authority),

@@ -1,7 +1,8 @@
 """Parameter servers and workers as processes of their own; as a program, this is one of them.
 
-Every worker's gradient is 1 at the element of its index and 0 elsewhere; the learning rate is 1.
-So an element says how many gradients of its worker were applied.
+Every worker's gradient is 1 at the element of its index and at the one as far from the end, and 0
+elsewhere; the learning rate is 1. So an element says how many gradients of its worker were applied.
+The end of a large vector is on another server: the two say whether one was applied on both.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
 INITIAL = 1000.0
 
 
-def door(token: bytes = b"secret") -> Any:
+#: Paths of the authority's certificate, the own one, and its key.
+Tls = tuple[str, str, str]
+
+
+def door(token: bytes = b"secret", tls: Tls | None = None) -> Any:
     return {
         "listen": None,
         "ports": None,
@@ -33,12 +38,19 @@ def door(token: bytes = b"secret") -> Any:
         "announce": None,
         "job": "",
         "token": token,
-        "tls": None,
+        "tls": tls,
     }
 
 
 def server(
-    addresses: list[str], index: int, workers: int, *, timeout: float = 300, **rule: Any
+    addresses: list[str],
+    index: int,
+    workers: int,
+    *,
+    token: bytes = b"secret",
+    tls: Tls | None = None,
+    timeout: float = 300,
+    **rule: Any,
 ) -> ParameterServer:
     values: dict[str, Any] = {
         "staleness": None,
@@ -55,7 +67,7 @@ def server(
         index=index,
         addresses=addresses,
         workers=workers,
-        door=door(),
+        door=door(token, tls),
         settings={"timeout": str(timeout)},
         **values,
     )
@@ -67,13 +79,14 @@ def client(
     *,
     elements: int = 8,
     token: bytes = b"secret",
+    tls: Tls | None = None,
     timeout: float = 300,
     begins: bool = True,
 ) -> ParameterClient:
     made = ParameterClient(
         worker=worker,
         addresses=addresses,
-        door=door(token),
+        door=door(token, tls),
         settings={"timeout": str(timeout)},
     )
     if begins:
@@ -90,7 +103,7 @@ def pulled(worker: ParameterClient, weights: np.ndarray[Any, Any]) -> int:
 
 def gradient(worker: int, elements: int = 8) -> np.ndarray[Any, Any]:
     values = np.zeros(elements, np.float32)
-    values[worker] = 1
+    values[[worker, -1 - worker]] = 1
     return values
 
 
@@ -105,37 +118,53 @@ def start(**what: Any) -> subprocess.Popen[str]:
     )
 
 
-def _kill_once(condition: Callable[[], bool]) -> None:
-    """This process ends as soon as that is true."""
+def _kill(*processes: int) -> None:
+    """These end, and then this one, which waits for it."""
+    for process in (*processes, os.getpid()):
+        os.kill(process, signal.SIGKILL)
+    threading.Event().wait()
 
+
+def _once(condition: Callable[[], bool], then: Callable[[], None]) -> None:
     def watch() -> None:
         while not condition():
             pass
-        os.kill(os.getpid(), signal.SIGKILL)
+        then()
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(addresses: list[str], index: int, elements: int, dies: str) -> None:
-    """Three steps of a worker, and an end in the middle of the next one."""
+def _work(
+    addresses: list[str],
+    index: int,
+    elements: int,
+    dies: str,
+    directories: list[str],
+    too: list[int],
+) -> None:
+    """Three steps of a worker, and an end in the middle of the next one, of the processes `too`."""
     worker = client(addresses, index, elements=elements)
     weights = np.zeros(elements, np.float32)
     for _ in range(3):
         pulled(worker, weights)
         worker.push([gradient(index, elements)], 1.0)
+    # What is restored has weights, so nobody waits for all workers to begin.
+    while not all(any(Path(it).glob("snapshot-*[0-9]")) for it in directories):
+        pass
     if dies == "before the pull":
-        os.kill(os.getpid(), signal.SIGKILL)
+        _kill(*too)
     if dies == "in the pull":
-        _kill_once(lambda: worker.stats()["bytes_received"] > 4 * elements * 3 + 1000)
+        received = 4 * elements * 3 + 1000
+        _once(lambda: worker.stats()["bytes_received"] > received, lambda: _kill(*too))
     pulled(worker, weights)
     if dies == "before the push":
-        os.kill(os.getpid(), signal.SIGKILL)
+        _kill(*too)
     if dies == "in the push":
         before = worker.stats()["bytes_sent"]
-        _kill_once(lambda: worker.stats()["bytes_sent"] > before + elements)
+        _once(lambda: worker.stats()["bytes_sent"] > before + elements, lambda: _kill(*too))
     worker.push([gradient(index, elements)], 1.0)
     if dies == "after the push":
-        os.kill(os.getpid(), signal.SIGKILL)
+        _kill(*too)
     pulled(worker, weights)
     threading.Event().wait()
 
@@ -146,6 +175,7 @@ def _main(what: dict[str, Any]) -> None:
         served = server(**what)
         print("listens", flush=True)
         served.serve()
+        print(json.dumps(served.stats()))
     else:
         _work(**what)
 

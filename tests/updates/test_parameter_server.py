@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -113,10 +114,12 @@ def rows(comm: Any) -> Any:
         }
 
     reduced = fitted(strategy_of(comm))
-    rule = updates.ParameterServer(placement={"embeddings": 1, "kernel": 0})
-    with served(comm, rule, servers=2) as strategy:
-        pushed = fitted(strategy)
-        stats = strategy.update_stats()
+    with tempfile.TemporaryDirectory() as snapshots:
+        placement = {"embeddings": 1, "kernel": 0}
+        rule = updates.ParameterServer(placement=placement, snapshots=snapshots)
+        with served(comm, rule, servers=2) as strategy:
+            pushed = fitted(strategy)
+            stats = strategy.update_stats()
     return {"reduced": reduced, "pushed": pushed, "stats": stats}
 
 

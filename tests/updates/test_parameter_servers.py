@@ -5,9 +5,11 @@ Nothing hangs, and every gradient counts once or not at all.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from parameters import INITIAL, client, door, gradient, pulled, server, start
 import gradring
 from gradring import errors
 from gradring._native import ParameterClient, ParameterServer
+from security.certificates import Authority
 from waiting import wait_until
 
 
@@ -61,40 +64,97 @@ def serving(made: list[ParameterServer], ends: bool = True) -> Iterator[list[Bas
         assert not any(thread.is_alive() for thread in threads)
 
 
+PHASES = ("before the pull", "in the pull", "before the push", "in the push", "after the push")
+
+
 @pytest.mark.parametrize(
     "staleness", [None, *(pytest.param(it, marks=pytest.mark.slow) for it in (0, 2))]
 )
 @pytest.mark.parametrize(
-    "dies",
-    ["before the pull", "in the pull", "before the push", "in the push", "after the push"],
+    ("dies", "lost"),
+    [
+        *((phase, None) for phase in PHASES),
+        *(("in the pull", server) for server in (0, 1)),
+        *(("in the push", server) for server in (0, 1)),
+        *(
+            pytest.param(phase, server, marks=pytest.mark.slow)
+            for phase in PHASES[::2]
+            for server in (0, 1)
+        ),
+    ],
 )
 def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
-    dies: str, staleness: int | None
+    dies: str, lost: int | None, staleness: int | None, tmp_path: Path
 ) -> None:
-    elements = 1 << 18
+    elements, snapshot_every = 1 << 18, 5
     addresses = free_addresses(2)
-    servers = [server(addresses, index, 2, staleness=staleness, patience=0.5) for index in range(2)]
-    with serving(servers):
-        victim = start(role="worker", addresses=addresses, index=1, elements=elements, dies=dies)
-        worker, weights = client(addresses, 0, elements=elements), np.zeros(elements, np.float32)
-        pushes = 0
-        while victim.poll() is None or 1 in servers[0].stats()["members"]:
-            pulled(worker, weights)
-            worker.push([gradient(0, elements)], 1.0)
-            pushes += 1
-        for _ in range(3):
-            pulled(worker, weights)
-            worker.push([gradient(0, elements)], 1.0)
-        pulled(worker, weights)
-        worker.leave()
-    stats = [it.stats() for it in servers]
+    directories = [str(tmp_path / str(index)) for index in range(2)]
+
+    def begin(index: int) -> subprocess.Popen[str]:
+        return start(
+            role="server",
+            addresses=addresses,
+            index=index,
+            workers=2,
+            directory=directories[index],
+            snapshot_every=snapshot_every,
+            staleness=staleness,
+            # A server that was started again ends if no worker comes within this.
+            patience=0.5 if lost is None else 5.0,
+        )
+
+    servers = [begin(0), begin(1)]
+
+    def begin_again(index: int) -> None:
+        servers[index].communicate()
+        servers[index] = begin(index)
+
+    victim = start(
+        role="worker",
+        addresses=addresses,
+        index=1,
+        elements=elements,
+        dies=dies,
+        directories=directories,
+        too=[] if lost is None else [servers[lost].pid],
+    )
+    mender = threading.Thread(target=begin_again, args=[lost])
+    if lost is not None:
+        mender.start()
+    worker, weights = client(addresses, 0, elements=elements), np.zeros(elements, np.float32)
+    versions, more = [0], 6
+    while more:
+        # Fewer than two snapshots' updates are given up with a server.
+        versions.append(pulled(worker, weights))
+        assert versions[-1] >= versions[-2] - (0 if lost is None else 2 * snapshot_every)
+        worker.push([gradient(0, elements)], 1.0)
+        more -= victim.poll() is not None
+    version, nothing = pulled(worker, weights), 0
+    # An asynchronous worker goes on before its gradients are applied.
+    while worker.stats()["unsettled"]:
+        nothing += worker.push([None], 1.0)
+        version = pulled(worker, weights)
+    worker.leave()
+    if lost is not None:
+        mender.join()
+    said = [it.communicate(timeout=120) for it in servers]
+    assert [it.returncode for it in (*servers, victim)] == [0, 0, -9], (said, victim.communicate())
     victim.communicate()
-    assert victim.returncode == -9
-    mine, its = (float(INITIAL - it) for it in weights[:2])
-    assert (mine, stats[0]["pushes"]) == (pushes + 3, 1 + pushes + 3 + its)
+    stats = [json.loads(out.splitlines()[-1]) for out, _ in said]
     assert stats[0]["history"] == stats[1]["history"]
     assert stats[0]["applied"] == stats[1]["applied"]
-    assert 2 <= its <= 4
+    mine, its = (float(INITIAL - it) for it in weights[:2])
+    np.testing.assert_array_equal(weights[:2], weights[:-3:-1])
+    assert its <= 4
+    assert stats[0]["version"] == version
+    if staleness == 0:
+        # Each update has a gradient of this worker, and all that it had were in one.
+        assert mine == version - 1
+    else:
+        assert 1 + mine + its + nothing == version
+    if lost is None:
+        assert (mine, stats[0]["pushes"]) == (len(versions) - 1, 1 + mine + its + nothing)
+        assert its >= 2
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -219,6 +279,24 @@ def test_strangers_ranks_and_second_workers_are_turned_away_by_name(tmp_path: Pa
         assert os.waitpid(child, 0)[1] == 0
         first.push([gradient(0)], 1.0)
         assert pulled(first, weights) == 2
+
+
+def test_links_with_certificates_let_nobody_in_without(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    right = authority.certify("all", "127.0.0.1").paths()
+    stranger = Authority(tmp_path, "other").certify(
+        "stranger", "127.0.0.1", trusting=authority.path
+    )
+    addresses, weights = free_addresses(2), np.zeros(8, np.float32)
+    with serving([server(addresses, index, 1, token=b"", tls=right) for index in range(2)]):
+        for tls in (None, stranger.paths()):
+            with pytest.raises(errors.GradringError, match=r"parameter server . at 127"):
+                client(addresses, 0, token=b"", tls=tls, timeout=1).pull([weights])
+        worker = client(addresses, 0, token=b"", tls=right)
+        pulled(worker, weights)
+        worker.push([gradient(0)], 1.0)
+        assert (pulled(worker, weights), weights[0]) == (2, INITIAL - 1)
+        worker.leave()
 
 
 def test_a_server_ends_when_nobody_comes_and_when_all_are_lost() -> None:

@@ -25,7 +25,8 @@ def test_rules_show_what_they_are_and_are_values() -> None:
     placed = updates.ParameterServer(np.int64(2), placement={"b": np.int64(1), "a": 0})
     assert repr(placed) == (
         "ParameterServer(staleness=2, aggregate=1, overflow='wait', late='weight', backup=0, "
-        "placement={'a': 0, 'b': 1}, snapshots=None, snapshot_every=100)"
+        "placement={'a': 0, 'b': 1}, snapshots=None, snapshot_every=100, "
+        "patience=60.0)"
     )
     assert len({updates.ParameterServer(), updates.ParameterServer(0)}) == 1
     assert repr(updates.LocalSGD(np.int64(8))) == repr(updates.LocalSGD(8))
@@ -54,6 +55,7 @@ def test_rules_show_what_they_are_and_are_values() -> None:
         (lambda: updates.ParameterServer(late=1), "ParameterServer: late=1 is not one of w"),  # type: ignore[arg-type]
         (lambda: updates.ParameterServer(placement={"a": -1}), "ParameterServer: placement={'a'"),
         (lambda: updates.ParameterServer(snapshot_every=0), "ParameterServer: snapshot_every=0"),
+        (lambda: updates.ParameterServer(patience=-1), "ParameterServer: patience=-1"),
         (lambda: updates.Nesterov(0.0), "Nesterov: learning_rate=0.0"),
         (lambda: updates.Nesterov(float("inf")), "Nesterov: learning_rate=inf"),
         (lambda: updates.Nesterov(momentum=1), "Nesterov: momentum=1"),

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import NoReturn, TypedDict
 
 from gradring import _native, parse, updates
@@ -58,7 +59,9 @@ def make_server(
         backup=rule.backup,
         combine="sum" if rule.is_sum else "mean",
         snapshot_every=rule.snapshot_every,
-        directory=rule.snapshots,
+        # Servers of one machine may share the rule's directory.
+        directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
+        patience=rule.patience,
         **door_and_settings(),
     )
 

@@ -146,9 +146,12 @@ class ParameterServer:
             Their gradients are in a later one, as `late` says.
         placement: Which server is to have which variables, whole: by the beginning of a variable's
             path, such as its layer, the index of the server: ``{"embedding": 1}``.
-        snapshots: A directory for the servers' snapshots, from which they go on when one is started
-            again. None (default): they go on from a worker's variables; the optimizer begins anew.
+        snapshots: A directory for the servers' snapshots, in which each server makes its own, and
+            from which they go on when one is started again. None (default): they go on from a
+            worker's variables; the optimizer begins anew.
         snapshot_every: Updates between two snapshots; default 100.
+        patience: For how many seconds servers wait for a lost worker to come back when all others
+            have left; default 60. Until then, nobody else waits for it.
 
     Raises:
         gradring.errors.ConfigError: One of them is something else, or does not go with another.
@@ -162,6 +165,7 @@ class ParameterServer:
     placement: Mapping[str, int] = field(default_factory=dict, hash=False)
     snapshots: str | os.PathLike[str] | None = None
     snapshot_every: int = 100
+    patience: float = 60.0
 
     def __post_init__(self) -> None:
         if self.staleness is not None:
@@ -169,6 +173,7 @@ class ParameterServer:
         _check_count(self, "aggregate")
         _check_count(self, "backup", least=0)
         _check_count(self, "snapshot_every")
+        _check_number(self, "patience", lambda it: it >= 0, "of seconds from 0 up")
         _check_word(self, "overflow", ("wait", "drop_oldest", "drop_newest"))
         _check_word(self, "late", ("weight", "compensate", "drop"))
         if self.is_synchronous and self.aggregate > 1:
@@ -222,7 +227,9 @@ def _check_placement(rule: ParameterServer) -> None:
     object.__setattr__(rule, "placement", ordered)
 
 
-def _check_number(rule: Nesterov, name: str, is_right: Callable[[float], bool], what: str) -> None:
+def _check_number(
+    rule: Nesterov | ParameterServer, name: str, is_right: Callable[[float], bool], what: str
+) -> None:
     value = getattr(rule, name)
     if not (isinstance(value, Real) and math.isfinite(value) and is_right(float(value))):
         raise _wrong(rule, name, f"is not a number {what}; correct it")
