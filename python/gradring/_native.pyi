@@ -202,7 +202,26 @@ class Communicator:
     def close(self) -> None: ...
 
 @type_check_only
-class ServerStats(TypedDict):
+class GradientCounts(TypedDict):
+    # Of all workers' gradients since the servers were last restored; 0 and {} but in server 0, and
+    # in a worker what server 0 said up to a second ago.
+    queue: int  # that wait to be applied
+    pushes: int
+    updates: int
+    dropped_late: int
+    dropped_overflow: int
+    dropped_lost: int
+    superfluous: int  # initial weights that came second
+    staleness: dict[
+        int, int
+    ]  # by staleness in versions, how many gradients were applied with it; 63 and more are 63
+
+@type_check_only
+class CountsOfServers(GradientCounts):
+    version: int  # updates in the weights
+
+@type_check_only
+class ServerStats(GradientCounts):
     server: int
     address: str  # where it listens, with the port that it got
     term: int  # grows whenever servers are restored; 0 before the first
@@ -220,17 +239,6 @@ class ServerStats(TypedDict):
     )
     members: list[int]  # workers that count now (server 0; else [])
     left: list[int]  # workers that have left (server 0; else [])
-    queue: int  # gradients that wait to be applied (server 0; else 0)
-    # Of the gradients since the servers were last restored (server 0; else 0 and {}):
-    pushes: int
-    updates: int
-    dropped_late: int
-    dropped_overflow: int
-    dropped_lost: int
-    superfluous: int  # initial weights that came second
-    staleness: dict[
-        int, int
-    ]  # by staleness in versions, how many gradients were applied with it; 63 and more are 63
 
 @type_check_only
 class ClientStats(TypedDict):
@@ -245,6 +253,7 @@ class ClientStats(TypedDict):
     bytes_received: int
     reconnects: int
     waited_s: float  # in pull()
+    servers: CountsOfServers
 
 @final
 class ParameterServer:

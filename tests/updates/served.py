@@ -29,8 +29,10 @@ def served(comm: Any, rule: updates.ParameterServer, servers: int = 1) -> Iterat
 
 
 @contextlib.contextmanager
-def serving(comm: Any, rule: updates.ParameterServer, servers: int = 1) -> Iterator[list[Any]]:
-    """Servers for all ranks, which strategies find by TF_CONFIG; rank 0 has them.
+def serving(
+    comm: Any, rule: updates.ParameterServer, servers: int = 1, made: list[Any] | None = None
+) -> Iterator[list[Any]]:
+    """Servers for all ranks, which strategies find by TF_CONFIG; rank 0 has them, and fills `made`.
 
     Yields:
         A list that has what the servers have counted, on rank 0, when all is over.
@@ -40,7 +42,7 @@ def serving(comm: Any, rule: updates.ParameterServer, servers: int = 1) -> Itera
 
     ports = np.array(free_ports(servers) if comm.rank == 0 else [0] * servers)
     addresses = [f"127.0.0.1:{port}" for port in comm.broadcast(ports)]
-    made, threads = [], []
+    made, threads = [] if made is None else made, []
     counted: list[Any] = []
     if comm.rank == 0:
         for index in range(servers):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import tempfile
 from typing import Any
 
@@ -18,12 +20,17 @@ from keras_models import (
     needs_fit,
     samples,
 )
+from prometheus_client.parser import text_string_to_metric_families
 from served import served, serving
 from tf_worker import join
 
+import gradring
 from gradring import updates
 from gradring.errors import AbortedError, ConfigError
+from gradring.observe import metrics
+from gradring.observe.observer import observer_of
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 pytestmark = needs_fit
 
@@ -42,6 +49,7 @@ def job() -> dict[str, Any]:
             "rows": rows(comm),
             "counted": counted(comm),
             "began": began(comm),
+            "seen": seen(comm),
             "refused": refused(comm),
         }
 
@@ -154,6 +162,37 @@ def counted(comm: Any) -> Any:
         updates.ParameterServer(backup=1, late="drop"),
     )
     return [moved(rule) for rule in rules]
+
+
+def seen(comm: Any) -> Any:
+    """What a monitor, TensorBoard and Prometheus show of asynchronous updates."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    lines, rows, made = io.StringIO(), list[Any](), list[Any]()
+    with serving(comm, ASYNCHRONOUS, made=made):
+        strategy = CustomCollectiveStrategy(update=ASYNCHRONOUS)
+        with strategy.scope():
+            weight = tf.Variable([1.0])
+            optimizer = keras.optimizers.SGD(RATE)
+        monitor = gradring.Monitor(strategy, every_steps=1, stream=lines, on_line=rows.append)
+
+        def step() -> None:
+            strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
+            monitor.step()
+
+        for _ in range(3):
+            step()
+        wait_until(lambda: strategy.update_stats()["servers"]["staleness"], "the server has told")
+        step()
+        of_servers = [metrics.render_server(one.stats()) for one in made]
+        own = metrics.render(
+            strategy.communicator, None, comm.rank, observer_of(strategy.communicator).updates()
+        )
+        strategy.leave()
+    return lines.getvalue(), rows[-1], own, of_servers
 
 
 def began(comm: Any) -> Any:
@@ -283,6 +322,24 @@ def test_updates_are_what_the_rule_says(ranks: Any) -> None:
     assert stats["version"] - 1 >= STEPS
     for _, client, _ in (*synchronous, *each, *bounded, *queue, *backup):
         assert client["pushes"] >= STEPS - 1
+
+
+def test_staleness_queue_and_drops_are_seen(ranks: Any) -> None:
+    for index, rank in enumerate(ranks):
+        lines, row, own, of_servers = rank["seen"]
+        last = lines.splitlines()[-1]
+        assert re.search(r"version \d+, staleness [\d.]+, at most \d+, \d queued, 0 dropped$", last)
+        assert list(row["ranks"]) == [str(index)]
+        assert set(row["updates"]) == {"version", "staleness", "staleness_max", "queue", "dropped"}
+        assert row["ranks"][str(index)]["wait_ms"] > 0
+        families = {each.name: each for each in text_string_to_metric_families(own)}
+        assert families["gradring_version"].samples[0].value == row["updates"]["version"]
+        assert families["gradring_pushes"].samples[0].labels == {"rank": str(index)}
+        for text in of_servers:
+            families = {each.name: each for each in text_string_to_metric_families(text)}
+            assert families["gradring_gradient_staleness"].type == "histogram"
+            fates = {one.labels["fate"] for one in families["gradring_gradients"].samples}
+            assert fates == {"applied", "late", "overflow", "lost"}
 
 
 def test_workers_that_begin_with_other_weights_take_those_of_one(ranks: Any) -> None:

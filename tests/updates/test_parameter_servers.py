@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,7 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
             directory=directories[index],
             snapshot_every=snapshot_every,
             staleness=staleness,
-            # A server that was started again ends if no worker comes within this.
-            patience=0.5 if lost is None else 5.0,
+            patience=0.5,
         )
 
     servers = [begin(0), begin(1)]
@@ -157,10 +156,27 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
         assert its >= 2
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+def snapshots_in(directory: Path) -> list[Path]:
+    """By version; what is being written is none yet."""
+    files = directory.glob("snapshot-*[0-9]")
+    return sorted(files, key=lambda it: int(it.name.split("-")[-1]))
+
+
+def cut_short(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def changed(file: Path) -> None:
+    whole = bytearray(file.read_bytes())
+    whole[-1] ^= 1
+    file.write_bytes(whole)
+
+
+@pytest.mark.parametrize(("lost", "damage"), [(0, None), (1, None), (0, cut_short), (1, changed)])
 def test_a_killed_server_is_restored_and_every_gradient_counts_once(
-    lost: int, tmp_path: Path
+    lost: int, damage: Callable[[Path], None] | None, tmp_path: Path
 ) -> None:
+    damaged = None
     addresses = free_addresses(2)
 
     def begin(index: int) -> Any:
@@ -181,18 +197,26 @@ def test_a_killed_server_is_restored_and_every_gradient_counts_once(
             assert weights[0] == INITIAL - (version - 1)
             worker.push([gradient(0)], 1.0)
         if life == 0:
+            wait_until(lambda: len(snapshots_in(tmp_path / str(lost))) > 1, "two snapshots")
             servers[lost].kill()
             servers[lost].communicate()
+            whole = snapshots_in(tmp_path / str(lost))
+            if damage is not None:
+                damaged = whole.pop()
+                damage(damaged)
             servers[lost] = begin(lost)
             # What was on its way counts once, or is taken back.
             restored = pulled(worker, weights)
             assert weights[0] == INITIAL - (restored - 1)
-            assert restored > version - 2 * 5
+            assert restored > version - (2 if damage is None else 3) * 5
+            assert damage is None or restored >= int(whole[-1].name.split("-")[-1])
             worker.push([gradient(0)], 1.0)
     worker.leave()
-    for it in servers:
-        said = it.communicate(timeout=120)
-        assert it.returncode == 0, said
+    said = [it.communicate(timeout=120) for it in servers]
+    assert [it.returncode for it in servers] == [0, 0], said
+    warned = [line for _, errors in said for line in errors.splitlines() if "snapshot" in line]
+    assert len(warned) == (damaged is not None)
+    assert damaged is None or str(damaged) in warned[0]
 
 
 def test_weights_rows_and_placement_arrive_where_they_belong() -> None:

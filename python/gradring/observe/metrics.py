@@ -9,15 +9,19 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradring._native import build_info
 from gradring.communicator import Communicator, core_of
+from gradring.observe import update_report
 from gradring.observe.step_report import Totals
 from gradring.parse import joined_address
+
+if TYPE_CHECKING:
+    from gradring._native import ServerStats
 
 _Counter = Literal["count", "bytes", "bytes_sent", "waiting_s", "moving_s"]
 #: What a `gradring.Monitor` has counted, and the loss; None without one.
@@ -32,11 +36,9 @@ _log = logging.getLogger("gradring")
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` about one communicator, on a daemon thread."""
+    """Answers ``GET /metrics`` on a daemon thread."""
 
-    def __init__(
-        self, communicator: Communicator, port: int, address: str, counted: Callable[[], Counted]
-    ) -> None:
+    def __init__(self, text: Callable[[], str], port: int, address: str) -> None:
         """Listens at a port, 0 for a free one, of an IP address; ``::`` is IPv4 as well.
 
         Raises:
@@ -50,7 +52,7 @@ class MetricsServer:
                 if self.path.partition("?")[0] != "/metrics":
                     self.send_error(404, "ask for /metrics")
                     return
-                body = render(communicator, counted()).encode()
+                body = text().encode()
                 self.send_response(200)
                 self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))
@@ -119,7 +121,7 @@ class _ServerOfIPv6(_Server):
 
 
 def serve(
-    communicator: Communicator, port: int, address: str, counted: Callable[[], Counted]
+    communicator: Communicator, port: int, address: str, text: Callable[[], str]
 ) -> MetricsServer | None:
     """Serves at ``port`` plus the local rank; None, and a warning, if that cannot be had.
 
@@ -130,38 +132,77 @@ def serve(
     others = (
         range(port, port + communicator.local_size) if core_of(communicator).generation > 0 else ()
     )
+    who = f"rank {communicator.rank} on {communicator.host}"
+    return serve_at((own, *others), address, text, who)
+
+
+def serve_at(
+    ports: Sequence[int], address: str, text: Callable[[], str], who: str
+) -> MetricsServer | None:
+    """Serves at the first of the ports that is free; None, and a warning, if none is."""
     failure: Exception | None = None
-    for one in (own, *others):
+    for one in ports:
         try:
-            return MetricsServer(communicator, one, address, counted)
+            return MetricsServer(text, one, address)
         except (OSError, OverflowError) as error:
             failure = failure or error
     _log.warning(
-        "rank %d on %s serves no metrics: %s: %s",
-        communicator.rank,
-        communicator.host,
-        joined_address(address, own),
+        "%s serves no metrics: %s: %s",
+        who,
+        joined_address(address, ports[0]),
         getattr(failure, "strerror", None) or failure,
     )
     return None
 
 
-def render(communicator: Communicator, counted: Counted = None) -> str:
+class _Text:
+    """Prometheus' text format, as it grows."""
+
+    def __init__(self, own: dict[str, str]) -> None:
+        self._own = own
+        self._lines: list[str] = []
+
+    def family(
+        self, name: str, kind: str, meaning: str, samples: Iterable[update_report.Sample]
+    ) -> None:
+        self._begin(name, kind, meaning)
+        for sample in samples:
+            self._add(name, sample)
+
+    def histogram(self, name: str, meaning: str, staleness: update_report.Staleness) -> None:
+        self._begin(name, "histogram", meaning)
+        for suffix, sample in update_report.buckets(staleness):
+            self._add(name + suffix, sample)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+    def _begin(self, name: str, kind: str, meaning: str) -> None:
+        self._lines.append(f"# HELP gradring_{name} {meaning}")
+        self._lines.append(f"# TYPE gradring_{name} {kind}")
+
+    def _add(self, name: str, sample: update_report.Sample) -> None:
+        labels, value = sample
+        self._lines.append(f"gradring_{name}{_labels({**self._own, **labels})} {float(value)!r}")
+
+
+def render(
+    communicator: Communicator,
+    counted: Counted = None,
+    worker: int | None = None,
+    updates: Mapping[str, Any] = {},
+) -> str:
     """All metrics of this rank in Prometheus' text format.
 
     Args:
         communicator: Whose.
         counted: What a `gradring.Monitor` has counted, and its loss, if there is one.
+        worker: Which worker of parameter servers it is, if it is one, which is in no group.
+        updates: What it has counted as such.
     """
-    own = {"rank": str(communicator.rank)}
+    text = _Text({"rank": str(communicator.rank if worker is None else worker)})
+    family = text.family
     stats = communicator.stats()
-    lines: list[str] = []
-
-    def family(name: str, kind: str, meaning: str, samples: Any) -> None:
-        lines.append(f"# HELP gradring_{name} {meaning}")
-        lines.append(f"# TYPE gradring_{name} {kind}")
-        for labels, value in samples:
-            lines.append(f"gradring_{name}{_labels({**own, **labels})} {float(value)!r}")
 
     def by_kind(key: _Counter, **labels: str) -> list[tuple[dict[str, str], float]]:
         totals = stats["collectives"].items()
@@ -197,7 +238,41 @@ def render(communicator: Communicator, counted: Counted = None) -> str:
     )
     if counted is not None:
         _steps(family, *counted)
-    return "\n".join(lines) + "\n"
+    if updates:
+        family("version", "gauge", "Updates in the variables.", [({}, updates["version"])])
+        family("pushes_total", "counter", "Gradients pushed.", [({}, updates["pushes"])])
+        family("pull_seconds_total", "counter", "Time in pulls.", [({}, updates["waited_s"])])
+    return str(text)
+
+
+def render_server(stats: ServerStats) -> str:
+    """All metrics of a parameter server; what became of gradients is known to the first."""
+    text = _Text({"server": str(stats["server"])})
+    text.family("version", "gauge", "Updates in the variables.", [({}, stats["version"])])
+    moved: list[update_report.Sample] = [
+        ({"direction": "sent"}, stats["bytes_sent"]),
+        ({"direction": "received"}, stats["bytes_received"]),
+    ]
+    text.family("server_bytes_total", "counter", "Bytes sent and received.", moved)
+    if stats["server"] > 0:
+        return str(text)
+    fates = {"applied": "pushes", **update_report.DROPPED}
+    counts: Mapping[str, Any] = stats
+    text.family("workers", "gauge", "Workers that count.", [({}, len(stats["members"]))])
+    text.family("updates_total", "counter", "Updates made.", [({}, stats["updates"])])
+    text.family(
+        "gradients_total",
+        "counter",
+        "Gradients of all workers, by what became of them.",
+        [({"fate": fate}, counts[name]) for fate, name in fates.items()],
+    )
+    text.family("queued_gradients", "gauge", "Gradients that wait.", [({}, stats["queue"])])
+    text.histogram(
+        "gradient_staleness",
+        "By how many versions weights had gone on when a gradient was applied.",
+        stats["staleness"],
+    )
+    return str(text)
 
 
 def _steps(family: Any, totals: Totals, loss: float | None) -> None:

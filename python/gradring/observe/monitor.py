@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 from gradring import steps
 from gradring.communicator import Communicator, at_new_group, core_of
 from gradring.errors import ConfigError
-from gradring.observe import step_report
+from gradring.observe import step_report, update_report
 from gradring.observe.observer import observer_of, serve_metrics
 from gradring.observe.step_report import Totals
 
@@ -109,6 +109,7 @@ class Monitor:
             prometheus_address = address_of(prometheus_address, "prometheus_address")
         observer = observer_of(communicator)
         self._communicator = communicator
+        self._observer = observer
         self._samples_per_step = samples_per_step
         self._every_steps = every_steps
         self._every_s = every_s
@@ -250,7 +251,8 @@ class Monitor:
             self._log = None
         if self._communicator.rank != 0 or self._total.steps == 0:
             return ""
-        text = step_report.table(self._all_totals(), self._communicator.hosts)
+        hosts, worker = self._communicator.hosts, self._observer.worker
+        text = step_report.table(self._all_totals(), hosts, worker)
         self._print(text)
         return text
 
@@ -279,7 +281,9 @@ class Monitor:
             for rank, seconds in stats["lateness_s"].items()
         }
         reading = self._input_s + self._input_clock()
-        return now, stats["exposed_s"], stats["waiting_s"], stats["moving_s"], reading
+        pulling = self._observer.updates().get("waited_s", 0.0)
+        exposed, waiting = stats["exposed_s"] + pulling, stats["waiting_s"] + pulling
+        return now, exposed, waiting, stats["moving_s"], reading
 
     def _look(self, now: float) -> None:
         """Adds what has come since the last look."""
@@ -324,7 +328,14 @@ class Monitor:
         }
         self._shown_ranks = {rank: Totals(**asdict(totals)) for rank, totals in ranks.items()}
         interval = step_report.Interval(
-            self._step, added, since, self._communicator.hosts, self._samples_per_step, self.loss
+            self._step,
+            added,
+            since,
+            self._communicator.hosts,
+            self._samples_per_step,
+            self.loss,
+            self._observer.worker,
+            update_report.facts(self._observer.updates()),
         )
         self._print(interval.line())
         if self._log is None and self._on_line is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradring.communicator import (
     TRACE_LIMIT,
@@ -36,12 +36,16 @@ class Observer:
         metrics_address: Where metrics are served, unless a `Monitor` says otherwise.
         metrics: What serves them, as long as it does.
         counted: What a `Monitor` has counted, and the loss, as long as there is one.
+        worker: Which worker of parameter servers this is; None in a group.
+        updates: What it has counted as such.
     """
 
     log_dir: Path | None = None
     metrics_address: str = DEFAULTS.prometheus_address
     metrics: MetricsServer | None = None
     counted: Callable[[], tuple[Totals, float | None] | None] = lambda: None
+    worker: int | None = None
+    updates: Callable[[], Mapping[str, Any]] = dict
 
 
 _observers: weakref.WeakKeyDictionary[Communicator, Observer] = weakref.WeakKeyDictionary()
@@ -69,6 +73,24 @@ def observe(communicator: Communicator, settings: Settings) -> None:
         around_close(communicator, _tracing(communicator, settings.trace))
 
 
+def observe_worker(
+    communicator: Communicator,
+    settings: Settings,
+    worker: int,
+    updates: Callable[[], Mapping[str, Any]],
+) -> None:
+    """Begins to serve and to write what the settings ask for of a worker of parameter servers.
+
+    Each is alone in its communicator, so it is the first that writes for all.
+    """
+    observer = observer_of(communicator)
+    observer.worker, observer.updates = worker, updates
+    observer.log_dir = settings.log_dir if worker == 0 else None
+    observer.metrics_address = settings.prometheus_address
+    if settings.prometheus_port is not None:
+        serve_metrics(communicator, settings.prometheus_port)
+
+
 def _record(communicator: Communicator, settings: Settings) -> None:
     """Begins the records of a group."""
     core = core_of(communicator)
@@ -86,7 +108,7 @@ def serve_metrics(communicator: Communicator, port: int, address: str | None = N
 
     Args:
         communicator: Whose; one that serves already goes on as it does.
-        port: The port of the host's first rank; the local rank is added.
+        port: The port of the host's first rank; the local rank is added, or the worker's number.
         address: The IP address to listen at; None: the one of the settings.
     """
     if communicator._joins:
@@ -102,7 +124,13 @@ def _serve(communicator: Communicator, port: int, address: str | None) -> None:
     observer = observer_of(communicator)
     if observer.metrics is None:
         address = address or observer.metrics_address
-        observer.metrics = metrics.serve(communicator, port, address, lambda: observer.counted())
+        port += observer.worker or 0
+
+        def text() -> str:
+            counted, updates = observer.counted(), observer.updates()
+            return metrics.render(communicator, counted, observer.worker, updates)
+
+        observer.metrics = metrics.serve(communicator, port, address, text)
         if observer.metrics is not None:
             around_close(communicator, _serving(observer, observer.metrics))
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gradring import lateness
+from gradring.observe import update_report
 
 #: For so many peers a rank tells the others how long it waited.
 LATE_MAX = 8
@@ -125,6 +126,9 @@ class Interval:
     #: Of all ranks together; None if unknown, as is the loss.
     samples_per_step: int | None = None
     loss: float | None = None
+    #: Which worker of parameter servers this is, and what `update_report.facts` has found.
+    worker: int | None = None
+    updates: dict[str, float | None] | None = None
 
     @property
     def steps_per_s(self) -> float:
@@ -161,6 +165,9 @@ class Interval:
             excess = _short(1000 * found.excess_s)
             slow = f"slowest: rank {found.rank} {self.hosts[found.rank]} +{excess} ms"
             slow += " (input)" if _reads_slowly(found, self.since) else ""
+        if self.updates is not None:
+            # A worker alone has nobody to compare with.
+            slow = update_report.words(self.updates)
         for rank, norm, median in unusual(self.since):
             slow += f" | gradient of rank {rank} has norm {norm:.3g}"
             slow += "" if median is None else f", the median is {median:.3g}"
@@ -176,7 +183,8 @@ class Interval:
             ``slowest`` (None, or ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by
             rank, as text, ``step_ms``, ``compute_ms``, ``input_ms``, ``comm_ms``, ``wait_ms`` and
             ``made_wait_ms``, which is how long others waited for it, and the metrics of its own
-            batches by their names. Numbers that are not finite are text.
+            batches by their names. ``updates`` is None but for a worker of parameter servers; then
+            it is what `update_report.facts` returns. Numbers that are not finite are text.
         """
         waits, loss = self._waits(), self.loss
         found = _straggler(self.added, waits, self.hosts)
@@ -193,8 +201,9 @@ class Interval:
                 "host": self.hosts[found.rank],
                 "excess_ms": 1000 * found.excess_s,
             },
+            "updates": self.updates,
             "ranks": {
-                str(rank): {
+                str(rank if self.worker is None else self.worker): {
                     "step_ms": totals.ms(totals.elapsed_s),
                     **{f"{part}_ms": totals.ms(getattr(totals, f"{part}_s")) for part in PARTS},
                     "made_wait_ms": 1000 * lateness.made_wait_s(waits, rank),
@@ -208,8 +217,8 @@ class Interval:
         return {rank: per_step(totals) for rank, totals in self.since.items()}
 
 
-def table(totals: dict[int, Totals], hosts: list[str]) -> str:
-    """A row for each rank, and a verdict in a sentence.
+def table(totals: dict[int, Totals], hosts: list[str], worker: int | None = None) -> str:
+    """A row for each rank, or for a worker of parameter servers; and a verdict in a sentence.
 
     Times are milliseconds of an average step; metrics are the last ones of each rank.
     """
@@ -223,7 +232,8 @@ def table(totals: dict[int, Totals], hosts: list[str]) -> str:
         times = (total.elapsed_s, *(getattr(total, f"{part}_s") for part in PARTS))
         cells = (f"{total.ms(seconds):.1f}" for seconds in times)
         metrics = (f"{total.metrics[name]:.4g}" if name in total.metrics else "" for name in names)
-        rows.append((str(rank), hosts[rank], str(total.steps), *cells, f"{made:.1f}", *metrics))
+        who = str(rank if worker is None else worker)
+        rows.append((who, hosts[rank], str(total.steps), *cells, f"{made:.1f}", *metrics))
     missing = [rank for rank in range(len(hosts)) if rank not in totals]
     rows += [(str(rank), hosts[rank], "no monitor", *[""] * (6 + len(names))) for rank in missing]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
@@ -240,7 +250,12 @@ def table(totals: dict[int, Totals], hosts: list[str]) -> str:
         + ": look at its data."
         for rank, norm, median in unusual(totals)
     ]
-    return "\n".join([*lines, verdict(totals, waits, hosts), *norms])
+    said = verdict(totals, waits, hosts)
+    if worker is not None:
+        mean = _mean(totals)
+        share = mean.wait_s / mean.elapsed_s
+        said = f"Worker {worker} is in pulls, and waits for servers, {share:.0%} of its time."
+    return "\n".join([*lines, said, *norms])
 
 
 def unusual(totals: Mapping[int, Totals]) -> list[tuple[int, float, float | None]]:

@@ -45,6 +45,7 @@ class ScalarWriter:
             self._writer = tf.summary.create_file_writer(os.fspath(self._directory))
         names = ("loss", "steps_per_s", "samples_per_s")
         scalars = {name: facts[name] for name in names} | dict(more)
+        scalars |= {f"updates/{name}": value for name, value in (facts["updates"] or {}).items()}
         for rank, numbers in facts["ranks"].items():
             scalars |= {f"rank_{rank}/{name}": value for name, value in numbers.items()}
         with self._writer.as_default(step=facts["step"]):

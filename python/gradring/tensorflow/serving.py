@@ -7,12 +7,16 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn, TypedDict
+from typing import TYPE_CHECKING, NoReturn, TypedDict
 
 from gradring import _native, parse, updates
 from gradring.clusters import Servers
 from gradring.config import Settings
 from gradring.errors import ConfigError
+from gradring.observe.update_report import mean_staleness
+
+if TYPE_CHECKING:
+    from gradring.observe.metrics import MetricsServer
 
 
 class _Way(TypedDict):
@@ -84,12 +88,31 @@ def serve(update: updates.Rule, servers: Servers) -> NoReturn:
     if threading.current_thread() is threading.main_thread():
         # A launcher does not wait for workers that are lost to come back.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    metrics = _serve_metrics(server, servers)
     try:
         server.serve()
     finally:
+        if metrics is not None:
+            metrics.close()
         print(f"ps {servers.own} ends: {summary(server.stats())}", file=sys.stderr, flush=True)
         server.close()
     raise SystemExit(0)
+
+
+def _serve_metrics(server: _native.ParameterServer, servers: Servers) -> MetricsServer | None:
+    """Serves this server's metrics behind those of the workers, if the settings ask for it."""
+    settings = Settings.from_environ(os.environ)
+    if settings.prometheus_port is None:
+        return None
+    from gradring.observe import metrics  # most programs do not need a web server
+
+    port = settings.prometheus_port + servers.workers + (servers.own or 0)
+    return metrics.serve_at(
+        [port],
+        settings.prometheus_address,
+        lambda: metrics.render_server(server.stats()),
+        f"parameter server {servers.own}",
+    )
 
 
 def summary(stats: _native.ServerStats) -> str:
@@ -104,7 +127,7 @@ def summary(stats: _native.ServerStats) -> str:
         words.append(f"{stats['updates']} updates of {stats['pushes']} gradients")
         words += [f"{count} dropped {why}" for why, count in dropped.items() if count]
         staleness = stats["staleness"]
-        if staleness:
-            mean = sum(each * count for each, count in staleness.items()) / sum(staleness.values())
+        mean = mean_staleness(staleness)
+        if mean is not None:
             words.append(f"staleness {mean:.2f} on average, {max(staleness)} at most")
     return ", ".join(words)

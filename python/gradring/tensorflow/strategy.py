@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,9 +13,11 @@ import tensorflow as tf
 from gradring import membership, updates
 from gradring.clusters import Place
 from gradring.communicator import Communicator, follow
+from gradring.config import Settings
 from gradring.errors import ConfigError
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
+from gradring.observe.observer import observe_worker
 from gradring.tensorflow import (
     cluster,
     compat,
@@ -144,6 +148,15 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             ),
         )
 
+        if served is not None:
+            counted = weakref.WeakMethod(self.update_stats)
+            observe_worker(
+                communicator,
+                Settings.from_environ(os.environ),
+                served.place.rank,
+                lambda: {} if (stats := counted()) is None else stats(),
+            )
+
     def scope(self) -> Any:
         """Variables made inside belong to the strategy; see `tf.distribute.Strategy.scope`."""
         compat_keras.repair()
@@ -235,7 +248,11 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             For `gradring.updates.ParameterServer`, from the first step on: the ``version`` of the
             variables that it has, ``pushes``, of which ``dropped``, ``pulls``, ``unsettled`` pushes
             that are neither applied nor dropped yet, ``waited_s`` in pulls, ``bytes_sent`` and
-            ``bytes_received``, ``reconnects``. For other rules nothing.
+            ``bytes_received``, ``reconnects``; and in ``servers`` what the first server has told
+            within about a second of all workers' gradients since the servers were restored: its
+            ``version``, ``updates``, the ``queue`` of those that wait, ``staleness`` (by staleness
+            in versions, how many were applied), ``dropped_late``, ``dropped_overflow`` and
+            ``dropped_lost``. For other rules nothing.
         """
         return self.extended.updates.stats()  # type: ignore[no-any-return]
 

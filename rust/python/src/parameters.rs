@@ -7,6 +7,7 @@ use std::time::Duration;
 use gradring_core::config::{Config, LONGEST_S, Settings};
 use gradring_core::error::{Result, Unusable};
 use gradring_core::parameters::optimizer::{Hyper, Optimizer};
+use gradring_core::serving::message::Counted;
 use gradring_core::serving::model::{Given, Model, Variable};
 use gradring_core::serving::rule::Rule;
 use gradring_core::serving::server::{Place, Server};
@@ -103,7 +104,6 @@ impl ParameterServer {
                     (*worker, (incarnation.0, incarnation.1, *number))
                 })
                 .collect();
-            let counts = stats.counts;
             let result = PyDict::new(py);
             result.set_item("server", self.inner.place().server)?;
             result.set_item("address", self.inner.address())?;
@@ -118,14 +118,7 @@ impl ParameterServer {
             result.set_item("restored", stats.restored)?;
             result.set_item("members", stats.members)?;
             result.set_item("left", stats.left)?;
-            result.set_item("queue", stats.queue)?;
-            result.set_item("pushes", counts.applied)?;
-            result.set_item("updates", stats.updates)?;
-            result.set_item("dropped_late", counts.late)?;
-            result.set_item("dropped_overflow", counts.overflowed)?;
-            result.set_item("dropped_lost", counts.lost)?;
-            result.set_item("superfluous", counts.superfluous)?;
-            result.set_item("staleness", stats.staleness)?;
+            set_counted(&result, stats.counted)?;
             Ok(result)
         })
     }
@@ -265,6 +258,10 @@ impl ParameterClient {
             result.set_item("bytes_received", stats.bytes_received)?;
             result.set_item("reconnects", stats.reconnects)?;
             result.set_item("waited_s", stats.waited.as_secs_f64())?;
+            let servers = PyDict::new(py);
+            servers.set_item("version", stats.counted.version)?;
+            set_counted(&servers, stats.counted)?;
+            result.set_item("servers", servers)?;
             Ok(result)
         })
     }
@@ -286,6 +283,19 @@ impl ParameterClient {
         let model = self.inner.begun();
         model.map_err(|error| to_python(py, &error))
     }
+}
+
+/// `GradientCounts` of the stub.
+fn set_counted(result: &Bound<'_, PyDict>, counted: Counted) -> PyResult<()> {
+    let counts = counted.counts;
+    result.set_item("queue", counted.queue)?;
+    result.set_item("pushes", counts.applied)?;
+    result.set_item("updates", counted.updates)?;
+    result.set_item("dropped_late", counts.late)?;
+    result.set_item("dropped_overflow", counts.overflowed)?;
+    result.set_item("dropped_lost", counts.lost)?;
+    result.set_item("superfluous", counts.superfluous)?;
+    result.set_item("staleness", counted.staleness)
 }
 
 /// A gradient of the program, held while it is copied.

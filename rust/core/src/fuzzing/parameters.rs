@@ -12,7 +12,7 @@ use crate::parameters::sequencer::Sequencer;
 use crate::parameters::server::{Disk, Server, Snapshot};
 use crate::parameters::shard::{Gradient, Payload, Spec};
 use crate::parameters::worker::Worker;
-use crate::serving::message::{Incoming, Message, Outgoing};
+use crate::serving::message::{Counted, Incoming, Message, Outgoing};
 
 /// Values for which a receiver would take memory.
 const VALUES_BYTES_MAX: u64 = 1 << 20;
@@ -53,7 +53,11 @@ pub fn parameters(bytes: &[u8]) {
             Message::Reply(reply) => worker.heard(0, reply, now),
             Message::Order(order) => drop(server.obey(order)),
             Message::Report(report) => sequencer.heard(0, report, now),
-            Message::Unheard | Message::Alive | Message::Over | Message::Snapshot(_) => {}
+            Message::Unheard
+            | Message::Alive
+            | Message::Over
+            | Message::Snapshot(_)
+            | Message::Counted(_) => {}
         }
         let _ = (sequencer.step(now), worker.step(now));
     }
@@ -71,7 +75,7 @@ impl Disk for Forgetful {
         Vec::new()
     }
 
-    fn load(&self, _: Point) -> Option<Snapshot> {
+    fn load(&mut self, _: Point) -> Option<Snapshot> {
         None
     }
 
@@ -237,7 +241,12 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     let messages = messages.chain(replies.into_iter().map(Message::Reply));
     let messages = messages.chain(orders.into_iter().map(Message::Order));
     let messages = messages.chain(reports.into_iter().map(Message::Report));
-    let others = [Message::Unheard, Message::Alive, Message::Over];
+    let others = [
+        Message::Unheard,
+        Message::Alive,
+        Message::Over,
+        Message::Counted(Counted::default()),
+    ];
     let all: Vec<_> = messages.chain(others).collect();
     let encode = |message: &Message, checks| {
         let encoded = Outgoing::new(message.clone(), checks);

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::identity::{Incarnation, PushId, Version};
 use super::log::{Contribution, Entry};
 use super::optimizer::Hyper;
@@ -32,7 +34,7 @@ struct Member {
 }
 
 /// What became of gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Part of an update.
     pub applied: u64,

@@ -30,8 +30,8 @@ pub trait Disk {
     fn terms(&self) -> Terms;
     /// Snapshots that are there as a whole.
     fn points(&self) -> Vec<Point>;
-    /// One of them.
-    fn load(&self, point: Point) -> Option<Snapshot>;
+    /// One of them; one that cannot be read is none of them any more.
+    fn load(&mut self, point: Point) -> Option<Snapshot>;
     /// Remembers terms before it returns, and removes snapshots that are not in their past.
     fn begin(&mut self, terms: &Terms);
     /// Begins to write, after what was begun before; the owner calls `saved` when all of it is there.
@@ -248,7 +248,9 @@ impl<D: Disk> Server<D> {
         let mut staged = std::mem::take(&mut state.staged);
         staged.retain(|id, _| !state.is_over(id));
         state.staged = staged;
-        self.disk.forget_before(stable);
+        // The one before is kept, too: a disk may damage what was written.
+        let kept = stable.saturating_sub(self.snapshot_every);
+        self.disk.forget_before(kept);
         let lends = self.lends;
         let waiting: Vec<_> = state.pulls.keys().copied().collect();
         let replies = waiting.into_iter().filter_map(|worker| {

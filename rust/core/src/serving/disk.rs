@@ -1,8 +1,8 @@
 //! Where a server keeps its terms and snapshots: files, or nothing.
 //!
 //! A file is written under another name, made durable, and then renamed, so under its own name it is
-//! whole; its checksums say so, too, and one that is not is no snapshot. A snapshot is written by a
-//! thread, from values that later updates leave alone.
+//! whole; its checksums say so, too, and one that is not is passed over with a warning. A snapshot is
+//! written by a thread, from values that later updates leave alone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::message::{Incoming, Message, Outgoing};
 use crate::error::{Error, NotServed, Result, Text};
+use crate::host::host_name;
 use crate::link::poll::WakeUp;
 use crate::lock::lock;
 use crate::parameters::identity::{Point, Terms, Version};
@@ -53,6 +54,7 @@ struct Files {
     points: BTreeMap<Point, PathBuf>,
     writer: Option<Sender<Snapshot>>,
     thread: Option<JoinHandle<()>>,
+    on_warning: fn(String),
     /// Locked as long as the process lives.
     _lock: File,
 }
@@ -64,14 +66,15 @@ impl Store {
         directory: Option<&Path>,
         who: (usize, usize),
         wake_up: Arc<WakeUp>,
+        on_warning: fn(String),
     ) -> Result<Self> {
         let done = Arc::<Mutex<Done>>::default();
         let mut terms = Terms::default();
         let files = match directory {
             None => None,
             Some(directory) => {
-                let (files, known) =
-                    Files::open(directory, who, Arc::clone(&done), Arc::clone(&wake_up))?;
+                let (shared, wake_up) = (Arc::clone(&done), Arc::clone(&wake_up));
+                let (files, known) = Files::open(directory, who, shared, wake_up, on_warning)?;
                 terms = known;
                 Some(files)
             }
@@ -122,9 +125,14 @@ impl Disk for Store {
         files.flat_map(|it| it.points.keys().copied()).collect()
     }
 
-    fn load(&self, point: Point) -> Option<Snapshot> {
-        let path = self.files.as_ref()?.points.get(&point)?;
-        read(path).ok().filter(|snapshot| snapshot.point == point)
+    fn load(&mut self, point: Point) -> Option<Snapshot> {
+        let files = self.files.as_mut()?;
+        let found = files.read(files.points.get(&point)?);
+        let snapshot = found.filter(|snapshot| snapshot.point == point);
+        if snapshot.is_none() {
+            files.points.remove(&point);
+        }
+        snapshot
     }
 
     fn begin(&mut self, terms: &Terms) {
@@ -163,6 +171,7 @@ impl Files {
         who: (usize, usize),
         done: Arc<Mutex<Done>>,
         wake_up: Arc<WakeUp>,
+        on_warning: fn(String),
     ) -> Result<(Self, Terms)> {
         fs::create_dir_all(directory).map_err(|error| trouble("make", directory, &error))?;
         let lock_path = directory.join("lock");
@@ -178,6 +187,7 @@ impl Files {
             points: BTreeMap::new(),
             writer: None,
             thread: None,
+            on_warning,
             _lock: locked,
         };
         let terms = files.read_known()?;
@@ -187,7 +197,7 @@ impl Files {
             if name.to_string_lossy().ends_with(PARTIAL) {
                 let _ = fs::remove_file(&path);
             } else if name.to_string_lossy().starts_with("snapshot-")
-                && let Ok(snapshot) = read(&path)
+                && let Some(snapshot) = files.read(&path)
             {
                 files.points.insert(snapshot.point, path);
             }
@@ -216,6 +226,18 @@ impl Files {
         files.writer = Some(writer);
         files.thread = Some(thread);
         Ok((files, terms))
+    }
+
+    /// A snapshot that is there as a whole; warns of another.
+    fn read(&self, path: &Path) -> Option<Snapshot> {
+        let warn = |error: Error| {
+            let (server, host) = (self.who.0, host_name());
+            (self.on_warning)(format!(
+                "parameter server {server} on {host} passes a snapshot over: {error}; servers go on \
+                 from the last that all of them have whole"
+            ));
+        };
+        read(path).map_err(warn).ok()
     }
 
     fn path(&self, point: Point) -> PathBuf {
@@ -324,7 +346,8 @@ fn read(path: &Path) -> Result<Snapshot> {
         if count == 0 {
             return Err(torn(&io::ErrorKind::UnexpectedEof.into()));
         }
-        match incoming.filled(count, u64::MAX)? {
+        let filled = incoming.filled(count, u64::MAX);
+        match filled.map_err(|_| torn(&io::Error::other("it is damaged")))? {
             Some(Message::Snapshot(snapshot)) => return Ok(snapshot),
             Some(_) => return Err(torn(&io::Error::other("it is no snapshot"))),
             None => {}

@@ -17,6 +17,7 @@ use crate::parameters::identity::{Incarnation, Point, PushId, Term, Version};
 use crate::parameters::log::History;
 use crate::parameters::message::{Ask, Order, Reply, Report, Request};
 use crate::parameters::optimizer::Optimizer;
+use crate::parameters::queue::Counts;
 use crate::parameters::server::Snapshot;
 use crate::parameters::shard::{Gradient, Payload, Shard, Spec, Weights};
 use crate::wire::frame::checksum;
@@ -53,6 +54,23 @@ pub enum Message {
     Over,
     /// A server's snapshot; on its way to a disk.
     Snapshot(Snapshot),
+    /// From server 0 to a worker, for people to see.
+    Counted(Counted),
+}
+
+/// What has become of all workers' gradients since servers were restored.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Counted {
+    /// Updates in the weights.
+    pub version: Version,
+    /// Those of them that were made since.
+    pub updates: u64,
+    /// Gradients that wait to be applied.
+    pub queue: usize,
+    /// What became of the others.
+    pub counts: Counts,
+    /// By staleness, how many gradients were applied.
+    pub staleness: BTreeMap<u64, u64>,
 }
 
 /// A message without values: how many of them follow.
@@ -83,6 +101,7 @@ enum Said {
         applied: BTreeMap<u32, (Incarnation, u64)>,
         shard: Option<(Optimizer, Vec<Spec>, Vec<u64>)>,
     },
+    Counted(Counted),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -232,6 +251,7 @@ fn taken_apart(message: Message) -> (Said, Source) {
         Message::Unheard => Said::Unheard,
         Message::Alive => Said::Alive,
         Message::Over => Said::Over,
+        Message::Counted(counted) => Said::Counted(counted),
     };
     (said, Source::Nothing)
 }
@@ -530,6 +550,7 @@ fn put_together(said: Said, mut arrays: impl Iterator<Item = Array>) -> Result<M
         Said::Unheard => Message::Unheard,
         Said::Alive => Message::Alive,
         Said::Over => Message::Over,
+        Said::Counted(counted) => Message::Counted(counted),
         Said::Snapshot {
             point,
             history,

@@ -10,7 +10,7 @@ use super::conversation::Conversation;
 use super::disk::Store;
 use super::door::{Dialler, Door};
 use super::entrance::{Admission, Entrance};
-use super::message::Message;
+use super::message::{Counted, Message};
 use super::rule::Rule;
 use super::{BEAT, silence};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -21,7 +21,6 @@ use crate::link::poll::{self, WakeUp};
 use crate::lock::lock;
 use crate::parameters::identity::{Incarnation, Term, Version};
 use crate::parameters::message::{Ask, Order, Report, Request};
-use crate::parameters::queue::Counts;
 use crate::parameters::rules::Timing;
 use crate::parameters::sequencer::{Output, Sequencer};
 use crate::parameters::server::{Disk as _, Server as Protocol};
@@ -29,6 +28,8 @@ use crate::wire::handshake::{Guest, random};
 
 /// How long a worker whose connection has ended may take to make another before it is lost.
 const LOST_GRACE: Duration = Duration::from_secs(1);
+/// How often workers are told what has become of gradients.
+const TELLING: Duration = Duration::from_secs(1);
 /// How long the other servers may take to hear that all is over.
 const ENDING_LIMIT: Duration = Duration::from_secs(5);
 
@@ -66,14 +67,8 @@ pub struct Stats {
     pub members: Vec<u32>,
     /// Workers that have left.
     pub left: Vec<u32>,
-    /// Gradients that wait to be applied.
-    pub queue: usize,
-    /// What became of gradients since servers were restored.
-    pub counts: Counts,
-    /// Updates that were made of them.
-    pub updates: u64,
-    /// By staleness, how many gradients were applied.
-    pub staleness: BTreeMap<u64, u64>,
+    /// What became of gradients since servers were restored; in server 0.
+    pub counted: Counted,
 }
 
 /// One server.
@@ -104,7 +99,8 @@ impl Server {
         let wake_up = WakeUp::new().map_err(|error| super::no_descriptor(&error))?;
         let wake_up = Arc::new(wake_up);
         let servers = place.addresses.len();
-        let store = Store::open(directory, (place.server, servers), Arc::clone(&wake_up))?;
+        let who = (place.server, servers);
+        let store = Store::open(directory, who, Arc::clone(&wake_up), config.on_warning)?;
         let is_restart = store.terms().term() > 0;
         let admission = Arc::new(Admission {
             door: door.clone(),
@@ -151,6 +147,7 @@ impl Server {
             ending: None,
             told: vec![false; servers],
             is_over: false,
+            told_at: now,
             counted: (0, 0),
             place: place.clone(),
             published: Arc::clone(&published),
@@ -247,6 +244,19 @@ impl Drop for Server {
     }
 }
 
+fn counted(sequencer: &Sequencer) -> Counted {
+    let Some((counts, queue, version)) = sequencer.counts() else {
+        return Counted::default();
+    };
+    Counted {
+        version,
+        updates: version - sequencer.start(),
+        queue,
+        counts,
+        staleness: sequencer.staleness(),
+    }
+}
+
 fn closed() -> Error {
     let what = "server".into();
     NotServed::Closed { what }.into()
@@ -260,6 +270,7 @@ struct Attendance {
     has_come: bool,
     patience: Duration,
     workers: usize,
+    since: Instant,
     timeout: Duration,
 }
 
@@ -280,6 +291,7 @@ impl Attendance {
             has_come: false,
             patience,
             workers,
+            since: now,
             timeout,
         }
     }
@@ -310,6 +322,10 @@ impl Attendance {
         }
         let within = self.timeout;
         if !self.has_come {
+            // Workers that notice a restart take a moment, however little patience there is.
+            if now.saturating_duration_since(self.since) < within {
+                return Ok(false);
+            }
             return Err(NotServed::NobodyCame { server, within }.into());
         }
         let workers = self.away.keys().map(|it| *it as usize).collect();
@@ -342,6 +358,8 @@ struct Core {
     told: Vec<bool>,
     /// Server 0 has said that all is over.
     is_over: bool,
+    /// When workers were last told what has become of gradients.
+    told_at: Instant,
     /// Bytes of conversations that have ended.
     counted: (u64, u64),
     published: Arc<Mutex<Stats>>,
@@ -351,6 +369,7 @@ impl Core {
     fn begin(&mut self) -> Result<()> {
         let now = Instant::now();
         self.upstream_away = now;
+        self.attendance.since = now;
         for (since, _) in self.attendance.away.values_mut() {
             *since = now;
         }
@@ -618,7 +637,15 @@ impl Core {
             Ok(broken.or_else(|| super::is_silent(conversation, now)))
         }
         let mut lost = Vec::new();
+        let is_due = now >= self.told_at + TELLING;
+        self.told_at = if is_due { now } else { self.told_at };
+        let told = self.sequencer.as_ref().filter(|_| is_due).map(counted);
         for (worker, (_, conversation)) in &mut self.workers {
+            if let Some(counted) = &told
+                && conversation.is_flushed()
+            {
+                conversation.say(Message::Counted(counted.clone()), now)?;
+            }
             if ended(conversation, now)?.is_some() {
                 lost.push(*worker);
             }
@@ -738,11 +765,7 @@ impl Core {
             stats.restored = sequencer.restored();
             let members = sequencer.members().into_iter();
             stats.members = members.map(|(worker, _)| worker).collect();
-            if let Some((counts, queue, version)) = sequencer.counts() {
-                (stats.counts, stats.queue) = (counts, queue);
-                stats.updates = version - sequencer.start();
-                stats.staleness = sequencer.staleness();
-            }
+            stats.counted = counted(sequencer);
         }
         *lock(&self.published) = stats;
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::conversation::Conversation;
 use super::door::{Dialler, Door};
-use super::message::Message;
+use super::message::{Counted, Message};
 use super::model::{Given, Model};
 use super::{BEAT, silence};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -34,7 +34,7 @@ enum Turn {
 }
 
 /// What a worker has done.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Stats {
     /// Of the last weights.
     pub version: Version,
@@ -56,6 +56,8 @@ pub struct Stats {
     pub reconnects: u64,
     /// Time in `pull`.
     pub waited: Duration,
+    /// Of all workers' gradients, as server 0 said last.
+    pub counted: Counted,
 }
 
 /// One worker among all servers.
@@ -315,7 +317,7 @@ impl Worker {
         Ok(Stats {
             term: protocol.map_or(0, Protocol::term),
             unsettled: protocol.map_or(0, Protocol::unsettled),
-            ..state.stats
+            ..state.stats.clone()
         })
     }
 
@@ -546,6 +548,9 @@ impl Carrier {
                     Ok(Some(Message::Reply(reply))) => replies.push((server, reply)),
                     Ok(Some(Message::Unheard)) => self.said[server] = None,
                     Ok(Some(Message::Over)) => goodbye = true,
+                    Ok(Some(Message::Counted(counted))) => {
+                        lock(&self.shared.state).stats.counted = counted;
+                    }
                     Ok(Some(_)) => {}
                     Ok(None) => break,
                     Err(error) => self.lose(server, &error, now)?,

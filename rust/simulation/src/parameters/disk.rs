@@ -37,7 +37,7 @@ impl Disk for Shared {
         self.0.borrow().snapshots.keys().copied().collect()
     }
 
-    fn load(&self, point: Point) -> Option<Snapshot> {
+    fn load(&mut self, point: Point) -> Option<Snapshot> {
         self.0.borrow().snapshots.get(&point).cloned()
     }
 

@@ -20,7 +20,7 @@ impl Disk for Memory {
         self.snapshots.iter().map(|it| it.point).collect()
     }
 
-    fn load(&self, point: Point) -> Option<Snapshot> {
+    fn load(&mut self, point: Point) -> Option<Snapshot> {
         self.snapshots.iter().find(|it| it.point == point).cloned()
     }
 

@@ -1,0 +1,125 @@
+"""``gradring run --ps``: a server and a worker that end at once start again, and all go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from keras_models import needs_fit
+
+from gradring.ports import free_ports
+
+#: What this takes is TensorFlow's start in five processes.
+DEADLINE_S = 300
+
+PROGRAM = """
+import json, os, signal, urllib.request
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+import gradring
+from gradring import updates
+from gradring.tensorflow import CustomCollectiveStrategy
+
+TASK = json.loads(os.environ["TF_CONFIG"])["task"]
+WHO, LIFE = f"{TASK['type']}-{TASK['index']}", int(os.environ["GRADRING_RESTART"])
+
+
+def note(what):
+    partial = Path(f"{what}.partial-{WHO}")
+    partial.write_text(str(os.getpid()))
+    partial.rename(what)
+
+
+if TASK["type"] == "ps":
+    note(f"server-{LIFE}")
+rule = updates.ParameterServer(staleness=None, snapshots="snapshots", snapshot_every=5)
+strategy = CustomCollectiveStrategy(update=rule)
+with strategy.scope():
+    weight = tf.Variable([10.0])
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.5)
+
+
+@tf.function
+def step():
+    def replica_step():
+        with tf.GradientTape() as tape:
+            loss = weight**2 / strategy.num_replicas_in_sync
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    return strategy.run(replica_step)
+
+
+def goes_on(steps):
+    if TASK["index"] == 1:
+        if LIFE == 0 and versions[-1] >= 20 and Path("trains").exists():
+            note("killed")
+            os.kill(int(Path("server-0").read_text()), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if LIFE == 1 and steps == 5:
+            note("back")
+        return LIFE == 0 or steps < 5
+    note("trains")
+    told.append(bool(strategy.update_stats()["servers"]["staleness"]))
+    # A line comes with every fifth step.
+    return not (Path("back").exists() and versions[-1] >= 40 and sum(told) > 5)
+
+
+versions, losses, told = [], [], []
+with gradring.Monitor(strategy, every_steps=5) as monitor:
+    while not versions or goes_on(len(versions)):
+        losses.append(float(step()[0]))
+        versions.append(strategy.update_stats()["version"])
+        monitor.step()
+found = {"life": LIFE, "versions": versions, "losses": losses}
+if TASK["index"] == 0:
+    port = int(os.environ["GRADRING_PROMETHEUS_PORT"])
+    for name, offset in (("worker", 0), ("server", 2)):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + offset}/metrics") as answer:
+            found[name] = answer.read().decode()
+print("found", json.dumps(found))
+"""
+
+
+@needs_fit
+def test_a_server_and_a_worker_that_end_at_once_start_again_and_go_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "gradring", "run", "-np", "2", "--ps", "1"]
+    command += ["--max-restarts", "2", "--", sys.executable, "train.py"]
+    (port,) = free_ports(1)
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "GRADRING_PROMETHEUS_PORT": str(port)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert len(re.findall(r"failed \(killed by SIGKILL\); .* again", ended.stderr)) == 2
+    said = {
+        rank: json.loads(text)
+        for rank, text in re.findall(r"^\[(\d)\] found (.*)$", ended.stdout, re.MULTILINE)
+    }
+    first, second = said["0"], said["1"]
+    assert second["life"] == 1
+    versions = first["versions"]
+    # From the last snapshot, and not from the beginning.
+    assert all(later > earlier - 10 for earlier, later in pairwise(versions))
+    assert second["versions"][0] >= 10
+    assert max(second["losses"]) < first["losses"][0]
+    assert first["losses"][-1] < first["losses"][0] / 10
+    assert re.search(r"version \d+, staleness \d.*, \d+ queued, \d+ dropped$", ended.stdout, re.M)
+    assert "Worker 1 is in pulls, and waits for servers, " in ended.stdout
+    assert f'gradring_version{{rank="0"}} {float(versions[-1])}' in first["worker"]
+    assert 'gradring_gradients_total{server="0",fate="applied"}' in first["server"]
+    assert 'gradring_gradient_staleness_bucket{server="0",le="+Inf"}' in first["server"]
