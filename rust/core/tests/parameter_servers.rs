@@ -143,7 +143,7 @@ fn expected(steps: usize) -> Vec<f32> {
         width: WIDTH,
         decays: true,
     };
-    let mut shard = Shard::new(ADAM, &[(spec, Arc::new(values(99)))]);
+    let mut shard = Shard::new(ADAM, &[(spec, Arc::new(values(99).into()))]);
     let contribution = |worker| Contribution {
         id: PushId {
             worker,
@@ -164,7 +164,8 @@ fn expected(steps: usize) -> Vec<f32> {
                 weight_decay: 0.0,
             },
         };
-        let gradients = [0, 1].map(|worker| [Some(Gradient::Dense(values(2 * step + worker)))]);
+        let gradients =
+            [0, 1].map(|worker| [Some(Gradient::Dense(values(2 * step + worker).into()))]);
         let pushed: Vec<_> = gradients
             .iter()
             .map(|gradients| Push {

@@ -55,7 +55,7 @@ fn shard(optimizer: Optimizer) -> Shard {
         width: WIDTH,
         decays: true,
     };
-    Shard::new(optimizer, &[(spec, Arc::new(values(99)))])
+    Shard::new(optimizer, &[(spec, Arc::new(values(99).into()))])
 }
 
 /// A mean of as many gradients, each of which counts whole.
@@ -119,9 +119,13 @@ fn a_mean_of_workers_has_the_bits_of_a_reproducible_all_reduce() {
         let (mut served, mut reduced) = (shard(optimizer), shard(optimizer));
         for step in 1..=200 {
             let pushed = (0..WORKERS).map(|worker| values(step * WORKERS + worker));
-            let pushed: Vec<_> = pushed.map(Gradient::Dense).collect();
+            let pushed: Vec<_> = pushed.map(|it| Gradient::Dense(it.into())).collect();
             let version = step as u64 + 1;
-            let expected = apply(&mut reduced, version, &[Gradient::Dense(all_reduced(step))]);
+            let expected = apply(
+                &mut reduced,
+                version,
+                &[Gradient::Dense(all_reduced(step).into())],
+            );
             assert_eq!(
                 apply(&mut served, version, &pushed),
                 expected,
@@ -150,7 +154,7 @@ fn rows_change_weights_as_if_all_others_were_zero() {
                     zeros[place.clone()].copy_from_slice(&all[place]);
                 }
                 sparse.push(Gradient::Rows { rows, values: some });
-                dense.push(Gradient::Dense(zeros));
+                dense.push(Gradient::Dense(zeros.into()));
             }
             let version = step as u64 + 1;
             let expected = apply(&mut whole, version, &dense);
@@ -171,8 +175,8 @@ fn gradients_that_do_not_fit_are_told_from_those_that_do() {
         values: vec![0.0; count],
     };
     for (gradient, fits) in [
-        (Gradient::Dense(vec![0.0; ROWS * WIDTH]), true),
-        (Gradient::Dense(vec![0.0; ROWS * WIDTH - 1]), false),
+        (Gradient::Dense(vec![0.0; ROWS * WIDTH].into()), true),
+        (Gradient::Dense(vec![0.0; ROWS * WIDTH - 1].into()), false),
         (rows(vec![0, 6], 2 * WIDTH), true),
         (rows(vec![], 0), true),
         (rows(vec![0, 7], 2 * WIDTH), false),

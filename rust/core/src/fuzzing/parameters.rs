@@ -146,9 +146,9 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         momentum: 0.5,
         is_nesterov: true,
     };
-    let parts = vec![(spec, Arc::new(vec![1.0; 4]))];
+    let parts = vec![(spec, Arc::new(vec![1.0; 4].into()))];
     let gradients = vec![
-        Some(Gradient::Dense(vec![1.0; 4])),
+        Some(Gradient::Dense(vec![1.0; 4].into())),
         None,
         Some(Gradient::Rows {
             rows: vec![0, 1],
@@ -202,7 +202,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         Reply::Weights {
             round: 8,
             point,
-            parts: vec![Arc::new(vec![1.0; 4])],
+            parts: vec![Arc::new(vec![1.0; 4].into())],
         },
     ];
     let orders = [

@@ -34,6 +34,7 @@
 //! synchronous without backups; then no version can follow while a member pulls. Updates since the last common snapshot
 //! are lost with a server. If all servers lose their disks, training goes on from a worker's weights.
 
+pub mod floats;
 pub mod identity;
 pub mod log;
 pub mod message;

@@ -1,5 +1,6 @@
 //! The weights on one server, and what an update does to them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::iter::zip;
 use std::ops::Range;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::floats::Floats;
 use super::identity::Version;
 use super::log::Entry;
 use super::optimizer::{Hyper, Optimizer, compensate, decay};
@@ -23,13 +25,13 @@ pub struct Spec {
 }
 
 /// The weights of a part as a pull has them.
-pub type Weights = Arc<Vec<f32>>;
+pub type Weights = Arc<Floats>;
 
 /// The gradient of a part.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Gradient {
     /// Of all elements.
-    Dense(Vec<f32>),
+    Dense(Floats),
     /// Of some rows, the others being zero.
     Rows {
         /// Which, each once, in order.
@@ -67,7 +69,7 @@ pub struct Push<'a> {
 struct Part {
     spec: Spec,
     weights: Weights,
-    slots: Vec<Arc<Vec<f32>>>,
+    slots: Vec<Weights>,
 }
 
 /// All parts on one server. A clone shares the values until one of the two changes.
@@ -115,7 +117,7 @@ impl Shard {
     /// As a worker brings it.
     #[must_use]
     pub fn new(optimizer: Optimizer, parts: &[(Spec, Weights)]) -> Self {
-        let slot = |value, spec: &Spec| Arc::new(vec![value; spec.elements()]);
+        let slot = |value, spec: &Spec| Arc::new(Floats::repeated(value, spec.elements()));
         let part = |(spec, weights): &(Spec, Weights)| Part {
             spec: *spec,
             weights: weights.clone(),
@@ -201,10 +203,10 @@ impl Shard {
                 let Some(gradient) = &push.gradients[index] else {
                     continue;
                 };
-                let mut gradient = gradient.clone();
+                let mut gradient = Cow::Borrowed(gradient);
                 let treatment = contribution.treatment;
                 if let (Some(strength), Some(then)) = (treatment.compensation, push.then) {
-                    correct(strength, &mut gradient, part, &then[index]);
+                    correct(strength, gradient.to_mut(), part, &then[index]);
                 }
                 multiply(treatment.weight, &mut gradient);
                 gradients.push(gradient);
@@ -229,7 +231,7 @@ impl Part {
         let gradient = if gradient.is_dense() || optimizer.keeps_without_gradient() {
             gradient
         } else {
-            whole = dense(gradient, &self.spec);
+            whole = Gradient::Dense(dense(gradient, &self.spec));
             &whole
         };
         for (place, gradient) in gradient.pieces(self.spec.width) {
@@ -244,13 +246,14 @@ impl Part {
 
 fn values(gradient: &mut Gradient) -> &mut [f32] {
     match gradient {
-        Gradient::Dense(values) | Gradient::Rows { values, .. } => values,
+        Gradient::Dense(values) => values,
+        Gradient::Rows { values, .. } => values,
     }
 }
 
-fn multiply(factor: f32, gradient: &mut Gradient) {
+fn multiply(factor: f32, gradient: &mut Cow<'_, Gradient>) {
     if factor != 1.0 {
-        for value in values(gradient) {
+        for value in values(gradient.to_mut()) {
             *value *= factor;
         }
     }
@@ -267,17 +270,20 @@ fn correct(strength: f32, gradient: &mut Gradient, part: &Part, then: &Weights) 
     }
 }
 
-fn dense(gradient: &Gradient, spec: &Spec) -> Gradient {
-    let mut values = vec![0.0; spec.elements()];
+fn dense(gradient: &Gradient, spec: &Spec) -> Floats {
+    let mut values = Floats::repeated(0.0, spec.elements());
     for (place, piece) in gradient.pieces(spec.width) {
         values[place].copy_from_slice(piece);
     }
-    Gradient::Dense(values)
+    values
 }
 
 /// The sum from left to right, as `all_reduce` with `reproducible=True` has it.
-fn sum(gradients: Vec<Gradient>, spec: &Spec) -> Option<Gradient> {
-    if gradients.iter().any(Gradient::is_dense) {
+fn sum<'a>(gradients: Vec<Cow<'a, Gradient>>, spec: &Spec) -> Option<Cow<'a, Gradient>> {
+    if gradients.len() < 2 {
+        return gradients.into_iter().next();
+    }
+    if gradients.iter().any(|it| it.is_dense()) {
         let mut gradients = gradients.into_iter();
         let mut total = dense_of(gradients.next()?, spec);
         for gradient in gradients {
@@ -287,10 +293,7 @@ fn sum(gradients: Vec<Gradient>, spec: &Spec) -> Option<Gradient> {
                 }
             }
         }
-        return Some(Gradient::Dense(total));
-    }
-    if gradients.len() < 2 {
-        return gradients.into_iter().next();
+        return Some(Cow::Owned(Gradient::Dense(total)));
     }
     let mut total = BTreeMap::<usize, Vec<f32>>::new();
     for gradient in &gradients {
@@ -310,14 +313,13 @@ fn sum(gradients: Vec<Gradient>, spec: &Spec) -> Option<Gradient> {
     }
     let rows = total.keys().map(|&row| row as u32).collect();
     let values = total.into_values().flatten().collect();
-    Some(Gradient::Rows { rows, values })
+    Some(Cow::Owned(Gradient::Rows { rows, values }))
 }
 
-fn dense_of(gradient: Gradient, spec: &Spec) -> Vec<f32> {
+fn dense_of(gradient: Cow<'_, Gradient>, spec: &Spec) -> Floats {
     match gradient {
-        Gradient::Dense(values) => values,
-        rows @ Gradient::Rows { .. } => match dense(&rows, spec) {
-            Gradient::Dense(values) | Gradient::Rows { values, .. } => values,
-        },
+        Cow::Owned(Gradient::Dense(values)) => values,
+        Cow::Borrowed(Gradient::Dense(values)) => values.clone(),
+        rows => dense(&rows, spec),
     }
 }

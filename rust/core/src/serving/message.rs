@@ -13,6 +13,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Breach, Error, Result, Text};
+use crate::parameters::floats::{self, Floats};
 use crate::parameters::identity::{Incarnation, Point, PushId, Term, Version};
 use crate::parameters::log::History;
 use crate::parameters::message::{Ask, Order, Reply, Report, Request};
@@ -176,17 +177,16 @@ impl Source {
     fn slices(&self) -> Vec<&[u8]> {
         let slices: Vec<&[u8]> = match self {
             Self::Nothing => vec![],
-            Self::Weights(parts) => parts.iter().map(|it| it.as_slice().bytes()).collect(),
+            Self::Weights(parts) => parts.iter().map(|it| it.bytes()).collect(),
             Self::Payload(payload) => match &**payload {
-                Payload::Initial { parts, .. } => parts
-                    .iter()
-                    .map(|(_, weights)| weights.as_slice().bytes())
-                    .collect(),
+                Payload::Initial { parts, .. } => {
+                    parts.iter().map(|(_, weights)| weights.bytes()).collect()
+                }
                 Payload::Gradients(gradients) => {
                     let mut slices = Vec::new();
                     for gradient in gradients.iter().flatten() {
                         match gradient {
-                            Gradient::Dense(values) => slices.push(values.as_slice().bytes()),
+                            Gradient::Dense(values) => slices.push(values.bytes()),
                             Gradient::Rows { rows, values } => {
                                 slices.push(rows.as_slice().bytes());
                                 slices.push(values.as_slice().bytes());
@@ -501,6 +501,10 @@ impl Array {
             }
         }
         match self {
+            Self::Floats(values) if values.is_empty() => match floats::kept(length) {
+                Some(kept) => *values = kept,
+                None => grown(values, length, filled),
+            },
             Self::Floats(values) => grown(values, length, filled),
             Self::Rows(values) => grown(values, length, filled),
         }
@@ -539,7 +543,7 @@ fn announced(said: &Said) -> Vec<(Array, u64)> {
 
 fn put_together(said: Said, mut arrays: impl Iterator<Item = Array>) -> Result<Message> {
     let mut floats = || match arrays.next() {
-        Some(Array::Floats(values)) => Ok(values),
+        Some(Array::Floats(values)) => Ok(Floats::from(values)),
         _ => Err(unexpected("floats")),
     };
     Ok(match said {
@@ -607,7 +611,7 @@ fn put_together(said: Said, mut arrays: impl Iterator<Item = Array>) -> Result<M
                         gradients.push(match shape {
                             GradientShape::None => None,
                             GradientShape::Dense(_) => match arrays.next() {
-                                Some(Array::Floats(values)) => Some(Gradient::Dense(values)),
+                                Some(Array::Floats(values)) => Some(Gradient::Dense(values.into())),
                                 _ => return Err(unexpected("floats")),
                             },
                             GradientShape::Rows { .. } => match (arrays.next(), arrays.next()) {

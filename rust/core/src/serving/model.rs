@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
+use crate::parameters::floats::Floats;
 use crate::parameters::optimizer::Optimizer;
 use crate::parameters::shard::{Gradient, Payload, Spec};
 use crate::parameters::shards::{Part, Shape, place};
@@ -105,7 +106,7 @@ impl Model {
                 width,
                 decays: self.variables[part.variable].decays,
             };
-            let values = weights[part.variable][part.elements.clone()].to_vec();
+            let values = Floats::copied(&weights[part.variable][part.elements.clone()]);
             (spec, Arc::new(values))
         };
         let payload = |parts: &Vec<Part>| {
@@ -127,7 +128,9 @@ impl Model {
         let part = |part: &Part| {
             let (given, rows) = (given[part.variable].as_ref()?, &sorted[part.variable]);
             Some(match given {
-                Given::Dense(values) => Gradient::Dense(values[part.elements.clone()].to_vec()),
+                Given::Dense(values) => {
+                    Gradient::Dense(Floats::copied(&values[part.elements.clone()]))
+                }
                 Given::Rows(_, values) => {
                     rows_of(part, self.shapes[part.variable].width, rows, values)
                 }

@@ -19,6 +19,7 @@ use crate::error::{Abort, Error, NotServed, Result};
 use crate::link::forks::Process;
 use crate::link::poll::{self, WakeUp};
 use crate::lock::lock;
+use crate::parameters::floats::forget_kept;
 use crate::parameters::identity::{Incarnation, Term, Version};
 use crate::parameters::message::{Ask, Order, Report, Request};
 use crate::parameters::rules::Timing;
@@ -222,6 +223,7 @@ impl Server {
             self.closing.store(true, Ordering::Release);
             self.wake_up.wake();
             drop(lock(&self.core).take());
+            forget_kept();
         }
     }
 

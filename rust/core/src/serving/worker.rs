@@ -16,6 +16,7 @@ use crate::host::host_name;
 use crate::link::forks::Process;
 use crate::link::poll::{self, WakeUp};
 use crate::lock::{lock, wait_while};
+use crate::parameters::floats::forget_kept;
 use crate::parameters::identity::{PushId, Term, Version};
 use crate::parameters::message::{Ask, Reply, Request};
 use crate::parameters::optimizer::Hyper;
@@ -361,6 +362,7 @@ impl Worker {
             // It has left its panic as the failure.
             drop(thread.join());
         }
+        forget_kept();
     }
 
     /// Waits a little for a change, with the program's consent.

@@ -665,13 +665,13 @@ fn payload(id: PushId, server: usize, is_initial: bool) -> Arc<Payload> {
         };
         Payload::Initial {
             optimizer,
-            parts: vec![(spec, Arc::new(values))],
+            parts: vec![(spec, Arc::new(values.into()))],
         }
     } else if id.number.is_multiple_of(3) {
         let rows = (0..ELEMENTS as u32).collect();
         Payload::Gradients(vec![Some(Gradient::Rows { rows, values })])
     } else {
-        Payload::Gradients(vec![Some(Gradient::Dense(values))])
+        Payload::Gradients(vec![Some(Gradient::Dense(values.into()))])
     })
 }
 

@@ -56,12 +56,12 @@ fn initial(value: f32) -> Payload {
             momentum: 0.0,
             is_nesterov: false,
         },
-        parts: vec![(spec, Arc::new(vec![value]))],
+        parts: vec![(spec, Arc::new(vec![value].into()))],
     }
 }
 
 fn gradient(value: f32) -> Payload {
-    Payload::Gradients(vec![Some(Gradient::Dense(vec![value]))])
+    Payload::Gradients(vec![Some(Gradient::Dense(vec![value].into()))])
 }
 
 /// A server in term 1 with snapshots of versions 1 and even ones, whose only weight is 8.
