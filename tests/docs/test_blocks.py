@@ -25,8 +25,9 @@ FOREIGN = (
     *("openssl", "pip", "sbatch", "srun", "torchrun"),
 )
 SHELL_WORDS = ("done", "export", "for", "mkdir", "umask")
-#: The port in the documents; a free one takes its place.
-PORT = "29500"
+#: The port in the documents, or a range that begins with it; a free one takes its place.
+PORTS = re.compile(r"\b29500(?:-(\d+))?\b")
+FIRST_PORT = 29500
 COMMANDS = ("gradring", "make", "python", "cargo", *FOREIGN)
 
 SSH = f"""#!{sys.executable}
@@ -70,9 +71,19 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(block: Block, workplace: Path, port: str) -> str:
+def with_ports(text: str, port: int) -> str:
+    """A document's text with ``port`` for the one that it names; a range stays as long as it is."""
+
+    def moved(found: re.Match[str]) -> str:
+        last = found[1] and int(found[1]) + port - FIRST_PORT
+        return f"{port}-{last}" if last else str(port)
+
+    return PORTS.sub(moved, text)
+
+
+def run(block: Block, workplace: Path, port: int) -> str:
     """Runs a block's commands as a script that ends at the first failure; what it printed."""
-    script = block.text.replace(PORT, port).replace("/opt/venv/bin/python", sys.executable)
+    script = with_ports(block.text, port).replace("/opt/venv/bin/python", sys.executable)
     script = script.replace("node-a", "127.0.0.2").replace("node-b", "127.0.0.3")
     done = subprocess.run(
         ["sh", "-e", "-c", script],
@@ -123,9 +134,14 @@ def test_a_pattern_varies_in_measurements_and_hosts_alone() -> None:
     assert not line.match("[0] rank 1 on vm waited 9 ms for float32[97] (#5) and so on")
 
 
+def test_a_range_of_ports_moves_as_a_whole() -> None:
+    shown = "GRADRING_PORT=29500-29507 gradring doctor node-a:29500"
+    assert with_ports(shown, 31423) == "GRADRING_PORT=31423-31430 gradring doctor node-a:31423"
+
+
 @pytest.mark.parametrize("section", sections())
 def test_a_section_does_what_it_says(section: list[Block], workplace: Path) -> None:
-    port, ran, printed = str(free_ports(1)[0]), None, ""
+    port, ran, printed = free_ports(1)[0], None, ""
     for block in section:
         if block.language == "text" and ran is not None:
             # A stall of this machine may change what measurements say.
@@ -139,11 +155,11 @@ def test_a_section_does_what_it_says(section: list[Block], workplace: Path) -> N
             ran, printed = block, run(block, workplace, port)
 
 
-def missing(block: Block, printed: str, port: str) -> list[str]:
+def missing(block: Block, printed: str, port: int) -> list[str]:
     """The lines that a block of text shows, and commands did not print."""
     return [
         line
-        for line in block.text.replace(PORT, port).splitlines()
+        for line in with_ports(block.text, port).splitlines()
         if not any(
             pattern(line, block.mark == "numbers vary").match(said) for said in printed.splitlines()
         )
