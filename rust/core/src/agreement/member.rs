@@ -130,7 +130,11 @@ impl Member {
         }
         let address = self.me.address;
         let me = Peer { id, address };
-        Self::joining(me, addresses, self.timing, self.workers, now)
+        let mut member = Self::joining(me, addresses, self.timing, self.workers, now);
+        if let Phase::Joining(joining) = &mut member.phase {
+            joining.is_known = true;
+        }
+        member
     }
 
     /// This process.

@@ -54,7 +54,12 @@ impl Member {
             let is_ahead = theirs.ballot >= ours.ballot;
             if is_ahead && !theirs.has(self.me.id) || !is_ahead && !ours.has(from.id) {
                 if let Phase::Reforming(reforming) = &mut self.phase {
-                    reforming.elsewhere.insert(from.id, base.clone());
+                    let before = reforming.elsewhere.insert(from.id, base.clone());
+                    let is_new = before.is_none_or(|before| !before.is_established);
+                    if is_ahead && base.is_established && is_new {
+                        // They have gone on without this process; it need not wait for its turn to see.
+                        reforming.propose_at = now;
+                    }
                 }
                 return Reply::Elsewhere(standpoint.clone());
             }

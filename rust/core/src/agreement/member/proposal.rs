@@ -155,12 +155,17 @@ impl Member {
         if reforming.elsewhere.iter().any(excludes) {
             return Verdict::Excluded;
         }
+        let others = base.members.iter().chain(base.elders());
+        let mut others = others.filter(|peer| peer.id != self.me.id);
+        // A joiner has nothing that is worth an error, and the dead do not come back.
+        if !self.has_belonged && others.all(|peer| self.dead.contains(&peer.id)) {
+            return Verdict::Excluded;
+        }
         // Others have had time to answer this process itself, which may have followed another until now.
         let asked = proposal.begun + self.timing.grace;
         if now < asked.max(reforming.lacking + self.timing.minority) {
             return Verdict::Wait;
         }
-        // A joiner has nothing that is worth an error.
         if !self.has_belonged {
             return Verdict::Excluded;
         }

@@ -349,6 +349,69 @@ fn a_group_stops_ever_more_rarely_for_a_joiner_that_it_leaves_out() {
     assert!(generation < 12, "generation {generation}");
 }
 
+/// Members 2, 3 and 4 are a group, and a joiner has accepted a roster of which they know nothing.
+fn left_out_joiner() -> Job {
+    let mut job = Job::new(4);
+    let (timing, now) = (Timing::default(), job.now);
+    let joiner = Member::joining(peer(5), ["h2:1".to_owned()], timing, 1..=8, now);
+    job.members.push(joiner);
+    job.pass(Duration::from_millis(200));
+    job.reform();
+    // The proposer dies when nobody but the joiner has accepted its roster.
+    loop {
+        match job.members[0].step(job.now) {
+            Step::Send(address, envelope) => {
+                let is_last = matches!(envelope.request, Request::Install(_));
+                if is_last && address != "h5:1" {
+                    continue;
+                }
+                let outcome = job.carry(&address, &envelope);
+                job.members[0].heard(&address, envelope.to, &outcome, job.now);
+                if is_last {
+                    break;
+                }
+            }
+            step => assert!(matches!(step, Step::Connect(_)), "{step:?}"),
+        }
+    }
+    job.dead.push(1);
+    job.members.remove(0);
+    let now = job.now;
+    assert!(matches!(job.members[3].step(now), Step::Connect(_)));
+    job.members[3].reform(&NONE, now);
+    job.pass(Duration::from_secs(1));
+    assert_eq!(job.rosters()[..3], vec![(3, vec![2, 3, 4]); 3]);
+    job.members[..3].iter_mut().for_each(Member::connected);
+    job
+}
+
+#[test]
+fn a_joiner_that_is_told_of_a_group_without_it_joins_that_as_another_one() {
+    let mut job = left_out_joiner();
+    job.pass(Duration::from_secs(1));
+    for _ in 0..2 {
+        // They stop for it.
+        let now = job.now;
+        job.members[..3]
+            .iter_mut()
+            .for_each(|it| it.reform(&NONE, now));
+        job.pass(Duration::from_secs(1));
+        job.members[..3].iter_mut().for_each(Member::connected);
+    }
+    assert_eq!(job.members[3].me.id, Id([105; 16]));
+    assert_eq!(job.rosters(), vec![(5, vec![2, 3, 4, 105]); 4]);
+}
+
+#[test]
+fn a_joiner_without_which_the_others_came_to_the_end_waits_for_nobody() {
+    let mut job = left_out_joiner();
+    job.dead.extend([2, 3, 4]);
+    job.members.drain(..3);
+    job.pass(Duration::from_secs(6));
+    assert!(matches!(job.members[0].phase, Phase::Over));
+    assert_eq!(job.errors.len(), 1, "{:?}", job.errors);
+}
+
 #[test]
 fn a_joiner_that_all_turn_away_says_why_at_once() {
     let mut job = Job::new(1);
