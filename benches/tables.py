@@ -67,7 +67,7 @@ class Recorded:
         """
         found = json.loads(path.read_text())
         try:
-            rows = [Measurement(**{key: row[key] for key in _KEYS}) for row in found]
+            rows = [Measurement(**{k: row[k] for k in _KEYS if k in row}) for row in found]
             return cls(found[0]["versions"], rows)
         except (LookupError, TypeError):
             raise ValueError(f"{path} has no measurements of gradring bench all-reduce") from None

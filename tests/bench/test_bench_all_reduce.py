@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ KEYS = [
     "algbw_gbps",
     "busbw_gbps",
     "wrong",
+    "cpu_s_per_gb",
 ]
 FACTS = ["command", "date", "machine", "load_at_start", "tcp_congestion_control", "versions"]
 BENCH = ("bench", "all-reduce", "--allow-debug")
@@ -65,6 +67,7 @@ def test_two_ranks_write_one_row_per_size(
         assert (row["iterations"], row["wrong"]) == (7, 0)
         assert 0 < row["min_us"] <= row["median_us"] <= row["p90_us"]
         assert row["p99_us"] is None
+        assert row["cpu_s_per_gb"] > 0
         algbw_gbps = row["bytes"] / row["median_us"] / 1e3
         assert row["algbw_gbps"] == pytest.approx(algbw_gbps, rel=1e-3, abs=2e-9)
         assert row["busbw_gbps"] == row["algbw_gbps"]  # 2(N-1)/N is 1 for two ranks
@@ -376,6 +379,22 @@ def test_percentiles_are_those_of_all_iterations_and_p99_needs_a_hundred() -> No
     assert made_up("gradring", "tcp", [1e-3] * 99).p99_us is None
 
 
+def test_processor_time_is_that_of_all_ranks_for_each_gigabyte_of_one_buffer() -> None:
+    # Two ranks that compute all the time, with 4 bytes in a millisecond.
+    assert made_up("gradring", "tcp", [1e-3] * 7).cpu_s_per_gb == 2 * 1e-3 / 4 * 1e9
+
+
+def test_a_busy_process_disturbs_all_systems_as_long_as_they_are_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*BENCH, "--sizes", "4", "--iterations", "2", "--disturb"]) == 0
+    output = capsys.readouterr().out
+    assert "--disturb" in output and "one more process computes" in output
+    with all_reduce.disturbed(True) as busy:
+        assert busy is not None and busy.poll() is None
+    assert busy.returncode == -signal.SIGKILL
+
+
 def test_slow_systems_get_enough_iterations_for_a_p99_unless_that_takes_too_long() -> None:
     seconds = (1e-5, 1e-2, 0.1, 0.5, 1.0, 100.0)
     assert [rank.affordable(one_s) for one_s in seconds] == [2000, 300, 100, 100, 60, 10]
@@ -384,6 +403,7 @@ def test_slow_systems_get_enough_iterations_for_a_p99_unless_that_takes_too_long
 def made_up(system: str, transport: str, durations_s: list[float]) -> Measurement:
     return Measurement.of(
         durations_s,
+        cpu_s=2 * sum(durations_s),
         system=system,
         transport=transport,
         algorithm="ring",

@@ -40,6 +40,7 @@ def measurements() -> list[dict[str, object]]:
         asdict(
             Measurement.of(
                 [size * 1e-9 + 1e-5] * (size >> 20 or 1),
+                cpu_s=1e-3,
                 system=system,
                 transport=transport,
                 algorithm="ring",
@@ -92,7 +93,7 @@ def test_the_page_shows_all_that_was_recorded() -> None:
     paths = set((ROOT / "benches" / "results").glob("*.json"))
     for path in paths - {RULES_RECORD}:
         recorded = json.loads(path.read_text())
-        rows = [Measurement(**{key: row[key] for key in keys}) for row in recorded]
+        rows = [Measurement(**{key: row[key] for key in keys if key in row}) for row in recorded]
         for kind in {comparison.kind for comparison in comparisons(rows)}:
             assert f"<!-- table of benches/results/{path.name}: {kind} -->" in page
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ from gradring.bench.congestion import AS_THE_SYSTEM, congested
 from gradring.bench.measurement import Measurement
 from gradring.bench.options import Options
 from gradring.bench.record import Record
+from gradring.launch import exec_rank
 from gradring.testing import run_ranks
 
 #: Time for the ranks to start, and a slow peer's library with them.
@@ -50,13 +54,19 @@ def bench_all_reduce(options: Options, say: Callable[[str], None]) -> Record:
     say(f"# {record.versions}")
     say(f"# {options.world_size} ranks on this machine; time of rank 0 after a barrier")
     say("# every result of every rank compared with the exact one, by element: column wrong")
+    if options.disturb:
+        say("# disturbed: one more process computes all the time")
     say(table.header())
 
     def show(measured: list[Measurement]) -> None:
         for line in table.rows(measured, options.op):
             say(line)
 
-    with congested(options.congestion) as hosts, _following(show) as progress:
+    with (
+        congested(options.congestion) as hosts,
+        disturbed(options.disturb),
+        _following(show) as progress,
+    ):
         record.measurements[:] = run_ranks(
             rank.measure,
             options.world_size,
@@ -75,6 +85,21 @@ def bench_all_reduce(options: Options, say: Callable[[str], None]) -> Record:
 def _timeout_s(options: Options) -> float:
     iterations = (options.iterations or 0) * ITERATION_S
     return START_UP_S + len(options.sizes) * (SIZE_S + iterations)
+
+
+@contextlib.contextmanager
+def disturbed(wanted: bool) -> Iterator[subprocess.Popen[bytes] | None]:
+    """A process that wants a core for itself, as something else on a host of ranks may."""
+    if not wanted:
+        yield None
+        return
+    # It has to end with this process, even when that is killed.
+    tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
+    with subprocess.Popen([*tied, sys.executable, "-I", "-S", "-c", "while True: pass"]) as busy:
+        try:
+            yield busy
+        finally:
+            busy.kill()
 
 
 @contextlib.contextmanager

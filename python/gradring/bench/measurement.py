@@ -34,6 +34,8 @@ class Measurement:
         algbw_gbps: ``bytes`` over the median time, in 1e9 bytes/s.
         busbw_gbps: ``algbw_gbps`` times 2(N-1)/N: what each link carried in each direction.
         wrong: Elements that were not as expected, over all iterations and ranks.
+        cpu_s_per_gb: Processor time of all ranks together, for each 1e9 bytes of the buffer on each
+            of them; None in records of before 2026-11-23.
     """
 
     system: str
@@ -50,15 +52,23 @@ class Measurement:
     algbw_gbps: float
     busbw_gbps: float
     wrong: int
+    cpu_s_per_gb: float | None = None
 
     @classmethod
     def of(
-        cls, durations_s: Sequence[float], *, size_bytes: int, world_size: int, **facts: Any
+        cls,
+        durations_s: Sequence[float],
+        *,
+        cpu_s: float,
+        size_bytes: int,
+        world_size: int,
+        **facts: Any,
     ) -> Measurement:
         """Summarises the durations of all iterations, in seconds; there must be at least one.
 
         Args:
             durations_s: Of rank 0.
+            cpu_s: Processor time of all ranks in all iterations.
             size_bytes: Size of the buffer.
             world_size: Number of ranks.
             facts: The other attributes that say what was measured.
@@ -77,6 +87,7 @@ class Measurement:
             p99_us=_p99(durations_us),
             algbw_gbps=round(algbw_gbps, 9),
             busbw_gbps=round(algbw_gbps * 2 * (world_size - 1) / world_size, 9),
+            cpu_s_per_gb=float(f"{cpu_s * 1e9 / (size_bytes * len(durations_s)):.3g}"),
         )
 
 

@@ -40,6 +40,7 @@ class Options:
         congestion: The kernel's TCP congestion control for all systems; None leaves its default.
         streams: gradring's TCP connections with each peer.
         checksum: Whether gradring is also measured with checksums, once for each transport.
+        disturb: Whether a process that only computes takes part of the machine meanwhile.
     """
 
     world_size: int
@@ -53,6 +54,7 @@ class Options:
     congestion: str | None = None
     streams: int = 1
     checksum: bool = False
+    disturb: bool = False
 
     def check(self, *, allow_debug: bool = False) -> None:
         """Finds whatever would make the ranks fail, or their numbers worthless.
@@ -133,8 +135,9 @@ class Options:
             "--congestion": self.congestion,
         }
         words = [word for name, value in options.items() if value for word in (name, str(value))]
-        checksum = ["--checksum"] if self.checksum else []
-        return shlex.join(["gradring", "bench", "all-reduce", *words, *checksum])
+        flags = {"--checksum": self.checksum, "--disturb": self.disturb}
+        words += [flag for flag, given in flags.items() if given]
+        return shlex.join(["gradring", "bench", "all-reduce", *words])
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -127,6 +127,7 @@ class _Cell:
     reduction: Reduction
     algorithm: str = ""
     wrong: int = 0
+    cpu_s: float = 0.0
     durations_s: list[float] = field(default_factory=list)
 
     def iterate(self, iterations: int, *, timed: bool = True) -> None:
@@ -134,14 +135,17 @@ class _Cell:
         self.wrong += samples.wrong
         if timed:
             self.durations_s += samples.durations_s
+            self.cpu_s += samples.cpu_s
 
     def measurement(self, problem: Problem) -> Measurement:
-        """The row, which all ranks agree on: rank 0's times, and everybody's wrong elements."""
+        """The row, which all ranks agree on: rank 0's times, and everybody's other numbers."""
         durations_s = np.array(self.durations_s)
         self.comm.broadcast(durations_s, name="bench/durations")
         wrong = self.comm.all_reduce(np.array([self.wrong]), name="bench/wrong")
+        cpu_s = self.comm.all_reduce(np.array([self.cpu_s]), name="bench/cpu")
         return Measurement.of(
             durations_s.tolist(),
+            cpu_s=float(cpu_s[0]),
             system=self.system.name,
             transport=self.system.transport,
             algorithm=self.algorithm,

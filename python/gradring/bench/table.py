@@ -32,6 +32,7 @@ _COLUMNS = (
     ("algbw GB/s", 11),
     ("busbw GB/s", 11),
     ("of link", 8),
+    ("cpu s/GB", 9),
     ("iterations", 11),
     ("wrong", 6),
 )
@@ -76,6 +77,7 @@ def _row(measurement: Measurement, op: str, limit_gbps: float | None) -> str:
             f"{m.algbw_gbps:.3f}",
             f"{m.busbw_gbps:.3f}",
             _share(m, limit_gbps),
+            "-" if m.cpu_s_per_gb is None else f"{m.cpu_s_per_gb:.2g}",
             str(m.iterations),
             str(m.wrong),
         ]

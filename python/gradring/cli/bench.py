@@ -61,9 +61,10 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="time, algbw and busbw over size",
         description="Measures all-reduce between ranks of this machine. algbw is bytes over the "
         "median time in 1e9 bytes/s; busbw is algbw x 2(N-1)/N, what each link carried; of link is "
-        "busbw over what the raw TCP links carried in the same turns, from buffer to buffer. p99 "
-        "is told of 100 iterations or more. The last table compares like with like: what is called "
-        "alike (with an array, as a TensorFlow op, through a strategy), over the same medium.",
+        "busbw over what the raw TCP links carried in the same turns, from buffer to buffer; cpu "
+        "s/GB is the processor time of all ranks for 1e9 bytes of the buffer. p99 is told of 100 "
+        "iterations or more. The last table compares like with like: what is called alike (with "
+        "an array, as a TensorFlow op, through a strategy), over the same medium.",
         allow_abbrev=False,
     )
     sub.add_argument(
@@ -107,6 +108,11 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--checksum",
         action="store_true",
         help="also measure gradring with checksums, in turns",
+    )
+    sub.add_argument(
+        "--disturb",
+        action="store_true",
+        help="let one more process compute all the time meanwhile",
     )
     sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
     sub.add_argument("--op", choices=REDUCE_OPS, default="sum")

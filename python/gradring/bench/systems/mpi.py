@@ -118,7 +118,7 @@ class _Reduction:
     _pipes: Sequence[Connection]
 
     def iterate(self, iterations: int, barrier: Callable[[], None]) -> Samples:
-        durations_s, wrong = [0.0] * iterations, 0
+        durations_s, wrong, cpu_s = [0.0] * iterations, 0, 0.0
         barrier()
         for pipe in self._pipes:
             pipe.send(iterations)
@@ -129,8 +129,9 @@ class _Reduction:
             except EOFError:
                 raise RuntimeError("an MPI rank has died; see the output above") from None
             durations_s, wrong = answer.durations_s, wrong + answer.wrong
+            cpu_s += answer.cpu_s
         barrier()
-        return Samples(durations_s, wrong)
+        return Samples(durations_s, wrong, cpu_s)
 
 
 @contextlib.contextmanager
