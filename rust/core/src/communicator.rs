@@ -146,8 +146,9 @@ impl Communicator {
         };
         let offers = roster.members().iter();
         let offers: Vec<_> = offers.map(|member| member.transports.clone()).collect();
+        let topology = roster.topology();
         let agreed = negotiation::agree(
-            config.rank,
+            (config.rank, &topology),
             kinds,
             &offers,
             connections,
@@ -174,7 +175,7 @@ impl Communicator {
                 reproducible: settings.reproducible,
                 wire_dtype: settings.wire_dtype,
                 narrowed_from_bytes: NARROWED_FROM_BYTES,
-                ..Policy::new(roster.topology())
+                ..Policy::new(topology)
             },
             transport: Box::new(agreed.mesh),
             supervisor: Arc::clone(&monitor) as _,

@@ -1,5 +1,6 @@
 //! Groups over real sockets: forming, working, and failing.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,6 +86,58 @@ fn groups_of_several_sizes_reduce_over_tcp_and_know_their_hosts() {
         let expected = (world_size * (world_size + 1) / 2) as f32;
         assert!(sums.iter().flatten().all(|&value| value == expected));
     }
+}
+
+#[test]
+fn sixty_four_ranks_of_one_host_share_memory_within_its_bound() {
+    // A rank has two descriptors for each peer, and here all ranks are one process.
+    let all = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let limit = rustix::process::Rlimit {
+        current: all,
+        maximum: all,
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let (world_size, address) = (64, free_address());
+    let configs = (0..world_size).map(|rank| {
+        with(config(rank, world_size, &address), |settings| {
+            settings.transport = "shm".into();
+            settings.timeout = Duration::from_secs(120);
+        })
+    });
+    let all_are_here = Barrier::new(world_size);
+    let shared = members(configs.collect(), move |rank, communicator| {
+        let communicator = communicator.expect("the group forms");
+        let mut values = vec![rank as f32; 1000];
+        all_reduce(&communicator, &mut values).unwrap();
+        assert_eq!(values, [2016.0; 1000]);
+        all_are_here.wait();
+        let shared = (rank == 0).then(shared_memory_bytes);
+        all_are_here.wait();
+        shared
+    });
+    let rings = 256 << 20;
+    let counters = (world_size * (world_size - 1) / 2) << 12;
+    assert!(shared[0].is_some_and(|bytes| bytes > 0 && bytes <= rings + counters));
+}
+
+/// What this process has mapped of the memory of its links, each file once.
+fn shared_memory_bytes() -> usize {
+    let mut files = BTreeMap::new();
+    for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines() {
+        let [range, _, offset, _, inode, name, ..] =
+            line.split_whitespace().collect::<Vec<_>>()[..]
+        else {
+            continue;
+        };
+        if name.starts_with("/memfd:gradring") {
+            let number = |text| usize::from_str_radix(text, 16).unwrap();
+            let (start, end) = range.split_once('-').unwrap();
+            let reached = number(offset) + number(end) - number(start);
+            let bytes = files.entry(inode.to_owned()).or_default();
+            *bytes = reached.max(*bytes);
+        }
+    }
+    files.values().sum()
 }
 
 #[test]

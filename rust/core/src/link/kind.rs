@@ -30,6 +30,9 @@ pub struct Introduction<'a> {
     pub initiator: bool,
     /// An eventfd that the peer may ring to wake this rank.
     pub doorbell: BorrowedFd<'a>,
+    /// How many pairs of ranks a host has between which there are links: on the host that has most,
+    /// so that both sides say the same.
+    pub pairs: usize,
     /// Bounds the agreement.
     pub deadline: Instant,
     /// Asked now and then whether to go on.

@@ -14,6 +14,7 @@ use super::poll::WakeUp;
 use super::tcp::connection::Connection;
 use super::tcp::deadline_stream::GoOn;
 use super::{Link, framing, shm, tcp};
+use crate::schedule::topology::Topology;
 
 /// What links can be made of, the best first. TCP leads everywhere.
 pub const KINDS: &[Kind] = &[shm::KIND, tcp::KIND];
@@ -71,7 +72,7 @@ pub enum Failed {
 /// When a socket cannot be configured, the system has no file descriptor left, or the agreement
 /// with a peer fails or is not over by `deadline`.
 pub fn agree(
-    rank: usize,
+    (rank, topology): (usize, &Topology),
     ours: &[Kind],
     offers: &[Vec<String>],
     mut connections: BTreeMap<usize, Vec<Connection>>,
@@ -83,6 +84,7 @@ pub fn agree(
     all.try_for_each(|connection| tcp::configure(connection.tcp()))?;
     let doorbell = Arc::new(WakeUp::new()?);
     let world_size = offers.len();
+    let pairs = pairs_of_a_host(topology, connections.len());
     let mut links: Vec<Option<Box<dyn Link>>> = (0..world_size).map(|_| None).collect();
     let (mut used, mut refused) = (vec![false; ours.len()], BTreeMap::new());
     let mut in_rounds: Vec<usize> = connections.keys().copied().collect();
@@ -92,6 +94,7 @@ pub fn agree(
             connections: connections.remove(&peer).unwrap_or_default(),
             initiator: rank < peer,
             doorbell: doorbell.as_fd(),
+            pairs,
             deadline,
             go_on: &mut *go_on,
         };
@@ -125,4 +128,11 @@ pub fn agree(
         },
         refused,
     }))
+}
+
+/// Between how many pairs of ranks there are links on the host that has most, where each rank is
+/// connected with so many `peers`.
+fn pairs_of_a_host(topology: &Topology, peers: usize) -> usize {
+    let ranks = topology.hosts().iter().map(Vec::len).max().unwrap_or(1);
+    (ranks * peers.min(ranks - 1)).div_ceil(2)
 }

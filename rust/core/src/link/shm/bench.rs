@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
 
 use super::tests::link;
-use super::{RING_BYTES, ShmLink};
+use super::{RING_BYTES_MAX, RING_BYTES_MIN, ShmLink};
 
 /// More than the caches hold.
 const BUFFER_BYTES: usize = 100 << 20;
@@ -31,7 +31,7 @@ fn speed() {
     report("memcpy, one thread", |round| {
         target[piece(round)].copy_from_slice(&source[piece(round)]);
     });
-    for capacity in [RING_BYTES / 2, RING_BYTES, RING_BYTES * 4] {
+    for capacity in [RING_BYTES_MIN, RING_BYTES_MAX, RING_BYTES_MAX * 4] {
         let [(mut a, _bell_a), (mut b, _bell_b)] = link(capacity);
         println!("rings of {} KiB", capacity >> 10);
         report_round_trips(&mut a, &mut b);

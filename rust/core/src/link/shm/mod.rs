@@ -35,8 +35,21 @@ mod pipe;
 
 use pairing::pair;
 
-/// What a ring holds. When ranks share a core, each change from one to the other moves at most this.
-const RING_BYTES: usize = 1 << 20;
+/// What a ring holds at most. When ranks share a core, each change from one to the other moves at
+/// most this.
+const RING_BYTES_MAX: usize = 1 << 20;
+/// What it holds at least: a mapping begins with a page, which may be as large.
+const RING_BYTES_MIN: usize = 64 << 10;
+/// What the rings of all pairs of a host hold together.
+const HOST_BYTES_MAX: usize = 256 << 20;
+
+/// What each ring holds on a host where so many pairs of ranks share memory: as much as leaves the
+/// whole host within its bound.
+fn ring_bytes(pairs: usize) -> usize {
+    let most = HOST_BYTES_MAX / (2 * pairs.max(1));
+    let power_of_two = 1 << most.ilog2();
+    power_of_two.clamp(RING_BYTES_MIN, RING_BYTES_MAX)
+}
 
 /// Memory of one host.
 pub const KIND: Kind = Kind {
@@ -48,7 +61,7 @@ pub const KIND: Kind = Kind {
         let paired = pair(
             stream,
             initiator,
-            doorbell,
+            (doorbell, ring_bytes(introduction.pairs)),
             deadline,
             &mut *introduction.go_on,
         )?;

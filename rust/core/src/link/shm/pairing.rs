@@ -26,7 +26,7 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::arena::Arena;
-use super::{RING_BYTES, ShmLink, passing};
+use super::{ShmLink, passing};
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::link::poll;
 use crate::link::tcp::connection::Connection;
@@ -48,15 +48,15 @@ type Nonce = [u8; RANDOM_BYTES];
 /// same time; exactly one of both is the initiator.
 ///
 /// Returns the link, or why there is none: the same on both sides. `stream` carries nothing of this
-/// afterwards. The other side rings `doorbell`, an eventfd. It asks now and then
-/// whether to go on.
+/// afterwards. The other side rings `doorbell`, an eventfd; both know what a ring of the memory
+/// holds. It asks now and then whether to go on.
 ///
 /// # Errors
 /// When the connection fails, the other side is not done by `deadline`, or `go_on` says no.
 pub(super) fn pair(
     stream: &mut Connection,
     initiator: bool,
-    doorbell: &impl AsFd,
+    (doorbell, ring_bytes): (&impl AsFd, usize),
     deadline: Instant,
     go_on: GoOn<'_>,
 ) -> io::Result<Result<ShmLink, String>> {
@@ -66,14 +66,18 @@ pub(super) fn pair(
         go_on,
     };
     if initiator {
-        initiate(&mut talk, doorbell.as_fd())
+        initiate(&mut talk, doorbell.as_fd(), ring_bytes)
     } else {
-        respond(&mut talk, doorbell.as_fd())
+        respond(&mut talk, doorbell.as_fd(), ring_bytes)
     }
 }
 
-fn initiate(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<ShmLink, String>> {
-    let offer = match Offer::new() {
+fn initiate(
+    talk: &mut Talk<'_>,
+    doorbell: BorrowedFd<'_>,
+    ring_bytes: usize,
+) -> io::Result<Result<ShmLink, String>> {
+    let offer = match Offer::new(ring_bytes) {
         Ok(offer) => offer,
         Err(reason) => return talk.refuse(reason),
     };
@@ -98,12 +102,17 @@ fn initiate(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<
     }
 }
 
-fn respond(talk: &mut Talk<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Result<ShmLink, String>> {
+fn respond(
+    talk: &mut Talk<'_>,
+    doorbell: BorrowedFd<'_>,
+    ring_bytes: usize,
+) -> io::Result<Result<ShmLink, String>> {
     let accepted = match talk.hear()? {
         Ok(offer) => {
             let left = talk.deadline.saturating_duration_since(Instant::now());
             let limit = REACHING_LIMIT.min(left / REACHING_PART);
-            accept(&offer, doorbell, limit.max(Duration::from_millis(1)))
+            let limit = limit.max(Duration::from_millis(1));
+            accept(&offer, doorbell, ring_bytes, limit)
         }
         Err(reason) => return Ok(Err(reason)),
     };
@@ -126,8 +135,8 @@ struct Offer {
 }
 
 impl Offer {
-    fn new() -> Result<Self, String> {
-        let (arena, file) = Arena::create(RING_BYTES)
+    fn new(ring_bytes: usize) -> Result<Self, String> {
+        let (arena, file) = Arena::create(ring_bytes)
             .map_err(|error| format!("no shared memory from the system: {error}"))?;
         let (mut name, mut nonce) = ([0; RANDOM_BYTES], [0; RANDOM_BYTES]);
         getrandom::fill(&mut name)
@@ -188,7 +197,12 @@ impl Offer {
 }
 
 /// The responder's part over the Unix socket.
-fn accept(offer: &[u8], doorbell: BorrowedFd<'_>, limit: Duration) -> Result<ShmLink, String> {
+fn accept(
+    offer: &[u8],
+    doorbell: BorrowedFd<'_>,
+    ring_bytes: usize,
+    limit: Duration,
+) -> Result<ShmLink, String> {
     let Some((name, nonce)) = offer.split_at_checked(RANDOM_BYTES) else {
         return Err("the offer is too short".into());
     };
@@ -201,7 +215,7 @@ fn accept(offer: &[u8], doorbell: BorrowedFd<'_>, limit: Duration) -> Result<Shm
         initiator.write_all(nonce)?;
         let [file, other_doorbell] = despite_signals(limit, || passing::receive(initiator))?;
         check_doorbell(&other_doorbell)?;
-        let arena = Arena::open(file, RING_BYTES)?;
+        let arena = Arena::open(file, ring_bytes)?;
         passing::send(initiator, &[doorbell])?;
         Ok(ShmLink::new(arena, 1, other_doorbell))
     };

@@ -5,7 +5,9 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
+
 use crate::link::poll::{self, WakeUp};
+use crate::schedule::choice::MESH_RANKS_MAX;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -242,4 +244,18 @@ fn memory_that_could_shrink_or_has_another_size_is_refused() {
     );
     let no_memory = WakeUp::new().unwrap().as_fd().try_clone_to_owned();
     assert!(opened(no_memory.unwrap()).is_some());
+}
+
+#[test]
+fn the_rings_of_a_host_stay_within_its_bound_however_many_ranks_it_has() {
+    for ranks in 2..=2048 {
+        let pairs = match ranks {
+            ..=MESH_RANKS_MAX => ranks * (ranks - 1) / 2,
+            _ => ranks,
+        };
+        let ring = ring_bytes(pairs);
+        assert!(ring.is_power_of_two());
+        assert!(2 * pairs * ring <= HOST_BYTES_MAX, "{ranks} ranks");
+        assert_eq!(ring == RING_BYTES_MAX, pairs <= 128, "{ranks} ranks");
+    }
 }

@@ -10,6 +10,7 @@ use crate::link::poll::WakeUp;
 use crate::link::shm::tests::sleep;
 
 const PATIENCE: Duration = Duration::from_secs(20);
+const RING_BYTES: usize = 64 << 10;
 /// Where the test's second process connects to the first.
 const ADDRESS_VARIABLE: &str = "GRADRING_TEST_ADDRESS";
 
@@ -22,7 +23,13 @@ fn pair_within(
     patience: Duration,
 ) -> Outcome {
     let deadline = Instant::now() + patience;
-    pair(stream, initiator, doorbell, deadline, &mut || true)
+    pair(
+        stream,
+        initiator,
+        (doorbell, RING_BYTES),
+        deadline,
+        &mut || true,
+    )
 }
 
 /// Runs an initiator against `responder`, which gets the other end of its connection.
@@ -124,7 +131,7 @@ fn strangers_that_connect_first_are_sent_away() {
                     .unwrap();
                 strangers.push(stranger);
             }
-            accept(&offer, bell.as_fd(), PATIENCE)
+            accept(&offer, bell.as_fd(), RING_BYTES, PATIENCE)
         })
     });
     assert_connected(
@@ -149,10 +156,11 @@ fn a_responder_that_signals_interrupt_waits_on() {
     let handler = handle as extern "C" fn(libc::c_int);
     // SAFETY: the handler does nothing but count, and nothing else uses this signal.
     unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
-    let offer = Offer::new().unwrap();
+    let offer = Offer::new(RING_BYTES).unwrap();
     let said = [offer.name, offer.nonce].concat();
-    let responder =
-        std::thread::spawn(move || accept(&said, WakeUp::new().unwrap().as_fd(), PATIENCE));
+    let responder = std::thread::spawn(move || {
+        accept(&said, WakeUp::new().unwrap().as_fd(), RING_BYTES, PATIENCE)
+    });
     let (mut ours, _theirs) = connection();
     let mut go_on = || true;
     let mut talk = talk(&mut ours, &mut go_on);
@@ -179,7 +187,7 @@ fn who_does_not_find_the_socket_is_on_another_host() {
     let reason = common_reason(with_initiator(|stream| {
         respond_with(stream, |mut offer| {
             offer[0] ^= 1;
-            accept(&offer, bell.as_fd(), PATIENCE)
+            accept(&offer, bell.as_fd(), RING_BYTES, PATIENCE)
         })
     }));
     assert!(reason.starts_with("different hosts"), "{reason}");
@@ -191,13 +199,24 @@ fn who_says_a_wrong_nonce_gets_nothing() {
     let reason = common_reason(with_initiator(|stream| {
         respond_with(stream, |mut offer| {
             offer[RANDOM_BYTES] ^= 1;
-            accept(&offer, bell.as_fd(), PATIENCE)
+            accept(&offer, bell.as_fd(), RING_BYTES, PATIENCE)
         })
     }));
     assert!(
         reason.starts_with("the memory did not get across"),
         "{reason}"
     );
+}
+
+#[test]
+fn memory_of_another_size_than_agreed_is_refused() {
+    let bell = WakeUp::new().unwrap();
+    let reason = common_reason(with_initiator(|stream| {
+        respond_with(stream, |offer| {
+            accept(&offer, bell.as_fd(), 2 * RING_BYTES, PATIENCE)
+        })
+    }));
+    assert!(reason.ends_with("the memory has another size"), "{reason}");
 }
 
 #[test]
@@ -230,7 +249,13 @@ fn a_partner_that_goes_or_says_nothing_is_an_error() {
         let outcome = pair_within(&mut ours, initiator, &bell, Duration::from_millis(50));
         assert_eq!(kind(outcome), ErrorKind::TimedOut);
         let deadline = Instant::now() + PATIENCE;
-        let outcome = pair(&mut ours, initiator, &bell, deadline, &mut || false);
+        let outcome = pair(
+            &mut ours,
+            initiator,
+            (&bell, RING_BYTES),
+            deadline,
+            &mut || false,
+        );
         assert_eq!(kind(outcome), ErrorKind::Other);
         drop(theirs);
         let (mut ours, theirs) = connection();
