@@ -90,10 +90,11 @@ class Communicator:
             TCP everywhere; ``shm``: shared memory everywhere, or `ConfigError`.
         timeout: Seconds in which the group must form.
         algorithm: ``auto``: by the size of the buffer, the number of ranks, which of them share a
-            host, and times measured when the group forms; or ``ring``, ``direct``, ``one_shot`` or
-            ``hierarchical``; or comma-separated text such as ``one_shot:64KiB,direct``: each up to
-            its size, the last for everything else. A collective that the wish does not fit is done
-            as by ``auto``: ``hierarchical`` needs several hosts, and several ranks on one of them.
+            host, and times measured when the group forms; or ``ring``, ``direct``, ``one_shot``,
+            ``star`` or ``hierarchical``; or comma-separated text such as
+            ``one_shot:64KiB,direct``: each up to its size, the last for everything else. A
+            collective that the wish does not fit is done as by ``auto``: ``hierarchical`` needs
+            several hosts, and several ranks on one of them.
         reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
             the algorithm, the transport and the buckets; at most 64 ranks.
         wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions of 64 KiB and

@@ -15,7 +15,7 @@ def test_every_dtype_op_and_count_is_exact_on_every_rank(world_size: int) -> Non
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot", "star"])
 def test_every_algorithm_is_exact_on_every_rank(algorithm: str, transport: str) -> None:
     env = {"GRADRING_TRANSPORT": transport}
     assert run_ranks(grid.every_dtype_op_and_count, 3, algorithm, env=env) == [[]] * 3

@@ -15,7 +15,7 @@ from gradring.testing import run_ranks
 
 COUNTS = [1, 5, 1000, 300_001]
 NARROWED_FROM = (64 << 10) // 4
-ALGORITHMS = ["auto", "ring", "direct", "one_shot", "one_shot:1KiB,direct:64KiB,ring"]
+ALGORITHMS = ["auto", "ring", "direct", "one_shot", "star", "one_shot:1KiB,direct:64KiB,ring"]
 
 
 def contribution(rank: int, count: int, dtype: str = "float32") -> NDArray[Any]:

@@ -21,7 +21,15 @@ SEEN: dict[str, type[errors.GradringError]] = {
 """What the others get, by fault."""
 
 TRANSPORTS = ("tcp", "shm", "auto")
-ALGORITHMS = ("auto", "auto", "ring", "direct", "one_shot", "one_shot:4KiB,direct:64KiB,ring")
+ALGORITHMS = (
+    "auto",
+    "auto",
+    "ring",
+    "direct",
+    "one_shot",
+    "star",
+    "one_shot:4KiB,direct:64KiB,ring",
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ use crate::collective::{Collective, Request};
 use crate::dtype::{DType, ReduceOp};
 use crate::engine::Engine;
 use crate::error::{Damage, Result};
-use crate::schedule::Algorithm;
 use crate::schedule::choice::{Cost, Measured, Policy, Rules};
 
 /// Sizes of the buffers, in bytes, and how often each is reduced; the fastest time counts.
@@ -26,9 +25,9 @@ const FIRST_SEQUENCE: u64 = 1_000_000_001;
 pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
     engine.count_from(FIRST_SEQUENCE);
     let policy = engine.policy();
-    let mut times = [0.0; 4];
-    let algorithms = [Algorithm::OneShot, policy.two_steps()];
-    for (algorithm, times) in algorithms.into_iter().zip(times.chunks_exact_mut(2)) {
+    let algorithms = policy.measurable();
+    let mut times = vec![0.0; 2 * algorithms.len()];
+    for (&algorithm, times) in algorithms.iter().zip(times.chunks_exact_mut(2)) {
         engine.set_policy(Policy {
             rules: Rules::always(algorithm),
             ..policy.clone()
@@ -38,12 +37,13 @@ pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
         }
     }
     engine.set_policy(policy.clone());
-    let times = slowest(engine, &times, interrupt)?;
-    let [one_shot, two_steps] = costs(times).map_err(|error| engine.fail(error))?;
+    slowest(engine, &mut times, interrupt)?;
+    let costs = costs(&times).map_err(|error| engine.fail(error))?;
     engine.set_policy(Policy {
         measured: Some(Measured {
-            one_shot,
-            two_steps,
+            one_shot: costs[0],
+            two_steps: costs[1],
+            star: costs.get(2).copied(),
         }),
         ..policy
     });
@@ -51,14 +51,16 @@ pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What one step and two steps cost, from times in seconds that came from peers.
-fn costs(times: [f64; 4]) -> Result<[Cost; 2]> {
+/// What each algorithm costs, from its times in seconds for small and large buffers, which came from
+/// peers.
+fn costs(times: &[f64]) -> Result<Vec<Cost>> {
     if let Some(wild) = times.iter().find(|time| !(0.0..LONGEST_S).contains(*time)) {
         return Err(Damage::WildTime { seconds: *wild }.into());
     }
     let seconds = Duration::from_secs_f64;
     let cost = |small, large| Cost::fitted((SMALL.0, seconds(small)), (LARGE.0, seconds(large)));
-    Ok([cost(times[0], times[1]), cost(times[2], times[3])])
+    let pairs = times.chunks_exact(2);
+    Ok(pairs.map(|pair| cost(pair[0], pair[1])).collect())
 }
 
 fn fastest(
@@ -77,13 +79,11 @@ fn fastest(
     Ok(fastest)
 }
 
-/// The largest of every rank's `times`.
-fn slowest(engine: &Engine, times: &[f64; 4], interrupt: Interrupt<'_>) -> Result<[f64; 4]> {
-    let mut shared = *times;
-    // SAFETY: `shared` outlives the blocking call and is not touched meanwhile.
-    let buffer = unsafe { Buffer::contiguous(DType::F64, shared.as_mut_ptr().cast(), times.len()) };
-    engine.run(all_reduce(buffer, ReduceOp::Max), interrupt)?;
-    Ok(shared)
+/// Makes each of `times` the largest of all ranks.
+fn slowest(engine: &Engine, times: &mut [f64], interrupt: Interrupt<'_>) -> Result<()> {
+    // SAFETY: `times` outlives the blocking call and is not touched meanwhile.
+    let buffer = unsafe { Buffer::contiguous(DType::F64, times.as_mut_ptr().cast(), times.len()) };
+    engine.run(all_reduce(buffer, ReduceOp::Max), interrupt)
 }
 
 fn all_reduce(buffer: Buffer, op: ReduceOp) -> Request {
@@ -102,14 +102,14 @@ mod tests {
     #[test]
     fn times_with_a_turned_bit_are_used_or_refused_and_never_a_panic() {
         let right = [8e-6, 30e-6, 9e-6, 25e-6];
-        assert!(costs(right).is_ok());
+        assert!(costs(&right).is_ok());
         for (place, bit) in (0..4).flat_map(|place| (0..64).map(move |bit| (place, bit))) {
             let mut times = right;
             times[place] = f64::from_bits(times[place].to_bits() ^ (1 << bit));
             // The sign, and the upper exponent: 1e-5 becomes more than a century.
-            assert_eq!(costs(times).is_err(), bit >= 62, "bit {bit} of {place}");
+            assert_eq!(costs(&times).is_err(), bit >= 62, "bit {bit} of {place}");
         }
-        assert!(costs([f64::NAN; 4]).is_err());
-        assert!(costs([f64::INFINITY; 4]).is_err());
+        assert!(costs(&[f64::NAN; 4]).is_err());
+        assert!(costs(&[f64::INFINITY; 4]).is_err());
     }
 }

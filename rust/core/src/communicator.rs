@@ -183,7 +183,7 @@ impl Communicator {
             recorder: Arc::clone(&recorder),
             stall_timeout: settings.stall_timeout,
             stall_warning: settings.stall_warning,
-            spin_policy: SpinPolicy::of(roster.local_size(config.rank) <= cores),
+            spin_policy: SpinPolicy::of(roster.local_size(config.rank), cores),
         })
         .map_err(|error| monitor.first_cause(error))?;
         let listener = listener.map(|(listener, own_state)| {

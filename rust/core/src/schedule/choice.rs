@@ -1,8 +1,8 @@
 //! Which algorithm performs a collective.
 //!
 //! What decides between sums of different order, and so between different bits, depends on nothing
-//! but the call, the number of ranks, and which of them share a host. Direct and one-shot sum in the same order; between these
-//! two the times measured when the group formed decide.
+//! but the call, the number of ranks, and which of them share a host. Direct, one-shot and star sum in
+//! the same order; among these the times measured when the group formed decide.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,6 +35,10 @@ pub(super) const ONE_PACKET_BYTES_MAX: usize = 1 << 10;
 
 /// Largest buffer, in bytes, that takes one step if nothing was measured.
 pub(super) const ONE_SHOT_BYTES_MAX: usize = 4096;
+
+/// Fewest ranks of which one may reduce small buffers for all. Fewer send few messages anyway, and
+/// with the other algorithms each of them sees who is late.
+pub(super) const STAR_RANKS_MIN: usize = 8;
 
 /// What an algorithm was found to cost: a latency and a time per byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,6 +74,8 @@ pub struct Measured {
     pub one_shot: Cost,
     /// In two steps.
     pub two_steps: Cost,
+    /// Through rank 0, if that was tried.
+    pub star: Option<Cost>,
 }
 
 /// A user's choice: algorithms with the largest buffers, in bytes, that they are for.
@@ -189,6 +195,8 @@ pub(super) enum Reason {
     OnePacket,
     /// The measured times say so, or the size, if there are none.
     FewerSteps,
+    /// The measured times say so.
+    FewerMessages,
     /// Ranks share hosts, and bytes between hosts count.
     SharedHosts,
     /// Between two ranks a ring is direct.
@@ -230,12 +238,23 @@ impl Policy {
         }
     }
 
+    /// The algorithms among which measured times decide, as all of them sum in the order of ranks.
+    #[must_use]
+    pub fn measurable(&self) -> Vec<Algorithm> {
+        let star = (self.world_size() >= STAR_RANKS_MIN).then_some(Algorithm::Star);
+        [Algorithm::OneShot, self.two_steps()]
+            .into_iter()
+            .chain(star)
+            .collect()
+    }
+
     /// What an all-reduce by `algorithm` was measured to cost, if it was.
     #[must_use]
     pub fn measured(&self, algorithm: Algorithm) -> Option<Cost> {
         let measured = self.measured?;
         match algorithm {
             Algorithm::OneShot => Some(measured.one_shot),
+            Algorithm::Star => measured.star,
             _ => (algorithm == self.two_steps()).then_some(measured.two_steps),
         }
     }
@@ -273,6 +292,9 @@ impl Policy {
         }
         match call.collective {
             Collective::Broadcast { .. } => (Algorithm::Ring, Reason::NoOther),
+            Collective::Barrier if self.star_is_fastest(0) => {
+                (Algorithm::Star, Reason::FewerMessages)
+            }
             Collective::Barrier => (Algorithm::OneShot, Reason::NoOther),
             Collective::AllToAll => (Algorithm::Direct, Reason::NoOther),
             Collective::AllReduce { .. } => {
@@ -280,6 +302,8 @@ impl Policy {
                 // Where the two sum differently, a measurement must not decide.
                 if !self.folds(of_several_steps.0, call) {
                     of_several_steps
+                } else if self.star_is_fastest(call.bytes()) {
+                    (Algorithm::Star, Reason::FewerMessages)
                 } else if call.bytes() <= ONE_PACKET_BYTES_MAX {
                     (Algorithm::OneShot, Reason::OnePacket)
                 } else if self.one_shot_is_faster(call.bytes()) {
@@ -322,7 +346,7 @@ impl Policy {
     /// Whether `algorithm` sums in the order of ranks.
     fn folds(&self, algorithm: Algorithm, call: &Call) -> bool {
         match algorithm {
-            Algorithm::Direct | Algorithm::OneShot => true,
+            Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => true,
             Algorithm::Ring => self.ring_is_direct(call),
             Algorithm::Hierarchical => false,
         }
@@ -334,6 +358,17 @@ impl Policy {
         let dtype = self.wire_dtype(call).unwrap_or(call.dtype);
         let accumulator = call.collective.op().map(|op| dtype.accumulator(op));
         self.world_size() == 2 && accumulator.is_none_or(|accumulator| accumulator == dtype)
+    }
+
+    fn star_is_fastest(&self, bytes: usize) -> bool {
+        self.measured.is_some_and(|measured| {
+            let others = measured
+                .one_shot
+                .of(bytes)
+                .min(measured.two_steps.of(bytes));
+            let star = measured.star.map(|star| star.of(bytes));
+            bytes <= MEASURED_BYTES_MAX && star.is_some_and(|star| star < others)
+        })
     }
 
     fn one_shot_is_faster(&self, bytes: usize) -> bool {
@@ -444,9 +479,46 @@ mod tests {
         policy.measured = Some(Measured {
             one_shot: cost(10, 3e-9),
             two_steps: cost(40, 1e-9),
+            star: None,
         });
         assert_eq!(policy.choose(&call(DType::U8, 14_999)), Algorithm::OneShot);
         assert_eq!(policy.choose(&call(DType::U8, 15_001)), Algorithm::Direct);
+    }
+
+    #[test]
+    fn one_rank_reduces_for_all_where_that_was_measured_to_be_fastest() {
+        let cost = |latency_us, seconds_per_byte| Cost {
+            latency: Duration::from_micros(latency_us),
+            seconds_per_byte,
+        };
+        let mut policy = policy(16, "auto");
+        let measured = Measured {
+            one_shot: cost(900, 9e-9),
+            two_steps: cost(1000, 5e-9),
+            star: Some(cost(100, 20e-9)),
+        };
+        policy.measured = Some(measured);
+        assert_eq!(policy.choose(&call(DType::U8, 1)), Algorithm::Star);
+        // Both in 1300 us.
+        assert_eq!(policy.choose(&call(DType::U8, 59_999)), Algorithm::Star);
+        assert_eq!(policy.choose(&call(DType::U8, 60_001)), Algorithm::Direct);
+        let barrier = Call {
+            collective: Collective::Barrier,
+            ..call(DType::U8, 1)
+        };
+        assert_eq!(policy.choose(&barrier), Algorithm::Star);
+        policy.measured = Some(Measured {
+            star: Some(cost(1100, 1e-9)),
+            ..measured
+        });
+        assert_eq!(policy.choose(&call(DType::U8, 1)), Algorithm::OneShot);
+        assert_eq!(policy.choose(&barrier), Algorithm::OneShot);
+        let small = STAR_RANKS_MIN - 1;
+        assert!(
+            !Policy::new(Topology::one_host(small))
+                .measurable()
+                .contains(&Algorithm::Star)
+        );
     }
 
     #[test]
@@ -459,6 +531,7 @@ mod tests {
         policy.measured = Some(Measured {
             one_shot: cost(1e-9),
             two_steps: cost(3e-9),
+            star: None,
         });
         let (small, large) = (MEASURED_BYTES_MAX, MEASURED_BYTES_MAX + 1);
         let (small, large) = (call(DType::U8, small), call(DType::U8, large));

@@ -75,14 +75,22 @@ impl Policy {
     /// Sizes, in bytes of whole elements and in order, above which another choice may be made.
     fn bounds(&self) -> Vec<usize> {
         let small_chunks = |parts| DIRECT_CHUNK_BYTES_MAX * parts + parts - 1;
-        let one_shot = match self.measured {
-            Some(measured) => measured.one_shot.crossing(measured.two_steps),
-            None => Some(ONE_SHOT_BYTES_MAX),
+        let equal: Vec<Option<usize>> = match self.measured {
+            Some(measured) => {
+                let (one_shot, two_steps) = (measured.one_shot, measured.two_steps);
+                let star = |other: Cost| measured.star.and_then(|star| star.crossing(other));
+                vec![
+                    one_shot.crossing(two_steps),
+                    star(one_shot),
+                    star(two_steps),
+                ]
+            }
+            None => vec![Some(ONE_SHOT_BYTES_MAX)],
         };
         let wished = self.rules.parts().iter().map(|rule| rule.1);
         let mut bounds: Vec<usize> = wished
             .filter(|&limit| limit < usize::MAX)
-            .chain(one_shot)
+            .chain(equal.into_iter().flatten())
             .chain([ONE_PACKET_BYTES_MAX, MEASURED_BYTES_MAX])
             .chain([self.topology.world_size(), self.topology.hosts().len()].map(small_chunks))
             .map(|bytes| float_sum(bytes).bytes())
@@ -111,6 +119,14 @@ impl Policy {
             (Reason::TooManyRanks, _) => TOO_MANY_RANKS.into(),
             (Reason::OnePacket, _) => "one packet".into(),
             (Reason::FewerSteps, None) => "fewer steps".into(),
+            (Reason::FewerMessages, None) => "fewer messages".into(),
+            (Reason::FewerMessages, Some(measured)) => format!(
+                "measured {} against {} for one_shot and {} for {}",
+                measured.star.unwrap_or(measured.one_shot),
+                measured.one_shot,
+                measured.two_steps,
+                self.two_steps().name()
+            ),
             (Reason::FewerSteps, Some(measured)) => format!(
                 "measured {} against {} for {}",
                 measured.one_shot,
@@ -207,6 +223,7 @@ mod tests {
         policy.measured = Some(Measured {
             one_shot: cost(10, 3e-9),
             two_steps: cost(40, 1e-9),
+            star: None,
         });
         let one_shot = "up to 1 KiB: one packet; above 1 KiB, up to 14.6 KiB: measured 10.0 us + 3.00 ns/B against 40.0 us + 1.00 ns/B \
                         for direct";
@@ -259,7 +276,21 @@ mod tests {
         for ranks in [2, 4, 9, 64, 65] {
             for hosts in [1, 3] {
                 let mut policy = Policy::new(Topology::by_host((0..ranks).map(|r| r % hosts)));
-                for wish in ["auto", "one_shot:100,ring:64KiB,hierarchical"] {
+                let cost = |latency_us, seconds_per_byte| Cost {
+                    latency: Duration::from_micros(latency_us),
+                    seconds_per_byte,
+                };
+                let measured = Measured {
+                    one_shot: cost(900, 9e-9),
+                    two_steps: cost(1000, 5e-9),
+                    star: Some(cost(100, 20e-9)),
+                };
+                for (wish, measured) in [
+                    ("auto", None),
+                    ("auto", Some(measured)),
+                    ("one_shot:100,ring:64KiB,hierarchical", None),
+                ] {
+                    policy.measured = measured;
                     policy.rules = Rules::parse(wish).unwrap();
                     let ranges = policy.ranges();
                     for bytes in

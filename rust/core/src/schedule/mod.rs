@@ -21,6 +21,7 @@ mod direct;
 mod explanation;
 mod hierarchical;
 mod ring;
+mod star;
 pub mod topology;
 #[cfg(test)]
 mod verify;
@@ -187,6 +188,8 @@ named! {
         OneShot: "one_shot",
         /// Ranks reduce inside their hosts first, then across hosts.
         Hierarchical: "hierarchical",
+        /// Every rank sends everything to rank 0, which sends the result to every other.
+        Star: "star",
     }
 }
 
@@ -200,7 +203,7 @@ impl Algorithm {
                 collective,
                 Collective::Broadcast { .. } | Collective::Barrier
             ),
-            Self::OneShot => matches!(
+            Self::OneShot | Self::Star => matches!(
                 collective,
                 Collective::AllReduce { .. } | Collective::Barrier
             ),
@@ -268,6 +271,16 @@ pub fn build(
             direct::one_shot(rank, world_size, count)
         }
         (Algorithm::OneShot, Collective::Barrier) => direct::one_shot(rank, world_size, 1),
+        (Algorithm::Star, Collective::AllReduce { .. }) => in_blocks(
+            count,
+            block,
+            |block| star::gather(rank, world_size, block),
+            |block| star::spread(rank, world_size, block),
+        ),
+        (Algorithm::Star, Collective::Barrier) => {
+            let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
+            build(algorithm, &all_reduce, rank, topology, 1, block)
+        }
         (Algorithm::Hierarchical, Collective::AllReduce { .. }) if topology.has_levels() => {
             let levels = Levels::of(rank, topology);
             in_blocks(

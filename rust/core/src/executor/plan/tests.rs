@@ -82,3 +82,16 @@ fn building() {
         );
     }
 }
+
+#[test]
+fn in_a_star_ranks_exchange_payload_with_rank_0_alone() {
+    let (plans, operations, _) = plan(64, 64, Algorithm::Star);
+    assert_eq!(operations, 2);
+    let plan = &plans.kept.back().unwrap().1;
+    let with_payload = |pipes: &[Pipe]| -> Vec<usize> {
+        let pipes = pipes.iter().filter(|pipe| pipe.head().is_some());
+        pipes.map(|pipe| pipe.peer).collect()
+    };
+    assert_eq!(with_payload(&plan.outgoing), [0]);
+    assert_eq!(with_payload(&plan.incoming), [0]);
+}

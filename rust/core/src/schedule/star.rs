@@ -1,0 +1,33 @@
+//! Star: every rank sends all it has to rank 0, which sends the result to every other.
+//!
+//! *Gathering.* Every rank sends its contribution to rank 0, which folds all in the order of ranks:
+//! g0 + g1 + .. + gN-1. *Spreading.* Rank 0 sends the finished values to all others.
+//!
+//! No algorithm has fewer messages: 2(N-1) in all, where `one_shot` has N(N-1). On a host whose
+//! cores are fewer than its ranks that is what counts: each message may wake a rank, which then
+//! finds one of the many that it waits for. The price is that rank 0 moves S(N-1) bytes in each
+//! direction and folds them alone.
+
+use std::ops::Range;
+
+use super::{Action, Contents, Schedule, Step, fold_in_rank_order};
+
+/// Who folds.
+const CENTRE: usize = 0;
+
+pub(super) fn gather(rank: usize, world_size: usize, range: &Range<usize>) -> Schedule {
+    if rank == CENTRE {
+        return fold_in_rank_order(world_size, range);
+    }
+    vec![Step::send(CENTRE, range.clone(), Contents::Contribution)]
+}
+
+pub(super) fn spread(rank: usize, world_size: usize, range: &Range<usize>) -> Schedule {
+    if rank != CENTRE {
+        return vec![Step::receive(CENTRE, range.clone(), Action::Copy)];
+    }
+    (0..world_size)
+        .filter(|&peer| peer != CENTRE)
+        .map(|peer| Step::send(peer, range.clone(), Contents::Final))
+        .collect()
+}
