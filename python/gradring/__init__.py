@@ -7,7 +7,7 @@ Needs numpy only; TensorFlow is imported by ``gradring.tensorflow`` alone.
 """
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from gradring import errors
 from gradring._native import build_info
@@ -15,7 +15,9 @@ from gradring.communicator import Communicator, Work
 from gradring.config import TlsFiles
 from gradring.errors import GradringError
 from gradring.initialize import init
-from gradring.observe.monitor import Monitor
+
+if TYPE_CHECKING:
+    from gradring.observe.monitor import Monitor
 
 __version__: str = build_info()["version"]
 
@@ -31,11 +33,19 @@ __all__ = [
     "init",
 ]
 
-_LAZY = ("elastic", "tensorflow", "testing", "updates")
+_LAZY_MODULES = ("elastic", "tensorflow", "testing", "updates")
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Imports a submodule when it is first used: ``gradring.testing`` needs no import line."""
-    if name in _LAZY:
+def __getattr__(name: str) -> Any:
+    """Imports what most programs do without when it is first used, so that they start sooner.
+
+    ``gradring.testing`` needs no import line.
+
+    Raises:
+        AttributeError: There is no such name.
+    """
+    if name in _LAZY_MODULES:
         return importlib.import_module(f"gradring.{name}")
+    if name == "Monitor":
+        return importlib.import_module("gradring.observe.monitor").Monitor
     raise AttributeError(f"module 'gradring' has no attribute {name!r}")

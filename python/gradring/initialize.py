@@ -14,8 +14,8 @@ from gradring import parse
 from gradring.clusters import Cluster, detect
 from gradring.communicator import Communicator
 from gradring.config import Settings, TlsFiles
-from gradring.elastic.joining import members_to_join
 from gradring.errors import ConfigError
+from gradring.joining import members_to_join
 from gradring.membership import Membership, existing, remember
 from gradring.observe.observer import observe
 from gradring.settings import GROUP, READ, SETTINGS, meant, takes_settings

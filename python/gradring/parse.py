@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -211,6 +210,8 @@ def job_id(text: object) -> str:
         raise ConfigError(f"job_id={shown(text)} is no name of a job; give text, or None")
     encoded = text.strip().encode(errors="backslashreplace")
     if len(encoded) > MAX_JOB_ID:
+        import hashlib  # costs 3 ms, and most names are short
+
         digest = hashlib.blake2b(encoded, digest_size=8).hexdigest()
         encoded = encoded[: MAX_JOB_ID - len(digest) - 1] + b"~" + digest.encode()
     return encoded.decode(errors="replace")

@@ -219,6 +219,15 @@ def test_a_rate_that_tc_would_not_take_is_refused() -> None:
     assert "'fast' is no rate; write it as 1gbit or 500mbit" in done.stderr
 
 
+def test_the_start_of_programs_is_measured() -> None:
+    done = run("start_up", "--ranks", 2, "--transports", "tcp", "--rounds", 1)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^import gradring: \d+ ms$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^2 ranks over tcp: forming [\d.]+ s, all [\d.]+ s$", done.stdout, re.MULTILINE
+    )
+
+
 def test_the_cost_of_a_monitor_is_measured() -> None:
     done = run("monitor_overhead")
     assert done.returncode == 0, done.stderr

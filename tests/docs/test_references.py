@@ -95,7 +95,7 @@ def exists(place: Path, names: list[str]) -> bool:
     return name in top_level(ast.parse(source.read_text()))
 
 
-def top_level(module: ast.Module) -> set[str]:
+def top_level(module: ast.Module | ast.If) -> set[str]:
     found = set()
     for node in module.body:
         if isinstance(node, ast.ImportFrom):
@@ -104,6 +104,9 @@ def top_level(module: ast.Module) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
+        elif isinstance(node, ast.If):
+            # What is imported when it is first used stands there for type checkers.
+            found |= top_level(node)
     return found
 
 

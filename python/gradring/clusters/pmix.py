@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +39,8 @@ def agreed(environ: Mapping[str, str], source: str, place: Place) -> str:
 
 @functools.cache
 def _exchanged(place: Place, port: str | None) -> str:
+    import subprocess  # costs 4 ms, and few ranks need it
+
     from gradring.config import Settings
 
     timeout_s = Settings.from_environ(os.environ, token=b"-").timeout

@@ -19,10 +19,10 @@ from gradring.communicator import (
 )
 from gradring.config import DEFAULTS, Settings
 from gradring.observe.paths import part_of
-from gradring.observe.step_report import Totals
 
 if TYPE_CHECKING:
     from gradring.observe.metrics import MetricsServer
+    from gradring.observe.step_report import Totals
 
 _log = logging.getLogger("gradring")
 
