@@ -32,7 +32,7 @@ mod spin_policy;
 mod steps;
 
 pub use crate::drive::{Stall, Supervisor, Suspicion};
-use driver::Driver;
+use driver::{Driver, On};
 use queue::Queue;
 pub use spin_policy::SpinPolicy;
 
@@ -148,15 +148,8 @@ impl Engine {
         };
         queue.driving = true;
         drop(queue);
-        let spin_policy = Some(shared.spin_policy);
-        let result = shared.drive_guarded(
-            &mut driver,
-            &launched,
-            buffer,
-            started,
-            spin_policy,
-            interrupt,
-        );
+        let result =
+            shared.drive_guarded(&mut driver, &launched, buffer, started, On::Call, interrupt);
         shared.stop_driving(driver);
         result
     }
@@ -173,6 +166,16 @@ impl Engine {
             .shared
             .launch(&mut queue, call, Instant::now(), false)?;
         Ok(self.shared.enqueue(queue, launched, buffer))
+    }
+
+    /// Waits for the end of a work, and drives what is queued up to it on this thread if nobody
+    /// drives yet: the progress thread takes longer to wake than small collectives take.
+    ///
+    /// `interrupt` must not run code of the program, which might launch another collective.
+    pub fn wait(&self, work: &Work, interrupt: Interrupt<'_>) -> WaitOutcome {
+        work.wait_driving(None, interrupt, |sequence, interrupt| {
+            self.shared.drive_up_to(sequence, interrupt);
+        })
     }
 
     /// Fails every pending and later work of every rank, because this rank cannot go on; returns

@@ -58,12 +58,23 @@ impl Work {
 
     /// Waits for the end, at most for `timeout`, asking `interrupt` now and then.
     pub fn wait(&self, timeout: Option<Duration>, interrupt: Interrupt<'_>) -> WaitOutcome {
+        self.wait_driving(timeout, interrupt, |_, _| ())
+    }
+
+    /// Waits for the end after `drive`, which may bring it about and gets the ordinal.
+    pub(crate) fn wait_driving(
+        &self,
+        timeout: Option<Duration>,
+        interrupt: Interrupt<'_>,
+        drive: impl FnOnce(u64, Interrupt<'_>),
+    ) -> WaitOutcome {
         let Some(recorder) = lock(&self.shared.recorder).clone() else {
             return self.wait_blocking(None, timeout, interrupt);
         };
         let from = Instant::now();
         recorder.wait_begins(from);
         let process = Process::this();
+        drive(self.shared.sequence, &mut *interrupt);
         let mut outcome = self.wait_blocking(Some(&*recorder), timeout, interrupt);
         if !process.is_this() {
             return outcome;

@@ -505,6 +505,55 @@ fn works_may_be_launched_and_waited_for_by_different_threads() {
 }
 
 #[test]
+fn waits_that_drive_keep_the_launch_order_from_whichever_threads() {
+    let results = group(2, 1000, PATIENT, |_, engine| {
+        let mut values: Vec<Vec<f32>> = (0..60).map(|index| vec![index as f32; 50]).collect();
+        let works: Vec<_> = values
+            .iter_mut()
+            .map(|values| engine.start(request(values, SUM)).unwrap())
+            .collect();
+        thread::scope(|scope| {
+            for part in works.chunks(20) {
+                scope.spawn(|| {
+                    for work in part.iter().rev() {
+                        let outcome = engine.wait(work, &mut || false);
+                        assert_eq!(outcome, WaitOutcome::Ended(Ok(())));
+                    }
+                });
+            }
+        });
+        values
+    });
+    for values in results {
+        for (index, values) in values.into_iter().enumerate() {
+            assert_eq!(values, [2.0 * index as f32; 50]);
+        }
+    }
+}
+
+#[test]
+fn a_wait_that_drives_returns_before_what_was_launched_later_is_over() {
+    let waited = Barrier::new(2);
+    group(2, 1000, PATIENT, move |rank, engine| {
+        for _ in 0..20 {
+            let (mut first, mut second) = (vec![1.0; 6], vec![1.0; 6]);
+            let first = engine.start(request(&mut first, SUM)).unwrap();
+            // Rank 1 launches the second when rank 0 has come back from its wait for the first.
+            if rank == 1 {
+                waited.wait();
+            }
+            let second = engine.start(request(&mut second, SUM)).unwrap();
+            let over = WaitOutcome::Ended(Ok(()));
+            assert_eq!(engine.wait(&first, &mut || false), over);
+            if rank == 0 {
+                waited.wait();
+            }
+            assert_eq!(engine.wait(&second, &mut || false), over);
+        }
+    });
+}
+
+#[test]
 fn an_interrupt_ends_a_blocking_call() {
     let interrupted = Barrier::new(2);
     let results = group(2, 1000, PATIENT, move |rank, engine| {
@@ -521,6 +570,23 @@ fn an_interrupt_ends_a_blocking_call() {
     for kind in results {
         assert!(matches!(kind, ErrorKind::Aborted { .. }), "{kind:?}");
     }
+}
+
+#[test]
+fn an_interrupt_ends_a_wait_whoever_drives() {
+    let interrupted = Barrier::new(2);
+    group(2, 1000, PATIENT, move |rank, engine| {
+        let mut values = vec![1.0; 6];
+        if rank == 0 {
+            let work = engine.start(request(&mut values, SUM)).unwrap();
+            if engine.wait(&work, &mut || true) == WaitOutcome::Interrupted {
+                engine.interrupt();
+            }
+            let kind = work.wait_forever().unwrap_err().kind;
+            assert!(matches!(kind, ErrorKind::Aborted { .. }), "{kind:?}");
+        }
+        interrupted.wait();
+    });
 }
 
 #[test]

@@ -45,12 +45,14 @@ impl InFlight {
     }
 
     fn wait_for_work(&self) -> Result<(), Error> {
-        match self.work.wait(None, &mut interrupts::outstanding) {
+        let Some(communicator) = self.communicator.upgrade() else {
+            return self.work.wait_forever();
+        };
+        let engine = &communicator.engine;
+        match engine.wait(&self.work, &mut interrupts::outstanding) {
             WaitOutcome::Ended(result) => result,
             WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {
-                if let Some(communicator) = self.communicator.upgrade() {
-                    communicator.engine.interrupt();
-                }
+                engine.interrupt();
                 // The memory is TensorFlow's again only when the engine has let go of it.
                 self.work.wait_forever()
             }

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Instant;
 
+use super::queue::Turn;
 use super::{Shared, SpinPolicy, placed};
 use crate::buffer::Buffer;
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -21,6 +22,17 @@ const LOOKS_PER_CLOCK: u32 = 8;
 pub(super) struct Driver {
     pub(super) transport: Box<dyn Transport>,
     pub(super) memory: Memory,
+}
+
+/// On whose thread a collective is driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum On {
+    /// That of the blocking call that launched it.
+    Call,
+    /// That of a wait for it, or for one launched later.
+    Wait,
+    /// The progress thread.
+    Progress,
 }
 
 impl Shared {
@@ -53,27 +65,37 @@ impl Shared {
     pub(super) fn make_progress(&self) {
         loop {
             let mut queue = lock(&self.queue);
-            let (mut driver, (launched, buffer, work)) = loop {
+            let turn = loop {
                 if queue.closed {
                     return;
                 }
-                if !queue.waiting.is_empty()
-                    && let Some(driver) = queue.driver.take()
-                    && let Some(next) = queue.waiting.pop_front()
-                {
-                    break (driver, next);
+                if let Some(turn) = queue.next(u64::MAX) {
+                    break turn;
                 }
                 queue = self.wait(queue);
             };
-            queue.driving = true;
             drop(queue);
-            let started = Instant::now();
-            self.recorder.started(launched.sequence, started);
-            let result =
-                self.drive_guarded(&mut driver, &launched, buffer, started, None, &mut || false);
-            work.end(result);
-            self.stop_driving(driver);
+            self.drive_queued(turn, On::Progress, &mut || false);
         }
+    }
+
+    /// Drives what is queued up to the collective `last`, as long as nobody else does.
+    pub(super) fn drive_up_to(&self, last: u64, interrupt: Interrupt<'_>) {
+        loop {
+            // In a statement of its own, so that the lock does not last.
+            let turn = lock(&self.queue).next(last);
+            let Some(turn) = turn else { return };
+            self.drive_queued(turn, On::Wait, interrupt);
+        }
+    }
+
+    fn drive_queued(&self, turn: Turn, on: On, interrupt: Interrupt<'_>) {
+        let (mut driver, (launched, buffer, work)) = turn;
+        let started = Instant::now();
+        self.recorder.started(launched.sequence, started);
+        let result = self.drive_guarded(&mut driver, &launched, buffer, started, on, interrupt);
+        work.end(result);
+        self.stop_driving(driver);
     }
 
     /// Lets the program act, which may have something to say or even close this engine; whether it
@@ -97,20 +119,23 @@ impl Shared {
 
     /// Drives a collective; a panic fails the group's works, never the process.
     ///
-    /// `spin_policy` is for a caller who blocks; the progress thread has none and sleeps, because
-    /// the caller's computation wants the core.
+    /// Who blocks spins at first; the progress thread sleeps, because the program's computation
+    /// wants the core.
     pub(super) fn drive_guarded(
         &self,
         driver: &mut Driver,
         launched: &Launched,
         buffer: Buffer,
         started: Instant,
-        spin_policy: Option<SpinPolicy>,
+        on: On,
         interrupt: Interrupt<'_>,
     ) -> Result<()> {
         let (call, sequence) = (&launched.prepared.call, launched.sequence);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let spin_policy = spin_policy.unwrap_or_default();
+            let spin_policy = match on {
+                On::Call | On::Wait => self.spin_policy,
+                On::Progress => SpinPolicy::default(),
+            };
             self.drive(driver, launched, buffer, started, spin_policy, interrupt)
         }))
         .unwrap_or_else(|panic| {
@@ -120,7 +145,7 @@ impl Shared {
         match result {
             Ok(Some(measured)) => {
                 self.recorder
-                    .ended(sequence, call, &measured, spin_policy.is_some());
+                    .ended(sequence, call, &measured, on == On::Call);
                 Ok(())
             }
             Ok(None) => {

@@ -12,9 +12,14 @@ use crate::error::Result;
 use crate::schedule::choice::Policy;
 use crate::work::Work;
 
+/// A collective that is queued, and what it works on.
+type Waiting = (Launched, Buffer, Work);
+/// What it takes to drive the collective whose turn has come.
+pub(super) type Turn = (Box<Driver>, Waiting);
+
 /// The order of collectives.
 pub(super) struct Queue {
-    pub(super) waiting: VecDeque<(Launched, Buffer, Work)>,
+    pub(super) waiting: VecDeque<Waiting>,
     /// None while somebody drives a collective, and once the engine is closed: with it go sockets,
     /// mappings, descriptors and memory, however long somebody keeps the engine.
     pub(super) driver: Option<Box<Driver>>,
@@ -60,6 +65,17 @@ impl Queue {
             policy,
             last: None,
         }
+    }
+
+    /// The next collective up to the ordinal `last`, for somebody who drives it now, if nobody else
+    /// does.
+    pub(super) fn next(&mut self, last: u64) -> Option<Turn> {
+        self.waiting
+            .front()
+            .filter(|(launched, ..)| launched.sequence <= last)?;
+        let driver = self.driver.take()?;
+        self.driving = true;
+        Some((driver, self.waiting.pop_front()?))
     }
 
     /// Whether a collective launched now has its turn at once.
