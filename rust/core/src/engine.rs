@@ -1,7 +1,8 @@
 //! Runs collectives one after the other, in the order in which they were launched.
 //!
 //! A blocking call on an idle engine drives its collective on the calling thread, which saves
-//! waking another one (about 50 microseconds). Everything else is queued for the progress thread.
+//! waking another one (about 50 microseconds). Everything else is queued for the progress thread, or
+//! for a wait that comes before that has woken.
 //! The thread that drives takes the driver from the queue, so one drives at a time and order is kept.
 //! No lock is held while the program's signal handlers and finalizers run, so these may close the
 //! communicator; what they may not do is to launch a collective in the middle of another one.
