@@ -168,6 +168,13 @@ def test_update_rules_are_recorded_by_time_and_bytes(tmp_path: Path) -> None:
         assert 0 < row["megabytes"][0] < row["megabytes"][1]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_reductions_in_a_graph_are_told_beside_those_of_arrays() -> None:
+    done = run("graph_reductions", "--sizes", "4", "--rounds", "1", "--transport", "tcp")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^tcp +4 B +array .* in a graph ", done.stdout, re.MULTILINE)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 def test_parameter_servers_are_compared_with_those_of_tensorflow() -> None:

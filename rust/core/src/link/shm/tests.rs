@@ -5,7 +5,6 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
-
 use crate::link::poll::{self, WakeUp};
 use crate::schedule::choice::MESH_RANKS_MAX;
 
