@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gradring import _native
+from gradring import _native, errors
 from gradring._native import ParameterClient, ParameterServer
 
 SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
@@ -116,6 +118,43 @@ def start(**what: Any) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
+
+
+def free_addresses(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [f"127.0.0.1:{it.getsockname()[1]}" for it in sockets]
+    finally:
+        for it in sockets:
+            it.close()
+
+
+@contextmanager
+def serving(made: list[ParameterServer], ends: bool = True) -> Iterator[list[BaseException]]:
+    """Servers at work in threads; what they have raised. With `ends`, they end by themselves."""
+    raised: list[BaseException] = []
+
+    def serve(one: ParameterServer) -> None:
+        try:
+            one.serve()
+        except errors.GradringError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=serve, args=[one]) for one in made]
+    for thread in threads:
+        thread.start()
+    try:
+        yield raised
+    except BaseException:
+        ends = False
+        raise
+    finally:
+        if not ends:
+            for one in made:
+                one.close()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
 
 
 def _kill(*processes: int) -> None:

@@ -8,61 +8,31 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from parameters import INITIAL, client, door, gradient, pulled, server, start
+from parameters import (
+    INITIAL,
+    client,
+    door,
+    free_addresses,
+    gradient,
+    pulled,
+    server,
+    serving,
+    start,
+)
 
 import gradring
 from gradring import errors
 from gradring._native import ParameterClient, ParameterServer
 from security.certificates import Authority
 from waiting import wait_until
-
-
-def free_addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [f"127.0.0.1:{it.getsockname()[1]}" for it in sockets]
-    finally:
-        for it in sockets:
-            it.close()
-
-
-@contextmanager
-def serving(made: list[ParameterServer], ends: bool = True) -> Iterator[list[BaseException]]:
-    """Servers at work in threads; what they have raised. With `ends`, they end by themselves."""
-    raised: list[BaseException] = []
-
-    def serve(one: ParameterServer) -> None:
-        try:
-            one.serve()
-        except errors.GradringError as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=serve, args=[one]) for one in made]
-    for thread in threads:
-        thread.start()
-    try:
-        yield raised
-    except BaseException:
-        ends = False
-        raise
-    finally:
-        if not ends:
-            for one in made:
-                one.close()
-        for thread in threads:
-            thread.join(120)
-        assert not any(thread.is_alive() for thread in threads)
-
 
 PHASES = ("before the pull", "in the pull", "before the push", "in the push", "after the push")
 
@@ -71,20 +41,21 @@ PHASES = ("before the pull", "in the pull", "before the push", "in the push", "a
     "staleness", [None, *(pytest.param(it, marks=pytest.mark.slow) for it in (0, 2))]
 )
 @pytest.mark.parametrize(
-    ("dies", "lost"),
+    ("dies", "lost", "replicas"),
     [
-        *((phase, None) for phase in PHASES),
-        *(("in the pull", server) for server in (0, 1)),
-        *(("in the push", server) for server in (0, 1)),
+        *((phase, None, 0) for phase in PHASES),
+        *(("in the pull", server, 1 - server) for server in (0, 1)),
+        *(("in the push", server, server) for server in (0, 1)),
         *(
-            pytest.param(phase, server, marks=pytest.mark.slow)
-            for phase in PHASES[::2]
+            pytest.param(phase, server, replicas, marks=pytest.mark.slow)
+            for phase in PHASES
             for server in (0, 1)
+            for replicas in (0, 1)
         ),
     ],
 )
 def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
-    dies: str, lost: int | None, staleness: int | None, tmp_path: Path
+    dies: str, lost: int | None, replicas: int, staleness: int | None, tmp_path: Path
 ) -> None:
     elements, snapshot_every = 1 << 18, 5
     addresses = free_addresses(2)
@@ -99,6 +70,7 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
             directory=directories[index],
             snapshot_every=snapshot_every,
             staleness=staleness,
+            replicas=replicas,
             patience=0.5,
         )
 
@@ -123,16 +95,20 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
     worker, weights = client(addresses, 0, elements=elements), np.zeros(elements, np.float32)
     versions, more = [0], 6
     while more:
-        # Fewer than two snapshots' updates are given up with a server.
+        # Fewer than two snapshots' updates are given up with a server, and none with copies.
         versions.append(pulled(worker, weights))
-        assert versions[-1] >= versions[-2] - (0 if lost is None else 2 * snapshot_every)
+        given_up = 0 if lost is None or replicas else 2 * snapshot_every
+        assert versions[-1] >= versions[-2] - given_up
         worker.push([gradient(0, elements)], 1.0)
         more -= victim.poll() is not None
-    version, nothing = pulled(worker, weights), 0
+    pulled(worker, weights)
     # An asynchronous worker goes on before its gradients are applied.
-    while worker.stats()["unsettled"]:
-        nothing += worker.push([None], 1.0)
-        version = pulled(worker, weights)
+    wait_until(lambda: not worker.stats()["unsettled"], "nothing is on its way")
+    nothing = 0 if staleness == 0 else int(worker.push([None], 1.0))
+    if nothing:
+        pulled(worker, weights)
+        # What is queued when a worker leaves is dropped.
+        wait_until(lambda: not worker.stats()["unsettled"], "the last one is not on its way")
     worker.leave()
     if lost is not None:
         mender.join()
@@ -145,7 +121,9 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
     mine, its = (float(INITIAL - it) for it in weights[:2])
     np.testing.assert_array_equal(weights[:2], weights[:-3:-1])
     assert its <= 4
-    assert stats[0]["version"] == version
+    version = stats[0]["version"]
+    kept = [version, stats[0]["history"]]
+    assert [it["replicas"] for it in stats] == [[kept] * replicas] * 2
     if staleness == 0:
         # Each update has a gradient of this worker, and all that it had were in one.
         assert mine == version - 1
@@ -217,6 +195,20 @@ def test_a_killed_server_is_restored_and_every_gradient_counts_once(
     warned = [line for _, errors in said for line in errors.splitlines() if "snapshot" in line]
     assert len(warned) == (damaged is not None)
     assert damaged is None or str(damaged) in warned[0]
+
+
+def test_what_is_in_no_update_when_its_worker_leaves_is_dropped_and_counted() -> None:
+    addresses = free_addresses(1)
+    made = server(addresses, 0, 1, aggregate=2)
+    with serving([made]):
+        worker, weights = client(addresses, 0), np.zeros(8, np.float32)
+        pulled(worker, weights)
+        for _ in range(3):
+            worker.push([gradient(0)], 1.0)
+            pulled(worker, weights)
+        worker.leave()
+    stats = made.stats()
+    assert (stats["version"], stats["dropped_lost"]) == (2, 1)
 
 
 def test_weights_rows_and_placement_arrive_where_they_belong() -> None:
@@ -312,15 +304,22 @@ def test_links_with_certificates_let_nobody_in_without(tmp_path: Path) -> None:
         "stranger", "127.0.0.1", trusting=authority.path
     )
     addresses, weights = free_addresses(2), np.zeros(8, np.float32)
-    with serving([server(addresses, index, 1, token=b"", tls=right) for index in range(2)]):
-        for tls in (None, stranger.paths()):
-            with pytest.raises(errors.GradringError, match=r"parameter server . at 127"):
-                client(addresses, 0, token=b"", tls=tls, timeout=1).pull([weights])
-        worker = client(addresses, 0, token=b"", tls=right)
-        pulled(worker, weights)
-        worker.push([gradient(0)], 1.0)
-        assert (pulled(worker, weights), weights[0]) == (2, INITIAL - 1)
-        worker.leave()
+    made = [server(addresses, it, 1, token=b"", tls=right, replicas=1) for it in range(2)]
+    with serving(made[:1]):
+        with serving(made[1:], ends=False):
+            for tls in (None, stranger.paths()):
+                with pytest.raises(errors.GradringError, match=r"parameter server . at 127"):
+                    client(addresses, 0, token=b"", tls=tls, timeout=1).pull([weights])
+            worker = client(addresses, 0, token=b"", tls=right)
+            pulled(worker, weights)
+            worker.push([gradient(0)], 1.0)
+            assert (pulled(worker, weights), weights[0]) == (2, INITIAL - 1)
+        # What the other one has goes over such a link, too.
+        with serving([server(addresses, 1, 1, token=b"", tls=right, replicas=1)]):
+            worker.push([gradient(0)], 1.0)
+            wait_until(lambda: not worker.stats()["unsettled"], "it is applied")
+            assert (pulled(worker, weights), weights[0]) == (3, INITIAL - 2)
+            worker.leave()
 
 
 def test_a_server_ends_when_nobody_comes_and_when_all_are_lost() -> None:
@@ -344,6 +343,7 @@ def test_a_server_ends_when_nobody_comes_and_when_all_are_lost() -> None:
         ("backup", 1),
         ("combine", "max"),
         ("snapshot_every", 0),
+        ("replicas", 1),
         ("index", 1),
     ],
 )

@@ -10,6 +10,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from keras_models import needs_fit
 
 from gradring.ports import free_ports
@@ -18,7 +19,7 @@ from gradring.ports import free_ports
 DEADLINE_S = 300
 
 PROGRAM = """
-import json, os, signal, urllib.request
+import json, os, signal, sys, urllib.request
 from pathlib import Path
 
 import keras
@@ -28,6 +29,7 @@ import gradring
 from gradring import updates
 from gradring.tensorflow import CustomCollectiveStrategy
 
+REPLICAS = int(sys.argv[1])
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]
 WHO, LIFE = f"{TASK['type']}-{TASK['index']}", int(os.environ["GRADRING_RESTART"])
 
@@ -38,9 +40,11 @@ def note(what):
     partial.rename(what)
 
 
-if TASK["type"] == "ps":
+if TASK["type"] == "ps" and TASK["index"] == 0:
     note(f"server-{LIFE}")
-rule = updates.ParameterServer(staleness=None, snapshots="snapshots", snapshot_every=5)
+# A copy does for a directory.
+kept = {"replicas": 1} if REPLICAS else {"snapshots": "snapshots"}
+rule = updates.ParameterServer(staleness=None, snapshot_every=5, **kept)
 strategy = CustomCollectiveStrategy(update=rule)
 with strategy.scope():
     weight = tf.Variable([10.0])
@@ -85,15 +89,18 @@ if TASK["index"] == 0:
     for name, offset in (("worker", 0), ("server", 2)):
         with urllib.request.urlopen(f"http://127.0.0.1:{port + offset}/metrics") as answer:
             found[name] = answer.read().decode()
-print("found", json.dumps(found))
+Path(f"found-{TASK['index']}").write_text(json.dumps(found))
 """
 
 
 @needs_fit
-def test_a_server_and_a_worker_that_end_at_once_start_again_and_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replicas", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_server_and_a_worker_that_end_at_once_start_again_and_go_on(
+    replicas: int, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "gradring", "run", "-np", "2", "--ps", "1"]
-    command += ["--max-restarts", "2", "--", sys.executable, "train.py"]
+    command = [sys.executable, "-m", "gradring", "run", "-np", "2", "--ps", str(1 + replicas)]
+    command += ["--max-restarts", "2", "--", sys.executable, "train.py", str(replicas)]
     (port,) = free_ports(1)
     ended = subprocess.run(
         command,
@@ -106,16 +113,13 @@ def test_a_server_and_a_worker_that_end_at_once_start_again_and_go_on(tmp_path: 
     )
     assert ended.returncode == 0, ended.stderr
     assert len(re.findall(r"failed \(killed by SIGKILL\); .* again", ended.stderr)) == 2
-    said = {
-        rank: json.loads(text)
-        for rank, text in re.findall(r"^\[(\d)\] found (.*)$", ended.stdout, re.MULTILINE)
-    }
-    first, second = said["0"], said["1"]
+    first, second = (json.loads((tmp_path / f"found-{it}").read_text()) for it in range(2))
     assert second["life"] == 1
     versions = first["versions"]
-    # From the last snapshot, and not from the beginning.
-    assert all(later > earlier - 10 for earlier, later in pairwise(versions))
-    assert second["versions"][0] >= 10
+    # From the last snapshot, and not from the beginning; with copies, from where they were.
+    given_up = 0 if replicas else 9
+    assert all(later >= earlier - given_up for earlier, later in pairwise(versions))
+    assert second["versions"][0] >= (20 if replicas else 10)
     assert max(second["losses"]) < first["losses"][0]
     assert first["losses"][-1] < first["losses"][0] / 10
     assert re.search(r"version \d+, staleness \d.*, \d+ queued, \d+ dropped$", ended.stdout, re.M)

@@ -10,6 +10,7 @@ import gradring
 from gradring import updates
 from gradring.errors import ConfigError, MismatchError
 from gradring.testing import run_ranks
+from gradring.updates.rules import check_servers
 
 
 def test_rules_show_what_they_are_and_are_values() -> None:
@@ -26,7 +27,7 @@ def test_rules_show_what_they_are_and_are_values() -> None:
     assert repr(placed) == (
         "ParameterServer(staleness=2, aggregate=1, overflow='wait', late='weight', backup=0, "
         "placement={'a': 0, 'b': 1}, snapshots=None, snapshot_every=100, "
-        "patience=60.0)"
+        "replicas=0, patience=60.0)"
     )
     assert len({updates.ParameterServer(), updates.ParameterServer(0)}) == 1
     assert repr(updates.LocalSGD(np.int64(8))) == repr(updates.LocalSGD(8))
@@ -55,6 +56,15 @@ def test_rules_show_what_they_are_and_are_values() -> None:
         (lambda: updates.ParameterServer(late=1), "ParameterServer: late=1 is not one of w"),  # type: ignore[arg-type]
         (lambda: updates.ParameterServer(placement={"a": -1}), "ParameterServer: placement={'a'"),
         (lambda: updates.ParameterServer(snapshot_every=0), "ParameterServer: snapshot_every=0"),
+        (lambda: updates.ParameterServer(replicas=-1), "ParameterServer: replicas=-1 is not"),
+        (
+            lambda: updates.ParameterServer(None, replicas=1, late="compensate"),
+            "ParameterServer: replicas=1 needs another late",
+        ),
+        (
+            lambda: check_servers(updates.ParameterServer(replicas=2), 2),
+            "ParameterServer: replicas=2 needs at least 3 parameter servers, and there are 2",
+        ),
         (lambda: updates.ParameterServer(patience=-1), "ParameterServer: patience=-1"),
         (lambda: updates.Nesterov(0.0), "Nesterov: learning_rate=0.0"),
         (lambda: updates.Nesterov(float("inf")), "Nesterov: learning_rate=inf"),

@@ -138,6 +138,7 @@ class ParameterServer:
         overflow: What becomes of a gradient when the queue is full, with twice as many as are in an
             update, or as there are workers. ``"wait"`` (default): its worker waits.
             ``"drop_oldest"``: it takes the place of the oldest. ``"drop_newest"``: it is dropped.
+            While it is full and updates wait for a server, workers wait under all three.
         late: What becomes of stale gradients. ``"weight"`` (default): they count
             1 / (1 + staleness). ``"compensate"``: they are corrected by what has changed since
             (DC-ASGD). ``"drop"``: those that are staler than the bound, or than the number of
@@ -150,11 +151,17 @@ class ParameterServer:
             from which they go on when one is started again. None (default): they go on from a
             worker's variables; the optimizer begins anew.
         snapshot_every: Updates between two snapshots; default 100.
+        replicas: On how many further servers each part of the variables is kept, by the same
+            updates; default 0; fewer than there are servers, and not with ``late="compensate"``.
+            With k, any k servers may be lost at a time: started again, each takes its parts from
+            another, and what only they had applied, workers push again. Each server has the memory
+            and the arithmetic of 1 + k parts, and gradients travel once for each copy.
         patience: For how many seconds servers wait for a lost worker to come back when all others
             have left; default 60. Until then, nobody else waits for it.
 
     Raises:
-        gradring.errors.ConfigError: One of them is something else, or does not go with another.
+        gradring.errors.ConfigError: One of them is something else, or does not go with another. Too
+            few servers for `replicas` are known when the strategy is made.
     """
 
     staleness: int | None = 0
@@ -165,6 +172,7 @@ class ParameterServer:
     placement: Mapping[str, int] = field(default_factory=dict, hash=False)
     snapshots: str | os.PathLike[str] | None = None
     snapshot_every: int = 100
+    replicas: int = 0
     patience: float = 60.0
 
     def __post_init__(self) -> None:
@@ -173,6 +181,7 @@ class ParameterServer:
         _check_count(self, "aggregate")
         _check_count(self, "backup", least=0)
         _check_count(self, "snapshot_every")
+        _check_count(self, "replicas", least=0)
         _check_number(self, "patience", lambda it: it >= 0, "of seconds from 0 up")
         _check_word(self, "overflow", ("wait", "drop_oldest", "drop_newest"))
         _check_word(self, "late", ("weight", "compensate", "drop"))
@@ -182,6 +191,9 @@ class ParameterServer:
         if self.backup and not self.is_synchronous:
             problem = "needs staleness=0, with which an update waits for workers"
             raise _wrong(self, "backup", f"{problem}; correct it")
+        if self.replicas and self.late == "compensate":
+            problem = 'needs another late than "compensate": copies do not know what workers pulled'
+            raise _wrong(self, "replicas", f"{problem}; correct it")
         if self.snapshots is not None:
             object.__setattr__(self, "snapshots", os.fspath(self.snapshots))
         _check_placement(self)
@@ -199,6 +211,21 @@ class ParameterServer:
 
 #: What a strategy can be told.
 Rule: TypeAlias = AllReduce | Primary | LocalSGD | ParameterServer
+
+
+def check_servers(rule: ParameterServer, servers: int) -> None:
+    """Whether there are enough servers.
+
+    Raises:
+        gradring.errors.ConfigError: No two copies could be on different ones.
+    """
+    if rule.replicas >= servers:
+        needed = rule.replicas + 1
+        raise ConfigError(
+            f"ParameterServer: replicas={rule.replicas} needs at least {needed} parameter "
+            f"servers, and there are {servers}; start more (gradring run --ps {needed}), or "
+            "correct it"
+        )
 
 
 def _check_count(rule: Rule, name: str, least: int = 1) -> None:

@@ -233,12 +233,14 @@ mod tests {
     }
 
     /// What histories of a parameter server must be examples of, or they are no test of its protocol.
-    const EXAMPLES_OF_UPDATES: [&str; 15] = [
+    const EXAMPLES_OF_UPDATES: [&str; 18] = [
+        "a copy was filled from another server",
         "a gradient was not worth pushing",
         "a late gradient counted less",
         "a late gradient was dropped",
         "a lost worker's gradient was dropped",
         "a server was killed",
+        "a server went on with what it had",
         "a snapshot was restored",
         "a straggler was folded in",
         "a worker was killed",
@@ -246,6 +248,7 @@ mod tests {
         "cut",
         "initial weights came twice",
         "kill",
+        "nothing was lost with a server",
         "stop",
         "the queue was full",
         "the servers were restored",

@@ -32,6 +32,7 @@ from gradring.tensorflow.rules.updates import (
 )
 from gradring.tensorflow.serving import door_and_settings
 from gradring.tensorflow.sparse import summed
+from gradring.updates.rules import check_servers
 
 _log = logging.getLogger("gradring")
 
@@ -45,7 +46,8 @@ class Pushed(Updates):
         """Takes the rule and who serves whom; connects when the first optimizer is used.
 
         Raises:
-            gradring.errors.ConfigError: There are no servers, or not those of the placement.
+            gradring.errors.ConfigError: There are no servers, or too few for its
+                placement or replicas.
         """
         self._rule = rule
         self._workers = served.place.world_size
@@ -55,6 +57,8 @@ class Pushed(Updates):
                 f"update={rule} needs parameter servers, and {served.name} knows none: start them "
                 "by `gradring run -np 3 --ps 1`, or name tasks of type ps in TF_CONFIG"
             )
+        if servers:
+            check_servers(rule, len(servers))
         for path, server in rule.placement.items():
             if server >= max(1, len(servers)):
                 raise ConfigError(

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::parameters::identity::{Incarnation, Point, PushId, Terms, Version};
-use crate::parameters::log::{Contribution, Entry};
-use crate::parameters::message::{Ask, Order, Reply, Report, Request};
+use crate::parameters::keepers::Keepers;
+use crate::parameters::log::{Contribution, Entry, History};
+use crate::parameters::message::{Ask, Order, Reply, Report, Request, Start};
 use crate::parameters::optimizer::{Hyper, Optimizer};
 use crate::parameters::rules::{Late, Overflow, Rules, Timing, Treatment};
-use crate::parameters::sequencer::Sequencer;
-use crate::parameters::server::{Disk, Server, Snapshot};
-use crate::parameters::shard::{Gradient, Payload, Spec};
-use crate::parameters::worker::Worker;
+use crate::parameters::sequencer::{Output, Sequencer};
+use crate::parameters::server::{Disk, Server};
+use crate::parameters::shard::{Gradient, Payload, Shard, Spec};
+use crate::parameters::snapshot::Snapshot;
+use crate::parameters::worker::{Event, Worker};
 use crate::serving::message::{Counted, Incoming, Message, Outgoing};
 
 /// Values for which a receiver would take memory.
@@ -20,8 +22,7 @@ const VALUES_BYTES_MAX: u64 = 1 << 20;
 /// What can be read can be said again in the same bytes, and who hears it does not panic.
 pub fn parameters(bytes: &[u8]) {
     let (mut incoming, mut rest) = (Incoming::NEW, bytes);
-    let (mut server, mut sequencer, mut worker) = participants();
-    let now = Instant::now();
+    let mut jobs = Job::all();
     while !rest.is_empty() {
         let room = incoming.room();
         let count = room.len().min(rest.len());
@@ -45,21 +46,9 @@ pub fn parameters(bytes: &[u8]) {
             let heard = decoded.filled(count, VALUES_BYTES_MAX);
             assert!(heard.is_ok_and(|it| it.is_some() == left.is_empty()));
         }
-        match message {
-            Message::Request(request) => {
-                let _ = server.answer(&request);
-                sequencer.answer(&request, now);
-            }
-            Message::Reply(reply) => worker.heard(0, reply, now),
-            Message::Order(order) => drop(server.obey(order)),
-            Message::Report(report) => sequencer.heard(0, report, now),
-            Message::Unheard
-            | Message::Alive
-            | Message::Over
-            | Message::Snapshot(_)
-            | Message::Counted(_) => {}
+        for job in &mut jobs {
+            job.hear(message.clone());
         }
-        let _ = (sequencer.step(now), worker.step(now));
     }
 }
 
@@ -88,15 +77,191 @@ impl Disk for Forgetful {
     fn forget_before(&mut self, _: Version) {}
 }
 
-/// In the first term, which has one server and worker 1.
-fn participants() -> (Server<Forgetful>, Sequencer, Worker) {
-    let now = Instant::now();
-    let timing = Timing {
+/// A job of which worker 1 and all messages are here; those from outside come from the last server.
+struct Job {
+    keepers: Keepers,
+    servers: Vec<Server<Forgetful>>,
+    sequencer: Sequencer,
+    worker: Worker,
+    now: Instant,
+}
+
+impl Job {
+    /// In the first term.
+    fn new(keepers: Keepers) -> Self {
+        let now = Instant::now();
+        let mut job = Self {
+            keepers,
+            servers: (0..keepers.count()).map(|_| new_server()).collect(),
+            sequencer: new_sequencer(keepers, 7, now),
+            worker: Worker::new(1, keepers.servers, timing(), 7, now),
+            now,
+        };
+        while job.sequencer.restored() == 0 {
+            for output in job.sequencer.step(now) {
+                job.deliver(output);
+            }
+        }
+        job
+    }
+
+    /// Of two servers with copies, after a first update, when one of them has forgotten all: the others
+    /// are to give what they have.
+    fn restoring(lost: usize) -> Self {
+        let keepers = Keepers {
+            servers: 2,
+            replicas: 1,
+        };
+        let mut job = Self::new(keepers);
+        let now = job.now;
+        while job.servers.iter().any(|server| {
+            let version = server.at().map(|at| at.point.version);
+            version != Some(1)
+        }) {
+            job.turn();
+        }
+        for keeper in 0..keepers.count() {
+            if keepers.server(keeper) == lost {
+                job.servers[keeper] = new_server();
+            }
+        }
+        if lost == 0 {
+            job.sequencer = new_sequencer(keepers, 8, now);
+        }
+        loop {
+            let outputs = job.sequencer.step(now);
+            let is_asked = |it: &Output| matches!(it, Output::Keeper(_, Order::Give(_)));
+            if outputs.iter().any(is_asked) {
+                return job;
+            }
+            for output in outputs {
+                job.deliver(output);
+            }
+        }
+    }
+
+    /// What all jobs are that hear an input.
+    fn all() -> [Self; 3] {
+        let one = Keepers {
+            servers: 1,
+            replicas: 0,
+        };
+        [Self::new(one), Self::restoring(0), Self::restoring(1)]
+    }
+
+    fn turn(&mut self) {
+        for (keeper, request) in self.worker.step(self.now) {
+            if keeper == 0 {
+                self.sequencer.answer(&request, self.now);
+            }
+            if let Some(reply) = self.servers[keeper].answer(&request) {
+                self.worker.heard(keeper, reply, self.now);
+            }
+        }
+        if let Some(Event::WantsInitial) = self.worker.event() {
+            let initial = Arc::new(initial());
+            let payloads = vec![initial; self.keepers.servers];
+            self.worker.push(payloads, HYPER);
+        }
+        for output in self.sequencer.step(self.now) {
+            self.deliver(output);
+        }
+    }
+
+    /// What server 1 hears and says thereby.
+    fn deliver(&mut self, output: Output) -> Vec<Message> {
+        match output {
+            Output::Keeper(keeper, order) => {
+                let (report, _) = self.servers[keeper].obey(order.clone());
+                let copy = self.keepers.copy(keeper);
+                let mut messages = vec![Message::Order(copy, order)];
+                if let Some(report) = report {
+                    self.sequencer.heard(keeper, report.clone(), self.now);
+                    messages.push(Message::Report(copy, report));
+                }
+                messages.retain(|_| self.keepers.server(keeper) == 1);
+                messages
+            }
+            Output::Worker(worker, reply) => {
+                if worker == 1 {
+                    self.worker.heard(0, reply, self.now);
+                }
+                vec![]
+            }
+        }
+    }
+
+    /// What server 1 hears and says until all go on.
+    fn restore(mut self) -> Vec<Message> {
+        let (mut messages, before) = (Vec::new(), self.sequencer.restored());
+        while self.sequencer.restored() == before {
+            for output in self.sequencer.step(self.now) {
+                messages.extend(self.deliver(output));
+            }
+        }
+        messages
+    }
+
+    /// A message from outside; what the sequencer has to say to others than its own server is lost.
+    fn hear(&mut self, message: Message) {
+        let (keepers, now) = (self.keepers, self.now);
+        let from = |copy: usize| {
+            let is_one = copy <= keepers.replicas;
+            is_one.then(|| keepers.on(keepers.servers - 1, copy))
+        };
+        match message {
+            Message::Request(copy, request) => {
+                if let Some(keeper) = from(copy) {
+                    let _ = self.servers[keeper].answer(&request);
+                }
+                self.sequencer.answer(&request, now);
+            }
+            Message::Reply(copy, reply) => {
+                if let Some(keeper) = from(copy) {
+                    self.worker.heard(keeper, reply, now);
+                }
+            }
+            Message::Order(copy, order) => {
+                if let Some(keeper) = from(copy) {
+                    drop(self.servers[keeper].obey(order));
+                }
+            }
+            Message::Report(copy, report) => {
+                if let Some(keeper) = from(copy) {
+                    self.sequencer.heard(keeper, report, now);
+                }
+            }
+            Message::Unheard(_)
+            | Message::Alive
+            | Message::Over
+            | Message::Snapshot(_)
+            | Message::Counted(_) => {}
+        }
+        for output in self.sequencer.step(now) {
+            if let Output::Keeper(keeper, _) = &output
+                && keepers.server(*keeper) == 0
+            {
+                self.deliver(output);
+            }
+        }
+        let _ = self.worker.step(now);
+    }
+}
+
+fn timing() -> Timing {
+    Timing {
         again: Duration::ZERO,
         silence: Duration::from_secs(10),
         start: Duration::ZERO,
         snapshot_every: 4,
-    };
+    }
+}
+
+fn new_server() -> Server<Forgetful> {
+    Server::new(Forgetful(Terms::default()), Some(4), true)
+}
+
+fn new_sequencer(keepers: Keepers, random: u64, now: Instant) -> Sequencer {
     let rules = Rules {
         workers: 2,
         staleness: None,
@@ -108,23 +273,28 @@ fn participants() -> (Server<Forgetful>, Sequencer, Worker) {
         backup: 0,
         is_mean: true,
     };
-    let mut server = Server::new(Forgetful(Terms::default()), 4, true);
-    let mut sequencer = Sequencer::new(rules, timing.clone(), 1, 7, now);
-    let worker = Worker::new(1, 1, timing, 7, now);
-    let term = first_term();
-    let point = Point::default();
-    let (report, _) = server.obey(Order::Install { terms: term, point });
-    for output in sequencer.step(now) {
-        if let crate::parameters::sequencer::Output::Server(_, order) = output
-            && let (Some(report), _) = server.obey(order)
-        {
-            sequencer.heard(0, report, now);
-        }
+    Sequencer::new(rules, timing(), keepers, random, now)
+}
+
+const HYPER: Hyper = Hyper {
+    learning_rate: 0.5,
+    weight_decay: 0.0,
+};
+const SPEC: Spec = Spec {
+    rows: 2,
+    width: 2,
+    decays: true,
+};
+const OPTIMIZER: Optimizer = Optimizer::Sgd {
+    momentum: 0.5,
+    is_nesterov: true,
+};
+
+fn initial() -> Payload {
+    Payload::Initial {
+        optimizer: OPTIMIZER,
+        parts: vec![(SPEC, Arc::new(vec![1.0; 4].into()))],
     }
-    if let Some(report) = report {
-        sequencer.heard(0, report, now);
-    }
-    (server, sequencer, worker)
 }
 
 fn first_term() -> Terms {
@@ -137,16 +307,6 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         incarnation: Incarnation(1, 1),
         number: 1,
     };
-    let spec = Spec {
-        rows: 2,
-        width: 2,
-        decays: true,
-    };
-    let optimizer = Optimizer::Sgd {
-        momentum: 0.5,
-        is_nesterov: true,
-    };
-    let parts = vec![(spec, Arc::new(vec![1.0; 4].into()))];
     let gradients = vec![
         Some(Gradient::Dense(vec![1.0; 4].into())),
         None,
@@ -155,10 +315,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
             values: vec![1.0; 4],
         }),
     ];
-    let hyper = Hyper {
-        learning_rate: 0.5,
-        weight_decay: 0.0,
-    };
+    let hyper = HYPER;
     let (nonce, claim) = (7, Some(Incarnation(1, 1)));
     let stage = |base, payload| Ask::Stage {
         id,
@@ -167,7 +324,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     };
     let asks = [
         Ask::Join { nonce, claim },
-        stage(0, Payload::Initial { optimizer, parts }),
+        stage(0, initial()),
         stage(1, Payload::Gradients(gradients)),
         Ask::Submit { id, base: 0, hyper },
         Ask::Pull {
@@ -178,11 +335,8 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         Ask::Leave(Incarnation(1, 1)),
     ];
     let request = |ask| {
-        Message::Request(Request {
-            term: 1,
-            worker: 1,
-            ask,
-        })
+        let (term, worker) = (1, 1);
+        Message::Request(1, Request { term, worker, ask })
     };
     let treatment = Treatment {
         weight: 1.0,
@@ -205,16 +359,28 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
             parts: vec![Arc::new(vec![1.0; 4].into())],
         },
     ];
+    let start = Start {
+        question: 7,
+        terms: terms.clone(),
+        point,
+        entries: vec![entry.clone()],
+    };
+    let shard = Shard::new(OPTIMIZER, &[(SPEC, Arc::new(vec![1.0; 4].into()))]);
+    let state = Arc::new(Snapshot {
+        point,
+        history: History(7),
+        applied: [(1, (Incarnation(1, 1), 1))].into(),
+        shard: Some(shard),
+    });
     let orders = [
         Order::Look { question: 7 },
-        Order::Install {
-            terms: terms.clone(),
-            point,
-        },
+        Order::Give(start.clone()),
+        Order::Fill(start.clone(), state.clone()),
+        Order::Install(start),
         Order::Append {
             term,
             after: 0,
-            entries: vec![entry],
+            entries: vec![entry.clone()],
             over: vec![id],
             stable: 0,
         },
@@ -225,10 +391,14 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
             question: 7,
             terms,
             points,
+            at: Some(point),
+            entries: vec![entry],
         },
+        Report::Given { question: 7, state },
         Report::Installed {
             term,
             applied: vec![id],
+            saved: 1,
         },
         Report::Applied {
             term,
@@ -238,11 +408,11 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         Report::Lost(1),
     ];
     let messages = asks.into_iter().map(request);
-    let messages = messages.chain(replies.into_iter().map(Message::Reply));
-    let messages = messages.chain(orders.into_iter().map(Message::Order));
-    let messages = messages.chain(reports.into_iter().map(Message::Report));
+    let messages = messages.chain(replies.into_iter().map(|it| Message::Reply(0, it)));
+    let messages = messages.chain(orders.into_iter().map(|it| Message::Order(1, it)));
+    let messages = messages.chain(reports.into_iter().map(|it| Message::Report(1, it)));
     let others = [
-        Message::Unheard,
+        Message::Unheard(1),
         Message::Alive,
         Message::Over,
         Message::Counted(Counted::default()),
@@ -253,6 +423,36 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         encoded.expect("samples can be encoded").slices().concat()
     };
     let mut samples: Vec<_> = all.iter().map(|it| encode(it, true)).collect();
-    samples.push(all.iter().flat_map(|it| encode(it, false)).collect());
+    let restored = [0, 1].map(|lost| Job::restoring(lost).restore());
+    for together in restored.iter().chain([&all]) {
+        samples.push(together.iter().flat_map(|it| encode(it, false)).collect());
+    }
     samples
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_restore_a_lost_server() {
+        for lost in [0, 1] {
+            let mut job = Job::restoring(lost);
+            let before = job.sequencer.restored();
+            let messages = Job::restoring(lost).restore();
+            for message in &messages {
+                job.hear(message.clone());
+            }
+            assert_eq!(job.sequencer.restored(), before + 1);
+            let has = |is: fn(&Message) -> bool| messages.iter().any(is);
+            assert_eq!(
+                has(|it| matches!(it, Message::Report(_, Report::Given { .. }))),
+                lost == 0
+            );
+            assert_eq!(
+                has(|it| matches!(it, Message::Order(_, Order::Fill(..)))),
+                lost == 1
+            );
+        }
+    }
 }

@@ -8,6 +8,9 @@ use super::identity::PushId;
 use super::optimizer::Hyper;
 use super::rules::Treatment;
 
+/// Entries that not all have applied, at most. Gradients wait in the queue instead.
+pub(super) const IN_FLIGHT_MAX: usize = 4;
+
 /// One gradient of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Contribution {

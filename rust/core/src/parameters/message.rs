@@ -14,6 +14,7 @@ use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::log::Entry;
 use super::optimizer::Hyper;
 use super::shard::{Payload, Weights};
+use super::snapshot::Snapshot;
 
 /// From a worker to a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -85,6 +86,8 @@ pub enum Reply {
         incarnation: Incarnation,
         /// The last of its pushes that counts.
         latest: u64,
+        /// On how many servers each shard is, beside the first.
+        replicas: usize,
     },
     /// The server has it.
     Staged(Term, PushId),
@@ -113,6 +116,19 @@ pub enum Reply {
     },
 }
 
+/// Where servers go on together.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Start {
+    /// To which question this is the outcome.
+    pub question: u64,
+    /// Of which the last is the new one.
+    pub terms: Terms,
+    /// With which weights.
+    pub point: Point,
+    /// The last that led there, for those that have not applied all of them.
+    pub entries: Vec<Entry>,
+}
+
 /// From the sequencer to a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
@@ -121,13 +137,8 @@ pub enum Order {
         /// A random number for the question.
         question: u64,
     },
-    /// Go on from this snapshot.
-    Install {
-        /// Of which the last term is the new one.
-        terms: Terms,
-        /// Which snapshot.
-        point: Point,
-    },
+    /// Go on from there.
+    Install(Start),
     /// Apply these.
     Append {
         /// Of the sequencer.
@@ -141,6 +152,11 @@ pub enum Order {
         /// All servers have a snapshot of this version, so none before it is needed.
         stable: Version,
     },
+    /// Say all that you have there, for others.
+    Give(Start),
+    /// Go on from there, with what another server has.
+    #[serde(skip)]
+    Fill(Start, Arc<Snapshot>),
 }
 
 /// From a server to the sequencer.
@@ -154,13 +170,19 @@ pub enum Report {
         terms: Terms,
         /// Its snapshots.
         points: Vec<Point>,
+        /// What it has in memory, which does not change until it goes on.
+        at: Option<Point>,
+        /// The last that led there.
+        entries: Vec<Entry>,
     },
     /// It goes on in this term.
     Installed {
         /// Which.
         term: Term,
-        /// The last push of each worker that the snapshot has.
+        /// The last push of each worker that the weights have.
         applied: Vec<PushId>,
+        /// Its last snapshot.
+        saved: Version,
     },
     /// It has applied entries up to this version, and a snapshot of that one.
     Applied {
@@ -173,4 +195,12 @@ pub enum Report {
     },
     /// It is in no term, or cannot go on in this one.
     Lost(Term),
+    /// What others go on with.
+    #[serde(skip)]
+    Given {
+        /// Of the start.
+        question: u64,
+        /// All of it.
+        state: Arc<Snapshot>,
+    },
 }

@@ -113,6 +113,12 @@ impl Queue {
         self.pending.is_empty()
     }
 
+    /// Whether there is no room for another.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.pending.len() >= self.capacity()
+    }
+
     /// Who counts, in order.
     pub fn members(&self) -> impl Iterator<Item = (u32, Incarnation)> {
         self.members
@@ -188,7 +194,7 @@ impl Queue {
         if pushed.base > self.version || (pushed.base == 0) != (self.version == 0) {
             self.counts.superfluous += 1;
             self.settle(&pushed);
-        } else if self.pending.len() < self.capacity() {
+        } else if !self.is_full() {
             self.pending.push_back(pushed);
         } else {
             match self.rules.overflow {
@@ -278,7 +284,7 @@ impl Queue {
     fn admit(&mut self) {
         loop {
             self.drop_late();
-            if self.pending.len() >= self.capacity() {
+            if self.is_full() {
                 return;
             }
             let Some(next) = self.waiting.pop_front() else {

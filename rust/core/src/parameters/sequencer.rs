@@ -1,35 +1,31 @@
 //! The first server's other part: it restores all servers, orders updates, and tells workers to go on.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
-use super::log::Entry;
+use super::identity::{Incarnation, PushId, Term, Terms, Version};
+use super::keepers::Keepers;
+use super::log::{Entry, IN_FLIGHT_MAX};
 use super::message::{Ask, Order, Reply, Report, Request};
 use super::queue::{Counts, Pending, Queue};
+use super::restoring::{Plan, Status};
 use super::rules::{Rules, Timing};
-
-/// Updates that not all servers have applied, at most. Gradients wait in the queue instead.
-const IN_FLIGHT_MAX: u64 = 4;
-
-/// What a server has said about itself.
-#[derive(Debug, Clone)]
-struct Status {
-    terms: Terms,
-    points: BTreeSet<Point>,
-}
+use super::snapshot::Snapshot;
 
 enum Phase {
-    /// What have the servers?
+    /// What have the keepers?
     Looking {
         question: u64,
         answers: BTreeMap<usize, Status>,
     },
-    /// They take it up again there.
+    /// They go on from there.
     Installing {
-        terms: Terms,
-        point: Point,
-        installed: BTreeSet<usize>,
+        plan: Plan,
+        /// By shard, what those have to be given that lack it, once it is here.
+        given: BTreeMap<usize, Option<Arc<Snapshot>>>,
+        installed: BTreeMap<usize, Version>,
         applied: Vec<PushId>,
     },
     Open(Box<Open>),
@@ -39,21 +35,25 @@ struct Open {
     since: Instant,
     terms: Terms,
     queue: Queue,
-    /// Entries that not all servers have applied; the last leads to the queue's version.
+    /// Entries that not all keepers have applied; the last leads to the queue's version.
     log: VecDeque<Entry>,
-    /// By server, what it has applied, and of what it has a snapshot.
-    servers: Vec<(Version, Version)>,
+    /// By keeper, what it has applied, and of what it has a snapshot.
+    progress: Vec<(Version, Version)>,
     /// Members, when something was heard of them, and under which number they came.
     heard: BTreeMap<u32, (Instant, u64)>,
     /// Incarnations of this term.
     incarnations: u32,
+    keepers: Keepers,
 }
+
+/// For how many times `again` a synchronous update waits for workers after servers were restored.
+const GATHERING: u32 = 4;
 
 /// What there is to send.
 #[derive(Debug)]
 pub enum Output {
-    /// To a server.
-    Server(usize, Order),
+    /// To a keeper.
+    Keeper(usize, Order),
     /// To a worker.
     Worker(u32, Reply),
 }
@@ -62,24 +62,26 @@ pub enum Output {
 pub struct Sequencer {
     rules: Rules,
     timing: Timing,
-    servers: usize,
+    keepers: Keepers,
     /// Of which questions get their numbers, so that no answer is to one of an earlier process.
     random: u64,
     phase: Phase,
     /// When unanswered orders are said again.
     again: Instant,
     restored: u64,
+    /// A term of which workers have heard, and servers that all have lost their memory have not.
+    heard_of: Term,
     out: Vec<Output>,
 }
 
 impl Sequencer {
     /// One that has just started; `random` is a number that no other has.
     #[must_use]
-    pub fn new(rules: Rules, timing: Timing, servers: usize, random: u64, now: Instant) -> Self {
+    pub fn new(rules: Rules, timing: Timing, keepers: Keepers, random: u64, now: Instant) -> Self {
         let mut sequencer = Self {
             rules,
             timing,
-            servers,
+            keepers,
             random,
             phase: Phase::Looking {
                 question: 0,
@@ -87,6 +89,7 @@ impl Sequencer {
             },
             again: now,
             restored: 0,
+            heard_of: 0,
             out: Vec::new(),
         };
         sequencer.look();
@@ -120,15 +123,6 @@ impl Sequencer {
         match &self.phase {
             Phase::Open(open) => open.queue.staleness().clone(),
             _ => BTreeMap::new(),
-        }
-    }
-
-    /// Entries that not all servers have applied.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        match &self.phase {
-            Phase::Open(open) => open.log.len(),
-            _ => 0,
         }
     }
 
@@ -187,31 +181,27 @@ impl Sequencer {
     }
 
     fn say_again(&mut self) {
-        for server in 0..self.servers {
+        for keeper in 0..self.keepers.count() {
             let order = match &self.phase {
                 Phase::Looking { question, answers } => {
                     let question = *question;
-                    (!answers.contains_key(&server)).then_some(Order::Look { question })
+                    (!answers.contains_key(&keeper)).then_some(Order::Look { question })
                 }
-                // The term must be on a disk before anybody else hears of it.
-                Phase::Installing { installed, .. }
-                    if installed.contains(&server) || (server > 0 && !installed.contains(&0)) =>
-                {
-                    None
-                }
-                Phase::Installing { terms, point, .. } => Some(Order::Install {
-                    terms: terms.clone(),
-                    point: *point,
-                }),
-                Phase::Open(open) => Some(open.append(server)),
+                Phase::Installing {
+                    plan,
+                    given,
+                    installed,
+                    ..
+                } => installing(self.keepers, plan, given, installed, keeper),
+                Phase::Open(open) => Some(open.append(keeper)),
             };
             self.out
-                .extend(order.map(|order| Output::Server(server, order)));
+                .extend(order.map(|order| Output::Keeper(keeper, order)));
         }
     }
 
-    /// A server answers.
-    pub fn heard(&mut self, server: usize, report: Report, now: Instant) {
+    /// A keeper answers.
+    pub fn heard(&mut self, keeper: usize, report: Report, now: Instant) {
         match (&mut self.phase, report) {
             (
                 Phase::Looking { question, answers },
@@ -219,40 +209,74 @@ impl Sequencer {
                     question: asked,
                     terms,
                     points,
+                    at,
+                    entries,
                 },
             ) if asked == *question => {
-                let points = points.into_iter().collect();
-                answers.insert(server, Status { terms, points });
-                if answers.len() == self.servers {
-                    self.install();
+                let status = Status {
+                    terms,
+                    points: points.into_iter().collect(),
+                    at,
+                    entries,
+                };
+                answers.insert(keeper, status);
+                if answers.len() == self.keepers.count() {
+                    let plan = Plan::of(self.keepers, *question, answers, self.heard_of);
+                    let missing = plan.missing(self.keepers).into_iter();
+                    self.phase = Phase::Installing {
+                        given: missing.map(|shard| (shard, None)).collect(),
+                        plan,
+                        installed: BTreeMap::new(),
+                        applied: Vec::new(),
+                    };
+                    self.say_again();
+                }
+            }
+            (Phase::Installing { plan, given, .. }, Report::Given { question, state })
+                if question == plan.start.question && state.point == plan.start.point =>
+            {
+                let shard = self.keepers.shard(keeper);
+                if let Some(given) = given.get_mut(&shard) {
+                    *given = Some(state);
+                }
+                if given.values().all(Option::is_some) {
+                    self.say_again();
                 }
             }
             (
                 Phase::Installing {
-                    terms,
-                    point,
+                    plan,
                     installed,
                     applied,
+                    ..
                 },
                 Report::Installed {
                     term,
                     applied: theirs,
+                    saved,
                 },
-            ) if term == terms.term() => {
+            ) if term == plan.start.terms.term() => {
+                let version = plan.start.point.version;
                 let is_first = installed.is_empty();
-                installed.insert(server);
+                installed.insert(keeper, saved.min(version));
                 *applied = theirs;
-                if installed.len() == self.servers {
-                    let terms = terms.clone();
+                if installed.len() == self.keepers.count() {
+                    let saved = installed.values();
                     let open = Open {
                         since: now,
-                        queue: Queue::new(self.rules.clone(), point.version, applied),
+                        queue: Queue::new(self.rules.clone(), version, applied),
                         log: VecDeque::new(),
-                        servers: vec![(point.version, point.version); self.servers],
+                        progress: saved.map(|saved| (version, *saved)).collect(),
                         heard: BTreeMap::new(),
                         incarnations: 0,
-                        terms,
+                        terms: plan.start.terms.clone(),
+                        keepers: self.keepers,
                     };
+                    // Those who had to wait need not find out by themselves.
+                    self.out.extend((0..self.rules.workers).map(|worker| {
+                        let terms = open.terms.clone();
+                        Output::Worker(worker, Reply::OtherTerm(terms))
+                    }));
                     self.phase = Phase::Open(Box::new(open));
                     self.restored += 1;
                     self.say_again();
@@ -260,7 +284,9 @@ impl Sequencer {
                     self.say_again();
                 }
             }
-            (Phase::Installing { terms, .. }, Report::Lost(term)) if term == terms.term() => {
+            (Phase::Installing { plan, .. }, Report::Lost(term))
+                if term == plan.start.terms.term() =>
+            {
                 self.look();
             }
             (Phase::Open(open), Report::Lost(term)) if term == open.terms.term() => self.look(),
@@ -274,9 +300,9 @@ impl Sequencer {
             ) if term == open.terms.term() => {
                 // No correct server is ahead of the log.
                 let version = version.min(open.queue.version());
-                let known = &mut open.servers[server];
+                let known = &mut open.progress[keeper];
                 *known = (known.0.max(version), known.1.max(saved.min(version)));
-                let least = open.servers.iter().map(|(version, _)| *version).min();
+                let least = open.progress.iter().map(|(version, _)| *version).min();
                 let first = open.queue.version() - open.log.len() as u64;
                 let done = least.unwrap_or(first).saturating_sub(first);
                 open.log.drain(..done as usize);
@@ -286,45 +312,23 @@ impl Sequencer {
         }
     }
 
-    /// Goes on from the highest point that all servers have.
-    fn install(&mut self) {
-        let Phase::Looking { answers, .. } = &self.phase else {
-            return;
-        };
-        let known = answers.values().map(|status| &status.terms);
-        let Some(last) = known.max_by_key(|terms| terms.term()) else {
-            return;
-        };
-        let all = answers.values().next().into_iter();
-        let points = all.flat_map(|status| &status.points).filter(|point| {
-            let mut others = answers.values();
-            last.contains(**point) && others.all(|status| status.points.contains(point))
-        });
-        let point = points
-            .copied()
-            .max_by_key(|point| point.version)
-            .unwrap_or_default();
-        self.phase = Phase::Installing {
-            terms: last.followed_by(last.term() + 1, point.version),
-            point,
-            installed: BTreeSet::new(),
-            applied: Vec::new(),
-        };
-        self.say_again();
-    }
-
     /// A worker asks for something that is not any server's to answer.
     pub fn answer(&mut self, request: &Request, now: Instant) {
         let Phase::Open(open) = &mut self.phase else {
             return;
         };
         let (worker, term) = (request.worker, open.terms.term());
-        if request.term != term {
-            if request.term < term {
+        match request.term.cmp(&term) {
+            Ordering::Less => {
                 let reply = Reply::OtherTerm(open.terms.clone());
-                self.out.push(Output::Worker(worker, reply));
+                return self.out.push(Output::Worker(worker, reply));
             }
-            return;
+            Ordering::Equal => {}
+            Ordering::Greater => {
+                // Workers believe later terms only.
+                self.heard_of = request.term;
+                return self.look();
+            }
         }
         let member = open.queue.incarnation(worker);
         let said = match &request.ask {
@@ -351,6 +355,7 @@ impl Sequencer {
                     nonce: *nonce,
                     incarnation,
                     latest,
+                    replicas: open.keepers.replicas,
                 };
                 self.out.push(Output::Worker(worker, joined));
                 incarnation
@@ -376,8 +381,10 @@ impl Sequencer {
                 open.queue.submit(pending);
             }
             Ask::Leave(_) => open.remove(worker),
-            // It may not have heard that it may go on.
-            Ask::Submit { .. } | Ask::Join { .. } if open.queue.computes(worker) => {
+            // It may not have heard that it may go on, or what is settled since.
+            Ask::Submit { .. } | Ask::Join { .. } | Ask::Alive(_)
+                if open.queue.computes(worker) =>
+            {
                 let go = open.go(worker);
                 self.out.extend(go);
             }
@@ -392,14 +399,21 @@ impl Sequencer {
             return;
         };
         let mut is_new = false;
-        while open.may_append(self.timing.snapshot_every)
+        let everybody = open.heard.len() >= self.rules.workers as usize;
+        // Those that were here before come back at once, and have gradients that belong together.
+        let is_gathering = !everybody && now < open.since + GATHERING * self.timing.again;
+        while !(is_gathering && self.rules.is_synchronous())
+            && open.may_append(self.timing.snapshot_every)
             && let Some(entry) = open.queue.cut()
         {
             open.log.push_back(entry);
             is_new = true;
         }
-        let everybody = open.heard.len() >= self.rules.workers as usize;
-        if open.queue.version() > 0 || everybody || now >= open.since + self.timing.start {
+        let may_begin =
+            open.queue.version() > 0 || everybody || now >= open.since + self.timing.start;
+        // What the queue has no room for while the log waits for a server need not be computed.
+        let is_stuck = open.queue.is_full() && !open.may_append(self.timing.snapshot_every);
+        if may_begin && !is_stuck {
             let members: Vec<_> = open.queue.members().map(|(worker, _)| worker).collect();
             for worker in members {
                 if !open.queue.computes(worker) {
@@ -408,11 +422,35 @@ impl Sequencer {
             }
         }
         if is_new {
-            let orders =
-                (0..self.servers).map(|server| Output::Server(server, open.append(server)));
+            let keepers = 0..self.keepers.count();
+            let orders = keepers.map(|keeper| Output::Keeper(keeper, open.append(keeper)));
             self.out.extend(orders);
         }
     }
+}
+
+/// What a keeper is to do so that all come to the same point.
+fn installing(
+    keepers: Keepers,
+    plan: &Plan,
+    given: &BTreeMap<usize, Option<Arc<Snapshot>>>,
+    installed: &BTreeMap<usize, Version>,
+    keeper: usize,
+) -> Option<Order> {
+    let (shard, start) = (keepers.shard(keeper), plan.start.clone());
+    if given.values().any(Option::is_none) {
+        let is_missing = given.get(&shard).is_some_and(Option::is_none);
+        let gives = is_missing && plan.donor(keepers, shard) == Some(keeper);
+        return gives.then_some(Order::Give(start));
+    }
+    // The term must be on a disk before anybody else hears of it.
+    if installed.contains_key(&keeper) || (keeper > 0 && !installed.contains_key(&0)) {
+        return None;
+    }
+    Some(match given.get(&shard).cloned().flatten() {
+        Some(state) if plan.lacking.contains(&keeper) => Order::Fill(start, state),
+        _ => Order::Install(start),
+    })
 }
 
 impl Open {
@@ -438,20 +476,21 @@ impl Open {
     /// Servers that lag, in their updates or their snapshots, hold the others up: what they have not
     /// done is kept for them.
     fn may_append(&self, snapshot_every: Version) -> bool {
-        let (mut applied, mut saved) = (Version::MAX, Version::MAX);
-        for &(its, snapshot) in &self.servers {
-            (applied, saved) = (applied.min(its), saved.min(snapshot));
-        }
         let version = self.queue.version();
-        version - applied < IN_FLIGHT_MAX && version < saved + 2 * snapshot_every
+        self.log.len() < IN_FLIGHT_MAX && version < self.saved() + 2 * snapshot_every
     }
 
-    /// What a server has not applied yet.
-    fn append(&self, server: usize) -> Order {
+    /// Of what all servers have a snapshot; only first copies have any.
+    fn saved(&self) -> Version {
+        let firsts = &self.progress[..self.keepers.servers];
+        firsts.iter().map(|(_, saved)| *saved).min().unwrap_or(0)
+    }
+
+    /// What a keeper has not applied yet.
+    fn append(&self, keeper: usize) -> Order {
         let version = self.queue.version();
-        let after = self.servers[server].0;
+        let after = self.progress[keeper].0;
         let count = (version - after) as usize;
-        let stable = self.servers.iter().map(|(_, saved)| *saved).min();
         Order::Append {
             term: self.term(),
             after,
@@ -462,7 +501,7 @@ impl Open {
                 .cloned()
                 .collect(),
             over: self.queue.over(),
-            stable: stable.unwrap_or(0),
+            stable: self.saved(),
         }
     }
 
@@ -470,15 +509,29 @@ impl Open {
         self.terms.term()
     }
 
+    /// The last of a worker's pushes that it needs not keep: with copies, no loss of one server can
+    /// take it back.
+    fn settled(&self, worker: u32, over: u64) -> u64 {
+        let entries = self.log.iter().filter(|_| self.keepers.replicas > 0);
+        let contributions = entries.flat_map(|entry| &entry.contributions);
+        let own = contributions.filter(|it| it.id.worker == worker);
+        let first = own.map(|it| it.id.number).min();
+        first.map_or(over, |first| over.min(first - 1))
+    }
+
     fn go(&mut self, worker: u32) -> Option<Output> {
         let incarnation = self.queue.incarnation(worker)?;
+        let over = self.queue.go(worker)?;
         let go = Reply::Go {
             term: self.term(),
             incarnation,
             number: self.queue.latest(worker),
-            settled: self.queue.go(worker)?,
+            settled: self.settled(worker, over),
             version: self.queue.version(),
         };
         Some(Output::Worker(worker, go))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,25 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
-use super::log::{Entry, History};
-use super::message::{Ask, Order, Reply, Report, Request};
+use super::log::{Entry, IN_FLIGHT_MAX};
+use super::message::{Ask, Order, Reply, Report, Request, Start};
 use super::shard::{Payload, Push, Shard, Weights};
+use super::snapshot::Snapshot;
 
 /// Weights of earlier pulls that are kept for each worker, to correct its late gradients.
 const LENT_MAX: usize = 2;
-
-/// Everything about a server at one point, as its disk has it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Snapshot {
-    /// Which.
-    pub point: Point,
-    /// The log up to there.
-    pub history: History,
-    /// By worker, its last push in the log.
-    pub applied: BTreeMap<u32, (Incarnation, u64)>,
-    /// Nothing before the first entry.
-    pub shard: Option<Shard>,
-}
 
 /// Where a server keeps what a restart must not take from it.
 pub trait Disk {
@@ -49,7 +37,10 @@ struct Staged {
 struct State {
     terms: Terms,
     at: Snapshot,
+    /// The last snapshot since the term began: from there on, all servers have the same ones.
     saved: Version,
+    /// The last that were applied: others may not have heard of them.
+    entries: VecDeque<Entry>,
     staged: BTreeMap<PushId, Staged>,
     /// By worker: which pull waits for which version.
     pulls: BTreeMap<u32, (u64, Version)>,
@@ -62,21 +53,32 @@ struct State {
 /// One server.
 pub struct Server<D> {
     disk: D,
-    snapshot_every: Version,
+    /// Updates between two snapshots; copies of other servers' shards have none.
+    snapshot_every: Option<Version>,
     /// Whether late gradients are corrected.
     lends: bool,
     state: Option<State>,
+    /// The question that it has answered: until it goes on, nothing may change.
+    asked: Option<u64>,
+    /// The question with whose outcome it went on.
+    went_on: Option<u64>,
+    /// What it has read for the outcome of the question that it has answered: reading takes long, and
+    /// who asks may have lost its patience and ask again.
+    loaded: Option<Snapshot>,
 }
 
 impl<D: Disk> Server<D> {
     /// One that has just started.
     #[must_use]
-    pub const fn new(disk: D, snapshot_every: Version, lends: bool) -> Self {
+    pub const fn new(disk: D, snapshot_every: Option<Version>, lends: bool) -> Self {
         Self {
             disk,
             snapshot_every,
             lends,
             state: None,
+            asked: None,
+            went_on: None,
+            loaded: None,
         }
     }
 
@@ -107,6 +109,7 @@ impl<D: Disk> Server<D> {
     pub fn saved(&mut self, point: Point) {
         if let Some(state) = &mut self.state
             && state.terms.contains(point)
+            && point.version >= state.terms.start()
         {
             state.saved = state.saved.max(point.version);
         }
@@ -131,6 +134,8 @@ impl<D: Disk> Server<D> {
                 }
                 Some(Reply::Staged(term, *id))
             }
+            // Workers pull from first copies.
+            Ask::Pull { .. } if self.snapshot_every.is_none() => None,
             Ask::Pull { round, at_least } => {
                 state.pulls.insert(request.worker, (*round, *at_least));
                 state.weights_for(request.worker, self.lends)
@@ -142,20 +147,25 @@ impl<D: Disk> Server<D> {
     /// The sequencer says what to do: an answer for it, and weights that workers have waited for.
     pub fn obey(&mut self, order: Order) -> (Option<Report>, Vec<(u32, Reply)>) {
         match order {
+            Order::Look { question } if self.went_on == Some(question) => (None, vec![]),
             Order::Look { question } => {
+                self.asked = Some(question);
+                self.loaded = None;
                 let mut points = self.disk.points();
                 points.push(Point::default());
-                let terms = self.disk.terms();
-                (
-                    Some(Report::Status {
-                        question,
-                        terms,
-                        points,
-                    }),
-                    vec![],
-                )
+                let entries = self.state.iter().flat_map(|state| &state.entries);
+                let status = Report::Status {
+                    question,
+                    terms: self.disk.terms(),
+                    points,
+                    at: self.at().map(|at| at.point),
+                    entries: entries.cloned().collect(),
+                };
+                (Some(status), vec![])
             }
-            Order::Install { terms, point } => (self.install(terms, point), vec![]),
+            Order::Install(start) => (self.install(start, None), vec![]),
+            Order::Fill(start, state) => (self.install(start, Some(&state)), vec![]),
+            Order::Give(start) => (Some(self.give(&start)), vec![]),
             Order::Append {
                 term,
                 after,
@@ -166,7 +176,7 @@ impl<D: Disk> Server<D> {
                 let current = self.state.as_ref().map(|state| state.terms.term());
                 match current {
                     Some(current) if current > term => (None, vec![]),
-                    Some(current) if current == term => {
+                    Some(current) if current == term && self.asked.is_none() => {
                         let Some(replies) = self.append(after, entries, &over, stable) else {
                             self.state = None;
                             return (Some(Report::Lost(term)), vec![]);
@@ -188,8 +198,8 @@ impl<D: Disk> Server<D> {
         }
     }
 
-    fn install(&mut self, terms: Terms, point: Point) -> Option<Report> {
-        let term = terms.term();
+    fn install(&mut self, start: Start, given: Option<&Snapshot>) -> Option<Report> {
+        let (term, point) = (start.terms.term(), start.point);
         if let Some(state) = &self.state
             && state.terms.term() == term
         {
@@ -199,25 +209,67 @@ impl<D: Disk> Server<D> {
         if self.disk.terms().term() >= term {
             return (self.disk.terms().term() == term).then_some(Report::Lost(term));
         }
-        let at = if point.version == 0 {
-            Snapshot::empty()
-        } else {
-            match self.disk.load(point) {
-                Some(snapshot) => snapshot,
-                None => return Some(Report::Lost(term)),
-            }
+        let at = match given {
+            Some(state) if self.asked == Some(start.question) => Some(state.clone()),
+            Some(_) => None,
+            None => self.reach(&start),
         };
-        self.disk.begin(&terms);
+        let Some(at) = at.filter(|at| at.point == point) else {
+            return Some(Report::Lost(term));
+        };
+        self.went_on = self.asked.take();
+        self.loaded = None;
+        self.disk.begin(&start.terms);
+        let is_saved = self.disk.points().contains(&point);
+        if self.snapshot_every.is_some() && point.version > 0 && !is_saved {
+            self.disk.save(at.clone());
+        }
         let state = State {
-            saved: point.version,
+            saved: if is_saved { point.version } else { 0 },
             at,
-            terms,
+            terms: start.terms,
+            entries: start.entries.into(),
             staged: BTreeMap::new(),
             pulls: BTreeMap::new(),
             lent: BTreeMap::new(),
             over: BTreeMap::new(),
         };
         Some(self.state.insert(state).installed())
+    }
+
+    fn give(&mut self, start: &Start) -> Report {
+        let (question, term) = (start.question, start.terms.term());
+        let state = self.reach(start).map(Arc::new);
+        state.map_or(Report::Lost(term), |state| Report::Given {
+            question,
+            state,
+        })
+    }
+
+    /// What it has at this point: in memory, perhaps after some updates more, or on its disk. Nothing
+    /// if it is another process than the one that was asked.
+    fn reach(&mut self, start: &Start) -> Option<Snapshot> {
+        if self.asked != Some(start.question) {
+            return None;
+        }
+        if start.point.version == 0 {
+            return Some(Snapshot::empty());
+        }
+        if let Some(state) = &mut self.state
+            && start.terms.contains(state.at.point)
+            && let Some(missing) = state.missing(start)
+        {
+            let mut missing = missing.iter();
+            let applied = missing.try_for_each(|entry| state.apply(entry, start.point.term));
+            if applied.is_some() && state.at.point == start.point {
+                return Some(state.at.clone());
+            }
+            // It would say again that it can come there.
+            self.state = None;
+        }
+        let loaded = self.loaded.take().filter(|it| it.point == start.point);
+        self.loaded = loaded.or_else(|| self.disk.load(start.point));
+        self.loaded.clone()
     }
 
     /// Applies what is new of these entries. Nothing if a gradient of theirs is not there.
@@ -234,9 +286,10 @@ impl<D: Disk> Server<D> {
             return Some(vec![]);
         }
         for entry in entries.iter().skip((known - after) as usize) {
-            state.apply(entry)?;
+            state.apply(entry, state.terms.term())?;
             let version = state.at.point.version;
-            if version == 1 || version.is_multiple_of(self.snapshot_every) {
+            let every = self.snapshot_every;
+            if every.is_some_and(|every| version == 1 || version.is_multiple_of(every)) {
                 self.disk.save(state.at.clone());
             }
         }
@@ -249,7 +302,7 @@ impl<D: Disk> Server<D> {
         staged.retain(|id, _| !state.is_over(id));
         state.staged = staged;
         // The one before is kept, too: a disk may damage what was written.
-        let kept = stable.saturating_sub(self.snapshot_every);
+        let kept = stable.saturating_sub(self.snapshot_every.unwrap_or(0));
         self.disk.forget_before(kept);
         let lends = self.lends;
         let waiting: Vec<_> = state.pulls.keys().copied().collect();
@@ -259,17 +312,6 @@ impl<D: Disk> Server<D> {
                 .map(|reply| (worker, reply))
         });
         Some(replies.collect())
-    }
-}
-
-impl Snapshot {
-    fn empty() -> Self {
-        Self {
-            point: Point::default(),
-            history: History::default(),
-            applied: BTreeMap::new(),
-            shard: None,
-        }
     }
 }
 
@@ -284,7 +326,15 @@ impl State {
         Report::Installed {
             term: self.terms.term(),
             applied: applied.collect(),
+            saved: self.saved,
         }
+    }
+
+    /// What it has not applied of the last entries; nothing if it needs more than those.
+    fn missing<'a>(&self, start: &'a Start) -> Option<&'a [Entry]> {
+        let missing = start.point.version.checked_sub(self.at.point.version)?;
+        let first = start.entries.len().checked_sub(missing as usize)?;
+        Some(&start.entries[first..])
     }
 
     fn is_over(&self, id: &PushId) -> bool {
@@ -328,8 +378,8 @@ impl State {
         })
     }
 
-    /// The next entry of the log; nothing if a gradient of it is not there.
-    fn apply(&mut self, entry: &Entry) -> Option<()> {
+    /// The next entry of the log, of this term; nothing if a gradient of it is not there.
+    fn apply(&mut self, entry: &Entry, term: Term) -> Option<()> {
         let mut staged = Vec::new();
         for contribution in &entry.contributions {
             let id = contribution.id;
@@ -340,7 +390,7 @@ impl State {
             staged.push(self.staged.get(&id)?);
         }
         let point = Point {
-            term: self.terms.term(),
+            term,
             version: self.at.point.version + 1,
         };
         if let Some(shard) = &mut self.at.shard {
@@ -373,6 +423,10 @@ impl State {
         }
         self.at.history = self.at.history.followed_by(entry);
         self.at.point = point;
+        self.entries.push_back(entry.clone());
+        if self.entries.len() > IN_FLIGHT_MAX {
+            self.entries.pop_front();
+        }
         Some(())
     }
 }

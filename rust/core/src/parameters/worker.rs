@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
+use super::keepers::Keepers;
 use super::message::{Ask, Reply, Request};
 use super::optimizer::Hyper;
 use super::rules::Timing;
@@ -17,7 +18,7 @@ struct Push {
     /// The oldest weights with which it was computed, and their versions by server.
     base: Point,
     bases: Vec<Version>,
-    /// By server.
+    /// By shard.
     payloads: Vec<Arc<Payload>>,
     hyper: Hyper,
 }
@@ -33,7 +34,7 @@ enum Phase {
     Waiting {
         number: u64,
     },
-    /// By server, whether this push is there.
+    /// By keeper, whether this push is there.
     Staging {
         number: u64,
         staged: Vec<bool>,
@@ -58,7 +59,7 @@ pub enum Event {
 /// What a worker does.
 pub struct Worker {
     me: u32,
-    servers: usize,
+    keepers: Keepers,
     timing: Timing,
     random: u64,
     terms: Terms,
@@ -83,9 +84,11 @@ impl Worker {
     /// One that has just started; `random` is a number that no other has.
     #[must_use]
     pub const fn new(me: u32, servers: usize, timing: Timing, random: u64, now: Instant) -> Self {
+        // Server 0 says how often shards are replicated.
+        let replicas = 0;
         Self {
             me,
-            servers,
+            keepers: Keepers { servers, replicas },
             timing,
             random,
             terms: Terms::NONE,
@@ -193,7 +196,13 @@ impl Worker {
         })
     }
 
-    /// To be sent, by server.
+    /// Who keeps what, as far as it knows.
+    #[must_use]
+    pub const fn keepers(&self) -> Keepers {
+        self.keepers
+    }
+
+    /// To be sent, by keeper; what is not a gradient goes to those with the index of their server.
     pub fn step(&mut self, now: Instant) -> Vec<(usize, Request)> {
         if now < self.again {
             return Vec::new();
@@ -211,19 +220,20 @@ impl Worker {
             }
             Phase::Staging { number, staged } => {
                 let push = self.unsettled.iter().find(|it| it.number == *number);
-                let missing = (0..self.servers).filter(|&server| !staged[server]);
-                asks.extend(missing.filter_map(|server| {
-                    let push = push?;
+                let missing = (0..self.keepers.count()).filter(|&keeper| !staged[keeper]);
+                asks.extend(missing.filter_map(|keeper| {
+                    let (push, shard) = (push?, self.keepers.shard(keeper));
                     let ask = Ask::Stage {
                         id: self.id(push.number),
-                        base: push.bases[server],
-                        payload: push.payloads[server].clone(),
+                        base: push.bases[shard],
+                        payload: push.payloads[shard].clone(),
                     };
-                    Some((server, ask))
+                    Some((keeper, ask))
                 }));
             }
             Phase::Pulling { at_least, pulled } => {
-                let missing = (0..self.servers).filter(|&server| pulled[server].is_none());
+                let all = 0..self.keepers.servers;
+                let missing = all.filter(|&server| pulled[server].is_none());
                 asks.extend(missing.map(|server| {
                     let (round, at_least) = (self.round, *at_least);
                     (server, Ask::Pull { round, at_least })
@@ -263,8 +273,8 @@ impl Worker {
         }
     }
 
-    /// A server has answered.
-    pub fn heard(&mut self, server: usize, reply: Reply, now: Instant) {
+    /// A keeper has answered.
+    pub fn heard(&mut self, keeper: usize, reply: Reply, now: Instant) {
         let term = self.terms.term();
         match reply {
             Reply::OtherTerm(terms) if terms.term() > term => {
@@ -289,11 +299,13 @@ impl Worker {
                 nonce,
                 incarnation,
                 latest,
+                replicas,
             } if theirs == term => {
                 if !matches!(self.phase, Phase::Joining { nonce: ours } if ours == nonce) {
                     return;
                 }
                 self.incarnation = Some(incarnation);
+                self.keepers.replicas = replicas.min(self.keepers.servers - 1);
                 self.unsettled.retain(|push| push.number > latest);
                 self.submitted = latest;
                 self.phase = Phase::Waiting { number: latest };
@@ -306,43 +318,46 @@ impl Worker {
                 version,
                 settled,
             } if theirs == term && Some(incarnation) == self.incarnation => {
+                self.unsettled.retain(|push| push.number > settled);
                 if !matches!(self.phase, Phase::Waiting { number: ours } if ours == number) {
                     return;
                 }
-                self.unsettled.retain(|push| push.number > settled);
                 self.may_go(number, version);
             }
             Reply::Staged(theirs, id) if theirs == term && id == self.id(id.number) => {
-                if let Phase::Staging { number, staged } = &mut self.phase
-                    && *number == id.number
-                {
-                    staged[server] = true;
-                    if staged.iter().all(|is| *is) {
-                        self.submitted = id.number;
-                        self.phase = Phase::Waiting { number: id.number };
-                    } else {
-                        return;
-                    }
+                // What comes again must not make this worker say more again.
+                let Phase::Staging { number, staged } = &mut self.phase else {
+                    return;
+                };
+                if *number != id.number || keeper >= staged.len() {
+                    return;
                 }
+                staged[keeper] = true;
+                if !staged.iter().all(|is| *is) {
+                    return;
+                }
+                self.submitted = id.number;
+                self.phase = Phase::Waiting { number: id.number };
             }
             Reply::Weights {
                 round,
                 point,
                 parts,
             } => {
-                if let Phase::Pulling { pulled, .. } = &mut self.phase
-                    && round == self.round
-                {
-                    pulled[server] = Some((point, parts));
-                    if pulled.iter().all(Option::is_some) {
-                        let pulled: Vec<_> = mem::take(pulled).into_iter().flatten().collect();
-                        self.base = Some(pulled.iter().map(|(point, _)| *point).collect());
-                        self.event = Some(Event::Weights(pulled));
-                        self.phase = Phase::Computing;
-                    } else {
-                        return;
-                    }
+                let Phase::Pulling { pulled, .. } = &mut self.phase else {
+                    return;
+                };
+                if round != self.round || keeper >= pulled.len() {
+                    return;
                 }
+                pulled[keeper] = Some((point, parts));
+                if !pulled.iter().all(Option::is_some) {
+                    return;
+                }
+                let pulled: Vec<_> = mem::take(pulled).into_iter().flatten().collect();
+                self.base = Some(pulled.iter().map(|(point, _)| *point).collect());
+                self.event = Some(Event::Weights(pulled));
+                self.phase = Phase::Computing;
             }
             _ => return,
         }
@@ -366,7 +381,7 @@ impl Worker {
     fn go_on(&mut self) {
         let mut numbers = self.unsettled.iter().map(|push| push.number);
         if let Some(number) = numbers.find(|number| *number > self.submitted) {
-            let staged = vec![false; self.servers];
+            let staged = vec![false; self.keepers.count()];
             self.phase = Phase::Staging { number, staged };
         }
     }
@@ -377,13 +392,13 @@ impl Worker {
         } else if self.base.is_some() {
             self.phase = Phase::Computing;
         } else if version == 0 {
-            self.base = Some(vec![Point::default(); self.servers]);
+            self.base = Some(vec![Point::default(); self.keepers.servers]);
             self.event = Some(Event::WantsInitial);
             self.phase = Phase::Computing;
         } else {
             self.round = self.round.wrapping_add(1);
             let at_least = version;
-            let pulled = vec![None; self.servers];
+            let pulled = vec![None; self.keepers.servers];
             self.phase = Phase::Pulling { at_least, pulled };
         }
     }

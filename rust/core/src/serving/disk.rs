@@ -21,7 +21,8 @@ use crate::host::host_name;
 use crate::link::poll::WakeUp;
 use crate::lock::lock;
 use crate::parameters::identity::{Point, Terms, Version};
-use crate::parameters::server::{Disk, Snapshot};
+use crate::parameters::server::Disk;
+use crate::parameters::snapshot::Snapshot;
 use crate::wire::frame::checksum;
 
 /// Whose directory it is, and the terms; the checksum is that of the two as bytes.

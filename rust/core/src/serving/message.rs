@@ -16,11 +16,11 @@ use crate::error::{Breach, Error, Result, Text};
 use crate::parameters::floats::{self, Floats};
 use crate::parameters::identity::{Incarnation, Point, PushId, Term, Version};
 use crate::parameters::log::History;
-use crate::parameters::message::{Ask, Order, Reply, Report, Request};
+use crate::parameters::message::{Ask, Order, Reply, Report, Request, Start};
 use crate::parameters::optimizer::Optimizer;
 use crate::parameters::queue::Counts;
-use crate::parameters::server::Snapshot;
 use crate::parameters::shard::{Gradient, Payload, Shard, Spec, Weights};
+use crate::parameters::snapshot::Snapshot;
 use crate::wire::frame::checksum;
 
 use super::values::Values;
@@ -36,19 +36,20 @@ const ROOM: usize = (256 << 10) / size_of::<f32>();
 
 const MAGIC: &[u8] = b"GRP1";
 
-/// What travels between workers and servers.
+/// What travels between workers and servers. Where there is a number, it is that of the copy among
+/// those of its shard, which says for which keeper of a server a message is, or from which.
 #[derive(Debug, Clone)]
 pub enum Message {
     /// From a worker.
-    Request(Request),
+    Request(usize, Request),
     /// From a server to a worker.
-    Reply(Reply),
+    Reply(usize, Reply),
     /// From server 0 to another.
-    Order(Order),
+    Order(usize, Order),
     /// From a server to server 0.
-    Report(Report),
+    Report(usize, Report),
     /// A server could do nothing with the last long request, so it may be said again.
-    Unheard,
+    Unheard(usize),
     /// The sender lives.
     Alive,
     /// The worker has left, as it wanted; or, to a server, all workers have.
@@ -77,14 +78,15 @@ pub struct Counted {
 /// A message without values: how many of them follow.
 #[derive(Serialize, Deserialize)]
 enum Said {
-    Request(Request),
-    Reply(Reply),
-    Order(Order),
-    Report(Report),
-    Unheard,
+    Request(usize, Request),
+    Reply(usize, Reply),
+    Order(usize, Order),
+    Report(usize, Report),
+    Unheard(usize),
     Alive,
     Over,
     Stage {
+        copy: usize,
         term: Term,
         worker: u32,
         id: PushId,
@@ -96,13 +98,19 @@ enum Said {
         point: Point,
         lengths: Vec<u64>,
     },
-    Snapshot {
-        point: Point,
-        history: History,
-        applied: BTreeMap<u32, (Incarnation, u64)>,
-        shard: Option<(Optimizer, Vec<Spec>, Vec<u64>)>,
-    },
+    Snapshot(SaidSnapshot),
     Counted(Counted),
+    Fill(usize, Start, SaidSnapshot),
+    Given(usize, u64, SaidSnapshot),
+}
+
+/// A snapshot without its arrays: how long they are.
+#[derive(Serialize, Deserialize)]
+struct SaidSnapshot {
+    point: Point,
+    history: History,
+    applied: BTreeMap<u32, (Incarnation, u64)>,
+    shard: Option<(Optimizer, Vec<Spec>, Vec<u64>)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -203,12 +211,16 @@ impl Source {
 
 fn taken_apart(message: Message) -> (Said, Source) {
     let said = match message {
-        Message::Request(Request {
-            term,
-            worker,
-            ask: Ask::Stage { id, base, payload },
-        }) => {
+        Message::Request(
+            copy,
+            Request {
+                term,
+                worker,
+                ask: Ask::Stage { id, base, payload },
+            },
+        ) => {
             let said = Said::Stage {
+                copy,
                 term,
                 worker,
                 id,
@@ -217,11 +229,14 @@ fn taken_apart(message: Message) -> (Said, Source) {
             };
             return (said, Source::Payload(payload));
         }
-        Message::Reply(Reply::Weights {
-            round,
-            point,
-            parts,
-        }) => {
+        Message::Reply(
+            _,
+            Reply::Weights {
+                round,
+                point,
+                parts,
+            },
+        ) => {
             let said = Said::Weights {
                 round,
                 point,
@@ -230,30 +245,43 @@ fn taken_apart(message: Message) -> (Said, Source) {
             return (said, Source::Weights(parts));
         }
         Message::Snapshot(snapshot) => {
-            let arrays = snapshot.shard.iter().flat_map(Shard::arrays);
-            let arrays: Vec<_> = arrays.cloned().collect();
-            let shard = snapshot.shard.as_ref().map(|shard| {
-                let lengths = arrays.iter().map(|it| it.len() as u64).collect();
-                (*shard.optimizer(), shard.specs().collect(), lengths)
-            });
-            let said = Said::Snapshot {
-                point: snapshot.point,
-                history: snapshot.history,
-                applied: snapshot.applied,
-                shard,
-            };
-            return (said, Source::Weights(arrays));
+            let (said, arrays) = without_arrays(&snapshot);
+            return (Said::Snapshot(said), arrays);
         }
-        Message::Request(request) => Said::Request(request),
-        Message::Reply(reply) => Said::Reply(reply),
-        Message::Order(order) => Said::Order(order),
-        Message::Report(report) => Said::Report(report),
-        Message::Unheard => Said::Unheard,
+        Message::Order(copy, Order::Fill(start, state)) => {
+            let (said, arrays) = without_arrays(&state);
+            return (Said::Fill(copy, start, said), arrays);
+        }
+        Message::Report(copy, Report::Given { question, state }) => {
+            let (said, arrays) = without_arrays(&state);
+            return (Said::Given(copy, question, said), arrays);
+        }
+        Message::Request(copy, request) => Said::Request(copy, request),
+        Message::Reply(copy, reply) => Said::Reply(copy, reply),
+        Message::Order(copy, order) => Said::Order(copy, order),
+        Message::Report(copy, report) => Said::Report(copy, report),
+        Message::Unheard(copy) => Said::Unheard(copy),
         Message::Alive => Said::Alive,
         Message::Over => Said::Over,
         Message::Counted(counted) => Said::Counted(counted),
     };
     (said, Source::Nothing)
+}
+
+fn without_arrays(snapshot: &Snapshot) -> (SaidSnapshot, Source) {
+    let arrays = snapshot.shard.iter().flat_map(Shard::arrays);
+    let arrays: Vec<_> = arrays.cloned().collect();
+    let shard = snapshot.shard.as_ref().map(|shard| {
+        let lengths = arrays.iter().map(|it| it.len() as u64).collect();
+        (*shard.optimizer(), shard.specs().collect(), lengths)
+    });
+    let said = SaidSnapshot {
+        point: snapshot.point,
+        history: snapshot.history,
+        applied: snapshot.applied.clone(),
+        shard,
+    };
+    (said, Source::Weights(arrays))
 }
 
 fn shape_of(payload: &Payload) -> Shape {
@@ -305,7 +333,7 @@ enum Stage {
     },
     Values {
         header: Header,
-        said: Said,
+        said: Box<Said>,
         /// With how many numbers each will have.
         arrays: Vec<(Array, usize)>,
         /// Which one is being filled, and how many of its bytes are there.
@@ -432,6 +460,7 @@ impl Incoming {
             Error::from(Breach::NotDecoded { error })
         })?;
         let arrays = announced(&said);
+        let said = Box::new(said);
         let total = arrays.iter().try_fold(0_u64, |total, (_, length)| {
             total.checked_add(length.checked_mul(size_of::<f32>() as u64)?)
         });
@@ -471,7 +500,7 @@ impl Incoming {
         {
             return Err(unexpected("the values that their checksum says"));
         }
-        put_together(said, arrays.into_iter().map(|it| it.0)).map(Some)
+        put_together(*said, arrays.into_iter().map(|it| it.0)).map(Some)
     }
 }
 
@@ -515,11 +544,11 @@ impl Array {
 fn announced(said: &Said) -> Vec<(Array, u64)> {
     let floats = || Array::Floats(Vec::new());
     match said {
-        Said::Weights { lengths, .. }
-        | Said::Snapshot {
-            shard: Some((_, _, lengths)),
-            ..
-        } => lengths.iter().map(|it| (floats(), *it)).collect(),
+        Said::Weights { lengths, .. } => lengths.iter().map(|it| (floats(), *it)).collect(),
+        Said::Snapshot(said) | Said::Fill(_, _, said) | Said::Given(_, _, said) => {
+            let lengths = said.shard.iter().flat_map(|(_, _, lengths)| lengths);
+            lengths.map(|it| (floats(), *it)).collect()
+        }
         Said::Stage { shape, .. } => match shape {
             Shape::Initial { specs, .. } => specs.iter().map(|it| (floats(), it.1)).collect(),
             Shape::Gradients(shapes) => {
@@ -547,35 +576,22 @@ fn put_together(said: Said, mut arrays: impl Iterator<Item = Array>) -> Result<M
         _ => Err(unexpected("floats")),
     };
     Ok(match said {
-        Said::Request(request) => Message::Request(request),
-        Said::Reply(reply) => Message::Reply(reply),
-        Said::Order(order) => Message::Order(order),
-        Said::Report(report) => Message::Report(report),
-        Said::Unheard => Message::Unheard,
+        Said::Request(copy, request) => Message::Request(copy, request),
+        Said::Reply(copy, reply) => Message::Reply(copy, reply),
+        Said::Order(copy, order) => Message::Order(copy, order),
+        Said::Report(copy, report) => Message::Report(copy, report),
+        Said::Unheard(copy) => Message::Unheard(copy),
         Said::Alive => Message::Alive,
         Said::Over => Message::Over,
         Said::Counted(counted) => Message::Counted(counted),
-        Said::Snapshot {
-            point,
-            history,
-            applied,
-            shard,
-        } => {
-            let shard = match shard {
-                None => None,
-                Some((optimizer, specs, lengths)) => {
-                    let arrays: Result<Vec<_>> =
-                        lengths.iter().map(|_| floats().map(Arc::new)).collect();
-                    let shard = Shard::restored(optimizer, &specs, arrays?);
-                    Some(shard.ok_or_else(|| unexpected("arrays that fit"))?)
-                }
-            };
-            Message::Snapshot(Snapshot {
-                point,
-                history,
-                applied,
-                shard,
-            })
+        Said::Snapshot(said) => Message::Snapshot(with_arrays(said, floats)?),
+        Said::Fill(copy, start, said) => {
+            let state = Arc::new(with_arrays(said, floats)?);
+            Message::Order(copy, Order::Fill(start, state))
+        }
+        Said::Given(copy, question, said) => {
+            let state = Arc::new(with_arrays(said, floats)?);
+            Message::Report(copy, Report::Given { question, state })
         }
         Said::Weights {
             round,
@@ -583,13 +599,16 @@ fn put_together(said: Said, mut arrays: impl Iterator<Item = Array>) -> Result<M
             lengths,
         } => {
             let parts: Result<_> = lengths.iter().map(|_| floats().map(Arc::new)).collect();
-            Message::Reply(Reply::Weights {
+            let parts = parts?;
+            let weights = Reply::Weights {
                 round,
                 point,
-                parts: parts?,
-            })
+                parts,
+            };
+            Message::Reply(0, weights)
         }
         Said::Stage {
+            copy,
             term,
             worker,
             id,
@@ -625,16 +644,27 @@ fn put_together(said: Said, mut arrays: impl Iterator<Item = Array>) -> Result<M
                     Payload::Gradients(gradients)
                 }
             };
-            Message::Request(Request {
-                term,
-                worker,
-                ask: Ask::Stage {
-                    id,
-                    base,
-                    payload: Arc::new(payload),
-                },
-            })
+            let payload = Arc::new(payload);
+            let ask = Ask::Stage { id, base, payload };
+            Message::Request(copy, Request { term, worker, ask })
         }
+    })
+}
+
+fn with_arrays(said: SaidSnapshot, mut floats: impl FnMut() -> Result<Floats>) -> Result<Snapshot> {
+    let shard = match said.shard {
+        None => None,
+        Some((optimizer, specs, lengths)) => {
+            let arrays: Result<Vec<_>> = lengths.iter().map(|_| floats().map(Arc::new)).collect();
+            let shard = Shard::restored(optimizer, &specs, arrays?);
+            Some(shard.ok_or_else(|| unexpected("arrays that fit"))?)
+        }
+    };
+    Ok(Snapshot {
+        point: said.point,
+        history: said.history,
+        applied: said.applied,
+        shard,
     })
 }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Lost, Shortage, Text};
 use crate::failure::detector::PEER_TIMEOUT;
 
+mod attendance;
 mod conversation;
 mod disk;
 mod door;

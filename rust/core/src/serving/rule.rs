@@ -29,14 +29,16 @@ pub struct Rule {
     pub compensation: f64,
     /// Updates between two snapshots.
     pub snapshot_every: Version,
+    /// On how many servers each shard is, beside the first.
+    pub replicas: usize,
 }
 
 impl Rule {
-    /// The rule as it is applied.
+    /// The rule as so many servers apply it.
     ///
     /// # Errors
     /// `Config` for what cannot be used; names it.
-    pub fn parse(&self) -> Result<Rules> {
+    pub fn parse(&self, servers: usize) -> Result<Rules> {
         let at_least_one = "a whole number from 1 up";
         check(self.workers >= 1, "workers", self.workers, at_least_one)?;
         check(
@@ -77,6 +79,18 @@ impl Rule {
             "compensation",
             strength,
             "a number from 0 up",
+        )?;
+        check(
+            self.replicas < servers,
+            "replicas",
+            self.replicas,
+            "less than the number of parameter servers: no two copies are on the same one",
+        )?;
+        check(
+            self.replicas == 0 || !self.compensates(),
+            "late",
+            &self.late,
+            "weight or drop, as it must be with replicas, which do not know what workers pulled",
         )?;
         let overflow = match self.overflow.as_str() {
             "wait" => Overflow::Wait,
@@ -128,7 +142,8 @@ impl Rule {
         let or_none = |number: Option<u64>| number.map_or("None".into(), |it| it.to_string());
         format!(
             "workers={}, staleness={}, aggregate={}, overflow={}, late={}, backup={}, combine={}, \
-             queue={}, late_after={}, compensation={}, snapshot_every={}",
+             queue={}, late_after={}, compensation={}, snapshot_every={}, \
+             replicas={}",
             self.workers,
             or_none(self.staleness),
             self.aggregate,
@@ -139,7 +154,8 @@ impl Rule {
             or_none(self.queue.map(|it| it as u64)),
             or_none(self.late_after),
             self.compensation,
-            self.snapshot_every
+            self.snapshot_every,
+            self.replicas
         )
     }
 }

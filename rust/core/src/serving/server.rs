@@ -1,11 +1,12 @@
 //! A server's process: one thread waits for all workers and servers, and does what they say.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::attendance::Attendance;
 use super::conversation::Conversation;
 use super::disk::Store;
 use super::door::{Dialler, Door};
@@ -21,10 +22,11 @@ use crate::link::poll::{self, WakeUp};
 use crate::lock::lock;
 use crate::parameters::floats::forget_kept;
 use crate::parameters::identity::{Incarnation, Term, Version};
+use crate::parameters::keepers::Keepers;
 use crate::parameters::message::{Ask, Order, Report, Request};
 use crate::parameters::rules::Timing;
 use crate::parameters::sequencer::{Output, Sequencer};
-use crate::parameters::server::{Disk as _, Server as Protocol};
+use crate::parameters::server::Server as Protocol;
 use crate::wire::handshake::{Guest, random};
 
 /// How long a worker whose connection has ended may take to make another before it is lost.
@@ -54,6 +56,8 @@ pub struct Stats {
     pub history: u64,
     /// By worker, its last push in the log.
     pub applied: BTreeMap<u32, (Incarnation, u64)>,
+    /// Of the copies of other servers' shards: version and history.
+    pub replicas: Vec<(Version, u64)>,
     /// Gradients that wait here.
     pub staged: usize,
     /// To all that were connected.
@@ -95,14 +99,25 @@ impl Server {
         patience: Duration,
         config: &Config,
     ) -> Result<Self> {
-        let rules = rule.parse()?;
+        let rules = rule.parse(place.addresses.len())?;
         let door = Door::of(config)?;
         let wake_up = WakeUp::new().map_err(|error| super::no_descriptor(&error))?;
         let wake_up = Arc::new(wake_up);
         let servers = place.addresses.len();
+        let replicas = rule.replicas;
+        let keepers = Keepers { servers, replicas };
         let who = (place.server, servers);
         let store = Store::open(directory, who, Arc::clone(&wake_up), config.on_warning)?;
-        let is_restart = store.terms().term() > 0;
+        let mut stores = vec![store];
+        for _ in 0..replicas {
+            let wake_up = Arc::clone(&wake_up);
+            stores.push(Store::open(None, who, wake_up, config.on_warning)?);
+        }
+        let copy = |(copy, store)| {
+            let every = (copy == 0).then_some(rule.snapshot_every);
+            Protocol::new(store, every, rule.compensates())
+        };
+        let copies = stores.into_iter().enumerate().map(copy).collect();
         let admission = Arc::new(Admission {
             door: door.clone(),
             server: place.server,
@@ -122,7 +137,7 @@ impl Server {
         let now = Instant::now();
         let drawn = || random().map(u64::from_le_bytes);
         let sequencer = match place.server {
-            0 => Some(Sequencer::new(rules, timing, servers, drawn()?, now)),
+            0 => Some(Sequencer::new(rules, timing, keepers, drawn()?, now)),
             _ => None,
         };
         let guest = Guest::Sequencer {
@@ -137,13 +152,15 @@ impl Server {
                 place.addresses.clone(),
                 Arc::clone(&wake_up),
             ),
-            protocol: Protocol::new(store, rule.snapshot_every, rule.compensates()),
+            keepers,
+            copies,
             sequencer,
             orders: VecDeque::new(),
             workers: BTreeMap::new(),
             upstream: None,
             downstream: (0..servers).map(|_| None).collect(),
-            attendance: Attendance::new(rule.workers, patience, is_restart, &door, now),
+            said: BTreeMap::new(),
+            attendance: Attendance::new(rule.workers, patience, &door, now),
             upstream_away: now,
             ending: None,
             told: vec![false; servers],
@@ -259,80 +276,14 @@ fn counted(sequencer: &Sequencer) -> Counted {
     }
 }
 
+fn kept(copy: &Protocol<Store>) -> (Version, u64) {
+    copy.at()
+        .map_or((0, 0), |at| (at.point.version, at.history.0))
+}
+
 fn closed() -> Error {
     let what = "server".into();
     NotServed::Closed { what }.into()
-}
-
-/// Which workers are there, have left, or are away.
-struct Attendance {
-    /// Those that are neither: since when, and for how long they may.
-    away: BTreeMap<u32, (Instant, Duration)>,
-    left: BTreeSet<u32>,
-    has_come: bool,
-    patience: Duration,
-    workers: usize,
-    since: Instant,
-    timeout: Duration,
-}
-
-impl Attendance {
-    fn new(
-        workers: usize,
-        patience: Duration,
-        is_restart: bool,
-        door: &Door,
-        now: Instant,
-    ) -> Self {
-        let timeout = door.settings.timeout;
-        // Before a restart, some may have left.
-        let limit = if is_restart { patience } else { timeout };
-        Self {
-            away: (0..workers as u32).map(|it| (it, (now, limit))).collect(),
-            left: BTreeSet::new(),
-            has_come: false,
-            patience,
-            workers,
-            since: now,
-            timeout,
-        }
-    }
-
-    fn comes(&mut self, worker: u32) {
-        self.has_come = true;
-        self.away.remove(&worker);
-        self.left.remove(&worker);
-    }
-
-    fn is_lost(&mut self, worker: u32, now: Instant) {
-        if !self.left.contains(&worker) {
-            self.away.insert(worker, (now, self.patience));
-        }
-    }
-
-    /// Whether nobody is there and nobody will come.
-    fn is_over(&self, server: usize, now: Instant) -> Result<bool> {
-        let are_there = self.workers - self.away.len() - self.left.len();
-        let mut away = self.away.values();
-        let is_late =
-            |(since, limit): &(Instant, Duration)| now.saturating_duration_since(*since) >= *limit;
-        if are_there > 0 || !away.all(is_late) {
-            return Ok(false);
-        }
-        if !self.left.is_empty() {
-            return Ok(true);
-        }
-        let within = self.timeout;
-        if !self.has_come {
-            // Workers that notice a restart take a moment, however little patience there is.
-            if now.saturating_duration_since(self.since) < within {
-                return Ok(false);
-            }
-            return Err(NotServed::NobodyCame { server, within }.into());
-        }
-        let workers = self.away.keys().map(|it| *it as usize).collect();
-        Err(NotServed::AllLost { server, workers }.into())
-    }
 }
 
 struct Core {
@@ -341,11 +292,13 @@ struct Core {
     admission: Arc<Admission>,
     entrance: Entrance,
     dialler: Dialler,
-    protocol: Protocol<Store>,
+    keepers: Keepers,
+    /// Its copies of shards, of which the first has snapshots and is what workers pull.
+    copies: Vec<Protocol<Store>>,
     /// In server 0.
     sequencer: Option<Sequencer>,
-    /// For this server, from the sequencer beside it.
-    orders: VecDeque<Order>,
+    /// For copies of this server, from the sequencer beside them.
+    orders: VecDeque<(usize, Order)>,
     /// With the number of the process.
     workers: BTreeMap<u32, (u64, Conversation)>,
     /// From server 0, in the others, and since when it is away.
@@ -353,6 +306,9 @@ struct Core {
     upstream_away: Instant,
     /// To the others, in server 0.
     downstream: Vec<Option<Conversation>>,
+    /// By keeper, to which question an order with weights, or for some, was the outcome that was sent
+    /// over its connection.
+    said: BTreeMap<usize, u64>,
     attendance: Attendance,
     /// Since when all workers have left, in server 0; the others are told.
     ending: Option<Instant>,
@@ -397,7 +353,10 @@ impl Core {
         if self.is_over {
             return Ok(None);
         }
-        if self.sequencer.is_some() {
+        if let Some(sequencer) = &self.sequencer {
+            if sequencer.start() > 0 {
+                self.attendance.have_been_there();
+            }
             let server = self.place.server;
             if self.ending.is_none() && self.attendance.is_over(server, now)? {
                 self.ending = Some(now);
@@ -460,6 +419,9 @@ impl Core {
         for (server, outcome) in self.dialler.outcomes() {
             let conversation = Conversation::new(outcome?, self.door.settings.checksum, now);
             self.downstream[server] = Some(conversation);
+            let keepers = self.keepers;
+            self.said
+                .retain(|keeper, _| keepers.server(*keeper) != server);
             if self.ending.is_some() {
                 self.tell_end(server, now)?;
             }
@@ -470,18 +432,21 @@ impl Core {
     fn hear_workers(&mut self, now: Instant) -> Result<()> {
         let there: Vec<_> = self.workers.keys().copied().collect();
         // A gradient is not longer than the weights, but for the numbers of its rows.
-        let shard = self.protocol.at().and_then(|at| at.shard.as_ref());
-        let values_max = shard.map_or(u64::MAX, |shard| {
-            let count: usize = shard.weights().iter().map(|it| it.len()).sum();
-            2 * (count * size_of::<f32>()) as u64
-        });
+        let longest = |copy: &Protocol<Store>| {
+            let shard = copy.at().and_then(|at| at.shard.as_ref());
+            shard.map_or(u64::MAX, |shard| {
+                let count: usize = shard.weights().iter().map(|it| it.len()).sum();
+                2 * (count * size_of::<f32>()) as u64
+            })
+        };
+        let values_max = self.copies.iter().map(longest).max().unwrap_or(0);
         for worker in there {
             let mut turn = 0;
             while let Some((_, conversation)) = self.workers.get_mut(&worker) {
                 conversation.values_max = values_max;
                 match conversation.receive(&mut turn, now) {
-                    Ok(Some(Message::Request(request))) if request.worker == worker => {
-                        self.answer(&request, now)?;
+                    Ok(Some(Message::Request(copy, request))) if request.worker == worker => {
+                        self.answer(copy, &request, now)?;
                     }
                     Ok(Some(_)) => {}
                     Ok(None) => break,
@@ -492,11 +457,15 @@ impl Core {
         Ok(())
     }
 
-    fn answer(&mut self, request: &Request, now: Instant) -> Result<()> {
-        let reply = self.protocol.answer(request);
-        let waits =
-            matches!(request.ask, Ask::Pull { .. }) && self.protocol.term() == Some(request.term);
-        if let Some(sequencer) = &mut self.sequencer {
+    fn answer(&mut self, copy: usize, request: &Request, now: Instant) -> Result<()> {
+        let Some(keeper) = self.copies.get_mut(copy) else {
+            return Ok(());
+        };
+        let reply = keeper.answer(request);
+        let waits = matches!(request.ask, Ask::Pull { .. }) && keeper.term() == Some(request.term);
+        if copy == 0
+            && let Some(sequencer) = &mut self.sequencer
+        {
             sequencer.answer(request, now);
         }
         let message = match (&request.ask, reply) {
@@ -505,8 +474,8 @@ impl Core {
                 self.attendance.left.insert(request.worker);
                 Message::Over
             }
-            (_, Some(reply)) => Message::Reply(reply),
-            (Ask::Stage { .. } | Ask::Pull { .. }, None) if !waits => Message::Unheard,
+            (_, Some(reply)) => Message::Reply(copy, reply),
+            (Ask::Stage { .. } | Ask::Pull { .. }, None) if !waits => Message::Unheard(copy),
             _ => return Ok(()),
         };
         self.tell_worker(request.worker, message, now)
@@ -526,17 +495,37 @@ impl Core {
         }
     }
 
+    /// Says an order that is long, or asks for something long, once over each connection.
+    fn order(&mut self, keeper: usize, order: Order, now: Instant) -> Result<()> {
+        let (server, copy) = (self.keepers.server(keeper), self.keepers.copy(keeper));
+        if server == self.place.server {
+            self.orders.push_back((copy, order));
+            return Ok(());
+        }
+        if let Order::Give(start) | Order::Fill(start, _) = &order
+            && self.downstream[server].is_some()
+            && self.said.insert(keeper, start.question) == Some(start.question)
+        {
+            return Ok(());
+        }
+        self.tell_server(server, Message::Order(copy, order), now)
+    }
+
+    /// Tells the sequencer, wherever it is.
+    fn report(&mut self, copy: usize, report: Report, now: Instant) -> Result<()> {
+        match (&mut self.sequencer, &mut self.upstream) {
+            (Some(sequencer), _) => sequencer.heard(self.keepers.on(0, copy), report, now),
+            (None, Some(upstream)) => upstream.say(Message::Report(copy, report), now)?,
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
     fn hear_servers(&mut self, now: Instant) -> Result<()> {
         let mut turn = 0;
         while let Some(conversation) = &mut self.upstream {
             match conversation.receive(&mut turn, now) {
-                Ok(Some(Message::Order(order))) => {
-                    if let Some(report) = self.obey(order, now)?
-                        && let Some(upstream) = &mut self.upstream
-                    {
-                        upstream.say(Message::Report(report), now)?;
-                    }
-                }
+                Ok(Some(Message::Order(copy, order))) => self.obey(copy, order, now)?,
                 Ok(Some(Message::Over)) => self.is_over = true,
                 Ok(Some(_)) => {}
                 Ok(None) => break,
@@ -547,9 +536,11 @@ impl Core {
             let mut turn = 0;
             while let Some(conversation) = &mut self.downstream[server] {
                 match conversation.receive(&mut turn, now) {
-                    Ok(Some(Message::Report(report))) => {
-                        if let Some(sequencer) = &mut self.sequencer {
-                            sequencer.heard(server, report, now);
+                    Ok(Some(Message::Report(copy, report))) => {
+                        if let Some(sequencer) = &mut self.sequencer
+                            && copy < self.copies.len()
+                        {
+                            sequencer.heard(self.keepers.on(server, copy), report, now);
                         }
                     }
                     Ok(Some(_)) => {}
@@ -561,27 +552,31 @@ impl Core {
         Ok(())
     }
 
-    fn obey(&mut self, order: Order, now: Instant) -> Result<Option<Report>> {
-        let (report, replies) = self.protocol.obey(order);
+    fn obey(&mut self, copy: usize, order: Order, now: Instant) -> Result<()> {
+        let Some(keeper) = self.copies.get_mut(copy) else {
+            return Ok(());
+        };
+        let (report, replies) = keeper.obey(order);
         // What could not be written down must not be reported as done.
-        self.protocol.disk().check()?;
+        keeper.disk().check()?;
         for (worker, reply) in replies {
-            self.tell_worker(worker, Message::Reply(reply), now)?;
+            self.tell_worker(worker, Message::Reply(copy, reply), now)?;
         }
-        Ok(report)
+        report.map_or(Ok(()), |report| self.report(copy, report, now))
     }
 
     /// Snapshots that are on the disk count, and the sequencer hears of them.
     fn note_saved(&mut self, now: Instant) -> Result<()> {
-        let points = self.protocol.disk().completed()?;
+        let first = &mut self.copies[0];
+        let points = first.disk().completed()?;
         if points.is_empty() {
             return Ok(());
         }
         for point in points {
-            self.protocol.saved(point);
+            first.saved(point);
         }
-        let version = self.protocol.at().map(|at| at.point.version);
-        let (Some(term), Some(after)) = (self.protocol.term(), version) else {
+        let version = first.at().map(|at| at.point.version);
+        let (Some(term), Some(after)) = (first.term(), version) else {
             return Ok(());
         };
         let nothing = Order::Append {
@@ -591,14 +586,7 @@ impl Core {
             over: vec![],
             stable: 0,
         };
-        if let Some(report) = self.obey(nothing, now)? {
-            match (&mut self.sequencer, &mut self.upstream) {
-                (Some(sequencer), _) => sequencer.heard(self.place.server, report, now),
-                (None, Some(upstream)) => upstream.say(Message::Report(report), now)?,
-                (None, None) => {}
-            }
-        }
-        Ok(())
+        self.obey(0, nothing, now)
     }
 
     /// Lets the sequencer decide, and this server do its part.
@@ -609,24 +597,17 @@ impl Core {
             };
             for output in sequencer.step(now) {
                 match output {
-                    Output::Server(0, order) => self.orders.push_back(order),
-                    Output::Server(server, order) => {
-                        self.tell_server(server, Message::Order(order), now)?;
-                    }
+                    Output::Keeper(keeper, order) => self.order(keeper, order, now)?,
                     Output::Worker(worker, reply) => {
-                        self.tell_worker(worker, Message::Reply(reply), now)?;
+                        self.tell_worker(worker, Message::Reply(0, reply), now)?;
                     }
                 }
             }
             if self.orders.is_empty() {
                 return Ok(());
             }
-            while let Some(order) = self.orders.pop_front() {
-                if let Some(report) = self.obey(order, now)?
-                    && let Some(sequencer) = &mut self.sequencer
-                {
-                    sequencer.heard(0, report, now);
-                }
+            while let Some((copy, order)) = self.orders.pop_front() {
+                self.obey(copy, order, now)?;
             }
         }
     }
@@ -697,7 +678,7 @@ impl Core {
 
     /// Members whose connection has ended and who made no other are lost: nobody waits for them.
     fn count_out(&mut self, now: Instant) -> Result<()> {
-        let (Some(sequencer), Some(term)) = (&mut self.sequencer, self.protocol.term()) else {
+        let (Some(sequencer), Some(term)) = (&mut self.sequencer, self.copies[0].term()) else {
             return Ok(());
         };
         for (worker, incarnation) in sequencer.members() {
@@ -747,8 +728,9 @@ impl Core {
 
     fn publish(&self) {
         let mut stats = Stats {
-            term: self.protocol.term().unwrap_or(0),
-            staged: self.protocol.staged(),
+            term: self.copies[0].term().unwrap_or(0),
+            staged: self.copies.iter().map(Protocol::staged).sum(),
+            replicas: self.copies.iter().skip(1).map(kept).collect(),
             connections: self.conversations().count(),
             left: self.attendance.left.iter().copied().collect(),
             ..Stats::default()
@@ -758,7 +740,7 @@ impl Core {
             stats.bytes_sent += conversation.bytes_sent;
             stats.bytes_received += conversation.bytes_received;
         }
-        if let Some(at) = self.protocol.at() {
+        if let Some(at) = self.copies[0].at() {
             stats.version = at.point.version;
             stats.history = at.history.0;
             stats.applied.clone_from(&at.applied);

@@ -1,5 +1,6 @@
 //! A worker's process: the program pushes and pulls, and a thread carries it to the servers and back.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::link::poll::{self, WakeUp};
 use crate::lock::{lock, wait_while};
 use crate::parameters::floats::forget_kept;
 use crate::parameters::identity::{PushId, Term, Version};
+use crate::parameters::keepers::Keepers;
 use crate::parameters::message::{Ask, Reply, Request};
 use crate::parameters::optimizer::Hyper;
 use crate::parameters::rules::Timing;
@@ -178,7 +180,11 @@ impl Worker {
         let dialler = Dialler::new(self.door.clone(), guest, self.addresses.clone(), wake_up);
         let shared = Arc::clone(&self.shared);
         let carrier = Carrier {
-            said: vec![None; self.addresses.len()],
+            said: BTreeMap::new(),
+            keepers: Keepers {
+                servers: self.addresses.len(),
+                replicas: 0,
+            },
             conversations: self.addresses.iter().map(|_| None).collect(),
             counted: (0, 0),
             left_at: now.checked_sub(BEAT).unwrap_or(now),
@@ -474,7 +480,10 @@ struct Carrier {
     dialler: Dialler,
     /// By server.
     conversations: Vec<Option<Conversation>>,
-    said: Vec<Option<Long>>,
+    /// By keeper.
+    said: BTreeMap<usize, Long>,
+    /// As far as is known.
+    keepers: Keepers,
     /// Bytes of conversations that have ended.
     counted: (u64, u64),
     /// When the last goodbye was said.
@@ -506,8 +515,8 @@ impl Carrier {
             let Some((requests, wake)) = self.turn(replies, goodbye, now) else {
                 return Ok(());
             };
-            for (server, request) in requests {
-                self.say(server, request, now)?;
+            for (keeper, request) in requests {
+                self.say(keeper, request, now)?;
             }
             self.keep_up(now)?;
             let wake = wake.clamp(now + Duration::from_millis(1), now + BEAT);
@@ -530,7 +539,9 @@ impl Carrier {
             let mut conversation = Conversation::new(outcome?, self.checks_values, now);
             conversation.values_max = self.model.bytes_on(server);
             self.conversations[server] = Some(conversation);
-            self.said[server] = None;
+            let keepers = self.keepers;
+            self.said
+                .retain(|keeper, _| keepers.server(*keeper) != server);
             let mut state = lock(&self.shared.state);
             state.away[server] = None;
             if let Some(protocol) = &mut state.protocol {
@@ -547,8 +558,12 @@ impl Carrier {
             let mut turn = 0;
             while let Some(conversation) = &mut self.conversations[server] {
                 match conversation.receive(&mut turn, now) {
-                    Ok(Some(Message::Reply(reply))) => replies.push((server, reply)),
-                    Ok(Some(Message::Unheard)) => self.said[server] = None,
+                    Ok(Some(Message::Reply(copy, reply))) if copy <= self.keepers.replicas => {
+                        replies.push((self.keepers.on(server, copy), reply));
+                    }
+                    Ok(Some(Message::Unheard(copy))) if copy <= self.keepers.replicas => {
+                        self.said.remove(&self.keepers.on(server, copy));
+                    }
                     Ok(Some(Message::Over)) => goodbye = true,
                     Ok(Some(Message::Counted(counted))) => {
                         lock(&self.shared.state).stats.counted = counted;
@@ -587,9 +602,10 @@ impl Carrier {
         let leaving = state.leaving;
         state.has_left |= leaving && goodbye;
         let protocol = state.protocol.as_mut()?;
-        for (server, reply) in replies {
-            protocol.heard(server, reply, now);
+        for (keeper, reply) in replies {
+            protocol.heard(keeper, reply, now);
         }
+        self.keepers = protocol.keepers();
         let next = if leaving && (protocol.has_gone_on() || protocol.term() == 0) {
             let is_due = now >= self.left_at + BEAT;
             let goodbye = is_due.then(|| (0, protocol.leave()));
@@ -605,18 +621,17 @@ impl Carrier {
         Some(next)
     }
 
-    fn say(&mut self, server: usize, request: Request, now: Instant) -> Result<()> {
+    fn say(&mut self, keeper: usize, request: Request, now: Instant) -> Result<()> {
+        let (server, copy) = (self.keepers.server(keeper), self.keepers.copy(keeper));
         let Some(conversation) = &mut self.conversations[server] else {
             return Ok(());
         };
-        let long = Long::of(&request);
-        if long.is_some() {
-            if self.said[server] == long {
-                return Ok(());
-            }
-            self.said[server] = long;
+        if let Some(long) = Long::of(&request)
+            && self.said.insert(keeper, long) == Some(long)
+        {
+            return Ok(());
         }
-        conversation.say(Message::Request(request), now)
+        conversation.say(Message::Request(copy, request), now)
     }
 
     /// Sends, and looks who is silent.

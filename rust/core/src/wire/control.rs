@@ -28,6 +28,8 @@ pub(crate) enum Message {
     Query { sequence: u64 },
     /// Flooded: a rank's answer to a query.
     Report(Report),
+    /// Flooded: the data connection between two ranks has ended, as the first one has noticed.
+    LinkBroken { rank: usize, peer: usize },
     /// Flooded: the group has failed, and why.
     Abort(Error),
 }

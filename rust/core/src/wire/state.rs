@@ -30,6 +30,8 @@ pub enum Phase {
     Forming {
         /// The ranks that have not joined; only rank 0 knows them.
         missing: Vec<usize>,
+        /// Zero if it is the first group of its members, who may be none of a job that runs.
+        generation: u32,
     },
     /// The group has formed.
     Formed {

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use gradring_core::parameters::identity::{Point, Terms, Version};
-use gradring_core::parameters::server::{Disk, Snapshot};
+use gradring_core::parameters::server::Disk;
+use gradring_core::parameters::snapshot::Snapshot;
 
 #[derive(Default)]
 pub(super) struct Contents {

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::scenario::Scenario;
-use gradring_core::parameters::identity::{Point, PushId};
+use gradring_core::parameters::identity::{Incarnation, Point, PushId, Term};
 use gradring_core::parameters::log::Entry;
-use gradring_core::parameters::server::Snapshot;
+use gradring_core::parameters::message::Start;
 use gradring_core::parameters::shard::Weights;
+use gradring_core::parameters::snapshot::Snapshot;
 
 /// Elements on each server.
 pub(super) const ELEMENTS: usize = 2;
@@ -42,6 +43,14 @@ pub(super) struct Record {
     pub(super) dropped: u64,
     /// What all servers had saved, as they were told.
     pub(super) stable: u64,
+    /// Pushes in the log of a term.
+    ordered: (Term, BTreeSet<PushId>),
+    /// Those that their workers were told to forget.
+    acknowledged: BTreeSet<PushId>,
+    /// Whether there was a copy of each shard all the time since servers were restored.
+    pub(super) has_all: bool,
+    /// The last term in which servers went on.
+    term: Term,
 }
 
 /// Element `index` of the part on `server` of what was pushed.
@@ -66,7 +75,7 @@ impl Record {
                 Node {
                     before: None,
                     entry: None,
-                    values: vec![[(0.0, 0.0); ELEMENTS]; scenario.servers],
+                    values: vec![[(0.0, 0.0); ELEMENTS]; scenario.keepers.servers],
                 },
             )]
             .into(),
@@ -91,6 +100,62 @@ impl Record {
             None => Ok(()),
             Some(_) => Err(format!("two gradients are called {id:?}")),
         }
+    }
+
+    /// These are in the log of a term.
+    pub(super) fn ordered(&mut self, term: Term, entries: &[Entry]) {
+        if self.ordered.0 != term {
+            self.ordered = (term, BTreeSet::new());
+        }
+        let contributions = entries.iter().flat_map(|entry| &entry.contributions);
+        self.ordered.1.extend(contributions.map(|it| it.id));
+    }
+
+    /// A worker is told to forget its pushes up to this one.
+    pub(super) fn settled(&mut self, worker: u32, incarnation: Incarnation, number: u64) {
+        let id = |number| PushId {
+            worker,
+            incarnation,
+            number,
+        };
+        let settled = self.ordered.1.range(id(0)..=id(number));
+        self.acknowledged.extend(settled);
+    }
+
+    /// Servers go on from there: with copies, nothing is lost that a worker cannot push again.
+    pub(super) fn goes_on(&mut self, scenario: &Scenario, start: &Start) -> Result<(), String> {
+        if self.term >= start.terms.term() {
+            return Ok(());
+        }
+        self.term = start.terms.term();
+        let mut past = BTreeSet::new();
+        let mut at = Some(start.point);
+        while let Some(node) = at.and_then(|at| self.nodes.get(&at)) {
+            let contributions = node.entry.iter().flat_map(|entry| &entry.contributions);
+            past.extend(contributions.map(|it| it.id));
+            at = node.before;
+        }
+        if self.has_all && scenario.keepers.replicas > 0 {
+            if let Some(id) = self.acknowledged.difference(&past).next() {
+                return Err(format!("{id:?} was acknowledged, and is lost"));
+            }
+            if start.point.version > 0 {
+                self.examples.insert("nothing was lost with a server");
+            }
+        }
+        self.acknowledged.retain(|id| past.contains(id));
+        Ok(())
+    }
+
+    /// A server that had more went on from there.
+    pub(super) fn taken_back(&mut self, to: Point) -> Result<(), String> {
+        self.examples.insert("an update was taken back");
+        if self.has_all {
+            return Err(format!(
+                "updates were taken back to {to:?}, though there were copies"
+            ));
+        }
+        Ok(())
     }
 
     /// A server went from one point to the next by this entry.

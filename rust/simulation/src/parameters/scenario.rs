@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::random::Random;
 use crate::time::{MILLISECOND, Moment, SECOND};
+use gradring_core::parameters::keepers::Keepers;
 use gradring_core::parameters::rules::{Late, Overflow, Rules, Timing};
 
 /// Faults strike in this time, unless messages trigger them.
@@ -13,7 +14,7 @@ const WINDOW: Moment = 6 * SECOND;
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) rules: Rules,
-    pub(super) servers: usize,
+    pub(super) keepers: Keepers,
     pub(super) faults: Vec<Fault>,
     /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
     pub(super) delay_max: Moment,
@@ -46,9 +47,11 @@ pub(super) enum Kind {
     Applied,
     Install,
     Installed,
+    Give,
+    Given,
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 13] = [
     Kind::Join,
     Kind::Stage,
     Kind::Staged,
@@ -60,6 +63,8 @@ const KINDS: [Kind; 11] = [
     Kind::Applied,
     Kind::Install,
     Kind::Installed,
+    Kind::Give,
+    Kind::Given,
 ];
 
 #[derive(Debug, Clone, Copy)]
@@ -114,6 +119,11 @@ impl Scenario {
     pub(super) fn new(random: &mut Random) -> Self {
         let workers = 1 + random.below(4);
         let servers = 1 + random.below(3);
+        let replicas = if random.once_in(2) {
+            0
+        } else {
+            random.below(servers)
+        };
         let mut paces = vec![100 * MILLISECOND; workers];
         if random.once_in(2) {
             paces[random.below(workers)] *= 4;
@@ -129,7 +139,7 @@ impl Scenario {
             .collect();
         Self {
             rules: rules(random, workers),
-            servers,
+            keepers: Keepers { servers, replicas },
             faults,
             delay_max: random.pick(&[2, 20, 100]) * MILLISECOND,
             one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },

@@ -1,6 +1,6 @@
 //! The world of one history: processes, a network, a queue of events, and what comes of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,8 +15,9 @@ use gradring_core::parameters::message::{Ask, Order, Reply, Report, Request};
 use gradring_core::parameters::optimizer::{Hyper, Optimizer};
 use gradring_core::parameters::rules::Timing;
 use gradring_core::parameters::sequencer::{Output, Sequencer};
-use gradring_core::parameters::server::{Server, Snapshot};
+use gradring_core::parameters::server::Server;
 use gradring_core::parameters::shard::{Gradient, Payload, Spec};
+use gradring_core::parameters::snapshot::Snapshot;
 use gradring_core::parameters::worker::{Event as Told, Worker};
 
 /// Faults that messages trigger come before this.
@@ -30,11 +31,12 @@ const GOES_ON: Moment = 6 * SECOND;
 const BEGUN_MIN: u64 = 2;
 const EVENTS_MAX: u64 = 400_000;
 
+/// To and from keepers; workers and the sequencer need none.
 #[derive(Clone)]
 enum Message {
-    Request(Request),
+    Request(usize, Request),
     Reply(usize, Reply),
-    Order(Order),
+    Order(usize, Order),
     Report(usize, Report),
 }
 
@@ -43,6 +45,7 @@ enum Event {
     /// A process wanted to be woken then.
     Wake(Who, u64),
     Computed(usize, u64, u64),
+    /// By a keeper.
     Saved(usize, u64, Snapshot),
     Strike(usize),
     Restart(Who),
@@ -62,7 +65,8 @@ struct Host<Process> {
 }
 
 struct ServerProcess {
-    server: Server<Shared>,
+    /// Of shards; only the first has a disk that outlives the process.
+    copies: Vec<(Server<Shared>, Shared)>,
     sequencer: Option<Sequencer>,
 }
 
@@ -88,6 +92,8 @@ pub(super) struct World {
     sent: BTreeMap<Kind, u64>,
     struck: Vec<bool>,
     begun: Option<Vec<u64>>,
+    /// How often the sequencer has restored servers.
+    restored: u64,
 }
 
 /// Runs what `seed` says.
@@ -120,14 +126,17 @@ impl World {
             trace: Trace::new(clock.clone(), traced),
             timing: timing(),
             random,
-            servers: (0..scenario.servers).map(|_| Host::new()).collect(),
-            disks: (0..scenario.servers).map(|_| Shared::default()).collect(),
+            servers: (0..scenario.keepers.servers).map(|_| Host::new()).collect(),
+            disks: (0..scenario.keepers.servers)
+                .map(|_| Shared::default())
+                .collect(),
             workers: scenario.paces.iter().map(|_| Host::new()).collect(),
             queue: BTreeMap::new(),
             added: 0,
             sent: BTreeMap::new(),
             struck: vec![false; scenario.faults.len()],
             begun: None,
+            restored: 0,
             clock,
             scenario,
         }
@@ -177,7 +186,7 @@ impl World {
             }
         }
         let versions = self.servers.iter().map(|host| {
-            let at = host.process.as_ref().and_then(|it| it.server.at());
+            let at = host.process.as_ref().and_then(|it| it.copies[0].0.at());
             at.map_or(0, |at| at.point.version)
         });
         let (least, most) = (versions.clone().min(), versions.max());
@@ -194,6 +203,23 @@ impl World {
 
     fn after(&mut self, delay: Moment, event: Event) {
         self.arrange(self.clock.now() + delay, event);
+    }
+
+    /// Whether there is a copy of each shard.
+    fn has_all(&self) -> bool {
+        let keepers = self.scenario.keepers;
+        let is_there = |keeper: &usize| {
+            let process = &self.servers[keepers.server(*keeper)].process;
+            let copy = process.as_ref().map(|it| &it.copies[keepers.copy(*keeper)]);
+            copy.is_some_and(|(server, _)| server.at().is_some())
+        };
+        let there = (0..keepers.count()).filter(is_there);
+        let shards: BTreeSet<_> = there.map(|keeper| keepers.shard(keeper)).collect();
+        shards.len() == keepers.servers
+    }
+
+    fn server_of(&self, keeper: usize) -> Who {
+        Who::Server(self.scenario.keepers.server(keeper))
     }
 
     fn instant(&self) -> Instant {
@@ -219,7 +245,7 @@ impl World {
         let whose = match &event {
             Event::Message(who, _) | Event::Wake(who, _) => Some(*who),
             Event::Computed(worker, ..) => Some(Who::Worker(*worker)),
-            Event::Saved(server, ..) => Some(Who::Server(*server)),
+            Event::Saved(keeper, ..) => Some(self.server_of(*keeper)),
             Event::Strike(_) | Event::Restart(_) | Event::Measure => None,
         };
         if let Some(until) = whose.map(|who| self.stopped_until(who))
@@ -251,16 +277,18 @@ impl World {
             Event::Computed(worker, life, computation) => {
                 self.computed(worker, life, computation)?;
             }
-            Event::Saved(server, life, snapshot) => {
-                let host = &mut self.servers[server];
+            Event::Saved(keeper, life, snapshot) => {
+                let keepers = self.scenario.keepers;
+                let host = &mut self.servers[keepers.server(keeper)];
                 if host.life == life
                     && let Some(process) = &mut host.process
                 {
                     let point = snapshot.point;
-                    self.disks[server].finish(snapshot);
-                    process.server.saved(point);
+                    let (server, disk) = &mut process.copies[keepers.copy(keeper)];
+                    disk.finish(snapshot);
+                    server.saved(point);
                     self.trace
-                        .say(|| format!("server {server} has saved {point:?}"));
+                        .say(|| format!("keeper {keeper} has saved {point:?}"));
                 }
             }
             Event::Strike(index) => {
@@ -283,13 +311,19 @@ impl World {
                 self.servers[server].writes_until = 0;
                 let rules = self.scenario.rules.clone();
                 let every = timing.snapshot_every;
-                let servers = self.servers.len();
+                let keepers = self.scenario.keepers;
                 let sequencer =
-                    (server == 0).then(|| Sequencer::new(rules, timing, servers, random, now));
+                    (server == 0).then(|| Sequencer::new(rules, timing, keepers, random, now));
+                let forgetful = (0..keepers.replicas).map(|_| Shared::default());
+                let disks = [disk].into_iter().chain(forgetful);
+                let copy = |(copy, disk): (usize, Shared)| {
+                    let every = (copy == 0).then_some(every);
+                    (Server::new(disk.clone(), every, false), disk)
+                };
                 let host = &mut self.servers[server];
                 host.life += 1;
                 host.process = Some(ServerProcess {
-                    server: Server::new(disk, every, false),
+                    copies: disks.enumerate().map(copy).collect(),
                     sequencer,
                 });
                 self.drive_server(server);
@@ -362,6 +396,7 @@ impl World {
         match (&fault.harm, who) {
             (Harm::Kill(back), Who::Server(server)) => {
                 if self.servers[server].process.take().is_some() {
+                    self.record.has_all &= self.has_all();
                     let back = back.unwrap_or(SECOND);
                     self.after(back, Event::Restart(who));
                     self.record.note("a server was killed");
@@ -393,21 +428,24 @@ impl World {
     fn deliver(&mut self, to: Who, message: Message) -> Result<(), String> {
         let now = self.instant();
         match (to, message) {
-            (Who::Server(server), Message::Request(request)) => {
+            (Who::Server(server), Message::Request(keeper, request)) => {
                 let Some(process) = &mut self.servers[server].process else {
                     return Ok(());
                 };
-                let reply = process.server.answer(&request);
-                if let Some(sequencer) = &mut process.sequencer {
+                let copy = self.scenario.keepers.copy(keeper);
+                let reply = process.copies[copy].0.answer(&request);
+                if let Some(sequencer) = &mut process.sequencer
+                    && copy == 0
+                {
                     sequencer.answer(&request, now);
                 }
                 if let Some(reply) = reply {
                     let worker = Who::Worker(request.worker as usize);
-                    self.send(to, worker, Message::Reply(server, reply));
+                    self.send(to, worker, Message::Reply(keeper, reply));
                 }
                 self.drive_server(server);
             }
-            (Who::Server(server), Message::Order(order)) => self.obey(server, order)?,
+            (Who::Server(_), Message::Order(keeper, order)) => self.obey(keeper, order)?,
             (Who::Server(server), Message::Report(from, report)) => {
                 if let Some(process) = &mut self.servers[server].process
                     && let Some(sequencer) = &mut process.sequencer
@@ -427,67 +465,77 @@ impl World {
         Ok(())
     }
 
-    fn obey(&mut self, server: usize, order: Order) -> Result<(), String> {
+    fn obey(&mut self, keeper: usize, order: Order) -> Result<(), String> {
+        let keepers = self.scenario.keepers;
+        let (server, copy) = (keepers.server(keeper), keepers.copy(keeper));
         let Some(process) = &mut self.servers[server].process else {
             return Ok(());
         };
-        let before = process.server.at().map(|at| at.point);
-        let (report, replies) = process.server.obey(order.clone());
-        let at = process.server.at().cloned();
-        let staged = process.server.staged();
-        if let (
-            Order::Append {
-                term,
-                after,
-                entries,
-                ..
-            },
-            Some(mut point),
-            Some(at),
-        ) = (&order, before, &at)
-        {
+        let (there, disk) = &mut process.copies[copy];
+        let before = there.at().map(|at| at.point);
+        let (report, replies) = there.obey(order.clone());
+        let at = there.at().cloned();
+        let staged = there.staged();
+        let writing = std::mem::take(&mut disk.0.borrow_mut().writing);
+        if let (Some(mut point), Some(at)) = (before, &at) {
+            let (term, after, entries) = match &order {
+                Order::Append {
+                    term,
+                    after,
+                    entries,
+                    ..
+                } => (*term, *after, &entries[..]),
+                Order::Install(start) | Order::Give(start) => {
+                    let after = start.point.version - start.entries.len() as u64;
+                    (start.point.term, after, &start.entries[..])
+                }
+                Order::Look { .. } | Order::Fill(..) => (0, 0, &[][..]),
+            };
             for (version, entry) in (after + 1..).zip(entries) {
                 if version == point.version + 1 && version <= at.point.version {
-                    let next = Point {
-                        term: *term,
-                        version,
-                    };
+                    let next = Point { term, version };
                     self.record.applied(&self.scenario, point, next, entry)?;
                     point = next;
                 }
             }
-            if point != at.point {
+            let restored = matches!(report, Some(Report::Installed { .. }));
+            if point != at.point && !restored {
                 return Err(format!(
-                    "server {server} is at {:?} and not {point:?}",
+                    "keeper {keeper} is at {:?} and not {point:?}",
                     at.point
                 ));
             }
-            self.record.check_server(server, at)?;
+            self.record.check_server(keepers.shard(keeper), at)?;
         }
-        if let (Order::Install { point, .. }, Some(at), Some(Report::Installed { .. })) =
-            (&order, &at, &report)
+        if let (Order::Install(start) | Order::Fill(start, _), Some(at)) = (&order, &at)
+            && let Some(Report::Installed { .. }) = report
         {
-            if at.point != *point {
-                return Err(format!("server {server} has {:?} for {point:?}", at.point));
+            let point = start.point;
+            if at.point != point {
+                return Err(format!("keeper {keeper} has {:?} for {point:?}", at.point));
             }
-            self.record.check_server(server, at)?;
+            self.record.check_server(keepers.shard(keeper), at)?;
+            self.record.goes_on(&self.scenario, start)?;
             if point.version < self.record.stable {
                 return Err(format!(
                     "{point:?} was restored, though there were later ones"
                 ));
             }
             if before.is_some_and(|before| before.version > point.version) {
-                self.record.note("an update was taken back");
+                self.record.taken_back(point)?;
             }
             if point.version > 0 {
-                self.record.note("a snapshot was restored");
+                self.record.note(match (&order, before) {
+                    (Order::Fill(..), _) => "a copy was filled from another server",
+                    (_, Some(_)) => "a server went on with what it had",
+                    (_, None) => "a snapshot was restored",
+                });
             }
         }
         if let Order::Append { stable, .. } = order {
             self.record.stable = self.record.stable.max(stable);
-            let lost = matches!(report, Some(Report::Lost(_)));
-            if lost && before.is_some() {
-                return Err(format!("server {server} lacks a gradient that was ordered"));
+            if before.is_some() && at.is_none() {
+                return Err(format!("keeper {keeper} lacks a gradient that was ordered"));
             }
         }
         let rules = &self.scenario.rules;
@@ -496,24 +544,23 @@ impl World {
         if staged > queued + 4 * rules.aggregate.max(workers) + 4 * workers {
             return Err(format!("{staged} gradients are staged"));
         }
-        let writing = std::mem::take(&mut self.disks[server].0.borrow_mut().writing);
         let life = self.servers[server].life;
         for snapshot in writing {
             let delay = self.random.between(1, self.scenario.save_max);
             let host = &mut self.servers[server];
             host.writes_until = host.writes_until.max(self.clock.now()) + delay;
             let at = host.writes_until;
-            self.arrange(at, Event::Saved(server, life, snapshot));
+            self.arrange(at, Event::Saved(keeper, life, snapshot));
         }
         let me = Who::Server(server);
         if let Some(report) = report {
-            self.send(me, Who::Server(0), Message::Report(server, report));
+            self.send(me, Who::Server(0), Message::Report(keeper, report));
         }
         for (worker, reply) in replies {
             self.send(
                 me,
                 Who::Worker(worker as usize),
-                Message::Reply(server, reply),
+                Message::Reply(keeper, reply),
             );
         }
         Ok(())
@@ -545,8 +592,29 @@ impl World {
                 }
             }
         }
-        if sequencer.restored() > 1 {
+        let restored = sequencer.restored();
+        if restored > 1 {
             self.record.note("the servers were restored");
+        }
+        if self.restored != restored {
+            self.restored = restored;
+            self.record.has_all |= restored > 0 && self.has_all();
+        }
+        for output in &outputs {
+            if let Output::Keeper(_, Order::Append { term, entries, .. }) = output {
+                self.record.ordered(*term, entries);
+            }
+        }
+        for output in &outputs {
+            if let Output::Worker(worker, reply) = output
+                && let Reply::Go {
+                    incarnation,
+                    settled,
+                    ..
+                } = reply
+            {
+                self.record.settled(*worker, *incarnation, *settled);
+            }
         }
         let me = Who::Server(server);
         if self.servers[server].wakes.is_none_or(|known| known > wake) {
@@ -555,8 +623,9 @@ impl World {
         }
         for output in outputs {
             match output {
-                Output::Server(to, order) => {
-                    self.send(me, Who::Server(to), Message::Order(order));
+                Output::Keeper(to, order) => {
+                    let server = self.server_of(to);
+                    self.send(me, server, Message::Order(to, order));
                 }
                 Output::Worker(to, reply) => {
                     let reply = Message::Reply(server, reply);
@@ -579,9 +648,9 @@ impl World {
             host.wakes = Some(wake);
             self.arrange(wake, Event::Wake(Who::Worker(index), wake));
         }
-        for (server, request) in requests {
-            let (me, to) = (Who::Worker(index), Who::Server(server));
-            self.send(me, to, Message::Request(request));
+        for (keeper, request) in requests {
+            let (me, to) = (Who::Worker(index), self.server_of(keeper));
+            self.send(me, to, Message::Request(keeper, request));
         }
         let pushed = match told {
             None => return Ok(()),
@@ -677,7 +746,7 @@ fn payload(id: PushId, server: usize, is_initial: bool) -> Arc<Payload> {
 
 fn kind(message: &Message) -> Option<Kind> {
     Some(match message {
-        Message::Request(request) => match request.ask {
+        Message::Request(_, request) => match request.ask {
             Ask::Join { .. } => Kind::Join,
             Ask::Stage { .. } => Kind::Stage,
             Ask::Submit { .. } => Kind::Submit,
@@ -690,14 +759,16 @@ fn kind(message: &Message) -> Option<Kind> {
             Reply::Weights { .. } => Kind::Weights,
             _ => return None,
         },
-        Message::Order(order) => match order {
+        Message::Order(_, order) => match order {
             Order::Append { entries, .. } if !entries.is_empty() => Kind::Append,
-            Order::Install { .. } => Kind::Install,
+            Order::Install(_) | Order::Fill(..) => Kind::Install,
+            Order::Give(_) => Kind::Give,
             _ => return None,
         },
         Message::Report(_, report) => match report {
             Report::Applied { .. } => Kind::Applied,
             Report::Installed { .. } => Kind::Installed,
+            Report::Given { .. } => Kind::Given,
             _ => return None,
         },
     })
@@ -705,7 +776,7 @@ fn kind(message: &Message) -> Option<Kind> {
 
 fn shown(message: &Message) -> String {
     match message {
-        Message::Request(it) => match &it.ask {
+        Message::Request(_, it) => match &it.ask {
             Ask::Stage { id, base, .. } => format!("Stage {} in {} at {base}", named(*id), it.term),
             Ask::Submit { id, base, .. } => {
                 format!("Submit {} in {} at {base}", named(*id), it.term)
@@ -716,22 +787,25 @@ fn shown(message: &Message) -> String {
             format!("Weights of {point:?} for {round}")
         }
         Message::Reply(_, reply) => format!("{reply:?}"),
-        Message::Order(Order::Append {
-            term,
-            after,
-            entries,
-            stable,
-            ..
-        }) => {
+        Message::Order(
+            to,
+            Order::Append {
+                term,
+                after,
+                entries,
+                stable,
+                ..
+            },
+        ) => {
             let ids = entries.iter().map(|entry| {
                 let ids = entry.contributions.iter().map(|it| named(it.id));
                 ids.collect::<Vec<_>>().join("+")
             });
             let ids: Vec<_> = ids.collect();
-            format!("Append {ids:?} after {after} in {term}, {stable} is stable")
+            format!("{to}: Append {ids:?} after {after} in {term}, {stable} is stable")
         }
-        Message::Order(order) => format!("{order:?}"),
-        Message::Report(_, report) => format!("{report:?}"),
+        Message::Order(to, order) => format!("{to}: {order:?}"),
+        Message::Report(from, report) => format!("{from}: {report:?}"),
     }
 }
 

@@ -66,14 +66,25 @@ fn gradient(value: f32) -> Payload {
 
 /// A server in term 1 with snapshots of versions 1 and even ones, whose only weight is 8.
 fn server() -> Server<Memory> {
-    let mut server = Server::new(Memory::default(), 2, true);
+    let mut server = Server::new(Memory::default(), Some(2), true);
     let terms = Terms::default().followed_by(1, 0);
-    let point = Point::default();
-    let (report, _) = server.obey(Order::Install { terms, point });
+    let report = install(&mut server, terms, Point::default());
     assert!(matches!(report, Some(Report::Installed { term: 1, .. })));
     stage(&mut server, id(0, 1), 0, initial(8.0));
     append(&mut server, 0, id(0, 1), None);
     server
+}
+
+fn install(server: &mut Server<Memory>, terms: Terms, point: Point) -> Option<Report> {
+    let question = 7;
+    server.obey(Order::Look { question });
+    let (report, _) = server.obey(Order::Install(Start {
+        question,
+        terms,
+        point,
+        entries: vec![],
+    }));
+    report
 }
 
 fn ask(server: &mut Server<Memory>, worker: u32, ask: Ask) -> Option<Reply> {
@@ -96,25 +107,30 @@ fn pull(server: &mut Server<Memory>, worker: u32, at_least: Version) -> Option<f
     }
 }
 
-/// Appends an update of one gradient, whose learning rate is 1.
-fn append(
-    server: &mut Server<Memory>,
-    after: Version,
-    id: PushId,
-    compensation: Option<f32>,
-) -> (Option<Report>, usize) {
+/// An update of one gradient, whose learning rate is 1.
+fn entry(id: PushId, compensation: Option<f32>) -> Entry {
     let treatment = Treatment {
         weight: 1.0,
         compensation,
     };
-    let entry = Entry {
+    Entry {
         contributions: vec![Contribution { id, treatment }],
         scale: 1.0,
         hyper: Hyper {
             learning_rate: 1.0,
             weight_decay: 0.0,
         },
-    };
+    }
+}
+
+/// Appends one.
+fn append(
+    server: &mut Server<Memory>,
+    after: Version,
+    id: PushId,
+    compensation: Option<f32>,
+) -> (Option<Report>, usize) {
+    let entry = entry(id, compensation);
     let (report, replies) = server.obey(Order::Append {
         term: 1,
         after,
@@ -158,7 +174,7 @@ fn a_restarted_server_knows_its_snapshots_and_takes_its_term_up_no_more() {
     let mut server = server();
     stage(&mut server, id(1, 1), 1, gradient(3.0));
     append(&mut server, 1, id(1, 1), None);
-    let mut restarted = Server::new(server.disk().clone(), 2, true);
+    let mut restarted = Server::new(server.disk().clone(), Some(2), true);
     let point = |version| Point { term: 1, version };
     let (report, _) = restarted.obey(Order::Look { question: 7 });
     let Some(Report::Status { terms, points, .. }) = report else {
@@ -168,8 +184,7 @@ fn a_restarted_server_knows_its_snapshots_and_takes_its_term_up_no_more() {
     let (report, _) = append(&mut restarted, 2, id(1, 2), None);
     assert!(matches!(report, Some(Report::Lost(1))));
     for (terms, goes_on) in [(terms.clone(), false), (terms.followed_by(2, 2), true)] {
-        let point = point(2);
-        let (report, _) = restarted.obey(Order::Install { terms, point });
+        let report = install(&mut restarted, terms, point(2));
         assert_eq!(matches!(report, Some(Report::Installed { .. })), goes_on);
     }
     assert_eq!(restarted.at(), server.at());
@@ -177,4 +192,95 @@ fn a_restarted_server_knows_its_snapshots_and_takes_its_term_up_no_more() {
     let (id, base) = (id(1, 2), 2);
     let reply = ask(&mut restarted, 1, Ask::Stage { id, base, payload });
     assert!(matches!(reply, Some(Reply::OtherTerm(terms)) if terms.term() == 2));
+}
+
+#[test]
+fn from_its_answer_on_a_server_changes_nothing_until_it_is_told_where_all_go_on() {
+    let mut server = server();
+    stage(&mut server, id(1, 1), 1, gradient(3.0));
+    let mut other = server.at().expect("it is in a term").clone();
+    server.obey(Order::Look { question: 9 });
+    let (report, _) = append(&mut server, 1, id(1, 1), None);
+    assert!(matches!(report, Some(Report::Lost(1))));
+    assert_eq!(server.at(), Some(&other));
+    other.point.version = 2;
+    // What goes with another question may be of a server that was lost since.
+    for (question, goes_on) in [(8, false), (9, true)] {
+        let start = Start {
+            question,
+            terms: Terms::default().followed_by(1, 0).followed_by(2, 2),
+            point: other.point,
+            entries: vec![],
+        };
+        let (report, _) = server.obey(Order::Fill(start, Arc::new(other.clone())));
+        assert_eq!(matches!(report, Some(Report::Installed { .. })), goes_on);
+        assert_eq!(server.at() == Some(&other), goes_on);
+    }
+}
+
+/// Where all go on in term 2, from version 2.
+fn second_term(question: u64, entries: Vec<Entry>) -> Start {
+    Start {
+        question,
+        terms: Terms::default().followed_by(1, 0).followed_by(2, 2),
+        point: Point {
+            term: 1,
+            version: 2,
+        },
+        entries,
+    }
+}
+
+#[test]
+fn what_was_read_for_others_is_given_again_without_reading_it_again() {
+    let mut server = server();
+    stage(&mut server, id(1, 1), 1, gradient(3.0));
+    append(&mut server, 1, id(1, 1), None);
+    let mut restarted = Server::new(server.disk().clone(), Some(2), true);
+    for (question, gives) in [(8, [true, true]), (9, [false, false])] {
+        restarted.obey(Order::Look { question });
+        for gives in gives {
+            let (report, _) = restarted.obey(Order::Give(second_term(question, vec![])));
+            assert_eq!(matches!(report, Some(Report::Given { .. })), gives);
+            restarted.disk().snapshots.clear();
+        }
+    }
+}
+
+#[test]
+fn a_server_that_lacks_what_it_was_to_apply_says_so_and_has_nothing_any_more() {
+    let mut server = server();
+    let question = 9;
+    server.obey(Order::Look { question });
+    let start = second_term(question, vec![entry(id(1, 1), None)]);
+    let (report, _) = server.obey(Order::Install(start));
+    assert!(matches!(report, Some(Report::Lost(2))));
+    let (report, _) = server.obey(Order::Look { question });
+    assert!(matches!(report, Some(Report::Status { at: None, .. })));
+}
+
+#[test]
+fn a_further_copy_answers_no_pull() {
+    let mut first = server();
+    let mut further = Server::new(first.disk().clone(), None, false);
+    let (question, terms) = (9, Terms::default().followed_by(1, 0).followed_by(2, 1));
+    let state = Arc::new(first.at().expect("it is in a term").clone());
+    further.obey(Order::Look { question });
+    let start = Start {
+        question,
+        terms,
+        point: state.point,
+        entries: vec![],
+    };
+    let (report, _) = further.obey(Order::Fill(start, state));
+    assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
+    for (server, term, answers) in [(&mut first, 1, true), (&mut further, 2, false)] {
+        let (round, at_least) = (1, 1);
+        let reply = server.answer(&Request {
+            term,
+            worker: 0,
+            ask: Ask::Pull { round, at_least },
+        });
+        assert_eq!(reply.is_some(), answers);
+    }
 }

@@ -1,0 +1,77 @@
+//! Which workers a server still waits for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::door::Door;
+use crate::error::{NotServed, Result};
+
+/// Which workers are there, have left, or are away.
+pub(super) struct Attendance {
+    /// Those that are neither: since when, and for how long they may.
+    pub(super) away: BTreeMap<u32, (Instant, Duration)>,
+    pub(super) left: BTreeSet<u32>,
+    has_come: bool,
+    patience: Duration,
+    workers: usize,
+    pub(super) since: Instant,
+    timeout: Duration,
+}
+
+impl Attendance {
+    pub(super) fn new(workers: usize, patience: Duration, door: &Door, now: Instant) -> Self {
+        let timeout = door.settings.timeout;
+        Self {
+            away: (0..workers as u32).map(|it| (it, (now, timeout))).collect(),
+            left: BTreeSet::new(),
+            has_come: false,
+            patience,
+            workers,
+            since: now,
+            timeout,
+        }
+    }
+
+    /// All workers have been there, with a server before this one: who is away may have left.
+    pub(super) fn have_been_there(&mut self) {
+        for (_, limit) in self.away.values_mut() {
+            *limit = self.patience;
+        }
+    }
+
+    pub(super) fn comes(&mut self, worker: u32) {
+        self.has_come = true;
+        self.away.remove(&worker);
+        self.left.remove(&worker);
+    }
+
+    pub(super) fn is_lost(&mut self, worker: u32, now: Instant) {
+        if !self.left.contains(&worker) {
+            self.away.insert(worker, (now, self.patience));
+        }
+    }
+
+    /// Whether nobody is there and nobody will come.
+    pub(super) fn is_over(&self, server: usize, now: Instant) -> Result<bool> {
+        let are_there = self.workers - self.away.len() - self.left.len();
+        let mut away = self.away.values();
+        let is_late =
+            |(since, limit): &(Instant, Duration)| now.saturating_duration_since(*since) >= *limit;
+        if are_there > 0 || !away.all(is_late) {
+            return Ok(false);
+        }
+        if !self.left.is_empty() {
+            return Ok(true);
+        }
+        let within = self.timeout;
+        if !self.has_come {
+            // Workers that notice a restart take a moment, however little patience there is.
+            if now.saturating_duration_since(self.since) < within {
+                return Ok(false);
+            }
+            return Err(NotServed::NobodyCame { server, within }.into());
+        }
+        let workers = self.away.keys().map(|it| *it as usize).collect();
+        Err(NotServed::AllLost { server, workers }.into())
+    }
+}
