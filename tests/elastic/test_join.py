@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from elastic.training import (
     outcomes_of,
     planned,
     run,
+    runs,
     train,
 )
 from faults.stage import Stage
@@ -248,10 +250,38 @@ def test_a_process_that_only_waits_to_join_is_taken_for_no_job(stage: Stage) -> 
     assert run_ranks(look_for_a_job, 2, planned(again, 2), stage) == [[], []]
 
 
+def one_looks_on_while_the_others_form(trainee: Trainee) -> bool:
+    """Process 1 enters the next group once process 0 waits there for it, and says what it saw."""
+    if trainee.place == 1 and "real" not in trainee.memory:
+        real = trainee.memory["real"] = runs.form_again
+        first, token = trainee.plan.addresses[0], os.environ["GRADRING_TOKEN"].encode()
+
+        def form_again(*given: Any) -> None:
+            wait_until(
+                lambda: _native.inquire(first, token, None, 5.0).get("missing") == [1],
+                "process 0 waits for this one",
+            )
+            trainee.stage.tell("runs", float(_native.inquire(first, token, None, 5.0)["runs"]))
+            real(*given)
+
+        runs.form_again = form_again  # type: ignore[attr-defined]
+    if trainee.place == 2 and trainee.state.step == STEPS:
+        trainee.die()
+    return trainee.comm.generation == 2 and trainee.steps_here >= STEPS
+
+
+def test_a_job_that_forms_its_next_group_runs(stage: Stage) -> None:
+    """Who would find it or else found a job must not found one."""
+    plan = planned(one_looks_on_while_the_others_form, 3)
+    check(plan, outcomes_of(plan, stage)[:2])
+    assert stage.told("runs") == 1
+
+
 def found_or_join(trainee: Trainee) -> bool:
     if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 1:
         trainee.die()
-    return trainee.comm.generation == 3 and trainee.steps_here >= STEPS
+    is_whole = trainee.comm.generation > 1 and trainee.comm.world_size == 2
+    return is_whole and trainee.steps_here >= STEPS
 
 
 def listens(address: str) -> bool:
@@ -284,5 +314,6 @@ def test_processes_that_are_started_alike_found_a_job_or_join_it(stage: Stage) -
     plan = planned(found_or_join, 2)
     survivor, _, joiner = run_ranks(train_anyhow, 3, plan, stage, check=False)
     first, second = check(plan, [survivor, joiner])
-    assert [group.world_size for group in first.groups] == [2, 1, 2]
+    # The new one may come while the survivor still looks for others.
+    assert [group.world_size for group in first.groups] in ([2, 1, 2], [2, 2])
     assert [group.world_size for group in second.groups] == [2]

@@ -132,6 +132,13 @@ def test_a_timeout_names_the_ranks_shows_where_they_were_and_kills_them(tmp_path
     assert str(pickle.loads(pickle.dumps(failure))) == str(failure)
 
 
+def test_a_timeout_shows_where_each_rank_was() -> None:
+    outcomes = [Outcome(rank, None, None, -9, f"it is here, {rank}") for rank in range(3)]
+    message = str(RankTimeout([0, 2], outcomes, 5.0))
+    assert "it is here, 0" in message and "it is here, 2" in message
+    assert "it is here, 1" not in message
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_end_with_the_process_that_called(tmp_path: Path, signum: int) -> None:
     code = (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 
 from gradring.communicator import Communicator, all_gather_bytes
-from gradring.errors import MismatchError
+from gradring.errors import GradringError, MismatchError
 
 
 def compare(communicator: Communicator, own: Mapping[str, str], has_state: bool) -> None:
@@ -24,6 +25,10 @@ def compare(communicator: Communicator, own: Mapping[str, str], has_state: bool)
         for name, value in told[first][1].items():
             other = told[rank][1].get(name)
             if other != value:
+                if len(of_job) == len(told):
+                    # All raise. Who is first must not end the group before all have been told.
+                    with contextlib.suppress(GradringError):
+                        communicator.barrier()
                 raise MismatchError(
                     f"rank {rank} on {hosts[rank]} has {name}={other}, and rank {first} on "
                     f"{hosts[first]} has {name}={value}; give every rank of the job the same",

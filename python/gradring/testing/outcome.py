@@ -74,13 +74,20 @@ class RankFailure(Exception):
         outcomes: The outcome of every rank, in rank order.
     """
 
-    def __init__(self, rank: int, outcomes: Sequence[Outcome], headline: str = "") -> None:
-        """Makes the message from the outcomes."""
+    def __init__(
+        self,
+        rank: int,
+        outcomes: Sequence[Outcome],
+        headline: str = "",
+        detailed: Sequence[int] = (),
+    ) -> None:
+        """Makes the message from the outcomes, with the details of ``detailed`` or of ``rank``."""
         self.rank = rank
         self.outcomes = list(outcomes)
         headline = headline or f"rank {rank} failed first"
         shown = [outcome.summary() for outcome in self.outcomes]
-        super().__init__("\n".join([headline, *shown, self.outcomes[rank].details()]))
+        details = [self.outcomes[one].details() for one in detailed or [rank]]
+        super().__init__("\n".join([headline, *shown, *details]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles by its facts, not by its message."""
@@ -96,7 +103,7 @@ class RankTimeout(RankFailure, TimeoutError):
     """
 
     def __init__(self, ranks: Sequence[int], outcomes: Sequence[Outcome], timeout: float) -> None:
-        """Makes the message from the outcomes; the details are those of the first in ``ranks``."""
+        """Makes the message from the outcomes; the details are those of all ``ranks``."""
         self.ranks = list(ranks)
         self.timeout = timeout
         names = ", ".join(map(str, self.ranks))
@@ -105,7 +112,7 @@ class RankTimeout(RankFailure, TimeoutError):
             f"finished after {timeout:g} s and {'were' if len(self.ranks) > 1 else 'was'} killed; "
             "see where they were below, or give a larger timeout"
         )
-        super().__init__(self.ranks[0], outcomes, headline)
+        super().__init__(self.ranks[0], outcomes, headline, self.ranks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles by its facts, not by its message."""

@@ -583,7 +583,11 @@ fn a_rank_that_gives_up_while_others_are_missing_ends_the_group_for_all() {
         })
         .collect();
     let missing = || inquire(&address, b"secret", None, timeout).map(|state| state.phase);
-    while missing() != Ok(Phase::Forming { missing: vec![2] }) && started.elapsed() < timeout {
+    let awaited = Phase::Forming {
+        missing: vec![2],
+        generation: 0,
+    };
+    while missing() != Ok(awaited.clone()) && started.elapsed() < timeout {
         thread::sleep(Duration::from_millis(20));
     }
     has_joined.store(true, Ordering::Relaxed);
@@ -632,7 +636,8 @@ fn a_rank_says_who_has_not_joined_while_the_group_forms() {
     let address = free_address();
     let has_told = Arc::new(AtomicBool::new(false));
     let waiting = thread::spawn({
-        let (config, has_told) = (config(0, 3, &address), Arc::clone(&has_told));
+        let (mut config, has_told) = (config(0, 3, &address), Arc::clone(&has_told));
+        config.generation = 2;
         move || Communicator::connect(&config, &mut || has_told.load(Ordering::Relaxed))
     });
     let mut asked = inquire(&address, b"secret", None, Duration::from_secs(10));
@@ -641,9 +646,28 @@ fn a_rank_says_who_has_not_joined_while_the_group_forms() {
         asked = inquire(&address, b"secret", None, Duration::from_secs(10));
     }
     has_told.store(true, Ordering::Relaxed);
-    let missing = vec![1, 2];
-    assert_eq!(asked.unwrap().phase, Phase::Forming { missing });
+    let forming = Phase::Forming {
+        missing: vec![1, 2],
+        generation: 2,
+    };
+    assert_eq!(asked.unwrap().phase, forming);
     assert!(waiting.join().unwrap().is_err());
+}
+
+#[test]
+fn a_rank_whose_listener_goes_from_one_group_to_the_next_is_asked_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    // Both connections end before they are answered, and then nobody listens.
+    let groups = thread::spawn(move || {
+        for _ in 0..2 {
+            drop(listener.accept().unwrap());
+        }
+    });
+    let error = inquire(&address, b"secret", None, Duration::from_secs(60)).unwrap_err();
+    groups.join().unwrap();
+    let gone = format!("no process can be reached at {address}");
+    assert!(error.to_string().contains(&gone), "{error}");
 }
 
 #[test]

@@ -40,10 +40,13 @@ fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> 
     result.set_item("process_id", state.process_id)?;
     result.set_item("version", state.version)?;
     match state.phase {
-        Phase::Forming { missing } => {
+        Phase::Forming {
+            missing,
+            generation,
+        } => {
             result.set_item("missing", missing)?;
             result.set_item("formed", false)?;
-            result.set_item("runs", false)?;
+            result.set_item("runs", generation > 0)?;
         }
         Phase::Between { is_outside } => {
             result.set_item("missing", None::<Vec<usize>>)?;

@@ -50,6 +50,8 @@ pub(crate) struct Detector {
     report_due: Option<Instant>,
     /// Peers whose data connection broke, how, and from when on they count as lost.
     broken: Vec<(usize, Broken, Instant)>,
+    /// Which ranks have noticed that their data connection to which peer broke.
+    broken_links: BTreeSet<(usize, usize)>,
     /// Neighbours that said goodbye.
     left: BTreeSet<usize>,
     beat_at: Instant,
@@ -101,6 +103,7 @@ impl Detector {
             diagnosis_until: now,
             report_due: None,
             broken: Vec::new(),
+            broken_links: BTreeSet::new(),
             left: BTreeSet::new(),
             beat_at: now,
             beats: 0,
@@ -162,12 +165,17 @@ impl Detector {
     pub(crate) fn investigate(&mut self, suspicion: Suspicion, now: Instant) {
         match suspicion {
             Suspicion::LinkBroken { peer, broken } => {
-                // Of two ranks that lose each other, one speaks first, and the other hears it.
-                let grace = if self.journal.rank < peer {
+                // Of two ranks that lose each other, one speaks first, and the other hears it: the one
+                // that noticed first, or the lower one if both notice before they hear of it.
+                let rank = self.journal.rank;
+                let grace = if self.broken_links.contains(&(peer, rank)) {
+                    2 * LINK_GRACE
+                } else if rank < peer {
                     LINK_GRACE
                 } else {
                     LINK_GRACE + LINK_GRACE / 2
                 };
+                self.link_broken((rank, peer), None);
                 self.broken.push((peer, broken, now + grace));
             }
             Suspicion::Garbled { peer, how } => {
@@ -243,6 +251,12 @@ impl Detector {
                 let diagnosis = self.diagnosis.as_mut();
                 if diagnosis.is_some_and(|diagnosis| diagnosis.hear(report.clone())) {
                     self.flood(Message::Report(report), Some(from));
+                }
+            }
+            Message::LinkBroken { rank, peer } => {
+                let world_size = self.journal.hosts.len();
+                if rank < world_size && peer < world_size {
+                    self.link_broken((rank, peer), Some(from));
                 }
             }
             Message::Abort(cause) => {
@@ -348,6 +362,13 @@ impl Detector {
     /// Tells all neighbours but the one it came from.
     fn flood(&mut self, message: Message, except: Option<usize>) {
         self.to_tell.push((Audience::AllBut(except), message));
+    }
+
+    /// A rank has lost its data connection to another one: news that is passed on once.
+    fn link_broken(&mut self, (rank, peer): (usize, usize), from: Option<usize>) {
+        if self.broken_links.insert((rank, peer)) {
+            self.flood(Message::LinkBroken { rank, peer }, from);
+        }
     }
 
     /// Asks on behalf of this rank's engine; nothing if an earlier position is in question.

@@ -4,13 +4,17 @@ use std::time::{Duration, Instant};
 
 use crate::config::TlsFiles;
 use crate::error::{Error, NotFormed, Result, Text};
-use crate::forming::rendezvous::connect::{LOOK_UP_GOES_ON, connect, in_time, resolve};
+use crate::forming::listener::is_worth_another_try;
+use crate::forming::rendezvous::connect::{
+    LOOK_UP_GOES_ON, RETRY_INTERVAL, connect, in_time, resolve,
+};
 use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;
 
-/// Asks the rank that listens at `host:port`, inside TLS if its job uses it.
+/// Asks the rank that listens at `host:port`, inside TLS if its job uses it. One that hands its
+/// listener from a group to the next one is asked again.
 ///
 /// # Errors
 /// `Rendezvous` when no process answers within `limit`; `Authentication` when the token is not that of
@@ -32,12 +36,21 @@ pub fn inquire(
     let name = address.to_owned();
     let look_up = move || resolve(&name);
     let addresses = in_time(deadline, LOOK_UP_GOES_ON, &mut || Ok(()), look_up)?;
-    let tcp = addresses
-        .and_then(|addresses| connect(&addresses, deadline))
-        .map_err(unreachable)?;
-    let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut || true)?;
-    let mut stream = DeadlineStream::new(&mut connection, deadline);
-    // The process that asks has no rank in the group.
-    handshake::initiate(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
-    handshake::read_message(&mut stream)
+    let addresses = addresses.map_err(unreachable)?;
+    let ask = || {
+        let tcp = connect(&addresses, deadline).map_err(unreachable)?;
+        let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut || true)?;
+        let mut stream = DeadlineStream::new(&mut connection, deadline);
+        // The process that asks has no rank in the group.
+        handshake::initiate(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
+        handshake::read_message(&mut stream)
+    };
+    loop {
+        let answer = ask();
+        let again = answer.as_ref().err().is_some_and(is_worth_another_try);
+        if !again || Instant::now() + RETRY_INTERVAL >= deadline {
+            return answer;
+        }
+        std::thread::sleep(RETRY_INTERVAL);
+    }
 }

@@ -69,7 +69,11 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
         given_up: None,
         started,
         warn_after: config.settings.stall_warning.max(INTERRUPT_INTERVAL),
-        own_state: Arc::new(OwnState::new(config.rank, config.world_size)),
+        own_state: Arc::new(OwnState::new(
+            config.rank,
+            config.world_size,
+            config.generation,
+        )),
     };
     catch_unwind(AssertUnwindSafe(|| forming.run()))
         .unwrap_or_else(|panic| {

@@ -17,6 +17,7 @@ use crate::wire::state::{Collective, Phase, State};
 pub(crate) struct OwnState {
     rank: usize,
     world_size: usize,
+    generation: u32,
     joined: Mutex<BTreeSet<usize>>,
     agreed: Mutex<Agreed>,
     agreement: Condvar,
@@ -42,10 +43,11 @@ struct Formed {
 }
 
 impl OwnState {
-    pub(crate) fn new(rank: usize, world_size: usize) -> Self {
+    pub(crate) fn new(rank: usize, world_size: usize, generation: u32) -> Self {
         Self {
             rank,
             world_size,
+            generation,
             joined: Mutex::default(),
             agreed: Mutex::new(Agreed::NotYet),
             agreement: Condvar::new(),
@@ -59,7 +61,7 @@ impl OwnState {
     pub(crate) fn between_groups(is_outside: bool) -> Self {
         Self {
             between: Some(Phase::Between { is_outside }),
-            ..Self::new(0, 1)
+            ..Self::new(0, 1, 0)
         }
     }
 
@@ -139,6 +141,7 @@ impl OwnState {
         let missing = (1..self.world_size).filter(|rank| known && !joined.contains(rank));
         Phase::Forming {
             missing: missing.collect(),
+            generation: self.generation,
         }
     }
 }

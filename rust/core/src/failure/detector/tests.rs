@@ -95,3 +95,29 @@ fn of_two_ranks_that_lose_each_other_one_speaks_first() {
     second.keep_time(now + SECOND);
     assert_eq!(blamed(&second), Some(1));
 }
+
+#[test]
+fn of_two_ranks_that_lose_each_other_the_one_that_noticed_first_speaks_first() {
+    let now = Instant::now();
+    let later = now + LINK_GRACE / 2;
+    let (mut first, mut second) = (detector(1, now), detector(2, now));
+    let lost = |peer| Suspicion::LinkBroken {
+        peer,
+        broken: Broken::closed(),
+    };
+    second.investigate(lost(1), now);
+    let news: Vec<_> = second.take_messages().map(|(_, message)| message).collect();
+    for message in [&news[..], &news].concat() {
+        first.hear(message, 0, now);
+    }
+    assert_eq!(
+        first.take_messages().count(),
+        1,
+        "it passes news on, and once"
+    );
+    first.investigate(lost(2), later);
+    for detector in [&mut first, &mut second] {
+        detector.keep_time(later + LINK_GRACE);
+    }
+    assert_eq!((blamed(&first), blamed(&second)), (None, Some(1)));
+}

@@ -14,8 +14,10 @@ use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::{self, tls};
 use crate::wire::handshake::{self, Hello, Purpose};
 
-/// Pause between two attempts to reach a rank that does not listen yet.
-const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Pause between two attempts to reach a rank that does not listen yet, at most.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The same while the group has waited for less than eight times as long.
+const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// What is known of a name whose look-up takes longer than there is time.
@@ -60,7 +62,7 @@ impl Forming<'_> {
             if !is_worth_another_try(&error) || Instant::now() + RETRY_INTERVAL >= self.deadline {
                 return Err(error.blaming(rank, host));
             }
-            std::thread::sleep(RETRY_INTERVAL);
+            std::thread::sleep(self.pause());
         }
     }
 
@@ -87,8 +89,13 @@ impl Forming<'_> {
                 return Err(Error::from(fact).blaming(rank, host));
             }
             known = Some(reason);
-            std::thread::sleep(RETRY_INTERVAL);
+            std::thread::sleep(self.pause());
         }
+    }
+
+    /// How long until the next attempt: a part of the time that has gone by already.
+    fn pause(&self) -> Duration {
+        (self.started.elapsed() / 8).clamp(FIRST_RETRY_INTERVAL, RETRY_INTERVAL)
     }
 
     /// One attempt to connect.

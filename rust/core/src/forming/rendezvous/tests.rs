@@ -44,7 +44,7 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
         given_up: None,
         started: Instant::now(),
         warn_after: TIMEOUT,
-        own_state: Arc::new(OwnState::new(1, 2)),
+        own_state: Arc::new(OwnState::new(1, 2, 0)),
     };
     let (_door, roster) = forming.join().unwrap();
     let mut connections: Vec<_> = streams
@@ -117,7 +117,7 @@ fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
         given_up: None,
         started: Instant::now(),
         warn_after: TIMEOUT,
-        own_state: Arc::new(OwnState::new(config.rank, 2)),
+        own_state: Arc::new(OwnState::new(config.rank, 2, 0)),
     };
     forming.run().err().expect("nobody else comes")
 }
