@@ -230,6 +230,7 @@ class ServerStats(GradientCounts):
     applied: dict[
         int, tuple[int, int, int]
     ]  # by worker, its last push: (term, incarnation, number)
+    replicas: list[tuple[int, int]]  # version and history of its copies of other servers' shards
     staged: int  # gradients that wait here
     bytes_sent: int
     bytes_received: int
@@ -277,6 +278,8 @@ class ParameterServer:
             there nearly every gradient is a little stale.
         compensation: Strength of late="compensate" (lambda of DC-ASGD).
         snapshot_every: Updates between two snapshots.
+        replicas: On how many servers each shard is kept beside the first, less than there are
+            servers; not with late="compensate".
         directory: For this server's snapshots, made if need be; None keeps none: after the loss of
             a server, training goes on from the weights that a worker has, with new optimizer slots.
         patience: Seconds after which a lost worker is lost for good.
@@ -308,6 +311,7 @@ class ParameterServer:
         late_after: int | None = None,
         compensation: float = 0.04,
         snapshot_every: int = 100,
+        replicas: int = 0,
         directory: str | PathLike[str] | None = None,
         patience: float = 60.0,
         door: Door,
@@ -414,7 +418,8 @@ class ParameterClient:
     def stats(self) -> ClientStats: ...
     def leave(self) -> None:
         """Waits until the last push has been taken by the rule (applied, or in the queue), says
-        goodbye so that no other worker waits for this one, and closes. Raises as pull().
+        goodbye so that no other worker waits for this one, and closes. What is still in the
+        queue is dropped, and counted as lost. Raises as pull().
         Call it before the process ends (atexit): a process that ends without is a lost worker.
         """
     def close(self) -> None:

@@ -228,6 +228,7 @@ def memory(tf: Any, comm: Any) -> Any:
     stats_before = comm.stats()
     with measure_overlap(comm) as overlap:
         [tensor.numpy() for tensor in step(x)]
+        comm.all_reduce(np.ones(1024, np.float32))  # the program stands still for this one
     after, stats = _native.tensorflow_counters(), comm.stats()
     times = ("moving_s", "waiting_s", "exposed_s")
     return {
@@ -383,7 +384,7 @@ def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks: Ranks) -> No
 def test_the_overlap_of_a_block_is_measured(ranks: Ranks) -> None:
     for result in ranks:
         overlap = result["overlap"]
-        # Small collectives may be over when the peers have entered.
+        # Of those in the graph all may be over before somebody waits for them.
         assert overlap.collectives_s > 0 and overlap.exposed_s > 0
         found = (overlap.communication_s, overlap.waiting_s, overlap.exposed_s)
         assert found == result["times"]

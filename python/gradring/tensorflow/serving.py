@@ -14,6 +14,7 @@ from gradring.clusters import Servers
 from gradring.config import Settings
 from gradring.errors import ConfigError
 from gradring.observe.update_report import mean_staleness
+from gradring.updates.rules import check_servers
 
 if TYPE_CHECKING:
     from gradring.observe.metrics import MetricsServer
@@ -50,8 +51,10 @@ def make_server(
     """A server that listens.
 
     Raises:
-        gradring.errors.ConfigError: Its port or its directory cannot be had.
+        gradring.errors.ConfigError: Its port or its directory cannot be had, or it needs more
+            servers beside it.
     """
+    check_servers(rule, len(addresses))
     return _native.ParameterServer(
         index=index,
         addresses=addresses,
@@ -63,6 +66,7 @@ def make_server(
         backup=rule.backup,
         combine="sum" if rule.is_sum else "mean",
         snapshot_every=rule.snapshot_every,
+        replicas=rule.replicas,
         # Servers of one machine may share the rule's directory.
         directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
         patience=rule.patience,

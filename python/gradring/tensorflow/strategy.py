@@ -261,7 +261,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
         Only `gradring.updates.ParameterServer` has others wait without a collective. A program that
         ends does it by itself; one that goes on after its training, such as to evaluate, may do it
-        before. It cannot train on afterwards.
+        before. It cannot train on afterwards. Its gradients that still wait in the servers' queue,
+        for others or for room, are dropped.
 
         Raises:
             gradring.errors.PeerLostError: A server could not be reached.

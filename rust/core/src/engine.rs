@@ -27,12 +27,14 @@ use crate::schedule::choice::Policy;
 use crate::schedule::topology::Topology;
 use crate::work::{WaitOutcome, Work};
 
+mod cores;
 mod driver;
 mod queue;
 mod spin_policy;
 mod steps;
 
 pub use crate::drive::{Stall, Supervisor, Suspicion};
+use cores::Cores;
 use driver::{Driver, On};
 use queue::Queue;
 pub use spin_policy::SpinPolicy;
@@ -89,6 +91,7 @@ impl Engine {
         let driver = Box::new(Driver {
             transport: parts.transport,
             memory: Memory::default(),
+            cores: Cores::new(parts.rank, parts.policy.topology.world_size()),
         });
         let shared = Arc::new(Shared {
             rank: parts.rank,

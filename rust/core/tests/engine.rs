@@ -20,6 +20,7 @@ use gradring_core::schedule::choice::{Policy, Rules};
 use gradring_core::schedule::topology::Topology;
 use gradring_core::schedule::{self, Algorithm};
 use gradring_core::work::WaitOutcome;
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 /// Turns every suspicion into an error and ends all ranks of one test with it.
 struct Recording {
@@ -646,6 +647,17 @@ fn alone(
     stall_timeout: Duration,
     stall_warning: Duration,
 ) -> (Engine, Arc<Recording>) {
+    let stall = (stall_timeout, stall_warning);
+    one_of_two(0, transport, stall, SpinPolicy::default())
+}
+
+/// One rank of two, with its supervisor.
+fn one_of_two(
+    rank: usize,
+    transport: impl Transport + 'static,
+    (stall_timeout, stall_warning): (Duration, Duration),
+    spin_policy: SpinPolicy,
+) -> (Engine, Arc<Recording>) {
     let switch: Arc<AbortSwitch> = Arc::default();
     let supervisor = Arc::new(Recording {
         switches: vec![Arc::clone(&switch)],
@@ -653,7 +665,7 @@ fn alone(
         warnings: Mutex::default(),
     });
     let engine = Engine::new(Parts {
-        rank: 0,
+        rank,
         policy: Policy::new(Topology::one_host(2)),
         transport: Box::new(transport),
         supervisor: Arc::clone(&supervisor) as _,
@@ -661,7 +673,7 @@ fn alone(
         recorder: Arc::default(),
         stall_timeout,
         stall_warning,
-        spin_policy: SpinPolicy::default(),
+        spin_policy,
     });
     (engine.unwrap(), supervisor)
 }
@@ -709,6 +721,110 @@ fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
             .iter()
             .all(|warning| *warning == (vec![1], false, 1))
     );
+}
+
+/// Links that tell when their rank sleeps.
+struct Watched {
+    inner: Mesh,
+    sleeps: mpsc::Sender<()>,
+    /// Whether its peer seems to share its core.
+    is_crowded: bool,
+}
+
+impl Transport for Watched {
+    fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        self.inner.try_send(peer, parts)
+    }
+
+    fn try_receive(
+        &mut self,
+        peer: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Broken> {
+        self.inner.try_receive(peer, parts)
+    }
+
+    fn core_of_peer(&self, _peer: usize) -> Option<usize> {
+        self.is_crowded.then(sched_getcpu)
+    }
+
+    fn wait(&mut self, interests: &[Interest], timeout: Duration) {
+        let _ = self.sleeps.send(());
+        self.inner.wait(interests, timeout);
+    }
+
+    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
+        self.inner.waker()
+    }
+}
+
+const LONG: SpinPolicy = SpinPolicy {
+    spinning: PATIENT.saturating_mul(2),
+    yielding: PATIENT.saturating_mul(2),
+};
+
+#[test]
+fn the_progress_thread_sleeps_unless_the_program_waits() {
+    let [own, other] = memory::mesh(2, 1000).try_into().ok().unwrap();
+    let (sleeps, asleep) = mpsc::channel();
+    let own = Watched {
+        inner: own,
+        sleeps,
+        is_crowded: false,
+    };
+    let (own, _) = one_of_two(0, own, (PATIENT, PATIENT), LONG);
+    let (other, _) = one_of_two(1, other, (PATIENT, PATIENT), SpinPolicy::default());
+    let mut values = vec![1.0; 10_000];
+    let work = own.start(request(&mut values, SUM)).unwrap();
+    asleep.recv_timeout(PATIENT).unwrap();
+    let (asks, asked) = mpsc::channel();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            own.wait(&work, &mut || {
+                let _ = asks.send(());
+                false
+            })
+        });
+        asked.recv_timeout(PATIENT).unwrap();
+        let _ = asleep.try_iter().count();
+        // From here on bytes arrive a few at a time, as pipes hold no more.
+        let mut theirs = vec![1.0; 10_000];
+        other.run(request(&mut theirs, SUM), &mut || false).unwrap();
+        assert_eq!(waiting.join().unwrap(), WaitOutcome::Ended(Ok(())));
+    });
+    assert_eq!(asleep.try_iter().count(), 0);
+    assert_eq!(values, vec![2.0; 10_000]);
+}
+
+#[test]
+fn a_rank_that_shares_a_core_with_the_peer_it_waits_for_sleeps_instead_of_spinning() {
+    let [own, other] = memory::mesh(2, 1000).try_into().ok().unwrap();
+    let (sleeps, asleep) = mpsc::channel();
+    let own = Watched {
+        inner: own,
+        sleeps,
+        is_crowded: true,
+    };
+    let (own, _) = one_of_two(0, own, (PATIENT, PATIENT), LONG);
+    let (other, _) = one_of_two(1, other, (PATIENT, PATIENT), SpinPolicy::default());
+    let sum = |engine: &Engine| {
+        let mut values = vec![1.0; 6];
+        engine
+            .run(request(&mut values, SUM), &mut || false)
+            .map(|()| values)
+    };
+    thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            // So that no core to which it could move is idle.
+            let mut only = CpuSet::new();
+            only.set(sched_getcpu());
+            sched_setaffinity(None, &only).unwrap();
+            sum(&own)
+        });
+        asleep.recv_timeout(PATIENT).unwrap();
+        assert_eq!(sum(&other).unwrap(), [2.0; 6]);
+        assert_eq!(first.join().unwrap().unwrap(), [2.0; 6]);
+    });
 }
 
 /// Links of a rank that reaches rank 2 where it means rank 1, and the other way round.

@@ -46,6 +46,7 @@ fn rule(workers: usize, staleness: Option<u64>) -> Rule {
         late_after: None,
         compensation: 0.0,
         snapshot_every: 3,
+        replicas: 0,
     }
 }
 

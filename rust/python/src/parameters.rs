@@ -39,7 +39,7 @@ impl ParameterServer {
     #[new]
     #[pyo3(signature = (*, index, addresses, workers, staleness, aggregate, overflow, late, backup,
         combine="mean", queue=None, late_after=None, compensation=0.04, snapshot_every=100,
-        directory=None, patience=60.0, door, settings))]
+        replicas=0, directory=None, patience=60.0, door, settings))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -56,6 +56,7 @@ impl ParameterServer {
         late_after: Option<u64>,
         compensation: f64,
         snapshot_every: u64,
+        replicas: usize,
         directory: Option<PathBuf>,
         patience: f64,
         door: Door,
@@ -75,6 +76,7 @@ impl ParameterServer {
                 late_after,
                 compensation,
                 snapshot_every,
+                replicas,
             };
             let made = check_server(index, addresses.len()).and_then(|()| {
                 let place = Place {
@@ -111,6 +113,7 @@ impl ParameterServer {
             result.set_item("version", stats.version)?;
             result.set_item("history", stats.history)?;
             result.set_item("applied", applied)?;
+            result.set_item("replicas", stats.replicas)?;
             result.set_item("staged", stats.staged)?;
             result.set_item("bytes_sent", stats.bytes_sent)?;
             result.set_item("bytes_received", stats.bytes_received)?;

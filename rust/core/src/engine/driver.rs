@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Instant;
 
+use super::cores::{Company, Cores};
 use super::queue::Turn;
+use super::spin_policy::Patience;
 use super::{Shared, SpinPolicy, placed};
 use crate::buffer::Buffer;
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -22,6 +24,7 @@ const LOOKS_PER_CLOCK: u32 = 8;
 pub(super) struct Driver {
     pub(super) transport: Box<dyn Transport>,
     pub(super) memory: Memory,
+    pub(super) cores: Cores,
 }
 
 /// On whose thread a collective is driven.
@@ -98,6 +101,15 @@ impl Shared {
         self.stop_driving(driver);
     }
 
+    /// Who blocks spins at first. The progress thread sleeps, because the program's computation wants
+    /// the core, unless the program waits.
+    fn spin_policy_on(&self, on: On) -> SpinPolicy {
+        match on {
+            On::Progress if !self.recorder.is_awaited() => SpinPolicy::default(),
+            On::Call | On::Wait | On::Progress => self.spin_policy,
+        }
+    }
+
     /// Lets the program act, which may have something to say or even close this engine; whether it
     /// asks to give up.
     fn ask(&self, sequence: u64, interrupt: Interrupt<'_>) -> bool {
@@ -118,9 +130,6 @@ impl Shared {
     }
 
     /// Drives a collective; a panic fails the group's works, never the process.
-    ///
-    /// Who blocks spins at first; the progress thread sleeps, because the program's computation
-    /// wants the core.
     pub(super) fn drive_guarded(
         &self,
         driver: &mut Driver,
@@ -132,11 +141,7 @@ impl Shared {
     ) -> Result<()> {
         let (call, sequence) = (&launched.prepared.call, launched.sequence);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let spin_policy = match on {
-                On::Call | On::Wait => self.spin_policy,
-                On::Progress => SpinPolicy::default(),
-            };
-            self.drive(driver, launched, buffer, started, spin_policy, interrupt)
+            self.drive(driver, launched, buffer, started, on, interrupt)
         }))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
@@ -166,13 +171,17 @@ impl Shared {
         launched: &Launched,
         buffer: Buffer,
         started: Instant,
-        spin_policy: SpinPolicy,
+        on: On,
         interrupt: Interrupt<'_>,
     ) -> Result<Option<Measured>> {
         if self.topology.world_size() == 1 {
             return self.abort.cause().map_or(Ok(None), Err);
         }
-        let Driver { transport, memory } = driver;
+        let Driver {
+            transport,
+            memory,
+            cores,
+        } = driver;
         let context = Context {
             rank: self.rank,
             topology: &self.topology,
@@ -188,32 +197,51 @@ impl Shared {
         let measured = {
             let mut drive = Drive::new(context, launched, &mut operand, started)
                 .map_err(|error| self.fail(error))?;
+            let mut spin_policy = self.spin_policy_on(on);
             let mut asked_at = started;
             let mut looks = 0_u32;
+            let mut patience = Patience::default();
             loop {
                 match drive.step(&mut **transport, Instant::now) {
                     Step::Done => break,
                     Step::Failed(cause) => return Err(cause),
-                    Step::Moved => continue,
+                    Step::Moved => {
+                        patience.moved();
+                        continue;
+                    }
                     Step::Blocked => {}
                 }
                 looks += 1;
-                if !spin_policy.spinning.is_zero() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                let spins = !spin_policy.spinning.is_zero();
+                if spins && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
                     std::hint::spin_loop();
                     continue;
                 }
                 let now = Instant::now();
+                spin_policy = self.spin_policy_on(on);
                 let idle = drive.idle(now);
-                if idle < spin_policy.yielding {
-                    if idle < spin_policy.spinning {
-                        std::hint::spin_loop();
-                    } else {
-                        thread::yield_now();
+                patience.waits(idle);
+                if idle < patience.yielding(spin_policy) {
+                    // Where there are too few cores, all ranks of one get it when this one yields.
+                    let company = match spins {
+                        true => cores.company(&**transport, drive.interests(), now),
+                        false => Company::Other,
+                    };
+                    match company {
+                        Company::Other if idle < spin_policy.spinning => {
+                            std::hint::spin_loop();
+                            continue;
+                        }
+                        Company::Other | Company::Parting => {
+                            thread::yield_now();
+                            continue;
+                        }
+                        Company::Staying => {}
                     }
-                    continue;
                 }
                 let limit = drive.look(now);
                 transport.wait(drive.interests(), limit);
+                patience.waits(drive.idle(Instant::now()));
                 if asked_at.elapsed() >= INTERRUPT_INTERVAL {
                     asked_at = Instant::now();
                     let interrupted = self.ask(launched.sequence, interrupt);

@@ -32,9 +32,73 @@ impl SpinPolicy {
     }
 }
 
+/// A wait as long as this costs little more if the caller sleeps meanwhile.
+const LONG_WAIT: Duration = Duration::from_micros(100);
+/// One long wait is often for a rank that comes late, and the next ones are short.
+const LONG_WAITS: u32 = 2;
+
+/// What the waits of one collective so far tell about the next one: on a slow network all are long,
+/// and one that yields meanwhile takes its core from others for nothing.
+///
+/// See A. R. Karlin, K. Li, M. S. Manasse and S. Owicki, "Empirical studies of competitive spinning
+/// for a shared-memory multiprocessor", SOSP 1991.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    /// The present wait, as long as it is known to be.
+    waited: Duration,
+    /// How many waits in a row were long.
+    long_waits: u32,
+}
+
+impl Patience {
+    /// Nothing has moved for this long.
+    pub(super) const fn waits(&mut self, idle: Duration) {
+        self.waited = idle;
+    }
+
+    /// Something has moved.
+    pub(super) fn moved(&mut self) {
+        if self.waited.is_zero() {
+            return;
+        }
+        self.long_waits = match self.waited >= LONG_WAIT {
+            true => self.long_waits + 1,
+            false => 0,
+        };
+        self.waited = Duration::ZERO;
+    }
+
+    /// How long the present wait may take before the caller sleeps.
+    pub(super) const fn yielding(&self, policy: SpinPolicy) -> Duration {
+        match self.long_waits < LONG_WAITS {
+            true => policy.yielding,
+            false => policy.spinning,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_waited_long_twice_sleeps_until_a_wait_is_short() {
+        let policy = SpinPolicy::of(2, 2);
+        let mut patience = Patience::default();
+        let mut after = |wait_us: u64| {
+            patience.waits(Duration::from_micros(wait_us) / 2);
+            patience.waits(Duration::from_micros(wait_us));
+            patience.moved();
+            patience.moved();
+            patience.yielding(policy)
+        };
+        assert_eq!(after(5000), policy.yielding);
+        assert_eq!(after(30), policy.yielding);
+        assert_eq!(after(150), policy.yielding);
+        assert_eq!(after(150), policy.spinning);
+        assert_eq!(after(150), policy.spinning);
+        assert_eq!(after(30), policy.yielding);
+    }
 
     #[test]
     fn the_more_ranks_share_a_core_the_less_they_keep_it() {

@@ -17,7 +17,7 @@ const WIDE_BYTES: usize = 16 << 10;
 /// Reusable memory for folds.
 #[derive(Default)]
 pub(super) struct FoldMemory {
-    /// Grows to the largest range that was folded.
+    /// Grows to what the folds of a call needed at most.
     results: Vec<u64>,
     /// Grows to the largest accumulator.
     partials: Vec<u64>,

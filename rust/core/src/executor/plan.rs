@@ -22,6 +22,9 @@ const OPERATIONS_MAX: usize = 1 << 20;
 const BLOCK_BYTES: usize = 1 << 20;
 /// Bound on the number of blocks, and so on the length of a plan.
 const BLOCKS_MAX: usize = 256;
+/// Folds that have memory at a time, more than blocks are under way: each takes the memory of an
+/// earlier one, which is still in cache.
+const FOLDS_MAX: usize = 4;
 
 /// The plan of one rank for one kind of collective, and how far it is.
 pub(super) struct Plan {
@@ -94,7 +97,8 @@ impl Plan {
             offsets: Arc::new(Offsets::new(
                 receives()
                     .filter(|receive| receive.action == Action::Fold(Turn::First))
-                    .map(|receive| receive.range.clone()),
+                    .map(|receive| receive.range.clone())
+                    .filter(|range| !range.is_empty()),
             )),
             operations: Vec::new(),
             conflicts: Vec::new(),
@@ -103,6 +107,8 @@ impl Plan {
             own: Pipe::new(rank),
         };
         let mut history = History::default();
+        // By fold, the operation that ends it: who takes its memory follows that.
+        let mut folds = Vec::new();
         for step in schedule {
             // A step's send and receive touch different elements, so their order is free.
             if let Some(send) = step.send {
@@ -119,6 +125,13 @@ impl Plan {
                 let (size, action) = (element_bytes(contents), Some(receive.action));
                 let range = receive.range;
                 let number = plan.add(&mut history, range, size, action, contents, access);
+                match (receive.action, number) {
+                    (Action::Fold(Turn::First), Some(number)) if folds.len() >= FOLDS_MAX => {
+                        plan.follow(number, folds[folds.len() - FOLDS_MAX]);
+                    }
+                    (Action::Fold(Turn::Last), Some(number)) => folds.push(number),
+                    _ => {}
+                }
                 let pipe = match receive.peer == rank {
                     true => &mut plan.own,
                     false => pipe(&mut plan.incoming, receive.peer),
@@ -155,6 +168,14 @@ impl Plan {
         Some(number)
     }
 
+    /// Lets operation `newest` wait until all of an earlier one, on lower elements, has moved.
+    fn follow(&mut self, newest: usize, earlier: usize) {
+        let range = self.operations[earlier].range.clone();
+        debug_assert!(range.end <= self.operations[newest].range.start);
+        self.conflicts.push((earlier, range));
+        self.operations[newest].conflicts.end = self.conflicts.len();
+    }
+
     /// Goes on behind an incoming operation, if all of it has arrived.
     pub(super) fn pass_received(&mut self, pipe: usize, number: usize) {
         if self.operations[number].left_bytes() == 0 {
@@ -182,7 +203,7 @@ impl Plan {
                 end = end.min(reached.max(common.start));
             }
         }
-        let bytes = (end - operation.range.start) * operation.element_bytes;
+        let bytes = end.saturating_sub(operation.range.start) * operation.element_bytes;
         bytes.max(operation.moved_bytes)
     }
 }
@@ -212,7 +233,7 @@ fn pipe(pipes: &mut Vec<Pipe>, peer: usize) -> &mut Pipe {
     &mut pipes[index]
 }
 
-/// Where results of folds are kept: those of all ranges in a row.
+/// Where results of folds are kept until they are final: in turn in one of a few places.
 pub(super) struct Offsets {
     /// Each range's first element and its offset, in order.
     starts: Vec<(usize, usize)>,
@@ -220,16 +241,17 @@ pub(super) struct Offsets {
 }
 
 impl Offsets {
-    fn new(ranges: impl Iterator<Item = Range<usize>>) -> Self {
-        let (mut starts, mut count) = (Vec::new(), 0);
-        for range in ranges {
-            starts.push((range.start, count));
-            count += range.len();
-        }
+    fn new(ranges: impl Iterator<Item = Range<usize>> + Clone) -> Self {
+        let room = ranges.clone().map(|range| range.len()).max().unwrap_or(0);
+        let starts: Vec<_> = ranges
+            .enumerate()
+            .map(|(number, range)| (range.start, number % FOLDS_MAX * room))
+            .collect();
+        let count = starts.len().min(FOLDS_MAX) * room;
         Self { starts, count }
     }
 
-    /// Number of elements that are folded.
+    /// Number of elements that there has to be room for.
     pub(super) const fn count(&self) -> usize {
         self.count
     }

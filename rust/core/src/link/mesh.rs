@@ -74,6 +74,11 @@ impl Transport for Mesh {
         }
     }
 
+    fn core_of_peer(&self, peer: usize) -> Option<usize> {
+        let link = self.links[peer].as_ref();
+        link.and_then(|link| link.core_of_peer())
+    }
+
     fn wait(&mut self, interests: &[Interest], timeout: Duration) {
         let sleeps = interests.iter().all(|interest| {
             let link = self.links[interest.peer].as_mut();

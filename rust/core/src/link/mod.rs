@@ -61,6 +61,12 @@ pub trait Link: Send {
     /// in which the other side may have ended.
     fn awake(&mut self, _slept: bool) {}
 
+    /// The core from which the peer sent last, as the system numbers those of this host; `None` if
+    /// that is not known, or another host's.
+    fn core_of_peer(&self) -> Option<usize> {
+        None
+    }
+
     /// The TCP congestion control, if it has one, and why it has that.
     fn congestion(&self) -> Option<(String, String)> {
         None
@@ -100,6 +106,11 @@ pub trait Transport: Send {
 
     /// Receives the first `count` readable bytes by forgetting them.
     fn consume(&mut self, _peer: usize, _count: usize) {}
+
+    /// The core from which `peer` sent last, if it is one of this host and known.
+    fn core_of_peer(&self, _peer: usize) -> Option<usize> {
+        None
+    }
 
     /// Sleeps until one of `interests` may be served, somebody wakes this transport, or the time
     /// is over. It may return early.

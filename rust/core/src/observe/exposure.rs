@@ -36,6 +36,12 @@ impl Exposure {
         }
     }
 
+    /// Whether a thread is blocked.
+    #[must_use]
+    pub const fn is_any(&self) -> bool {
+        self.threads > 0
+    }
+
     /// The sum, of the stretches that have ended.
     #[must_use]
     pub const fn total(&self) -> Duration {

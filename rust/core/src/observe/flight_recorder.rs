@@ -239,6 +239,12 @@ impl FlightRecorder {
         }
     }
 
+    /// Whether the program waits for an asynchronous collective at the moment.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        lock(&self.memory).exposure.is_any()
+    }
+
     /// The counters so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -235,10 +235,12 @@ pub fn build(
     }
     let ring = Ring::through_all(topology, rank);
     let chunks = |block: &Range<usize>| even_parts(block, world_size);
+    let ahead = blocks_ahead(topology);
     match (algorithm, collective) {
         (Algorithm::Ring, Collective::AllReduce { .. }) => in_blocks(
             count,
             block,
+            ahead,
             |block| ring.reduce_scatter(&chunks(block)),
             |block| ring.all_gather(&chunks(block)),
         ),
@@ -257,6 +259,7 @@ pub fn build(
         (Algorithm::Direct, Collective::AllReduce { .. }) => in_blocks(
             count,
             block,
+            ahead,
             |block| direct::reduce_scatter(rank, &chunks(block)),
             |block| direct::all_gather(rank, &chunks(block)),
         ),
@@ -274,6 +277,7 @@ pub fn build(
         (Algorithm::Star, Collective::AllReduce { .. }) => in_blocks(
             count,
             block,
+            ahead,
             |block| star::gather(rank, world_size, block),
             |block| star::spread(rank, world_size, block),
         ),
@@ -286,6 +290,7 @@ pub fn build(
             in_blocks(
                 count,
                 block,
+                ahead,
                 |block| levels.reduce_scatter(block),
                 |block| levels.all_gather(block),
             )
@@ -299,8 +304,15 @@ pub fn build(
 }
 
 /// How many blocks are reduced ahead of the one that is gathered, so that links are busy while a
-/// block's last contributions arrive.
-const BLOCKS_AHEAD: usize = 2;
+/// block's last contributions arrive, and ranks that take turns on a core find something to do. Two
+/// ranks of one host need none of it: their bytes arrive at once, and the fewer blocks are under way,
+/// the more of them stays in cache.
+fn blocks_ahead(topology: &Topology) -> usize {
+    match (topology.hosts().len(), topology.world_size()) {
+        (1, 2) => 0,
+        _ => 2,
+    }
+}
 
 /// An all-reduce made of reduce-scatters and all-gathers of one block after the other.
 ///
@@ -309,17 +321,18 @@ const BLOCKS_AHEAD: usize = 2;
 fn in_blocks(
     count: usize,
     block: usize,
+    ahead: usize,
     reduce_scatter: impl Fn(&Range<usize>) -> Schedule,
     all_gather: impl Fn(&Range<usize>) -> Schedule,
 ) -> Schedule {
     let blocks = even_parts(&(0..count), count.div_ceil(block).max(1));
     let mut steps = Schedule::new();
-    for number in 0..blocks.len() + BLOCKS_AHEAD {
+    for number in 0..blocks.len() + ahead {
         if let Some(block) = blocks.get(number) {
             steps.extend(reduce_scatter(block));
         }
-        if number >= BLOCKS_AHEAD {
-            steps.extend(all_gather(&blocks[number - BLOCKS_AHEAD]));
+        if number >= ahead {
+            steps.extend(all_gather(&blocks[number - ahead]));
         }
     }
     steps

@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::dtype::ReduceOp;
+use crate::schedule::choice::MESH_RANKS_MAX;
 
 const MIB: usize = 1 << 20;
 
@@ -33,6 +34,82 @@ fn an_operation_has_few_conflicts_however_long_the_plan_is() {
         assert!(operations > 2 * world_size - 3);
         assert!(conflicts <= 2 * operations, "{conflicts} of {operations}");
     }
+}
+
+/// The plans of all ranks for all-reduces that fold, in one block and in many, of which some have no
+/// elements for some ranks.
+fn plans_that_fold() -> Vec<Plan> {
+    let collective = Collective::AllReduce { op: ReduceOp::Sum };
+    let mut all = Vec::new();
+    for world_size in (2..=8).chain([16, 33, MESH_RANKS_MAX]) {
+        let topology = Topology::one_host(world_size);
+        for algorithm in [Algorithm::Direct, Algorithm::OneShot, Algorithm::Star] {
+            for (count, block) in [(3 * world_size + 1, 7), (100, 40), (61, 3)] {
+                for rank in 0..world_size {
+                    let steps =
+                        schedule::build(algorithm, &collective, rank, &topology, count, block);
+                    all.push(Plan::new(steps, rank, world_size, |_| 1));
+                }
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn a_fold_takes_memory_that_no_other_one_needs_in_whatever_order_bytes_move() {
+    for (seed, mut plan) in plans_that_fold().into_iter().enumerate() {
+        // By place in the memory: the element whose result is there.
+        let mut results = vec![None; plan.offsets.count()];
+        let mut random = seed;
+        let mut done = 0;
+        while done < plan.operations.len() {
+            let pipes = plan.outgoing.iter().chain(&plan.incoming);
+            let movable: Vec<_> = pipes
+                .chain([&plan.own])
+                .filter_map(Pipe::head)
+                .map(|number| (number, plan.watermark(number)))
+                .filter(|&(number, end)| end > plan.operations[number].moved_bytes)
+                .collect();
+            assert!(!movable.is_empty(), "plan {seed} is stuck");
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+            let (number, end) = movable[(random >> 33) % movable.len()];
+            let operation = &mut plan.operations[number];
+            // A few elements, of one byte each.
+            let moved = end.min(operation.moved_bytes + 1 + (random >> 40) % 8);
+            if let Some(Action::Fold(turn)) = operation.action {
+                let first = operation.range.start;
+                for element in first + operation.moved_bytes..first + moved {
+                    let result = &mut results[plan.offsets.of(element)];
+                    let before = (turn != Turn::First).then_some(element);
+                    assert_eq!(*result, before, "{turn:?} of element {element}");
+                    *result = (turn != Turn::Last).then_some(element);
+                }
+            }
+            operation.moved_bytes = moved;
+            if operation.left_bytes() == 0 {
+                done += 1;
+                let pipes = plan.outgoing.iter_mut().chain(&mut plan.incoming);
+                let mut pipes = pipes.chain([&mut plan.own]);
+                let pipe = pipes.find(|pipe| pipe.head() == Some(number));
+                pipe.expect("it was a head").advance();
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_of_folds_does_not_grow_with_the_number_of_blocks() {
+    let room = |world_size, bytes, algorithm| {
+        let (plans, ..) = plan(world_size, bytes, algorithm);
+        4 * plans.kept[0].1.offsets.count()
+    };
+    for (algorithm, folded) in [(Algorithm::Direct, MIB / 4), (Algorithm::OneShot, MIB)] {
+        assert_eq!(room(4, MIB, algorithm), folded);
+    }
+    assert_eq!(room(4, 64 * MIB, Algorithm::Direct), FOLDS_MAX * MIB / 4);
+    // Blocks are larger where there would be too many.
+    assert_eq!(room(4, 1024 * MIB, Algorithm::Direct), FOLDS_MAX * MIB);
 }
 
 #[test]

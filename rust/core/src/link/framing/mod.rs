@@ -117,6 +117,10 @@ impl Link for Framed {
         self.lanes.iter_mut().for_each(|lane| lane.awake(slept));
     }
 
+    fn core_of_peer(&self) -> Option<usize> {
+        self.lanes[0].core_of_peer()
+    }
+
     fn congestion(&self) -> Option<(String, String)> {
         self.lanes[0].congestion()
     }

@@ -116,6 +116,10 @@ impl Link for Shared {
         self.memory.consume(count);
     }
 
+    fn core_of_peer(&self) -> Option<usize> {
+        self.memory.core_of_peer()
+    }
+
     fn may_sleep(&mut self, direction: Direction) -> bool {
         self.memory.announce_sleep(direction);
         !self.memory.ready(direction)
@@ -253,6 +257,10 @@ impl ShmLink {
     /// Takes all announcements back.
     pub fn awake(&self) {
         self.side.awake(self.arena.shared());
+    }
+
+    fn core_of_peer(&self) -> Option<usize> {
+        self.side.core_of_peer(self.arena.shared())
     }
 
     fn look(&mut self, wanted: usize) -> Result<usize, Broken> {

@@ -49,6 +49,8 @@ struct Flags {
     asleep: AtomicU32,
     /// Whether this side will neither publish nor give back anything more.
     closed: AtomicU32,
+    /// From which core this side published last, plus one; zero if it has not.
+    core: AtomicU32,
 }
 
 /// Two cache lines of its own, as processors fetch them in pairs.
@@ -118,6 +120,7 @@ impl Side {
     pub(super) fn publish(&mut self, shared: &Shared, count: usize) -> bool {
         assert!(count as u64 <= self.capacity - (self.tail - self.head_seen));
         self.tail += count as u64;
+        self.note_core(shared);
         self.outgoing(shared).tail.0.store(self.tail, Release);
         self.should_wake(shared, Direction::Receive)
     }
@@ -196,6 +199,21 @@ impl Side {
         sends || receives
     }
 
+    /// Lets the other side know the core of this thread.
+    fn note_core(&self, shared: &Shared) {
+        let core = rustix::thread::sched_getcpu() as u32 + 1;
+        let noted = &shared.flags[self.number].0.core;
+        if noted.load(Relaxed) != core {
+            noted.store(core, Relaxed);
+        }
+    }
+
+    /// The core from which the other side published last, if it has.
+    pub(super) fn core_of_peer(&self, shared: &Shared) -> Option<usize> {
+        let noted = shared.flags[1 - self.number].0.core.load(Relaxed);
+        (noted as usize).checked_sub(1)
+    }
+
     /// Whether the other side sleeps for `direction`, of which something was just published. It is
     /// woken once per announcement.
     fn should_wake(&self, shared: &Shared, direction: Direction) -> bool {
@@ -257,6 +275,7 @@ impl Shared {
                 Line(Flags {
                     asleep: flag(),
                     closed: flag(),
+                    core: flag(),
                 })
             }),
         }

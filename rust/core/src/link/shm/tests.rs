@@ -6,6 +6,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
 use crate::link::poll::{self, WakeUp};
+use crate::link::tcp::on_each_core;
 use crate::schedule::choice::MESH_RANKS_MAX;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -47,6 +48,16 @@ pub(super) fn sleep(link: &ShmLink, bell: &WakeUp, directions: &[Direction]) {
         assert!(bell.reset() > 0, "a wake-up was lost");
     }
     link.awake();
+}
+
+#[test]
+fn each_side_knows_from_which_core_the_other_published_last() {
+    let [(mut sender, _), (receiver, _)] = link(SMALL);
+    assert_eq!(receiver.core_of_peer(), None);
+    on_each_core(|core| {
+        send(&mut sender, b"x").unwrap();
+        assert_eq!(receiver.core_of_peer(), Some(core));
+    });
 }
 
 /// A small generator (xorshift), so that failures repeat.

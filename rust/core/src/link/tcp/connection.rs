@@ -10,7 +10,7 @@ use super::socket::Socket;
 
 /// A connection to a peer.
 pub struct Connection {
-    socket: Socket,
+    pub(super) socket: Socket,
     tls: Option<Box<Session>>,
 }
 

@@ -157,6 +157,10 @@ impl Link for Connection {
         });
     }
 
+    fn core_of_peer(&self) -> Option<usize> {
+        self.socket.core_of_sender()
+    }
+
     fn congestion(&self) -> Option<(String, String)> {
         congestion(self.tcp()).ok()
     }
@@ -172,6 +176,21 @@ fn later_or_broken(error: &std::io::Error) -> Result<Option<usize>, Broken> {
         }
         _ => Err(Broken::failed(error)),
     }
+}
+
+/// Calls `act` on each core that this thread may use, with its number.
+#[cfg(test)]
+pub(super) fn on_each_core(mut act: impl FnMut(usize)) {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+    let all = sched_getaffinity(None).unwrap();
+    for core in (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)) {
+        let mut only = CpuSet::new();
+        only.set(core);
+        sched_setaffinity(None, &only).unwrap();
+        act(core);
+    }
+    sched_setaffinity(None, &all).unwrap();
 }
 
 #[cfg(test)]
@@ -191,6 +210,21 @@ mod tests {
                 ("reno".into(), "same host".into())
             );
         }
+    }
+
+    #[test]
+    fn a_connection_inside_a_host_knows_from_which_core_its_peer_sent_last() {
+        let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
+        let sender = connect(listener.local_addr().unwrap(), Duration::from_secs(5)).unwrap();
+        let mut sender = Connection::new(sender).unwrap();
+        let mut receiver = Connection::new(listener.accept().unwrap().0).unwrap();
+        on_each_core(|core| {
+            sender.send(&[IoSlice::new(b"x")]).unwrap();
+            poll::wait([poll::readable(&receiver)], Duration::from_secs(5));
+            let received = receiver.try_receive(&mut [IoSliceMut::new(&mut [0])]);
+            assert_eq!(received, Ok(Some(1)));
+            assert_eq!(receiver.core_of_peer(), Some(core));
+        });
     }
 
     #[test]

@@ -12,34 +12,48 @@ use crate::link::parts;
 const PACKET_BYTES: usize = 256;
 
 /// A socket that does not block.
-pub(super) struct Socket(TcpStream);
+pub(super) struct Socket {
+    tcp: TcpStream,
+    inside_host: bool,
+}
 
 impl Socket {
     pub(super) fn new(tcp: TcpStream) -> io::Result<Self> {
         tcp.set_nonblocking(true)?;
-        Ok(Self(tcp))
+        let inside_host = super::is_inside_host(&tcp)?;
+        Ok(Self { tcp, inside_host })
     }
 
     pub(super) const fn tcp(&self) -> &TcpStream {
-        &self.0
+        &self.tcp
+    }
+
+    /// The core from which a sender on this host has sent last. Inside a host, the sender's core puts
+    /// what is sent into the receiver's socket.
+    pub(super) fn core_of_sender(&self) -> Option<usize> {
+        if !self.inside_host {
+            return None;
+        }
+        let core = rustix::net::sockopt::socket_incoming_cpu(&self.tcp);
+        Some(core.ok()? as usize)
     }
 
     /// Whether reading would come to something now, be it an error.
     pub(super) fn is_readable(&self) -> bool {
-        let looked = rustix::net::recv(&self.0, &mut [0_u8][..], RecvFlags::PEEK);
+        let looked = rustix::net::recv(&self.tcp, &mut [0_u8][..], RecvFlags::PEEK);
         looked.map_or_else(|error| !is_later(error.kind()), |_| true)
     }
 }
 
 impl Read for Socket {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
-        self.0.read(target)
+        self.tcp.read(target)
     }
 
     fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let wanted = parts.iter().map(|part| part.len()).sum();
         if wanted > PACKET_BYTES {
-            return self.0.read_vectored(parts);
+            return self.tcp.read_vectored(parts);
         }
         let mut packet = [0; PACKET_BYTES];
         let received = self.read(&mut packet[..wanted])?;
@@ -50,7 +64,7 @@ impl Read for Socket {
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL)?)
+        Ok(rustix::net::send(&self.tcp, bytes, SendFlags::NOSIGNAL)?)
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -66,7 +80,7 @@ impl Write for Socket {
         }
         let mut nothing = SendAncillaryBuffer::default();
         let flags = SendFlags::NOSIGNAL;
-        Ok(rustix::net::sendmsg(&self.0, parts, &mut nothing, flags)?)
+        Ok(rustix::net::sendmsg(&self.tcp, parts, &mut nothing, flags)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
