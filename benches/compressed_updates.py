@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import gradring
-from benches.limited_network import TIMEOUT_S, gbps
+from benches.limited_network import TIMEOUT_S
 from benches.turns import in_turns
 from gradring import machine, updates
-from gradring.bench.options import format_size, parse_sizes
+from gradring.bench.options import format_size, parse_rate, parse_sizes
 from gradring.testing import run_ranks, simulated_hosts
 
 RULES = (
@@ -106,8 +106,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     try:
-        gbps(options.rate)
-    except argparse.ArgumentTypeError as error:
+        parse_rate(options.rate)
+    except ValueError as error:
         parser.error(str(error))
     (size,) = options.size
     with simulated_hosts(options.hosts, options.rate) as hosts:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +30,7 @@ import numpy as np
 import gradring
 from gradring import machine
 from gradring.bench import values
-from gradring.bench.options import format_size, parse_sizes
+from gradring.bench.options import format_size, parse_rate, parse_sizes
 from gradring.bench.systems.system import InPlace
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks, simulated_hosts
@@ -41,7 +40,6 @@ WARM_UPS = 2
 #: Relative, of what bfloat16 has rounded twice; float32 must be exact.
 TOLERANCE = 2.0**-7
 TIMEOUT_S = 600.0
-BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 @dataclass(frozen=True)
@@ -128,14 +126,6 @@ class _Rounded(InPlace):
         return int(np.count_nonzero(~right))
 
 
-def gbps(rate: str) -> float:
-    """`1gbit`, as `tc` writes it, in 1e9 bytes/s."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", rate)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{rate!r} is no rate; write it as 1gbit or 500mbit")
-    return float(found[1]) * BITS_PER_S[found[2]] / 8e9
-
-
 def parse_streams(text: str) -> tuple[int, ...]:
     """Reads `1,2,4`."""
     return tuple(int(word) for word in text.split(","))
@@ -157,9 +147,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     try:
-        line_gbps = gbps(options.rate)
-        flow_gbps = gbps(options.flow_rate) if options.flow_rate else line_gbps
-    except argparse.ArgumentTypeError as error:
+        line_gbps = parse_rate(options.rate)
+        flow_gbps = parse_rate(options.flow_rate) if options.flow_rate else line_gbps
+    except ValueError as error:
         parser.error(str(error))
     with simulated_hosts(options.hosts, options.rate, options.flow_rate) as hosts:
         placed = [host for host in hosts for _ in range(options.ranks_per_host)]

@@ -6,7 +6,11 @@ record, so that no number of it is typed by hand:
     <!-- table of benches/results/all-reduce.json: array over TCP -->
 
 What follows the colon is a kind of `gradring.bench.comparison`; or `ranges`: the smallest and the
-largest ratio of each system, over all sizes.
+largest ratio of each system, over all sizes; or one of those that may have several records, such
+as `network-*.json`. `many ranks` has p50, p90 and p99 for each number of ranks, `processor time`
+the processor seconds of all ranks for each GB. Of simulated hosts `times between hosts` has
+medians, and `lines between hosts` what each system made of the line (its bandwidth over that of raw
+links, in the same turns), with its processor seconds for each GB.
 """
 
 from __future__ import annotations
@@ -19,8 +23,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gradring.bench.comparison import (
+    ARRAY,
     QUANTILES,
+    STRATEGY,
     Comparison,
+    called,
     comparisons,
     label,
     times_as_long,
@@ -28,10 +35,21 @@ from gradring.bench.comparison import (
 )
 from gradring.bench.measurement import Measurement
 from gradring.bench.options import format_size
+from gradring.bench.systems.link import NAME
 from gradring.bench.table import format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]
 RANGES = "ranges"
+TIMES, LINES = "times between hosts", "lines between hosts"
+MANY, PROCESSOR = "many ranks", "processor time"
+#: What tells rows apart in a table of several records.
+_ROWS = {
+    TIMES: ["hosts x ranks", "links", "size"],
+    LINES: ["hosts x ranks", "links", "size"],
+    MANY: ["ranks", "size"],
+    PROCESSOR: ["size"],
+}
+_PLACE = re.compile(r"--hosts (?P<hosts>\d+) --rate (?P<rate>\S+)")
 _TABLE = re.compile(
     r"(?P<comment><!-- table of (?P<record>\S+): (?P<kind>[^>]+) -->\n\n)(?P<rows>(?:\|.*\n)+)"
 )
@@ -47,6 +65,10 @@ _TITLES = {
 }
 
 
+_COLUMNS = {"gradring auto": "gradring", "gradring-strategy": "gradring's strategy"}
+_OF_HOSTS = (ARRAY, STRATEGY)
+#: Below, processor time is one of calls and not of bytes.
+_LARGE_BYTES = 64 << 10
 _KEYS = [field.name for field in fields(Measurement)]
 
 
@@ -54,6 +76,7 @@ _KEYS = [field.name for field in fields(Measurement)]
 class Recorded:
     """What `gradring bench all-reduce --json` has written."""
 
+    command: str
     versions: str
     measurements: list[Measurement]
 
@@ -68,7 +91,7 @@ class Recorded:
         found = json.loads(path.read_text())
         try:
             rows = [Measurement(**{k: row[k] for k in _KEYS if k in row}) for row in found]
-            return cls(found[0]["versions"], rows)
+            return cls(found[0]["command"], found[0]["versions"], rows)
         except (LookupError, TypeError):
             raise ValueError(f"{path} has no measurements of gradring bench all-reduce") from None
 
@@ -102,7 +125,14 @@ def rewritten(page: str, root: Path = ROOT) -> str:
     """
 
     def written(found: re.Match[str]) -> str:
-        table = _table(Recorded.read(root / found["record"]), found["kind"])
+        paths = sorted(root.glob(found["record"]))
+        if not paths:
+            raise ValueError(f"there is no {found['record']}")
+        records = [Recorded.read(path) for path in paths]
+        if found["kind"] in _ROWS:
+            table = _over_records(records, found["kind"])
+        else:
+            table = _table(records[0], found["kind"])
         head, *rows = (f"| {' | '.join(cells)} |\n" for cells in table)
         return "".join([found["comment"], head, "|" + "---|" * len(table[0]) + "\n", *rows])
 
@@ -123,6 +153,58 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
         head = ["size", *titles, *ratios]
         rows = [_row(comparison) for comparison in found]
     return [head, *rows]
+
+
+def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
+    """A column for each system that gets an array, and between hosts for strategies, too."""
+    columns: list[str] = []
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for recorded in records:
+        links = {row.bytes: row.busbw_gbps for row in recorded.measurements if row.system == NAME}
+        for row in recorded.measurements:
+            if called(row.system) not in ([ARRAY] if kind in (MANY, PROCESSOR) else _OF_HOSTS):
+                continue
+            if row.system.startswith(NAME) or (kind == LINES and row.bytes not in links):
+                continue
+            if kind == PROCESSOR and row.bytes < _LARGE_BYTES:
+                continue
+            cell = _cell(row, kind, links.get(row.bytes) if kind == LINES else None)
+            column = _column(recorded.title(row, [row]), row, kind)
+            if column not in columns:
+                columns.append(column)
+            rows.setdefault(_place(recorded, row, kind), {})[column] = cell
+    head = [*_ROWS[kind], *columns]
+    return [head, *([*place, *(c.get(n, "") for n in columns)] for place, c in rows.items())]
+
+
+def _cell(row: Measurement, kind: str, link_gbps: float | None) -> str:
+    if kind == TIMES:
+        return format_time(row.median_us)
+    if kind == MANY:
+        return _times(row)
+    processor = "-" if row.cpu_s_per_gb is None else f"{row.cpu_s_per_gb:.2g}"
+    return processor if link_gbps is None else f"{row.busbw_gbps / link_gbps:.0%}, {processor}"
+
+
+def _place(recorded: Recorded, row: Measurement, kind: str) -> tuple[str, ...]:
+    """What tells the row of a measurement from others."""
+    size = format_size(row.bytes)
+    if kind == PROCESSOR:
+        return (size,)
+    if kind == MANY:
+        return str(row.world_size), size
+    found = _PLACE.search(recorded.command)
+    if found is None:
+        raise ValueError(f"{recorded.command!r} has no hosts whose links have a rate")
+    per_host = row.world_size // int(found["hosts"])
+    return f"{found['hosts']} x {per_host}", found["rate"], size
+
+
+def _column(title: str, row: Measurement, kind: str) -> str:
+    title = _COLUMNS.get(row.system, title)
+    if kind in (MANY, PROCESSOR):
+        return f"{title}, {'TCP' if row.transport == 'tcp' else 'memory'}"
+    return f"{title}, memory in hosts" if row.transport == "shm+tcp" else title
 
 
 def _row(comparison: Comparison) -> list[str]:

@@ -12,6 +12,8 @@ A worker's batch is the same in all of them, so two workers do twice the work of
 how many times as many samples per second as *alone*; 2 would be perfect. After the last step the
 weights of all ranks must be equal, and those of gradring close to those of MWMS.
 
+`--rate 1gbit` puts each worker on a simulated host of its own with such a link, as root.
+
 On a machine with other work to do, look at the ratios.
 """
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,10 @@ import numpy as np
 from benches.turns import in_turns
 from gradring import machine
 from gradring.bench.measurement import P99_ITERATIONS
+from gradring.bench.network import network
 from gradring.bench.options import refuse_debug_build
 from gradring.bench.record import versions
-from gradring.testing import run_ranks
+from gradring.testing import Host, run_ranks
 
 WORKERS = 2
 WAYS = ("alone", "apart", "gradring", "mirrored")
@@ -182,10 +185,10 @@ def _check(comm: Any, trainings: dict[str, _Training]) -> None:
     assert not np.array_equal(ours, trainings["apart"].weights()), "nothing was reduced"
 
 
-def measure(model: str, batch: int, rounds: int, steps: int) -> Row:
+def measure(model: str, batch: int, rounds: int, steps: int, hosts: Sequence[Host] = ()) -> Row:
     """One row, from two fresh processes."""
     parameters, times = run_ranks(
-        rank_main, WORKERS, model, batch, rounds, steps, timeout=TIMEOUT_S
+        rank_main, WORKERS, model, batch, rounds, steps, timeout=TIMEOUT_S, hosts=hosts
     )[0]
     quantiles_ms = {
         way: (1e3 * np.quantile(times[way], (0.5, 0.9, 0.99))).round(3).tolist() for way in WAYS
@@ -211,6 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=128, help="samples of each worker")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=5, help="of each way in each round")
+    parser.add_argument("--rate", help="of each worker's link, such as 1gbit; default: loopback")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--allow-debug", action="store_true")
     options = parser.parse_args(arguments)
@@ -225,13 +229,14 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{'model':>8} {'parameters':>11} {'alone':>21}", end="")
     print("".join(f" {way:>21} {'rate':>5}" for way in WAYS[1:]), "mirrored/gradring")
     rows = []
-    for model in models:
-        row = measure(model, options.batch, options.rounds, options.steps)
-        rows.append(row)
-        ms = row.ms_per_step
-        print(f"{row.model:>8} {row.parameters:11,} {row.times('alone'):>21}", end="")
-        print("".join(f" {row.times(way):>21} {row.rate[way]:5.2f}" for way in WAYS[1:]), end="")
-        print(f" {ms['mirrored'] / ms['gradring']:16.2f}x", flush=True)
+    with network(hosts=WORKERS if options.rate else 1, rate=options.rate) as hosts:
+        for model in models:
+            row = measure(model, options.batch, options.rounds, options.steps, hosts)
+            rows.append(row)
+            ms = row.ms_per_step
+            print(f"{row.model:>8} {row.parameters:11,} {row.times('alone'):>21}", end="")
+            ways = (f" {row.times(way):>21} {row.rate[way]:5.2f}" for way in WAYS[1:])
+            print("".join(ways), f"{ms['mirrored'] / ms['gradring']:16.2f}x", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 

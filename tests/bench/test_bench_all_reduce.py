@@ -18,8 +18,8 @@ import pytest
 import gradring
 from gradring import machine
 from gradring.bench import all_reduce, options, rank, systems, table, values
-from gradring.bench.congestion import congested
 from gradring.bench.measurement import Measurement
+from gradring.bench.network import network
 from gradring.bench.options import Options, format_size, parse_sizes
 from gradring.cli import main
 from gradring.errors import ConfigError
@@ -432,7 +432,7 @@ def test_congestion_control_is_that_of_all_systems_and_only_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = machine.congestion_control()
-    with congested("reno") as hosts:
+    with network("reno") as hosts:
         read = hosts[0].command("cat", "/proc/sys/net/ipv4/tcp_congestion_control")
         assert subprocess.run(read, capture_output=True, text=True).stdout == "reno\n"
         assert machine.congestion_control() == before
@@ -440,6 +440,47 @@ def test_congestion_control_is_that_of_all_systems_and_only_there(
     assert "# TCP congestion control reno\n" in capsys.readouterr().out
     assert main([*BENCH, "--sizes", "4", "--congestion", "warp"]) == 2
     assert "--congestion warp: " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+def test_all_systems_are_measured_between_simulated_hosts_and_through_their_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "measured.json"
+    network_ = ("--hosts", "2", "--rate", "1gbit", "--compare", ",".join(systems.PEERS))
+    arguments = ("--transport", "tcp", "--sizes", "8MiB", "--iterations", "2", *network_)
+    assert main([*BENCH, *arguments, "--json", str(path)]) == 0
+    assert "2 ranks on 2 simulated hosts with links of 1gbit;" in capsys.readouterr().out
+    rows = json.loads(path.read_text())
+    assert {row["transport"] for row in rows} <= {"tcp", "grpc"}
+    assert [row["wrong"] for row in rows] == [0] * len(rows)
+    # Of 67 ms on the line; what the limits save up for bursts goes at once.
+    assert min(row["min_us"] for row in rows) > 40_000
+
+
+def test_hosts_share_the_ranks_equally_and_have_links_of_some_rate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments, message in (
+        (["--hosts", "2", "--world-size", "3"], "does not give 2 hosts equally many ranks"),
+        (["--hosts", "3"], "--world-size 2 does not give 3 hosts equally many ranks"),
+        (["--hosts", "2", "--rate", "fast"], "--rate: 'fast' is no rate; write it as 1gbit"),
+        (["--hosts", "2", "--rate", "0gbit"], "--rate: '0gbit' is no rate"),
+        (["--hosts", "2", "--transport", "tcp,shm"], "shm does not reach between hosts"),
+        (["--rate", "1gbit"], "and there is one; add --hosts 2"),
+    ):
+        assert main([*BENCH, *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_who_may_not_simulate_hosts_learns_that_it_needs_root(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main([*BENCH, "--sizes", "4", "--hosts", "2"]) == 2
+    message = capsys.readouterr().err
+    assert "--hosts 2: cannot simulate hosts: network namespaces need root" in message
+    assert "without --hosts all ranks are on this machine" in message
 
 
 def test_who_may_not_choose_the_congestion_control_learns_what_to_do(

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
+from benches.tables import LINES, MANY, TIMES
 
 from gradring.bench.comparison import comparisons
 from gradring.bench.measurement import Measurement
@@ -58,7 +60,9 @@ def measurements() -> list[dict[str, object]]:
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 def test_measurements_become_a_picture(tmp_path: Path) -> None:
     source, picture = tmp_path / "measured.json", tmp_path / "images" / "all-reduce.png"
-    source.write_text(json.dumps([row | {"versions": "today"} for row in measurements()]))
+    source.write_text(
+        json.dumps([row | {"command": "gradring", "versions": "today"} for row in measurements()])
+    )
     done = run("plot", source, picture)
     assert done.returncode == 0, done.stderr
     header = picture.read_bytes()[:24]
@@ -91,6 +95,9 @@ def test_the_page_shows_all_that_was_recorded() -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
     keys = [field.name for field in fields(Measurement)]
     paths = set((ROOT / "benches" / "results").glob("*.json"))
+    for several, kind in (("network", TIMES), ("network", LINES), ("ranks", MANY)):
+        assert f"<!-- table of benches/results/{several}-*.json: {kind} -->" in page
+        paths -= set((ROOT / "benches" / "results").glob(f"{several}-*.json"))
     for path in paths - {RULES_RECORD}:
         recorded = json.loads(path.read_text())
         rows = [Measurement(**{key: row[key] for key in keys if key in row}) for row in recorded]
@@ -173,6 +180,14 @@ def test_reductions_in_a_graph_are_told_beside_those_of_arrays() -> None:
     done = run("graph_reductions", "--sizes", "4", "--rounds", "1", "--transport", "tcp")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^tcp +4 B +array .* in a graph ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_ring_in_c_sums_as_gradring_does(ranks: int) -> None:
+    done = run("c_ring", "--sizes", "4000", "--rounds", "1", "--ranks", ranks)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ +4000 B C, blocks .* gradring / it", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow

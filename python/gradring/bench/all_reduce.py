@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gradring.bench import rank, table
-from gradring.bench.congestion import AS_THE_SYSTEM, congested
 from gradring.bench.measurement import Measurement
+from gradring.bench.network import AS_THE_SYSTEM, network
 from gradring.bench.options import Options
 from gradring.bench.record import Record
 from gradring.launch import exec_rank
@@ -52,7 +52,7 @@ def bench_all_reduce(options: Options, say: Callable[[str], None]) -> Record:
     say(f"# {record.date}, {record.machine}, load {record.load_at_start} at the start")
     say(f"# TCP congestion control {record.tcp_congestion_control}")
     say(f"# {record.versions}")
-    say(f"# {options.world_size} ranks on this machine; time of rank 0 after a barrier")
+    say(f"# {options.world_size} ranks on {options.where()}; time of rank 0 after a barrier")
     say("# every result of every rank compared with the exact one, by element: column wrong")
     if options.disturb:
         say("# disturbed: one more process computes all the time")
@@ -63,7 +63,7 @@ def bench_all_reduce(options: Options, say: Callable[[str], None]) -> Record:
             say(line)
 
     with (
-        congested(options.congestion) as hosts,
+        network(options.congestion, options.hosts, options.rate) as hosts,
         disturbed(options.disturb),
         _following(show) as progress,
     ):
@@ -73,8 +73,8 @@ def bench_all_reduce(options: Options, say: Callable[[str], None]) -> Record:
             options,
             str(progress),
             timeout=_timeout_s(options),
-            env=AS_THE_SYSTEM if hosts else None,
-            hosts=hosts,
+            env=AS_THE_SYSTEM if options.congestion else None,
+            hosts=[host for host in hosts for _ in range(options.ranks_per_host)],
         )[0]
     say("")
     for line in table.compared(record.measurements):

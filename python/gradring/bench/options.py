@@ -19,6 +19,8 @@ ALGORITHMS = ("auto", "ring", "direct", "one_shot", "hierarchical", "star")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+) ?(?:([kmg])i?)?b?", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
+_RATE_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _DECIMAL = re.compile(r"\d+ ?[kmg]b", re.IGNORECASE)
 
 
@@ -27,7 +29,7 @@ class Options:
     """One run of ``gradring bench all-reduce``.
 
     Attributes:
-        world_size: Number of ranks, all on this machine.
+        world_size: Number of ranks.
         sizes: Of the buffer on each rank, in bytes.
         dtype: Element type by numpy's name.
         op: The reduce op.
@@ -41,6 +43,8 @@ class Options:
         streams: gradring's TCP connections with each peer.
         checksum: Whether gradring is also measured with checksums, once for each transport.
         disturb: Whether a process that only computes takes part of the machine meanwhile.
+        hosts: Simulated hosts, with as many ranks on each; 1 is this machine as it is.
+        rate: Of their links in each direction, as ``tc`` writes it; None: what the machine can do.
     """
 
     world_size: int
@@ -55,6 +59,20 @@ class Options:
     streams: int = 1
     checksum: bool = False
     disturb: bool = False
+    hosts: int = 1
+    rate: str | None = None
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Neighbours in the ring, as the ranks of one host are."""
+        return self.world_size // self.hosts
+
+    def where(self) -> str:
+        """The place of the ranks in words."""
+        if self.hosts == 1:
+            return "this machine"
+        links = f"with links of {self.rate}" if self.rate else "with unlimited links"
+        return f"{self.hosts} simulated hosts {links}"
 
     def check(self, *, allow_debug: bool = False) -> None:
         """Finds whatever would make the ranks fail, or their numbers worthless.
@@ -67,7 +85,8 @@ class Options:
         Raises:
             ConfigError: A size does not hold whole elements or more than the memory, the dtype
                 cannot tell so many ranks apart, gradring does not know a transport, there are no
-                certificates for ``tls``, or the build is not optimised.
+                certificates for ``tls``, hosts do not have equally many ranks, a rate is none or
+                has no links to limit, or the build is not optimised.
         """
         if not allow_debug:
             refuse_debug_build()
@@ -80,6 +99,7 @@ class Options:
                 )
         self._check_memory()
         values.period(self.dtype, self.world_size)
+        self._check_network()
         if TLS in self.transports and Settings.from_environ().tls is None:
             raise ConfigError(
                 f"the transport {TLS} needs certificates for 127.0.0.1: set "
@@ -89,6 +109,28 @@ class Options:
             Communicator(
                 0, 1, transport=native(transport), algorithm=self.algorithm, streams=self.streams
             ).close()
+
+    def _check_network(self) -> None:
+        if self.world_size % self.hosts or self.ranks_per_host == 0:
+            raise ConfigError(
+                f"--world-size {self.world_size} does not give {self.hosts} hosts equally many "
+                f"ranks; choose a multiple of {self.hosts}"
+            )
+        if self.hosts > 1 and "shm" in self.transports:
+            raise ConfigError(
+                "--transport shm does not reach between hosts; choose tcp, or auto for shared "
+                "memory inside each host"
+            )
+        if self.rate is None:
+            return
+        try:
+            parse_rate(self.rate)
+        except ValueError as error:
+            raise ConfigError(f"--rate: {error}") from None
+        if self.hosts == 1:
+            raise ConfigError(
+                f"--rate {self.rate} limits links between hosts, and there is one; add --hosts 2"
+            )
 
     def _check_memory(self) -> None:
         size = max(self.sizes)
@@ -113,7 +155,9 @@ class Options:
         able: list[str] = []
         for name in self.peers:
             peer = systems.load_peer(name)
-            reason = peer.missing() or peer.refusal(self.dtype, self.op, self.world_size)
+            reason = peer.missing() or peer.refusal(
+                self.dtype, self.op, self.world_size, self.hosts
+            )
             if reason is None:
                 able.append(name)
             else:
@@ -133,6 +177,8 @@ class Options:
             "--iterations": self.iterations,
             "--compare": ",".join(self.peers),
             "--congestion": self.congestion,
+            "--hosts": self.hosts if self.hosts != 1 else None,
+            "--rate": self.rate,
         }
         words = [word for name, value in options.items() if value for word in (name, str(value))]
         flags = {"--checksum": self.checksum, "--disturb": self.disturb}
@@ -150,6 +196,19 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         ValueError: Something else, such as KB, which is 1000 to some and 1024 to others.
     """
     return tuple(_parse_size(word.strip()) for word in text.split(","))
+
+
+def parse_rate(text: str) -> float:
+    """Reads ``1gbit`` or ``500mbit``, as ``tc`` writes rates, in 1e9 bytes/s.
+
+    Raises:
+        ValueError: Something else.
+    """
+    found = _RATE.fullmatch(text)
+    rate = 0.0 if found is None else float(found[1]) * _RATE_UNITS[found[2]] / 8e9
+    if rate == 0:
+        raise ValueError(f"{text!r} is no rate; write it as 1gbit or 500mbit")
+    return rate
 
 
 def parse_peers(text: str) -> tuple[str, ...]:

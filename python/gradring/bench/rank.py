@@ -28,14 +28,13 @@ import gradring
 from gradring.bench.measurement import P99_ITERATIONS, Measurement
 from gradring.bench.options import TLS, Options, native
 from gradring.bench.systems import System, load_peer
-from gradring.bench.systems.agree import agree_on_ports
+from gradring.bench.systems.agree import agree_on_addresses, agree_on_ports
 from gradring.bench.systems.link import open_link
 from gradring.bench.systems.own import Gradring
 from gradring.bench.systems.system import Reduction
 from gradring.bench.values import Problem, dtype_of
 from gradring.communicator import Communicator
 from gradring.config import TLS_VARIABLES, Settings, TlsFiles
-from gradring.ports import LOOPBACK
 
 #: Many, since each finds the ranks on other cores, or both on one, where they stay for a while.
 ROUNDS = 20
@@ -55,6 +54,8 @@ def measure(options: Options, progress: str | None = None) -> list[Measurement]:
         options: What to measure.
         progress: A file to which rank 0 appends the rows of each size as they are ready.
     """
+    if options.hosts > 1:
+        _keep_to_own_cores(int(os.environ["GRADRING_RANK"]) // options.ranks_per_host, options)
     tls = Settings.from_environ().tls
     for name in TLS_VARIABLES:  # what is to use them gets them as an argument
         os.environ.pop(name, None)
@@ -76,6 +77,13 @@ def measure(options: Options, progress: str | None = None) -> list[Measurement]:
         return rows
 
 
+def _keep_to_own_cores(host: int, options: Options) -> None:
+    """Gives each simulated host its part of the cores, as hosts share none; at least one."""
+    cores = sorted(os.sched_getaffinity(0))
+    count = max(len(cores) // options.hosts, 1)
+    os.sched_setaffinity(0, {cores[(host * count + core) % len(cores)] for core in range(count)})
+
+
 def _join(options: Options, tls: TlsFiles | None, closing: contextlib.ExitStack) -> list[Gradring]:
     """All transports, then all with checksums; the first one has the group of the launcher."""
     systems: list[Gradring] = []
@@ -85,9 +93,9 @@ def _join(options: Options, tls: TlsFiles | None, closing: contextlib.ExitStack)
         place: dict[str, Any] = {}
         if systems:
             first = systems[0].comm
-            (port,) = agree_on_ports(first, 1)
+            rank_0, (port,) = agree_on_addresses(first)[0], agree_on_ports(first, 1)
             place = {"rank": first.rank, "world_size": first.world_size}
-            place["rendezvous"] = f"{LOOPBACK}:{port}"
+            place["rendezvous"] = f"{rank_0}:{port}"
         comm = gradring.init(
             **place,
             transport=native(transport),

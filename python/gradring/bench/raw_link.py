@@ -10,7 +10,7 @@ import numpy as np
 
 import gradring
 from gradring import machine
-from gradring.bench.congestion import AS_THE_SYSTEM, congested
+from gradring.bench.network import AS_THE_SYSTEM, network
 from gradring.bench.options import format_size
 from gradring.bench.systems.link import Exchange, open_ring
 from gradring.bench.table import format_time
@@ -89,12 +89,12 @@ def bench_link(say: Callable[[str], None], congestion: str | None = None) -> Lin
         ConfigError: ``congestion`` cannot be had.
     """
     say(f"# {machine.date()}, {machine.machine()}, load {machine.load()} at the start")
-    with congested(congestion) as hosts:
+    with network(congestion) as hosts:
         found: LinkMeasurement = run_ranks(
             measure,
             2,
             timeout=TIMEOUT_S,
-            env=AS_THE_SYSTEM if hosts else None,
+            env=AS_THE_SYSTEM if congestion else None,
             hosts=hosts,
         )[0]
     say(f"# TCP congestion control {found.congestion_control}")

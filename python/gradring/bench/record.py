@@ -12,8 +12,8 @@ import numpy as np
 
 from gradring import build_info, machine
 from gradring.bench import systems
-from gradring.bench.congestion import in_words
 from gradring.bench.measurement import Measurement
+from gradring.bench.network import in_words
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,18 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="PEERS",
         help=f"also measure, in turns: {', '.join(systems.PEERS)}",
     )
+    sub.add_argument(
+        "--hosts",
+        type=count("hosts"),
+        default=1,
+        metavar="H",
+        help="put the ranks on H simulated hosts, as many on each, with own cores where there "
+        "are enough (needs root, iproute2)",
+    )
+    sub.add_argument(
+        "--rate",
+        help="of each simulated host's link in each direction, such as 1gbit (default: unlimited)",
+    )
     _add_common(sub)
     sub.add_argument(
         "--allow-debug", action="store_true", help="measure a build that is not optimised"

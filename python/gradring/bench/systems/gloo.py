@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 
-from gradring.bench.systems.agree import agree_on_ports
+from gradring.bench.systems.agree import agree_on_addresses, agree_on_ports, own_address
 from gradring.bench.systems.system import InPlace, System, missing_module
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
-from gradring.ports import LOOPBACK
+from gradring.interfaces import interface_of
 
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
@@ -34,7 +34,7 @@ def version() -> str:
     return f"gloo (torch {metadata.version('torch')})"
 
 
-def refusal(dtype: str, op: str, world_size: int) -> str | None:
+def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
     """It has no mean, and numpy arrays of bfloat16 cannot be lent to it."""
     if dtype not in DTYPES:
         return f"gloo is not measured with {dtype}; choose one of {', '.join(DTYPES)}"
@@ -44,14 +44,14 @@ def refusal(dtype: str, op: str, world_size: int) -> str | None:
 
 
 def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
-    """Connects a process group over loopback."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    """Connects a process group over loopback, or between simulated hosts."""
+    os.environ["GLOO_SOCKET_IFNAME"] = str(interface_of(own_address()))
     import torch.distributed as dist
 
-    (port,) = agree_on_ports(comm, 1)
+    first, (port,) = agree_on_addresses(comm)[0], agree_on_ports(comm, 1)
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://{LOOPBACK}:{port}",
+        init_method=f"tcp://{first}:{port}",
         rank=comm.rank,
         world_size=comm.world_size,
     )

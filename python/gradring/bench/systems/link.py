@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring.bench.systems.agree import agree_on_ports
+from gradring.bench.systems.agree import agree_on_addresses, agree_on_ports
 from gradring.bench.systems.system import LocalReduction, System
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
-from gradring.ports import LOOPBACK
 
 NAME = "link"
 CACHED_NAME = "link in cache"
@@ -74,6 +73,10 @@ class Link:
                 if left[descriptor] == 0:
                     poller.unregister(descriptor)
 
+    def descriptors(self) -> tuple[int, int]:
+        """Of the link to the next rank, and of that from the one before."""
+        return self._next.fileno(), self._previous.fileno()
+
     def congestion_control(self) -> str:
         """The TCP congestion control of what this rank sends."""
         name = self._next.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
@@ -93,28 +96,33 @@ class Link:
 
 
 def open_ring(comm: Communicator, closing: contextlib.ExitStack) -> Link:
-    """Connects every rank of this machine with the next one; all ranks call it together.
+    """Connects every rank with the next one; all ranks call it together.
 
     Two ranks get one connection, which each of them polls by a descriptor for each direction.
     """
     ports = agree_on_ports(comm, comm.world_size)
-    with socket.create_server((LOOPBACK, ports[comm.rank])) as server:
+    addresses = agree_on_addresses(comm)
+    same_host = len(set(addresses)) == 1
+    with socket.create_server((addresses[comm.rank], ports[comm.rank])) as server:
         server.settimeout(TIMEOUT_S)
-        # Before anything is connected: Linux goes on pacing what began with BBR.
-        _choose_congestion(server)
+        if same_host:
+            # Before anything is connected: Linux goes on pacing what began with BBR.
+            _choose_congestion(server)
         comm.barrier()
         ends: list[socket.socket] = []
         if comm.world_size > 2 or comm.rank == 1:
             outgoing = closing.enter_context(socket.socket())
-            _choose_congestion(outgoing)
+            if same_host:
+                _choose_congestion(outgoing)
             outgoing.settimeout(TIMEOUT_S)
-            outgoing.connect((LOOPBACK, ports[(comm.rank + 1) % comm.world_size]))
+            following = (comm.rank + 1) % comm.world_size
+            outgoing.connect((addresses[following], ports[following]))
             ends.append(outgoing)
         if comm.world_size > 2 or comm.rank == 0:
             ends.append(closing.enter_context(server.accept()[0]))
         if comm.world_size == 2:
             ends.append(closing.enter_context(ends[0].dup()))
-    return Link(*ends)
+    return Link(*ends, same_host=same_host)
 
 
 def _choose_congestion(end: socket.socket) -> None:

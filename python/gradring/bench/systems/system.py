@@ -138,7 +138,7 @@ class Peer(Protocol):
     def missing(self) -> str | None:
         """What is not installed here, with the command that installs it; None if all is there."""
 
-    def refusal(self, dtype: str, op: str, world_size: int) -> str | None:
+    def refusal(self, dtype: str, op: str, world_size: int, hosts: int) -> str | None:
         """Why it cannot be compared in this, as a message; None if it can."""
 
     def version(self) -> str:

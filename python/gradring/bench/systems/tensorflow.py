@@ -28,12 +28,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gradring.bench.systems.agree import agree_on_ports
+from gradring.bench.systems.agree import agree_on_addresses, agree_on_ports
 from gradring.bench.systems.system import LocalReduction, System, missing_module
 from gradring.bench.values import Problem
 from gradring.communicator import Communicator
 from gradring.launch.ranks import THREAD_VARIABLES, tf_config_of
-from gradring.ports import LOOPBACK
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 FINAL_OPS = {"sum": "Id", "mean": "Div"}
@@ -56,7 +55,7 @@ def version() -> str:
     return "tensorflow"
 
 
-def refusal(dtype: str, op: str, world_size: int) -> str | None:
+def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
     """TensorFlow reduces fewer dtypes and ops, and divides where gradring multiplies by 1/N."""
     if dtype not in DTYPES:
         return f"TensorFlow does not all-reduce {dtype}; choose one of {', '.join(DTYPES)}"
@@ -146,7 +145,8 @@ class _Reduction(LocalReduction):
 
 def configure(comm: Communicator) -> None:
     """Sets ``TF_CONFIG`` with ports that rank 0 has found, and the default thread pools."""
-    workers = [f"{LOOPBACK}:{port}" for port in agree_on_ports(comm, comm.world_size)]
+    places = zip(agree_on_addresses(comm), agree_on_ports(comm, comm.world_size), strict=True)
+    workers = [f"{address}:{port}" for address, port in places]
     os.environ["TF_CONFIG"] = tf_config_of(workers, comm.rank)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     for variable in THREAD_VARIABLES:
