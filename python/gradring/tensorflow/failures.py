@@ -138,11 +138,18 @@ def _combined(kind: Any, raised: Any) -> Any:
 
 def _reduce(error: Any) -> Any:
     facts = {fact: getattr(error, fact) for fact in _FACTS}
-    return _revived, (*error.kinds, error.message, facts)
+    return as_both, (*error.kinds, error.message, facts)
 
 
-def _revived(kind: Any, raised: Any, message: str, facts: dict[str, Any]) -> Any:
-    """A copy, also in another process, which has never seen the message."""
+def as_both(kind: Any, raised: Any, message: str, facts: dict[str, Any]) -> Any:
+    """An exception that is gradring's `kind` and TensorFlow's `raised`.
+
+    Args:
+        kind: A class of `gradring.errors`.
+        raised: A class of `tf.errors`.
+        message: Whatever it says: nothing is looked up by it.
+        facts: The attributes of `GradringError`.
+    """
     cls = _combined(kind, raised)
     error = kind.__new__(cls)
     cls.__init__(error, None, None, message)

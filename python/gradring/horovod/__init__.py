@@ -1,0 +1,12 @@
+"""Programs written for Horovod, with one changed import.
+
+=====================  ====================================================================
+module                 stands for
+=====================  ====================================================================
+``tensorflow``         ``horovod.tensorflow``
+``tensorflow.keras``   ``horovod.tensorflow.keras``, for Keras 3 and for `tf_keras`
+=====================  ====================================================================
+
+The names and meanings are Horovod's; docs/coming-from-horovod.md says what differs. Nothing of
+Horovod is imported.
+"""

@@ -1,0 +1,167 @@
+"""The group that a program of Horovod is in, and what it may ask about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import gradring
+from gradring.communicator import Communicator, is_open
+from gradring.errors import ConfigError
+
+_communicator: Communicator | None = None
+
+
+def init(comm: Sequence[int] | None = None) -> None:
+    """Joins the group that the environment describes, as `gradring.init` does.
+
+    Does nothing if this process is in it already.
+
+    Args:
+        comm: Nothing but None, the default: the launcher says who is in the group.
+
+    Raises:
+        gradring.errors.ConfigError: ``comm`` is given; or as `gradring.init`.
+        gradring.errors.RendezvousError: As `gradring.init`.
+        gradring.errors.AuthenticationError: As `gradring.init`.
+    """
+    global _communicator
+    if comm is not None:
+        raise ConfigError(
+            f"hvd.init(comm={comm!r}): the launcher says which processes are in the group; start "
+            "these alone, and call hvd.init() without comm"
+        )
+    if not is_initialized():
+        _communicator = gradring.init()
+
+
+def shutdown() -> None:
+    """Leaves the group; `init` may join one again."""
+    global _communicator
+    communicator, _communicator = _communicator, None
+    if communicator is not None and is_open(communicator):
+        communicator.close()
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a group."""
+    return _communicator is not None and is_open(_communicator)
+
+
+def communicator() -> Communicator:
+    """The group, for gradring's own functions.
+
+    Raises:
+        gradring.errors.ConfigError: `init` has not been called, or `shutdown` since.
+    """
+    if _communicator is None or not is_open(_communicator):
+        raise ConfigError("this process is in no group; call hvd.init() before")
+    return _communicator
+
+
+def rank() -> int:
+    """This process's index in the group."""
+    return communicator().rank
+
+
+def size() -> int:
+    """How many processes are in the group."""
+    return communicator().world_size
+
+
+def local_rank() -> int:
+    """This process's index among those on its host."""
+    return communicator().local_rank
+
+
+def local_size() -> int:
+    """How many processes are on this host."""
+    return communicator().local_size
+
+
+def cross_rank() -> int:
+    """This process's index among those that have its `local_rank` on their hosts."""
+    return _across().index(rank())
+
+
+def cross_size() -> int:
+    """How many hosts have a process of this one's `local_rank`."""
+    return len(_across())
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has as many processes as any other."""
+    hosts = communicator().hosts
+    return len({hosts.count(host) for host in hosts}) == 1
+
+
+def _across() -> list[int]:
+    """The ranks that have this one's place on their hosts."""
+    hosts = communicator().hosts
+    places = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    return [rank for rank, place in enumerate(places) if place == places[communicator().rank]]
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begins to record a timeline; every rank calls it.
+
+    Args:
+        file_path: Where `stop_timeline` writes it, on rank 0, in Chrome's trace format.
+        mark_cycles: Has no effect: there are no cycles to mark.
+    """
+    communicator().trace_start(file_path)
+
+
+def stop_timeline() -> None:
+    """Ends the recording and writes the timeline; every rank calls it."""
+    communicator().trace_stop()
+
+
+def mpi_built() -> bool:
+    """False: nothing here is MPI, though `mpirun` may start the processes."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """False, as `mpi_built`."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """False, as `mpi_built`."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: gradring's own core is in the place of Gloo."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False, as `gloo_built`."""
+    return False
+
+
+def nccl_built() -> int:
+    """0, the version of an NCCL that is not there: tensors are on CPUs."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """False: tensors are on CPUs."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: tensors are on CPUs."""
+    return False
+
+
+def ddl_built() -> bool:
+    """False: IBM's library is not used."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: Intel's library is not used."""
+    return False

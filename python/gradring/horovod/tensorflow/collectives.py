@@ -1,0 +1,510 @@
+"""Horovod's collectives on tensors, eagerly and inside a `tf.function`.
+
+Gradients are as Horovod defines them: where ranks' losses are added up in gradring, they are
+averaged here, except through `allreduce` with `Sum` and through `alltoall`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.communicator import Communicator
+from gradring.gradients.names import Label
+from gradring.gradients.reduction import Collective
+from gradring.horovod import basics
+from gradring.horovod.process_sets import ProcessSet, global_process_set, group_of
+from gradring.horovod.tensorflow.calls import agree, executing_eagerly
+from gradring.horovod.tensorflow.compression import Compression, Compressor
+from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
+from gradring.tensorflow import all_gather, all_reduce
+from gradring.tensorflow import broadcast as broadcast_tensor
+from gradring.tensorflow.dtypes import as_native_bits, as_tensor
+from gradring.tensorflow.rows import numbers_of_all
+from gradring.tensorflow.start_wait import start_all_to_all, wait
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Reduces a tensor, a variable or `tf.IndexedSlices` over all ranks.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks; of `tf.IndexedSlices` the rows of all
+            ranks are joined.
+        average: The older form of `op`: Average or Sum.
+        device_dense: Has no effect: tensors are on CPUs.
+        device_sparse: Has no effect.
+        compression: How the tensor travels.
+        op: Average by default.
+        prescale_factor: Multiplies before the reduction.
+        postscale_factor: Multiplies after it.
+        name: Compared between ranks, and used in messages.
+        process_set: Who takes part.
+        ignore_name_scope: Has no effect: names are used as they are given.
+
+    Returns:
+        The reduced tensor, or `tf.IndexedSlices`.
+    """
+    (reduced,) = grouped_allreduce(
+        [tensor],
+        average=average,
+        compression=compression,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        name=name,
+    )
+    return reduced
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Reduces several tensors together; see `allreduce`.
+
+    Raises:
+        NotImplementedError: The op is Adasum; or another one than Average and Sum, or a factor is
+            given, for `tf.IndexedSlices`.
+        ValueError: `op` and `average` are both given.
+        gradring.errors.MismatchError: Ranks call different things.
+    """
+    op = chosen(op, average)
+    factors = prescale_factor, postscale_factor
+    sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    if sparse:
+        linear(op, "tf.IndexedSlices")
+        if factors != (1.0, 1.0):
+            raise NotImplementedError("tf.IndexedSlices cannot be scaled; scale their values")
+    label = name or "allreduce"
+    results = list(tensors)
+    for i in sparse:
+        results[i] = _joined_slices(tensors[i], op, f"{label}/{i}", group_of(process_set))
+    dense = [i for i in range(len(tensors)) if i not in sparse]
+    reduced = reduce_dense(
+        [tensors[i] for i in dense], op, label, group_of(process_set), compression, factors
+    )
+    for i, result in zip(dense, reduced, strict=True):
+        results[i] = result
+    return results
+
+
+def reduce_dense(
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    name: str,
+    communicator: Communicator,
+    compression: type[Compressor] = Compression.none,
+    factors: tuple[float, float] = (1.0, 1.0),
+    variables: Sequence[str] | None = None,
+) -> list[tf.Tensor]:
+    """Reduces tensors together, compressed, and scaled before and after."""
+    if not tensors:
+        return []
+    before, after = factors
+    compressed = [compression.compress(as_tensor(tensor, name)) for tensor in tensors]
+    scaled = [_scaled(tensor, before) for tensor, _ in compressed]
+    agree(communicator, "allreduce", name, scaled, how=op.value, variables=variables)
+    reduced = all_reduce(scaled, op.value, name, communicator, variables=variables)
+    return [
+        compression.decompress(_scaled(tensor, after), ctx)
+        for tensor, (_, ctx) in zip(reduced, compressed, strict=True)
+    ]
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Joins the tensors of all ranks along the first dimension, in which they may differ.
+
+    Args:
+        tensor: Of at least one dimension.
+        name: Compared between ranks, and used in messages.
+        ignore_name_scope: Has no effect.
+        process_set: Who takes part.
+    """
+    (gathered,) = grouped_allgather([tensor], name or "allgather", process_set=process_set)
+    return gathered
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Joins several tensors each; see `allgather`.
+
+    Raises:
+        ValueError: One is a scalar.
+        gradring.errors.MismatchError: Ranks call different things.
+    """
+    communicator = group_of(process_set)
+    label = name or "grouped_allgather"
+    values = [_with_rows(tensor, label) for tensor in tensors]
+    agree(communicator, "allgather", label, values, rows_differ=True)
+    return [
+        _scaling_gradient(
+            all_gather(value, f"{label}/{i}", communicator), 1 / communicator.world_size
+        )
+        for i, value in enumerate(values)
+    ]
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Gives every rank the root's tensor.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks.
+        root_rank: Whose contents win; its rank among all processes.
+        name: Compared between ranks, and used in messages.
+        ignore_name_scope: Has no effect.
+        process_set: Who takes part.
+
+    Raises:
+        gradring.errors.MismatchError: Ranks call different things.
+        ValueError: `root_rank` is not in the process set.
+    """
+    communicator = group_of(process_set)
+    root = _root_in(process_set, root_rank)
+    label = name or "broadcast"
+    value = as_tensor(tensor, label)
+    agree(communicator, "broadcast", label, [value], how=f"root {root_rank}")
+    return _broadcast(value, root, label, communicator)
+
+
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Gives the variables of every rank the root's values.
+
+    Args:
+        variables: The same on all ranks.
+        root_rank: As for `broadcast`.
+        name: As for `broadcast`.
+        process_set: As for `broadcast`.
+
+    Returns:
+        Their values.
+    """
+    communicator = group_of(process_set)
+    root = _root_in(process_set, root_rank)
+    label = name or "broadcast_"
+    values = [as_tensor(variable, label) for variable in variables]
+    agree(communicator, "broadcast_", label, values, how=f"root {root_rank}")
+    for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        variable.assign(_broadcast(value, root, f"{label}/{i}", communicator))
+    return [tf.convert_to_tensor(variable) for variable in variables]
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Refuses: there are no global variables without sessions of TensorFlow 1.
+
+    Args:
+        root_rank: Whose values would win.
+
+    Raises:
+        RuntimeError: Always.
+    """
+    raise RuntimeError(
+        "hvd.broadcast_global_variables() is for sessions of TensorFlow 1; use "
+        "hvd.broadcast_variables(model.variables, root_rank)"
+    )
+
+
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> None:
+    """Gives the variables of every rank the root's values, as `broadcast_`.
+
+    Args:
+        variables: The same on all ranks.
+        root_rank: As for `broadcast`.
+        process_set: As for `broadcast`.
+        inplace: Has no effect.
+    """
+    broadcast_(variables, root_rank, "broadcast_variables", process_set)
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Reduces a tensor over all ranks and gives each rank its part of the rows.
+
+    Args:
+        tensor: Of at least one dimension, of the same shape and dtype on all ranks; where the first
+            dimension does not divide evenly, the first ranks get one row more.
+        device_dense: Has no effect.
+        compression: How the tensor travels.
+        op: Average or Sum.
+        name: Compared between ranks, and used in messages.
+        process_set: Who takes part.
+        ignore_name_scope: Has no effect.
+        prescale_factor: Multiplies before the reduction.
+        postscale_factor: Multiplies after it.
+    """
+    (part,) = grouped_reducescatter(
+        [tensor],
+        compression=compression,
+        op=op,
+        process_set=process_set,
+        name=name or "reducescatter",
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )
+    return part
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    """Reduces several tensors together, and gives each rank its parts; see `reducescatter`.
+
+    What travels is an all-reduce, of which each rank keeps its part.
+
+    Raises:
+        NotImplementedError: `op` is neither Average nor Sum.
+        ValueError: One is a scalar.
+        gradring.errors.MismatchError: Ranks call different things.
+    """
+    op = linear(chosen(op, None), "reducescatter")
+    communicator = group_of(process_set)
+    label = name or "grouped_reducescatter"
+    values = [_with_rows(tensor, label) for tensor in tensors]
+    factors = prescale_factor, postscale_factor
+    reduced = reduce_dense(values, op, label, communicator, compression, factors)
+    return [
+        _scaling_gradient(_part(each, communicator), communicator.world_size) for each in reduced
+    ]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Gives every rank some rows, and returns those that all ranks have for this one.
+
+    Rows travel in as much room as the largest part of any rank to any other takes.
+
+    Args:
+        tensor: Of at least one dimension; ranks may differ in the first.
+        splits: How many rows each rank gets, in rank order; integers. Default: equally many.
+        name: Compared between ranks, and used in messages.
+        ignore_name_scope: Has no effect.
+        process_set: Who takes part.
+
+    Returns:
+        The rows from all ranks, in rank order; and if there were `splits`, also how many came from
+        each rank.
+
+    Raises:
+        tf.errors.InvalidArgumentError: The splits do not add up to the rows, or there are none and
+            the rows do not divide evenly.
+        ValueError: The tensor is a scalar.
+        gradring.errors.MismatchError: Ranks call different things.
+    """
+    communicator = group_of(process_set)
+    label = name or "alltoall"
+    value = _with_rows(tensor, label)
+    counts = _counts(value, splits, communicator.world_size, label)
+    agree(communicator, "alltoall", label, [value], rows_differ=True)
+    collective = Collective(communicator, Label.of(label))
+    pairs = numbers_of_all(counts, collective)  # [to, from]
+    most = tf.reduce_max(pairs)
+    received_counts = pairs[communicator.rank]
+    native, decode = as_native_bits(value, label)
+    padded = _padded(native, counts, most)
+    ((_, received),) = wait([start_all_to_all(padded, collective)])
+    rows = decode(tf.gather(received, _places(received_counts, most)))
+    rows = _scaling_gradient(rows, 1.0)
+    if not executing_eagerly():
+        rows.set_shape([None, *value.shape[1:]])
+    if splits is None:
+        return rows
+    return rows, tf.cast(received_counts, tf.convert_to_tensor(splits).dtype)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank has called it."""
+    communicator = group_of(process_set)
+    agree(communicator, "barrier", "", [])
+    communicator.barrier()
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """`rank` as an int32 tensor."""
+    return tf.constant(basics.rank(), tf.int32, name=name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """`local_rank` as an int32 tensor."""
+    return tf.constant(basics.local_rank(), tf.int32, name=name)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """`size` as an int32 tensor."""
+    return tf.constant(basics.size(), tf.int32, name=name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """`local_size` as an int32 tensor."""
+    return tf.constant(basics.local_size(), tf.int32, name=name)
+
+
+def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+    """The product, in float64 for integers and in at least float32 for floats."""
+    if factor == 1.0:
+        return tensor
+    wide = tf.float64 if tensor.dtype.is_integer else tensor.dtype
+    if wide.size < tf.float32.size:
+        wide = tf.float32
+    return tf.cast(tf.cast(tensor, wide) * tf.cast(factor, wide), tensor.dtype)
+
+
+def _joined_slices(
+    slices: tf.IndexedSlices, op: ReduceOp, label: str, communicator: Communicator
+) -> tf.IndexedSlices:
+    agree(communicator, "allreduce of rows", label, [slices.values], how=op.value, rows_differ=True)
+    values = all_gather(slices.values, f"{label}/values", communicator)
+    if op is Average:
+        values /= tf.cast(communicator.world_size, values.dtype)
+    indices = all_gather(slices.indices, f"{label}/indices", communicator)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _with_rows(tensor: Any, label: str) -> tf.Tensor:
+    value = as_tensor(tensor, label)
+    if value.shape.rank == 0:
+        raise ValueError(f"{label}: a scalar has no rows; reshape it to [1]")
+    return value
+
+
+def _scaling_gradient(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+    """The tensor, through which gradients are multiplied, and get its dtype."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def scaling(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda upstream: _scaled(tf.cast(upstream, x.dtype), factor)
+
+    return scaling(tensor)
+
+
+def _broadcast(value: tf.Tensor, root: int, label: str, communicator: Communicator) -> tf.Tensor:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def sent(x: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            upstream = tf.cast(upstream, x.dtype)
+            mean = all_reduce(upstream, "mean", f"{label}/gradient", communicator)
+            return mean if communicator.rank == root else tf.zeros_like(mean)
+
+        return broadcast_tensor(x, root, label, communicator), gradient
+
+    return sent(value)
+
+
+def _root_in(process_set: ProcessSet, root_rank: int) -> int:
+    """The root's index in the process set."""
+    if process_set.ranks is None:
+        return root_rank
+    if root_rank not in process_set.ranks:
+        raise ValueError(f"root_rank={root_rank!r} is not in {process_set}")
+    return process_set.ranks.index(root_rank)
+
+
+def _part(tensor: tf.Tensor, communicator: Communicator) -> tf.Tensor:
+    """This rank's rows."""
+    rank, ranks = communicator.rank, communicator.world_size
+    rows = tensor.shape[0] if tensor.shape[0] is not None else tf.shape(tensor)[0]
+    each, more = rows // ranks, rows % ranks
+    start = rank * each + tf.minimum(rank, more)
+    return tensor[start : start + each + tf.cast(rank < more, tf.int32)]
+
+
+def _counts(value: tf.Tensor, splits: Any, ranks: int, label: str) -> tf.Tensor:
+    """How many rows go to each rank, as int64."""
+    rows = tf.shape(value, tf.int64)[0]
+    if splits is None:
+        tf.debugging.assert_equal(
+            rows % ranks, tf.zeros([], tf.int64), f"{label}: the rows have no {ranks} equal parts"
+        )
+        return tf.fill([ranks], rows // ranks)
+    counts = tf.cast(splits, tf.int64)
+    counts = tf.ensure_shape(counts, [ranks])
+    tf.debugging.assert_equal(
+        tf.reduce_sum(counts), rows, f"{label}: the splits do not add up to the number of rows"
+    )
+    return counts
+
+
+def _padded(rows: tf.Tensor, counts: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
+    """The rows, each rank's filled up to `room`."""
+    first = tf.cumsum(counts, exclusive=True)[:, tf.newaxis]
+    offsets = tf.range(room)
+    nothing = tf.shape(rows, tf.int64)[0]
+    places = tf.where(offsets < counts[:, tf.newaxis], first + offsets, nothing)
+    with_nothing = tf.pad(rows, [[0, 1], *[[0, 0]] * (rows.shape.rank - 1)])
+    return tf.gather(with_nothing, tf.reshape(places, [-1]))
+
+
+def _places(counts: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
+    """Where rows are, of which each rank's begin after `room` for those of the one before."""
+    ranks = tf.repeat(tf.range(tf.size(counts, tf.int64)), counts)
+    first = tf.cumsum(counts, exclusive=True)
+    return ranks * room + tf.range(tf.reduce_sum(counts)) - tf.gather(first, ranks)

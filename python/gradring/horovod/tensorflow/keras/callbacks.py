@@ -1,0 +1,210 @@
+"""Horovod's callbacks for Keras' `fit`: Keras 3, or `tf_keras` where TensorFlow uses it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.horovod import basics
+from gradring.horovod.tensorflow.collectives import allreduce, broadcast_variables
+from gradring.horovod.tensorflow.gradients import LocalVariables
+from gradring.tensorflow.model_variables import optimizer_variables
+
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives every rank the root's model and optimizer, after the first batch."""
+
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None
+    ) -> None:
+        """Says whose variables win.
+
+        Args:
+            root_rank: The rank.
+            device: Has no effect: tensors are on CPUs.
+            local_variables: Those that stay as they are.
+        """
+        super().__init__()
+        self._root_rank = root_rank
+        is_one = hasattr(local_variables, "assign")
+        self._local = LocalVariables([local_variables] if is_one else local_variables or ())
+        self._is_done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable as it is."""
+        self._local.add(var)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After the first batch the optimizer has its variables, too."""
+        if self._is_done:
+            return
+        variables = [*self.model.variables, *optimizer_variables(self.model.optimizer)]
+        once = {id(variable): variable for variable in variables if variable not in self._local}
+        broadcast_variables(list(once.values()), self._root_rank)
+        self._is_done = True
+
+
+class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages the logs of an epoch over all ranks, for the callbacks that follow it."""
+
+    def __init__(self, device: str = "") -> None:
+        """Needs nothing.
+
+        Args:
+            device: Has no effect: tensors are on CPUs.
+        """
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """The logs are those of this rank until now."""
+        if logs:
+            names = sorted(logs)
+            own = tf.constant([float(logs[name]) for name in names], tf.float64)
+            means = allreduce(own, name=f"metrics {', '.join(names)}").numpy()
+            logs.update(zip(names, means.tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs."""
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """Says which learning rate, and when.
+
+        Args:
+            initial_lr: The learning rate at the start.
+            multiplier: What it is multiplied by: a function of the epoch, or a number that is
+                raised to the power of the epochs since `start_epoch`.
+            start_epoch: The first epoch that it is for.
+            end_epoch: The first epoch that it is not for any more; default: none.
+            staircase: Whether it changes with epochs; else with batches, and the function gets
+                fractions of an epoch.
+            momentum_correction: For a batch with another learning rate than before, multiplies the
+                momentum as much. Keras 3 and `tf_keras` take the momentum for a constant, which
+                cannot change: there is a warning then.
+            steps_per_epoch: Default: what `fit` says.
+
+        Raises:
+            ValueError: There is no `initial_lr`.
+        """
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("initial_lr is missing; give the learning rate at the start")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self._multiplier = multiplier
+        self._epoch = 0
+
+    def multiplier(self, epoch: float) -> float:
+        """By what `initial_lr` is multiplied."""
+        if callable(self._multiplier):
+            return self._multiplier(epoch)
+        return float(self._multiplier ** (epoch - self.start_epoch))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds how many steps an epoch has.
+
+        Raises:
+            ValueError: `fit` does not say it.
+        """
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(f"{type(self).__name__}: give steps_per_epoch=")
+        momentum = getattr(self.model.optimizer, "momentum", None)
+        if self.momentum_correction and momentum:
+            warnings.warn(
+                f"{type(self).__name__}: Keras takes momentum={momentum} for a constant, so it is "
+                "not corrected; pass momentum_correction=False",
+                stacklevel=2,
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Batches of this epoch follow."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the learning rate, where it is this callback's turn."""
+        ended = self.end_epoch is not None and self._epoch >= self.end_epoch
+        if self._epoch < self.start_epoch or ended or (self.staircase and batch > 0):
+            return
+        fraction = 0.0 if self.staircase else batch / (self.steps_per_epoch or 1)
+        rate = self.initial_lr * self.multiplier(self._epoch + fraction)
+        self.model.optimizer.learning_rate = rate
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """The logs get the learning rate."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(np.asarray(tf.convert_to_tensor(self.model.optimizer.learning_rate)))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr / hvd.size()`` to ``initial_lr``, batch by batch.
+
+    P. Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour (2017).
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """Says how slowly.
+
+        Args:
+            initial_lr: The learning rate at the end.
+            warmup_epochs: In so many epochs.
+            momentum_correction: As for `LearningRateScheduleCallback`.
+            steps_per_epoch: As for `LearningRateScheduleCallback`.
+            verbose: 1: rank 0 prints a line at the end.
+        """
+
+        def multiplier(epoch: float) -> float:
+            # The last batch of an epoch has the round number.
+            done = (epoch + 1 / (self.steps_per_epoch or 1)) / warmup_epochs
+            return (1 + done * (basics.size() - 1)) / basics.size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self._verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """The last one may say so."""
+        super().on_epoch_end(epoch, logs)
+        if self._verbose and self.end_epoch == epoch + 1 and basics.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: the learning rate is warm, {self._rate():g}.")

@@ -1,0 +1,104 @@
+"""Horovod Elastic for Keras: the state of a model, and callbacks that commit it during `fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.horovod.tensorflow.elastic import State, TensorFlowKerasState, run
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+
+class KerasState(TensorFlowKerasState):
+    """A model, its optimizer, and values such as ``batch`` and ``epoch``."""
+
+
+class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits a state every few batches, and at the end of every epoch."""
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        """Says what, and how often.
+
+        Args:
+            state: What to commit, on every rank.
+            batches_per_commit: How many batches are between two commits.
+        """
+        super().__init__()
+        self._state = state
+        self._every = batches_per_commit
+        self._since = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Counts from here."""
+        self._since = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commits, when it is time."""
+        self._since += 1
+        if self._since >= self._every:
+            self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commits."""
+        self._commit()
+
+    def _commit(self) -> None:
+        self._since = 0
+        self._state.commit()
+
+
+class UpdateBatchStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes in ``state.batch`` which batch of an epoch comes next."""
+
+    def __init__(self, state: State) -> None:
+        """Says where.
+
+        Args:
+            state: It has a value `batch`.
+        """
+        super().__init__()
+        self._state = state
+        self._before = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """In the middle of an epoch, `fit` begins its count anew."""
+        self._before = self._state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One batch more."""
+        self._state.batch = self._before + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The next epoch begins with its first batch."""
+        self._state.batch = 0
+
+
+class UpdateEpochStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes in ``state.epoch`` how many epochs have ended."""
+
+    def __init__(self, state: State) -> None:
+        """Says where.
+
+        Args:
+            state: It has a value `epoch`.
+        """
+        super().__init__()
+        self._state = state
+        self._before = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """`fit` may count its epochs from 0."""
+        self._before = self._state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """One epoch more."""
+        first = self.params.get("initial_epoch", 0)
+        self._state.epoch = self._before + epoch + 1 - first

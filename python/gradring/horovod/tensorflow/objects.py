@@ -1,0 +1,95 @@
+"""Python objects that travel between ranks, by pickle as in Horovod."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from gradring.communicator import Communicator, all_gather_bytes
+from gradring.errors import ConfigError
+from gradring.horovod.process_sets import ProcessSet, global_process_set, group_of
+from gradring.horovod.tensorflow.calls import agree
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Gives every rank the root's object.
+
+    A pickle can run code where it is opened, so the ranks have to know each other: between hosts,
+    the group needs a token or TLS.
+
+    Args:
+        obj: What `pickle` takes.
+        root_rank: Whose object it is.
+        session: Nothing but None.
+        name: Compared between ranks, and used in messages.
+        process_set: Who takes part.
+
+    Returns:
+        The object itself on the root, a copy elsewhere.
+
+    Raises:
+        gradring.errors.ConfigError: The ranks are of several hosts, without a token and TLS.
+        gradring.errors.MismatchError: Ranks call different things.
+    """
+    communicator = _trusted(group_of(process_set))
+    label = name or "broadcast_object"
+    agree(communicator, "broadcast_object", label, [], how=f"root {root_rank}")
+    is_root = communicator.rank == root_rank
+    own = pickle.dumps(obj) if is_root else b""
+    text = all_gather_bytes(communicator, own, label)[root_rank]
+    return obj if is_root else pickle.loads(text)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """`broadcast_object` as a function of the object."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """The objects of all ranks, by rank; see `broadcast_object`.
+
+    Args:
+        obj: What `pickle` takes.
+        session: Nothing but None.
+        name: Compared between ranks, and used in messages.
+        process_set: Who takes part.
+
+    Raises:
+        gradring.errors.ConfigError: The ranks are of several hosts, without a token and TLS.
+        gradring.errors.MismatchError: Ranks call different things.
+    """
+    communicator = _trusted(group_of(process_set))
+    label = name or "allgather_object"
+    agree(communicator, "allgather_object", label, [])
+    return [pickle.loads(text) for text in all_gather_bytes(communicator, pickle.dumps(obj), label)]
+
+
+def _trusted(communicator: Communicator) -> Communicator:
+    """The communicator, if no stranger can be in it."""
+    door = communicator._door
+    if len(set(communicator.hosts)) > 1 and not (door["token"] or door["tls"]):
+        raise ConfigError(
+            "objects travel as pickles, which can run code where they are opened, and anybody who "
+            "reaches the ports could be a rank; set GRADRING_TOKEN or GRADRING_TOKEN_FILE, or use "
+            "TLS",
+            rank=communicator.rank,
+            host=communicator.host,
+        )
+    return communicator

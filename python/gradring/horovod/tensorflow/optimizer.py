@@ -1,0 +1,263 @@
+"""Optimizers of Keras that reduce gradients over all ranks before they apply them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.horovod.process_sets import ProcessSet, global_process_set
+from gradring.horovod.tensorflow.compression import Compression, Compressor
+from gradring.horovod.tensorflow.gradients import (
+    Gradient,
+    LocalVariables,
+    Options,
+    reduce_gradients,
+)
+from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Any] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """An optimizer with the settings of this one, which reduces gradients over all ranks.
+
+    One of Keras 3 reduces them in `apply` and `apply_gradients`, one of `tf_keras` when it computes
+    them, as in Horovod: in `minimize`, thus in `fit`. In custom loops use
+    `DistributedGradientTape`, and the optimizer as it is.
+
+    Its class is called as the optimizer's, so that saved models load without this package.
+
+    Args:
+        optimizer: Of Keras 3, or of `tf_keras`; its variables are made anew.
+        name: Has no effect.
+        use_locking: Has no effect.
+        device_dense: Has no effect: tensors are on CPUs.
+        device_sparse: Has no effect.
+        compression: How gradients travel.
+        sparse_as_dense: Makes `tf.IndexedSlices` dense before they travel.
+        backward_passes_per_step: So many gradients are added up, before their sum is reduced and
+            applied.
+        op: Average or Sum.
+        gradient_predivide_factor: Divides before the sum of an average, and multiplies after it.
+        average_aggregated_gradients: Divides the sum by `backward_passes_per_step`.
+        num_groups: The older form of `groups`.
+        groups: Has no effect: gradients are reduced in buckets of bytes.
+        process_set: Who takes part.
+        scale_local_gradients: Divides the gradients of local variables by the number of ranks.
+
+    Raises:
+        NotImplementedError: Another op; or an optimizer of TensorFlow 1.
+        ValueError: A factor is given for a sum, `groups` are no groups, `backward_passes_per_step`
+            is below 1, or the optimizer is distributed already.
+    """
+    options = Options(
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups if groups is not None else num_groups or None,
+        process_set,
+        scale_local_gradients,
+    )
+    return distributed(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
+
+
+def distributed(optimizer: Any, options: Options, passes: int = 1, averages: bool = False) -> Any:
+    """See `DistributedOptimizer`."""
+    return _class_of(optimizer, options, passes, averages).from_config(optimizer.get_config())
+
+
+def distribute(optimizer: Any, options: Options) -> None:
+    """Makes an optimizer a distributed one, with its variables."""
+    object.__setattr__(optimizer, "__class__", _class_of(optimizer, options, 1, False))
+    optimizer._prepare()
+
+
+def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> Any:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes!r} is not at least 1")
+    kind = type(optimizer)
+    if not hasattr(kind, "from_config"):
+        raise NotImplementedError(
+            f"DistributedOptimizer: {kind.__name__} is no optimizer of Keras; use one of "
+            "tf.keras.optimizers, or DistributedGradientTape"
+        )
+    if isinstance(optimizer, _Reducing):
+        raise ValueError(f"DistributedOptimizer: this {kind.__name__} is distributed already")
+    base = _ReducingWhenApplied if hasattr(kind, "apply") else _ReducingWhenComputed
+    members = {
+        "__module__": kind.__module__,
+        "_options": options,
+        "_passes": passes,
+        "_averages": averages,
+    }
+    return type(kind.__name__, (base, kind), members)
+
+
+class _Sums:
+    """Gradients that are added up over several steps."""
+
+    def __init__(self, passes: int, averages: bool) -> None:
+        self._passes = passes
+        self._averages = averages
+        self._sums: list[tf.Variable] | None = None
+        #: How many have been added.
+        self.counter = tf.Variable(0, trainable=False, dtype=tf.int32)
+
+    def add(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
+        """The sums, this time's gradients among them."""
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if self._sums is None:
+            with tf.init_scope():
+                self._sums = [
+                    tf.Variable(tf.zeros(each.shape, each.dtype), trainable=False) for each in dense
+                ]
+        for total, gradient in zip(self._sums, dense, strict=True):
+            total.assign_add(gradient)
+        self.counter.assign_add(1)
+        return [total.read_value() for total in self._sums]
+
+    def is_full(self) -> tf.Tensor:
+        """Whether as many have been added as a step has."""
+        return tf.equal(self.counter, self._passes)
+
+    def taken(self) -> list[tf.Tensor]:
+        """The sums, or their means; the next ones begin with nothing."""
+        assert self._sums is not None, "gradients have been added"
+        totals = [total.read_value() for total in self._sums]
+        with tf.control_dependencies(totals):
+            for total in self._sums:
+                total.assign(tf.zeros_like(total))
+        self.counter.assign(0)
+        if self._averages:
+            totals = [total / tf.cast(self._passes, total.dtype) for total in totals]
+        return totals
+
+
+class _Reducing:
+    """What distributed optimizers have in common, before Keras' class in the order of classes."""
+
+    _options: Options
+    _passes: int
+    _averages: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Makes what a distributed optimizer has besides the optimizer's own."""
+        # Keras would make layers and lists of its own of what it can look into.
+        object.__setattr__(self, "_local_vars", LocalVariables())
+        sums = _Sums(self._passes, self._averages) if self._passes > 1 else None
+        object.__setattr__(self, "_agg_helper", sums)
+
+    def register_local_var(self, var: Any) -> None:
+        """Keeps the gradient of a variable on its rank."""
+        self._local_vars.add(var)  # type: ignore[attr-defined]
+
+    def _reduced(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
+        local: LocalVariables = self._local_vars  # type: ignore[attr-defined]
+        return reduce_gradients(gradients, variables, self._options, local)
+
+    def _sums(self) -> _Sums | None:
+        sums: _Sums | None = self._agg_helper  # type: ignore[attr-defined]
+        return sums
+
+    def _step_without_update(self) -> Any:
+        self.iterations.assign_add(1)  # type: ignore[attr-defined]
+
+
+class _ReducingWhenApplied(_Reducing):
+    """An optimizer of Keras 3."""
+
+    def apply(self, grads: Iterable[Gradient], trainable_variables: Any = None) -> Any:
+        """As the optimizer's, with the gradients of all ranks."""
+        gradients = list(grads)
+        apply: Callable[..., Any] = super().apply  # type: ignore[misc]
+        keras: Any = self
+        variables = list(
+            keras._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        sums = self._sums()
+        if sums is None:
+            return apply(self._reduced(gradients, variables), trainable_variables)
+        if not keras.built:
+            with tf.init_scope():
+                keras.build(variables)
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+
+        def update() -> None:
+            for i, total in zip(present, sums.taken(), strict=True):
+                gradients[i] = total
+            apply(self._reduced(gradients, variables), trainable_variables)
+
+        sums.add([gradients[i] for i in present])
+        tf.cond(
+            sums.is_full(), lambda: _nothing(update), lambda: _nothing(self._step_without_update)
+        )
+        return keras.iterations
+
+
+class _ReducingWhenComputed(_Reducing):
+    """An optimizer of `tf_keras`."""
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """As the optimizer's, of all ranks."""
+        return self._compute_gradients(loss, var_list, tape=tape)
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Gradient, Any]]:
+        """Optimizers before 2.11 call it."""
+        keras: Any = super()
+        if hasattr(keras, "_compute_gradients"):
+            pairs = keras._compute_gradients(loss, var_list, grad_loss, tape=tape)
+        else:
+            pairs = keras.compute_gradients(loss, var_list, tape=tape)
+        gradients, variables = map(list, zip(*pairs, strict=True))
+        sums = self._sums()
+        if sums is None:
+            return list(zip(self._reduced(gradients, variables), variables, strict=True))
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        own = sums.add([gradients[i] for i in present])
+        named = [variables[i] for i in present]
+        totals = tf.cond(sums.is_full(), lambda: self._reduced(sums.taken(), named), lambda: own)
+        for i, total in zip(present, totals, strict=True):
+            gradients[i] = total
+        return list(zip(gradients, variables, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's, where the gradients are those of a whole step."""
+        apply: Callable[..., Any] = super().apply_gradients  # type: ignore[misc]
+        sums = self._sums()
+        if sums is None:
+            return apply(grads_and_vars, *args, **kwargs)
+        pairs = list(grads_and_vars)
+        return tf.cond(
+            tf.equal(sums.counter, 0),
+            lambda: _nothing(lambda: apply(pairs, *args, **kwargs)),
+            lambda: _nothing(self._step_without_update),
+        )
+
+
+def _nothing(act: Callable[[], Any]) -> tf.Tensor:
+    """Acts, and returns what both branches of a `tf.cond` can."""
+    act()
+    return tf.constant(True)

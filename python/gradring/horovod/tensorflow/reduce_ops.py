@@ -1,0 +1,57 @@
+"""The reductions, by Horovod's names."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ReduceOp(enum.Enum):
+    """A reduction; its value is gradring's name for it."""
+
+    AVERAGE = "mean"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+    ADASUM = "adasum"
+
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+Adasum = ReduceOp.ADASUM
+
+#: Those that have a meaning for rows, parts and gradients.
+LINEAR = (Average, Sum)
+
+
+def chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    """The reduction of a call that may still use the older argument.
+
+    Raises:
+        ValueError: Both are given.
+        NotImplementedError: It is Adasum.
+    """
+    if op is not None and average is not None:
+        raise ValueError("op and average are both given; give op, of which average is the old form")
+    if average is not None:
+        op = Average if average else Sum
+    if op is Adasum:
+        raise NotImplementedError(
+            "Adasum: gradring does not have it; use op=hvd.Average, and a learning rate for the "
+            "global batch"
+        )
+    return Average if op is None else op
+
+
+def linear(op: ReduceOp, what: str) -> ReduceOp:
+    """The same reduction, if it is Average or Sum.
+
+    Raises:
+        NotImplementedError: It is another one.
+    """
+    if op not in LINEAR:
+        raise NotImplementedError(f"{what}: only hvd.Average and hvd.Sum, not {op.name.title()}")
+    return op

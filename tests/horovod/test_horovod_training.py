@@ -1,0 +1,251 @@
+"""Programs of Horovod train two ranks as one process trains on both ranks' batches."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+from tf_worker import take_one_thread
+
+from gradring.testing import run_ranks
+
+Found = dict[str, Any]
+
+STEPS, ROWS = 8, 4
+
+
+def batches() -> list[Any]:
+    """Of both ranks together."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(STEPS, 2 * ROWS, 3)).astype("float32")
+    return list(zip(x, x[..., :1] - 2 * x[..., 1:2], strict=True))
+
+
+def train_all() -> Found:
+    import gradring.horovod.tensorflow.keras as hvd
+
+    take_one_thread()
+    hvd.init()
+    found: Found = {"tape": by_tape(), "accumulated": by_accumulation()}
+    found |= {**by_fit(), **local_layers(), **state()}
+    hvd.shutdown()
+    return found
+
+
+def model_of(rank: int) -> Any:
+    """Each rank begins with other weights."""
+    import tensorflow as tf
+
+    tf.keras.utils.set_random_seed(rank)
+    layers = tf.keras.layers
+    return tf.keras.Sequential([layers.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+
+
+def mine(batch: Any) -> Any:
+    """This rank's rows of a batch."""
+    import gradring.horovod.tensorflow as hvd
+
+    rows = slice(hvd.rank() * ROWS, (hvd.rank() + 1) * ROWS)
+    return tuple(part[rows] for part in batch)
+
+
+def weights_of(model: Any) -> list[Any]:
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+def by_tape() -> Any:
+    """A custom loop, and the same on the whole batches in this process."""
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow as hvd
+
+    def train(model: Any, share: Any, wrap: Any) -> Any:
+        optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+
+        def step(x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            gradients = wrap(tape).gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        in_graph = tf.function(step)
+        for number, batch in enumerate(batches()):
+            (in_graph if number % 2 else step)(*map(tf.constant, share(batch)))
+        return weights_of(model)
+
+    model = model_of(hvd.rank())
+    hvd.broadcast_variables(model.variables, root_rank=1)
+    distributed = train(model, mine, hvd.DistributedGradientTape)
+    return distributed, train(model_of(1), lambda batch: batch, lambda tape: tape)
+
+
+def by_accumulation() -> Any:
+    """Two batches are a step; the same with batches of twice the size."""
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow as hvd
+
+    def fit(optimizer: Any, pairs: list[Any]) -> Any:
+        model = model_of(0)
+        model.compile(optimizer, "mse")
+        for x, y in pairs:
+            model.train_on_batch(x, y)
+        return weights_of(model), int(model.optimizer.iterations)
+
+    sgd = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+    distributed = hvd.DistributedOptimizer(
+        sgd, backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    whole = batches()
+    doubled = [
+        tuple(map(np.concatenate, zip(*whole[i : i + 2], strict=True))) for i in range(0, STEPS, 2)
+    ]
+    return fit(distributed, [mine(batch) for batch in whole]), fit(sgd, doubled)
+
+
+def by_fit() -> Found:
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow.keras as hvd
+
+    rate = 0.1
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(rate))
+    again = optimizer.from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    with pytest.raises(ValueError, match="SGD is distributed already"):
+        hvd.DistributedOptimizer(again)
+    model = model_of(hvd.rank())
+    model.compile(optimizer, "mse")
+    x, y = (np.concatenate(parts) for parts in zip(*map(mine, batches()), strict=True))
+    callbacks = hvd.callbacks
+    history = model.fit(
+        x,
+        y,
+        batch_size=ROWS,
+        shuffle=False,
+        epochs=4,
+        verbose=0,
+        callbacks=[
+            callbacks.BroadcastGlobalVariablesCallback(0),
+            callbacks.MetricAverageCallback(),
+            callbacks.LearningRateWarmupCallback(rate, warmup_epochs=2),
+            callbacks.LearningRateScheduleCallback(rate, 0.5, start_epoch=2),
+        ],
+    ).history
+    return {"fit": weights_of(model), "history": history}
+
+
+def local_layers() -> Found:
+    """The first layer keeps its gradients, divided by the number of ranks."""
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow as hvd
+
+    model = model_of(0)
+    x, y = mine(batches()[0])
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    plain = [each.numpy() for each in tape.gradient(loss, model.trainable_variables)]
+    partial = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[0])
+    pairs = partial.get_local_and_global_gradients(loss, model.trainable_variables)
+    return {"plain": plain, "partial": [[g.numpy() for _, g in some] for some in pairs]}
+
+
+def state() -> Found:
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow.keras as hvd
+
+    model = model_of(hvd.rank())
+    optimizer = tf.keras.optimizers.Adam()
+    state = hvd.elastic.KerasState(model, optimizer, batch=20 + hvd.rank(), epoch=hvd.rank())
+    state.sync()
+    synced = weights_of(model), state.batch, state.epoch
+    state.batch = 30
+    state.restore()
+
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        state.batch += 1
+        state.commit()
+        return int(state.batch)
+
+    return {"synced": synced, "restored": state.batch, "trained": train(state)}
+
+
+@pytest.fixture(scope="module", params=["keras", "tf_keras"])
+def ranks(request: pytest.FixtureRequest) -> list[Found]:
+    if request.param == "keras":
+        return run_ranks(train_all, 2)
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("needs tf_keras")
+    return run_ranks(train_all, 2, env={"TF_USE_LEGACY_KERAS": "1"})
+
+
+def close(ones: list[Any], others: list[Any]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tape_and_an_accumulating_optimizer_train_as_one_process(ranks: list[Found]) -> None:
+    for found in ranks:
+        close(*found["tape"])
+        (weights, steps), (alone, _) = found["accumulated"]
+        close(weights, alone)
+        assert steps == STEPS
+    for one, other in zip(ranks[0]["tape"][0], ranks[1]["tape"][0], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_fit_keeps_ranks_equal_and_follows_the_callbacks(ranks: list[Found]) -> None:
+    first, second = ranks
+    for one, other in zip(first["fit"], second["fit"], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert first["history"] == second["history"]
+    assert first["history"]["loss"][-1] < first["history"]["loss"][0]
+    np.testing.assert_allclose(first["history"]["lr"], [0.075, 0.1, 0.1, 0.05], rtol=1e-6)
+
+
+def test_gradients_of_local_layers_stay(ranks: list[Found]) -> None:
+    mean = [(a + b) / 2 for a, b in zip(ranks[0]["plain"], ranks[1]["plain"], strict=True)]
+    for found in ranks:
+        local, reduced = found["partial"]
+        close(local, [gradient / 2 for gradient in found["plain"][:2]])
+        close(reduced, mean[2:])
+
+
+def test_a_state_is_that_of_rank_0_and_goes_back(ranks: list[Found]) -> None:
+    for found in ranks:
+        weights, batch, epoch = found["synced"]
+        close(weights, ranks[0]["synced"][0])
+        assert (batch, epoch, found["restored"], found["trained"]) == (20, 0, 20, 21)
+
+
+def lose_one() -> Any:
+    import os
+
+    import gradring.horovod.tensorflow as hvd
+
+    hvd.init()
+    state = hvd.elastic.State(step=0)
+    resets: list[int] = []
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+    @hvd.elastic.run
+    def train(state: Any) -> Any:
+        while state.step < 6:
+            if state.step == 3 and hvd.rank() == 1:
+                os._exit(1)
+            hvd.allreduce(1.0)
+            state.step += 1
+            state.commit()
+        return state.step, hvd.size(), resets
+
+    return train(state)
+
+
+def test_a_rank_is_lost_and_the_reset_callbacks_hear_of_it() -> None:
+    left, _lost = run_ranks(lose_one, 2, check=False)
+    assert left.value == (6, 1, [1])
