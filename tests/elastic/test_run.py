@@ -145,6 +145,20 @@ def test_a_program_that_always_fails_ends_after_ten_losses(stage: Stage) -> None
         assert "enough" in str(outcome.exception)
 
 
+def calls_before_it_tells_why(trainee: Trainee) -> bool:
+    if trainee.state.step == STEPS and trainee.place == 0:
+        trainee.participant.reform([])
+        time.sleep(0.1)
+        trainee.comm.abort("enough")
+    return False
+
+
+def test_a_process_hears_the_cause_also_after_the_call_to_a_new_group(stage: Stage) -> None:
+    for outcome in outcomes_of(planned(calls_before_it_tells_why, 2), stage):
+        assert isinstance(outcome.exception, AbortedError), outcome.details()
+        assert "enough" in str(outcome.exception)
+
+
 def stopped_for_a_moment(trainee: Trainee) -> bool:
     if trainee.state.step == STEPS and trainee.place == 0:
         os.kill(trainee.pid(1), signal.SIGSTOP)

@@ -108,10 +108,15 @@ class Trainee:
         return int(self.state.step) - self.seen.groups[-1].step
 
     @property
+    def participant(self) -> Any:
+        """It in the agreement on groups."""
+        job = self.state._after_commit.__self__  # type: ignore[union-attr]
+        return job._participant
+
+    @property
     def waiting(self) -> int:
         """How many processes this one knows that would join."""
-        job = self.state._after_commit.__self__  # type: ignore[union-attr]
-        return int(job._participant.joiners)
+        return int(self.participant.joiners)
 
     def die(self) -> NoReturn:
         """Is killed."""

@@ -35,6 +35,10 @@ use way::Way;
 /// A request's thread needs little stack, even to check certificates.
 const REQUEST_STACK_BYTES: usize = 512 << 10;
 
+/// Why others form a new group is told in the group that they leave, which may take longer than the
+/// call: so long a group may go on to hear of it.
+const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
+
 /// A group that was agreed on, and this process's place in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
@@ -75,6 +79,8 @@ struct Progress {
     outcome: Option<Result<Option<Agreed>>>,
     /// The group that is connected.
     group: Weak<Communicator>,
+    /// Since when others want to form a new group, while that one has not failed here.
+    called_since: Option<Instant>,
     /// Another member had heard sooner that the group will not form.
     was_given_up: bool,
     /// Something has happened since the thread has looked.
@@ -121,6 +127,7 @@ impl Participant {
                 member: None,
                 outcome: None,
                 group: Weak::new(),
+                called_since: None,
                 was_given_up: false,
                 is_news: false,
                 has_left: false,
@@ -240,6 +247,7 @@ impl Participant {
         self.shared.listen_between()?;
         let mut progress = lock(&self.shared.progress);
         progress.group = Weak::new();
+        progress.called_since = None;
         progress.outcome = None;
         let was_given_up = std::mem::take(&mut progress.was_given_up);
         let unreached = if was_given_up { &[] } else { unreached };
@@ -425,13 +433,18 @@ impl Shared {
                     self.changed.notify_all();
                 }
                 Step::Wait(until) => {
-                    if let Some(group) = self.called_group(&progress) {
+                    let group = self.called_group(&progress);
+                    let patient_until = group
+                        .as_ref()
+                        .map(|_| *progress.called_since.get_or_insert(now) + CAUSE_PATIENCE);
+                    if let Some(group) = group.filter(|_| patient_until <= Some(now)) {
                         drop(progress);
                         group.abort("other ranks form a new group");
                         progress = lock(&self.progress);
                         continue;
                     }
-                    let limit = until.map_or(Duration::from_secs(3600), |until| {
+                    let wanted = until.into_iter().chain(patient_until).min();
+                    let limit = wanted.map_or(Duration::from_secs(3600), |until| {
                         until.saturating_duration_since(Instant::now())
                     });
                     let waits = |progress: &mut Progress| !progress.is_news && !progress.has_left;
