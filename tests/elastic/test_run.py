@@ -204,8 +204,11 @@ def train_to_a_loss_at_the_end(plan: Plan, stage: Stage) -> Seen:
 
     def all_reduce(self: Any, x: Any, op: str = "sum", *, name: str = "") -> Any:
         if name == "elastic/ended" and place == 2:
+            stage.wait("heard")
             os.kill(os.getpid(), signal.SIGKILL)
         result = real(self, x, op, name=name)
+        if name == "elastic/returned" and place == 0:
+            stage.tell("heard")
         if name == "elastic/returned" and place == 1:
             real(self, x, op, name="elastic/ended")  # which fails
         return result

@@ -1,11 +1,14 @@
 //! How a process says something to another one about the members of the next group.
 
-use std::io;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use crate::agreement::message::{Envelope, Outcome};
 use crate::error::{Breach, Error, ErrorKind, NotFormed};
-use crate::forming::rendezvous::connect::{LOOK_UP_GOES_ON, connect, in_time, resolve};
+use crate::forming::listener::is_worth_another_try;
+use crate::forming::rendezvous::connect::{
+    LOOK_UP_GOES_ON, RETRY_INTERVAL, connect, in_time, resolve,
+};
 use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls::{self, Tls};
 use crate::wire::handshake::{self, Hello, Purpose};
@@ -30,7 +33,8 @@ fn turns_away(error: &Error) -> bool {
 }
 
 impl Way {
-    /// Says something to the process at `host:port`, and tells what became of it.
+    /// Says something to the process at `host:port`, and tells what became of it. One that hands its
+    /// listener from a group to the next one is told again.
     pub(crate) fn ask(&self, address: &str, envelope: &Envelope, limit: Duration) -> Outcome {
         let deadline = Instant::now() + limit;
         let name = address.to_owned();
@@ -40,14 +44,7 @@ impl Way {
         let Ok(Ok(addresses)) = found else {
             return Outcome::Silent;
         };
-        let tcp = match connect(&addresses, deadline) {
-            Ok(tcp) => tcp,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                return Outcome::Refused;
-            }
-            Err(_) => return Outcome::Silent,
-        };
-        let converse = || {
+        let converse = |tcp| {
             let mut connection =
                 tls::connect(tcp, self.tls.as_ref(), address, deadline, &mut || true)?;
             let mut stream = DeadlineStream::new(&mut connection, deadline);
@@ -57,10 +54,63 @@ impl Way {
             handshake::write_message(&mut stream, envelope)?;
             handshake::read_message(&mut stream)
         };
-        match converse() {
-            Ok(reply) => Outcome::Reply(reply),
-            Err(error) if turns_away(&error) => Outcome::TurnedAway(error.kind.to_string()),
-            Err(_) => Outcome::Silent,
+        loop {
+            let tcp = match connect(&addresses, deadline) {
+                Ok(tcp) => tcp,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    return Outcome::Refused;
+                }
+                Err(_) => return Outcome::Silent,
+            };
+            let error = match converse(tcp) {
+                Ok(reply) => return Outcome::Reply(reply),
+                Err(error) if turns_away(&error) => {
+                    return Outcome::TurnedAway(error.kind.to_string());
+                }
+                Err(error) => error,
+            };
+            if !is_worth_another_try(&error) || Instant::now() + RETRY_INTERVAL >= deadline {
+                return Outcome::Silent;
+            }
+            thread::sleep(RETRY_INTERVAL);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::agreement::message::Request;
+    use crate::agreement::quorum::{Id, Peer};
+
+    #[test]
+    fn a_process_whose_listener_goes_from_one_group_to_the_next_is_told_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        // Both connections end before they are answered, and then nobody listens.
+        let groups = thread::spawn(move || {
+            for _ in 0..2 {
+                drop(listener.accept().unwrap());
+            }
+        });
+        let way = Way {
+            job: "job".into(),
+            token: b"secret".to_vec(),
+            tls: None,
+        };
+        let from = Peer {
+            id: Id([0; 16]),
+            address: address.clone(),
+        };
+        let envelope = Envelope {
+            from,
+            to: None,
+            request: Request::Leave,
+        };
+        let outcome = way.ask(&address, &envelope, Duration::from_secs(60));
+        groups.join().unwrap();
+        assert_eq!(outcome, Outcome::Refused);
     }
 }
