@@ -45,12 +45,18 @@ pub fn inquire(
         handshake::initiate(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
         handshake::read_message(&mut stream)
     };
+    let mut known = None;
     loop {
-        let answer = ask();
-        let again = answer.as_ref().err().is_some_and(is_worth_another_try);
-        if !again || Instant::now() + RETRY_INTERVAL >= deadline {
-            return answer;
+        let error = match ask() {
+            Ok(state) => return Ok(state),
+            // An attempt that the deadline cut short knows less than the one before it.
+            Err(error) if Instant::now() >= deadline => return Err(known.unwrap_or(error)),
+            Err(error) => error,
+        };
+        if !is_worth_another_try(&error) || Instant::now() + RETRY_INTERVAL >= deadline {
+            return Err(error);
         }
+        known = Some(error);
         std::thread::sleep(RETRY_INTERVAL);
     }
 }
