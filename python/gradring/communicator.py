@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cas
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import _native, forks, lateness, parse
+from gradring import _native, calls, forks, lateness, parse
+from gradring.calls import all_reducing
 from gradring.config import Settings, TlsFiles, check_tls, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.settings import takes_settings
@@ -217,6 +218,7 @@ class Communicator:
         native = self._native
         self.rank: int = native.rank
         self.world_size: int = native.world_size
+        self._place = calls.Place(self.rank, self.world_size)
         self.local_rank: int = native.local_rank
         self.local_size: int = native.local_size
         self.hosts: list[str] = native.hosts
@@ -277,15 +279,62 @@ class Communicator:
             ValueError: As in `all_reduce`.
             GradringError: The group failed before; what fails later is raised by ``wait()``.
         """
-        return Work(self._native.all_reduce_async(x, op, name), x)
+        return Work(self._native.start(all_reducing(op), x, name), x)
 
-    def reduce_scatter(self, x: Any, op: str = "sum", *, name: str = "") -> NDArray[Any]:
+    def reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        root: int = 0,
+        *,
+        out: NDArray[Any] | None = None,
+        name: str = "",
+    ) -> NDArray[Any] | None:
+        """Reduces ``x`` over all ranks, for rank ``root``.
+
+        Args:
+            x: An array of the same shape and dtype on every rank; it is not changed. A number
+                counts as an array without dimensions. Any dtype that `all_reduce` takes.
+            op: As in `all_reduce`; default "sum".
+            root: The rank that gets the result; default 0.
+            out: Memory for the result, a C-contiguous numpy array like ``x``, or ``x`` itself; on
+                other ranks than ``root``, what it holds is lost. Default: new memory.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            On ``root``, the same bits as `all_reduce` gives; None on all other ranks.
+
+        Raises:
+            TypeError: As in `all_reduce`; or ``out`` is no numpy array of this dtype.
+            ValueError: ``root`` is not a rank; ``out`` has another shape or cannot be written; or
+                as in `all_reduce`.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(calls.reduce(x, op, root, out, self._place), name)
+
+    def reduce_async(
+        self,
+        x: Any,
+        op: str = "sum",
+        root: int = 0,
+        *,
+        out: NDArray[Any] | None = None,
+        name: str = "",
+    ) -> Work[NDArray[Any] | None]:
+        """As `reduce`, but returns at once: the work's ``wait()`` returns what `reduce` does."""
+        return self._start(calls.reduce(x, op, root, out, self._place), name)
+
+    def reduce_scatter(
+        self, x: Any, op: str = "sum", *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]:
         """Reduces ``x`` over all ranks and gives each rank its part.
 
         Args:
             x: An array of at least one dimension, of the same shape and dtype on every rank; it is
                 not changed. Any dtype that `all_reduce` takes.
             op: As in `all_reduce`; default "sum".
+            out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
+                new memory.
             name: Compared across ranks and used in messages; default empty.
 
         Returns:
@@ -293,80 +342,178 @@ class Communicator:
             and the first parts are one longer if it does not divide evenly.
 
         Raises:
-            TypeError: As in `all_reduce`.
-            ValueError: As in `all_reduce`.
+            TypeError: As in `reduce`.
+            ValueError: As in `reduce`.
             GradringError: As in `all_reduce`.
         """
-        array = np.array(_contents(x), order="C", ndmin=1)
-        lengths = _split(array.shape[0], self.world_size)
-        counts = [length * _row_size(array) for length in lengths]
-        self._native.reduce_scatter([array], op, counts, name)
-        start = sum(lengths[: self.rank])
-        own = array[start : start + lengths[self.rank]]
-        return np.array(own)
+        return self._run(calls.reduce_scatter(x, op, out, self._place), name)
 
-    def all_gather(self, x: Any, *, name: str = "") -> NDArray[Any]:
+    def reduce_scatter_async(
+        self, x: Any, op: str = "sum", *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]:
+        """As `reduce_scatter`, but returns at once: ``wait()`` returns its result."""
+        return self._start(calls.reduce_scatter(x, op, out, self._place), name)
+
+    def all_gather(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]:
         """Joins the arrays of all ranks along the first axis.
 
         Args:
             x: An array; the ranks' arrays may differ in the length of the first axis, in nothing
                 else. A number counts as an array of one element.
+            out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
+                new memory.
             name: Compared across ranks and used in messages.
 
         Returns:
             ``numpy.concatenate`` of the arrays in rank order.
 
         Raises:
-            TypeError: The dtype of ``x`` cannot travel; nothing is sent then.
+            TypeError: The dtype of ``x`` cannot travel, or ``out`` is no numpy array of it; nothing
+                is sent then.
+            ValueError: ``out`` cannot be written, or has another shape. If it is the number of rows
+                that does not fit, the collective has taken place: the other ranks go on.
             GradringError: As in `all_reduce`.
         """
-        array = np.atleast_1d(_contents(x))
+        array = np.atleast_1d(calls.contents(x))
         _native.check_dtype(array.dtype)  # before the lengths travel
-        lengths = np.zeros(self.world_size, np.int64)
-        lengths[self.rank] = array.shape[0]
+        rest = array.shape[1:]
+        if out is not None:
+            calls.check_out(out, (None, *rest), array.dtype, "all_gather")
+        counted = np.zeros(self.world_size, np.int64)
+        counted[self.rank] = array.shape[0]
         of_lengths = f"{name}/lengths" if name else "lengths"
-        self._native.all_gather([lengths], [1] * self.world_size, of_lengths)
-        shape = (int(lengths.sum()), *array.shape[1:])
+        one_each = _native.Collective.all_gather([1] * self.world_size)
+        self._native.run(one_each, counted, of_lengths)
+        lengths: list[int] = counted.tolist()
+        shape = (sum(lengths), *rest)
+        fits = out is None or out.shape == shape
         try:
-            gathered = np.empty(shape, array.dtype)
+            call = calls.all_gather(array, lengths, out if fits else None, self._place)
         except (MemoryError, ValueError):  # too much for numpy, too
             # The others wait for this rank by now.
             of_ranks = f"all_gather {name!r}"
             self._native.fail_without_memory(math.prod(shape) * array.itemsize, of_ranks)
-        start = int(lengths[: self.rank].sum())
-        gathered[start : start + array.shape[0]] = array
-        counts = [int(length) * _row_size(array) for length in lengths]
-        self._native.all_gather([gathered], counts, name)
+        gathered = self._run(call, name)
+        if out is not None:
+            calls.check_out(out, shape, array.dtype, "all_gather")
         return gathered
 
-    def all_to_all(self, x: Any, *, name: str = "") -> NDArray[Any]:
+    def all_gather_async(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]:
+        """As `all_gather` of arrays of one shape, but returns at once.
+
+        Args:
+            x: An array of the same shape and dtype on every rank: to learn of other lengths, it
+                would have to wait.
+            out: As in `all_gather`.
+            name: As in `all_gather`.
+
+        Returns:
+            The work. Its ``wait()`` returns what `all_gather` does; until then, ``out`` must be
+            left alone.
+
+        Raises:
+            TypeError: As in `all_gather`.
+            ValueError: ``out`` cannot be written, or has another shape.
+            GradringError: The group failed before; what fails later is raised by ``wait()``.
+        """
+        return self._start(calls.all_gather_of_equals(x, out, self._place), name)
+
+    def gather(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any] | None:
+        """Joins the arrays of all ranks along the first axis, for rank ``root``.
+
+        Args:
+            x: An array of the same shape and dtype on every rank. A number counts as an array of
+                one element.
+            root: The rank that gets the result; default 0.
+            out: Memory for the result, a C-contiguous numpy array of its shape and dtype; counts on
+                ``root`` only. Default: new memory.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            On ``root``, ``numpy.concatenate`` of the arrays in rank order; None on all other ranks.
+
+        Raises:
+            TypeError: As in `reduce`.
+            ValueError: As in `reduce`.
+            ConfigError: There are more than 64 ranks, which are not all connected with one another.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(calls.gather(x, root, out, self._place), name)
+
+    def gather_async(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any] | None]:
+        """As `gather`, but returns at once; ``x`` must be left alone until ``wait()`` returns."""
+        return self._start(calls.gather(x, root, out, self._place), name)
+
+    def scatter(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]:
+        """Gives every rank its part of rank ``root``'s ``x``.
+
+        Args:
+            x: An array of the same shape and dtype on every rank, of which only ``root``'s contents
+                travel; elsewhere it may be None if ``out`` is given. Its first axis is divided
+                among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank ``r``.
+            root: The rank that has the parts; default 0.
+            out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
+                new memory.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            This rank's part, on ``root`` too.
+
+        Raises:
+            TypeError: As in `reduce`.
+            ValueError: The first axis does not divide evenly; or as in `reduce`.
+            ConfigError: There are more than 64 ranks, which are not all connected with one another.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(calls.scatter(x, root, out, self._place), name)
+
+    def scatter_async(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]:
+        """As `scatter`, but returns at once; ``x`` must be left alone until ``wait()`` returns."""
+        return self._start(calls.scatter(x, root, out, self._place), name)
+
+    def all_to_all(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]:
         """Gives every rank its part of ``x``, and returns the parts that all have for this one.
 
         Args:
             x: An array of the same shape and dtype on every rank; it is not changed. Its first axis
                 is divided among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank
                 ``r``. Any dtype that `all_reduce` takes.
+            out: Memory for the result, a C-contiguous numpy array like ``x``, which shares no
+                memory with it; default: new memory.
             name: Compared across ranks and used in messages; default empty.
 
         Returns:
             An array like ``x``: in part ``r``, what rank ``r`` had for this one.
 
         Raises:
-            TypeError: The dtype of ``x`` cannot travel; nothing is sent then.
-            ValueError: The first axis does not divide evenly; nothing is sent then.
+            TypeError: The dtype of ``x`` cannot travel, or ``out`` is no numpy array of it; nothing
+                is sent then.
+            ValueError: The first axis does not divide evenly, or as in `reduce`; nothing is sent
+                then.
             ConfigError: There are more than 64 ranks, which are not all connected with one another.
             GradringError: As in `all_reduce`.
         """
-        source = np.array(_contents(x), order="C", ndmin=1)
-        _native.check_dtype(source.dtype)
-        if source.shape[0] % self.world_size:
-            raise ValueError(
-                f"all_to_all: a first axis of length {source.shape[0]} has no {self.world_size} "
-                "equal parts, one for each rank; pad the array, or reshape it"
-            )
-        received: NDArray[Any] = source.copy()
-        self._native.all_to_all([source, received], name)
-        return received
+        return self._run(calls.all_to_all(x, out, self._place), name)
+
+    def all_to_all_async(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]:
+        """As `all_to_all`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
+        return self._start(calls.all_to_all(x, out, self._place), name)
 
     def broadcast(self, x: T, root: int = 0, *, name: str = "") -> T:
         """Copies the contents of ``x`` on rank ``root`` to ``x`` on all ranks, in place.
@@ -384,9 +531,11 @@ class Communicator:
             ValueError: ``root`` is not a rank; or as in `all_reduce`.
             GradringError: As in `all_reduce`.
         """
-        check_root(root, self.world_size)
-        self._native.broadcast(x, root, name)
-        return x
+        return self._run(calls.broadcast(x, root, self._place), name)
+
+    def broadcast_async(self, x: T, root: int = 0, *, name: str = "") -> Work[T]:
+        """As `broadcast`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
+        return self._start(calls.broadcast(x, root, self._place), name)
 
     def barrier(self) -> None:
         """Returns when every rank has called it.
@@ -395,6 +544,18 @@ class Communicator:
             GradringError: The group failed; see `gradring.errors`.
         """
         self._native.barrier()
+
+    def barrier_async(self) -> Work[None]:
+        """As `barrier`, but returns at once: ``wait()`` returns when every rank has called it."""
+        return Work(self._native.start_barrier(), None)
+
+    def _run(self, call: calls.Call[T], name: str) -> T:
+        self._native.run(call.collective, call.arrays, name, call.shape)
+        return call.result
+
+    def _start(self, call: calls.Call[T], name: str) -> Work[T]:
+        work = self._native.start(call.collective, call.arrays, name, call.shape)
+        return Work(work, call.result)
 
     def step(self, *, abort_on_exception: bool = True) -> Step:
         """What happens inside ``with communicator.step():`` is one step of the program.
@@ -557,7 +718,7 @@ class Work(Generic[T]):
                 ``stall_timeout`` allows.
 
         Returns:
-            What was passed to the collective.
+            What the collective itself would return.
 
         Raises:
             CollectiveTimeoutError: ``timeout`` is over; the collective goes on, and ``rank`` is
@@ -662,61 +823,6 @@ def all_gather_bytes(communicator: Communicator, own: bytes, name: str) -> list[
     sizes = communicator.all_gather(np.array([len(own)]), name=f"{name}/sizes")
     joined = communicator.all_gather(np.frombuffer(own, np.uint8), name=name).tobytes()
     return [joined[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
-
-
-def check_root(root: int, world_size: int) -> None:
-    """Raises ValueError if ``root`` is not a rank."""
-    if root not in range(world_size):
-        raise ValueError(
-            f"broadcast: root={root!r} is not a rank of a world of {world_size}; "
-            f"choose one from 0 to {world_size - 1}"
-        )
-
-
-def _contents(x: Any) -> NDArray[Any]:
-    """``x`` as a numpy array, without a copy where it can be."""
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(
-            "a masked array cannot travel: its mask would be ignored; pass x.filled(value)"
-        )
-    try:
-        return x if isinstance(x, np.ndarray) else np.asarray(memoryview(x))
-    except TypeError:
-        lent = _native.lent(x)
-        return np.asarray(x) if lent is None else _shown(*lent)
-
-
-class _Memory:
-    """Memory that numpy can show, as long as what lends it lives."""
-
-    def __init__(self, lender: object, interface: dict[str, Any]) -> None:
-        self.lender = lender
-        self.__array_interface__ = interface
-
-
-def _shown(lender: object, dtype_name: str, interface: dict[str, Any]) -> NDArray[Any]:
-    """Lent memory as a numpy array, which knows bfloat16 by ml_dtypes only."""
-    name = dtype_name
-    if dtype_name == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise TypeError(
-                "numpy has no bfloat16 for the result; pip install ml_dtypes, or use a collective "
-                "that works in place"
-            ) from None
-        name = "uint16"
-    memory = _Memory(lender, {**interface, "typestr": np.dtype(name).str})
-    shown: NDArray[Any] = np.asarray(memory)
-    return shown if name == dtype_name else shown.view(ml_dtypes.bfloat16)
-
-
-def _split(length: int, parts: int) -> list[int]:
-    return [length // parts + (part < length % parts) for part in range(parts)]
-
-
-def _row_size(array: NDArray[Any]) -> int:
-    return int(np.prod(array.shape[1:], dtype=np.int64))
 
 
 def _leave_to_parent() -> None:

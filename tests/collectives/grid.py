@@ -12,6 +12,8 @@ from gradring.bench.values import dtype_of
 from gradring.gradients.reduction import REDUCE_OPS
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]
+#: Rows of three elements.
+LENGTHS = [0, 1, 5, 1000, 50_000]
 COUNTS = [0, 1, 2, 3, 7, 64, 1000, 4097, 1 << 20]
 
 
@@ -47,6 +49,77 @@ def expectation(world_size: int, count: int, op: str, dtype: str) -> NDArray[Any
     reduce = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}[op]
     exact = reduce.reduce(wide, axis=0)
     return exact.astype(dtype_of(dtype))
+
+
+def every_collective_dtype_and_count(algorithm: str = "auto") -> list[str]:
+    """Runs all collectives but the all-reduce, also as works and into memory that is there.
+
+    Returns:
+        What went wrong on this rank.
+    """
+    wrong = []
+    with gradring.init(algorithm=algorithm) as comm:
+        root = comm.world_size - 1
+        for dtype in DTYPES:
+            for length in LENGTHS:
+                case = Case(comm, dtype, length, root)
+                for name, (x, arguments, expected) in case.calls().items():
+                    blocking, start = getattr(comm, name), getattr(comm, f"{name}_async")
+                    untouched = x.copy()
+                    results = [blocking(x.copy(), **arguments), start(x, **arguments).wait()]
+                    if name != "broadcast":
+                        out = np.empty_like(untouched if expected is None else expected)
+                        given = blocking(untouched, **arguments, out=out)
+                        results += [given, start(untouched, **arguments, out=out).wait()]
+                        if given is not (None if expected is None else out) or not same(
+                            x, untouched
+                        ):
+                            wrong.append(f"{name} {dtype} {length}: out, or its input")
+                    if not all(same(result, expected) for result in results):
+                        wrong.append(f"{name} {dtype} {length}")
+    return wrong
+
+
+class Case:
+    """What every collective gets and must give on one rank."""
+
+    def __init__(self, comm: gradring.Communicator, dtype: str, length: int, root: int) -> None:
+        self.rank, self.world_size, self.root = comm.rank, comm.world_size, root
+        self.dtype, self.length = dtype, length
+
+    def rows(self, rank: int, length: int) -> NDArray[Any]:
+        return contribution(rank, 3 * length, "sum", self.dtype).reshape(length, 3)
+
+    def calls(self) -> dict[str, tuple[NDArray[Any], dict[str, Any], NDArray[Any] | None]]:
+        """By the collective's name: its input, its other arguments and its result."""
+        rank, size, root, length = self.rank, self.world_size, self.root, self.length
+        own, is_root = self.rows(rank, length), rank == root
+        all_rows = [self.rows(r, length) for r in range(size)]
+        joined = np.concatenate(all_rows)
+        total = expectation(size, 3 * length, "sum", self.dtype).reshape(length, 3)
+        # One part for each rank.
+        parted = [np.split(self.rows(r, length * size), size) for r in range(size)]
+        return {
+            "reduce": (own, {"op": "sum", "root": root}, total if is_root else None),
+            "reduce_scatter": (own, {"op": "sum"}, np.array_split(total, size)[rank]),
+            "all_gather": (own, {}, joined),
+            "gather": (own, {"root": root}, joined if is_root else None),
+            "scatter": (np.concatenate(parted[rank]), {"root": root}, parted[root][rank]),
+            "all_to_all": (
+                np.concatenate(parted[rank]),
+                {},
+                np.concatenate([parted[r][rank] for r in range(size)]),
+            ),
+            "broadcast": (own, {"root": root}, all_rows[root]),
+        }
+
+
+def same(result: NDArray[Any] | None, expected: NDArray[Any] | None) -> bool:
+    """Whether both are None, or equal in shape, dtype and bits."""
+    if result is None or expected is None:
+        return result is expected
+    alike = result.shape == expected.shape and result.dtype == expected.dtype
+    return alike and result.tobytes() == expected.tobytes()
 
 
 def every_dtype_op_and_count(algorithm: str = "auto") -> list[str]:

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import membership
-from gradring.communicator import Communicator, check_root, open_communicators
+from gradring.calls import check_root
+from gradring.communicator import Communicator, open_communicators
 from gradring.errors import ConfigError
 from gradring.gradients import buckets
 from gradring.gradients.names import Label, Names, name_of, without_counters
@@ -109,7 +110,7 @@ def broadcast_labelled(
 ) -> tf.Tensor:
     """As `broadcast`, where what is shown and what is compared differ."""
     comm = communicator or current_communicator()
-    check_root(root, comm.world_size)
+    check_root(root, comm.world_size, label.shown)
     value = as_tensor(value, label.shown)
     encoded, decode = as_native_bits(value, label.shown)
     started = start([encoded], Collective(comm, label), root)

@@ -31,6 +31,30 @@ pub enum Collective {
         /// The rank whose contents win.
         root: usize,
     },
+    /// The root ends with the reduction of all contributions, the same bits as by an all-reduce; the
+    /// buffers of the others are undefined.
+    Reduce {
+        /// How contributions are combined.
+        op: ReduceOp,
+        /// The rank that gets the result.
+        root: usize,
+    },
+    /// The root, whose buffer has a chunk for each rank with its own in place, ends with all of them;
+    /// the buffers of the others are their chunks.
+    Gather {
+        /// The rank that gets the chunks.
+        root: usize,
+        /// Elements of each rank.
+        chunk: usize,
+    },
+    /// Every rank ends with its chunk of the root's buffer. The buffers of the others are their
+    /// chunks; the root's own stays in place.
+    Scatter {
+        /// The rank that has the chunks.
+        root: usize,
+        /// Elements of each rank.
+        chunk: usize,
+    },
     /// Of the buffer's two halves, the first keeps what a rank sends: in chunk c, what goes to
     /// rank c. Chunk c of the second ends with what rank c has sent to this one. A rank's chunk for
     /// itself is not touched, so that both halves begin alike where it is wanted.
@@ -48,6 +72,9 @@ impl Collective {
             Self::ReduceScatter { .. } => "reduce_scatter",
             Self::AllGather { .. } => "all_gather",
             Self::Broadcast { .. } => "broadcast",
+            Self::Reduce { .. } => "reduce",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { .. } => "scatter",
             Self::AllToAll => "all_to_all",
             Self::Barrier => "barrier",
         }
@@ -57,9 +84,27 @@ impl Collective {
     #[must_use]
     pub const fn op(&self) -> Option<ReduceOp> {
         match self {
-            Self::AllReduce { op } | Self::ReduceScatter { op, .. } => Some(*op),
+            Self::AllReduce { op } | Self::ReduceScatter { op, .. } | Self::Reduce { op, .. } => {
+                Some(*op)
+            }
             Self::Barrier => Some(ReduceOp::Max),
-            Self::AllGather { .. } | Self::Broadcast { .. } | Self::AllToAll => None,
+            Self::AllGather { .. }
+            | Self::Broadcast { .. }
+            | Self::Gather { .. }
+            | Self::Scatter { .. }
+            | Self::AllToAll => None,
+        }
+    }
+
+    /// The rank that has a part of its own, where there is one.
+    #[must_use]
+    pub const fn root(&self) -> Option<usize> {
+        match self {
+            Self::Broadcast { root }
+            | Self::Reduce { root, .. }
+            | Self::Gather { root, .. }
+            | Self::Scatter { root, .. } => Some(*root),
+            _ => None,
         }
     }
 }
@@ -151,7 +196,7 @@ pub struct Call {
     pub collective: Collective,
     /// Element type.
     pub dtype: DType,
-    /// Number of elements.
+    /// Number of elements in the buffer of this rank.
     pub count: usize,
     /// The caller's name for it.
     pub name: Name,
@@ -166,20 +211,31 @@ impl Call {
         self.count * self.dtype.size_bytes()
     }
 
-    /// Whether the call makes sense in a group of `world_size` ranks, which are all connected with
-    /// one another if it `is_mesh`.
+    /// The number of elements that all ranks have to agree about.
+    pub(crate) const fn agreed_count(&self) -> usize {
+        match self.collective {
+            Collective::Gather { chunk, .. } | Collective::Scatter { chunk, .. } => chunk,
+            _ => self.count,
+        }
+    }
+
+    /// Whether the call makes sense for `rank` in a group of `world_size` ranks, which are all
+    /// connected with one another if it `is_mesh`.
     ///
     /// # Errors
-    /// `Config` for a root that does not exist, counts that do not divide the buffer, or an
-    /// all-to-all of chunks that differ in length or of ranks that are not all connected.
-    pub(crate) fn validate(&self, world_size: usize, is_mesh: bool) -> Result<()> {
-        match &self.collective {
-            Collective::Broadcast { root } if *root >= world_size => Err(Unusable::Root {
-                call: Text::of(self),
-                root: *root,
+    /// `Config` for a root that does not exist, counts that do not divide the buffer, or chunks that
+    /// go from any rank to any where not all are connected, or that are not of the length said.
+    pub(crate) fn validate(&self, rank: usize, world_size: usize, is_mesh: bool) -> Result<()> {
+        if let Some(root) = self.collective.root().filter(|root| *root >= world_size) {
+            let call = Text::of(self);
+            return Err(Unusable::Root {
+                call,
+                root,
                 world_size,
             }
-            .into()),
+            .into());
+        }
+        match &self.collective {
             Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. }
                 if counts.len() != world_size || counts.iter().sum::<usize>() != self.count =>
             {
@@ -191,11 +247,26 @@ impl Call {
                 }
                 .into())
             }
-            Collective::AllToAll if !is_mesh => Err(Unusable::NotConnected {
-                call: Text::of(self),
-                world_size,
+            Collective::AllToAll | Collective::Gather { .. } | Collective::Scatter { .. }
+                if !is_mesh =>
+            {
+                Err(Unusable::NotConnected {
+                    call: Text::of(self),
+                    world_size,
+                }
+                .into())
             }
-            .into()),
+            Collective::Gather { root, chunk } | Collective::Scatter { root, chunk }
+                if Some(self.count)
+                    != chunk.checked_mul(if rank == *root { world_size } else { 1 }) =>
+            {
+                Err(Unusable::Chunks {
+                    call: Text::of(self),
+                    elements: self.count,
+                    world_size,
+                }
+                .into())
+            }
             Collective::AllToAll if !self.count.is_multiple_of(2 * world_size) => {
                 Err(Unusable::Chunks {
                     call: Text::of(self),
@@ -218,7 +289,10 @@ impl fmt::Display for Call {
             Collective::AllReduce { op } | Collective::ReduceScatter { op, .. } => {
                 write!(f, "({})", op.name())?;
             }
-            Collective::Broadcast { root } => write!(f, "(root={root})")?,
+            Collective::Reduce { op, root } => write!(f, "({}, root={root})", op.name())?,
+            Collective::Broadcast { root }
+            | Collective::Gather { root, .. }
+            | Collective::Scatter { root, .. } => write!(f, "(root={root})")?,
             Collective::AllGather { .. } | Collective::AllToAll => {}
             Collective::Barrier => return Ok(()),
         }

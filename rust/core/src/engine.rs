@@ -338,7 +338,7 @@ impl Shared {
         at: Instant,
         at_once: bool,
     ) -> Result<Launched> {
-        let prepared = queue.prepare(call)?;
+        let prepared = queue.prepare(self.rank, call)?;
         let sequence = queue.launched + 1;
         let cause = self.abort.cause();
         if let Some(cause) = cause.or_else(|| queue.closed.then(closed)) {

@@ -263,6 +263,42 @@ fn reduce_scatter_all_gather_broadcast_and_barrier_do_what_they_say() {
 }
 
 #[test]
+fn reduce_gather_and_scatter_have_a_root_that_has_or_gets_everything() {
+    let (world_size, count, root) = (3, 10, 1);
+    let expected: Vec<f32> = (0..count).map(|index| (index * 48 + 3) as f32).collect();
+    let results = group(world_size, 64, PATIENT, move |rank, engine| {
+        let run = |values: &mut Vec<f32>, collective| {
+            let mut request = request(values, collective);
+            // The root's buffer may be larger than those of the others.
+            request.shapes = "[2]".into();
+            engine.run(request, &mut || false).unwrap();
+        };
+        let mut reduced = contribution(rank, count);
+        let op = ReduceOp::Sum;
+        run(&mut reduced, Collective::Reduce { op, root });
+
+        let all = || (0..6).map(|index| index as f32).collect::<Vec<_>>();
+        let own = 2 * rank..2 * rank + 2;
+        let chunk = 2;
+        let mut gathered = all()[own.clone()].to_vec();
+        if rank == root {
+            gathered = vec![-1.0; 6];
+            gathered[own.clone()].copy_from_slice(&all()[own.clone()]);
+        }
+        run(&mut gathered, Collective::Gather { root, chunk });
+
+        let mut scattered = if rank == root { all() } else { vec![-1.0; 2] };
+        run(&mut scattered, Collective::Scatter { root, chunk });
+        let part = if rank == root { own.clone() } else { 0..2 };
+        assert_eq!(scattered[part], all()[own]);
+        (reduced, gathered)
+    });
+    assert_eq!(results[root].0, expected);
+    assert_eq!(results[root].1, [0., 1., 2., 3., 4., 5.]);
+    assert_eq!(results[0].1, [0., 1.]);
+}
+
+#[test]
 fn asynchronous_works_run_in_launch_order_behind_and_before_blocking_calls() {
     let results = group(2, 1000, PATIENT, |rank, engine| {
         let mut values: Vec<Vec<f32>> = (0..20).map(|index| vec![index as f32; 50]).collect();
@@ -310,6 +346,14 @@ fn a_call_that_makes_no_sense_is_refused_before_anything_is_sent() {
             Collective::AllGather { counts: vec![3, 4] },
             Collective::AllGather { counts: vec![6] },
             Collective::AllToAll,
+            Collective::Reduce {
+                op: ReduceOp::Sum,
+                root: 2,
+            },
+            Collective::Gather { root: 2, chunk: 6 },
+            // Six elements would be right for the root with chunks of three, and for others of six.
+            Collective::Gather { root: 0, chunk: 2 },
+            Collective::Scatter { root: 1, chunk: 5 },
         ];
         let kinds = wrong.map(|collective| {
             let request = request(&mut values, collective);

@@ -157,6 +157,14 @@ impl Bucket {
         std::mem::take(&mut self.owners)
     }
 
+    /// Makes this the shape that ranks compare, instead of those of the arrays.
+    pub(crate) fn agree_on(&mut self, shape: Option<&[usize]>) {
+        if let Some(shape) = shape {
+            self.shapes.clear();
+            push_shape(&mut self.shapes, shape.iter().copied());
+        }
+    }
+
     /// The collective over the arrays' memory.
     ///
     /// # Safety

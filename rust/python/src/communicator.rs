@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradring_core::caller::Caller as _;
-use gradring_core::collective::{Collective, Request};
+use gradring_core::collective::Collective::AllReduce;
+use gradring_core::collective::{self, Request};
 use gradring_core::communicator;
 use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings};
-use gradring_core::dtype::ReduceOp;
 use gradring_core::elastic::Agreed;
 use gradring_core::error::Error;
 use gradring_core::observe::board::NOTE_BYTES_MAX;
@@ -20,6 +20,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::arrays::Bucket;
 use crate::caller::Program;
+use crate::collective::{Collective, reduce_op};
 use crate::door::Door;
 use crate::elastic::{Agreement, Participant};
 use crate::entry::{attached, detached, enter};
@@ -138,65 +139,46 @@ impl Communicator {
         name: &str,
     ) -> PyResult<()> {
         let op = reduce_op(op)?;
-        self.run(py, arrays, name, Collective::AllReduce { op })
+        self.run_over(py, arrays, None, name, AllReduce { op })
     }
 
-    fn all_reduce_async(
+    /// Runs a collective over `arrays`. All ranks must have arrays of the same shapes, or say the same
+    /// `shape`.
+    #[pyo3(signature = (collective, arrays, name, shape=None))]
+    fn run(
         &self,
         py: Python<'_>,
+        collective: &Collective,
         arrays: &Bound<'_, PyAny>,
-        op: &str,
         name: &str,
+        shape: Option<Vec<usize>>,
+    ) -> PyResult<()> {
+        self.run_over(py, arrays, shape.as_deref(), name, collective.0.clone())
+    }
+
+    /// As `run`, but returns at once.
+    #[pyo3(signature = (collective, arrays, name, shape=None))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        collective: &Collective,
+        arrays: &Bound<'_, PyAny>,
+        name: &str,
+        shape: Option<Vec<usize>>,
     ) -> PyResult<Work> {
-        let op = reduce_op(op)?;
         enter(py, || {
             let mut bucket = Bucket::parse(arrays)?;
             let keepalive = Box::new((bucket.claim(), bucket.take_owners()));
-            let collective = Collective::AllReduce { op };
+            bucket.agree_on(shape.as_deref());
             // SAFETY: the arrays are kept alive; the documentation asks the program to leave them
             // alone until the work has ended.
-            let request = unsafe { bucket.into_request(collective, name, keepalive) };
-            let started = self.inner.engine.start(request);
-            started
-                .map(Work::new)
-                .map_err(|error| to_python(py, &error))
+            let request = unsafe { bucket.into_request(collective.0.clone(), name, keepalive) };
+            self.start_request(py, request)
         })
     }
 
-    fn reduce_scatter(
-        &self,
-        py: Python<'_>,
-        arrays: &Bound<'_, PyAny>,
-        op: &str,
-        counts: Vec<usize>,
-        name: &str,
-    ) -> PyResult<()> {
-        let op = reduce_op(op)?;
-        self.run(py, arrays, name, Collective::ReduceScatter { op, counts })
-    }
-
-    fn all_gather(
-        &self,
-        py: Python<'_>,
-        arrays: &Bound<'_, PyAny>,
-        counts: Vec<usize>,
-        name: &str,
-    ) -> PyResult<()> {
-        self.run(py, arrays, name, Collective::AllGather { counts })
-    }
-
-    fn broadcast(
-        &self,
-        py: Python<'_>,
-        arrays: &Bound<'_, PyAny>,
-        root: usize,
-        name: &str,
-    ) -> PyResult<()> {
-        self.run(py, arrays, name, Collective::Broadcast { root })
-    }
-
-    fn all_to_all(&self, py: Python<'_>, arrays: &Bound<'_, PyAny>, name: &str) -> PyResult<()> {
-        self.run(py, arrays, name, Collective::AllToAll)
+    fn start_barrier(&self, py: Python<'_>) -> PyResult<Work> {
+        enter(py, || self.start_request(py, Request::barrier()))
     }
 
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
@@ -297,17 +279,26 @@ impl Communicator {
         enter(py, || Ok(detached(py, || body(&self.inner))))
     }
 
+    fn start_request(&self, py: Python<'_>, request: Request) -> PyResult<Work> {
+        let started = self.inner.engine.start(request);
+        started
+            .map(Work::new)
+            .map_err(|error| to_python(py, &error))
+    }
+
     /// Runs a blocking collective over `arrays`.
-    fn run(
+    fn run_over(
         &self,
         py: Python<'_>,
         arrays: &Bound<'_, PyAny>,
+        shape: Option<&[usize]>,
         name: &str,
-        collective: Collective,
+        collective: collective::Collective,
     ) -> PyResult<()> {
         enter(py, || {
             let mut bucket = Bucket::parse(arrays)?;
             let _owners = bucket.take_owners();
+            bucket.agree_on(shape);
             // SAFETY: the owners outlive the collective; the documentation asks other threads of
             // the program to leave the arrays alone.
             let request = unsafe { bucket.into_request(collective, name, Box::new(())) };
@@ -363,11 +354,4 @@ pub(crate) fn log_warning(warning: String) {
     };
     // Without room for a thread, the warning is the least of all problems.
     drop(std::thread::Builder::new().spawn(log));
-}
-
-fn reduce_op(name: &str) -> PyResult<ReduceOp> {
-    ReduceOp::from_name(name).ok_or_else(|| {
-        let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
-        PyValueError::new_err(format!("op={name:?} is none of {known}"))
-    })
 }

@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 
 mod arrays;
 mod caller;
+mod collective;
 mod communicator;
 mod diagnosis;
 mod dlpack;
@@ -55,6 +56,7 @@ fn after_fork() {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
+    module.add_class::<collective::Collective>()?;
     module.add_class::<work::Work>()?;
     module.add_class::<elastic::Participant>()?;
     module.add_class::<parameters::ParameterServer>()?;

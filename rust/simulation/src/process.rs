@@ -182,8 +182,9 @@ impl Process {
                 if let Some(cause) = self.aborted() {
                     return Outcome::Failed(cause);
                 }
-                let prepared = Prepared::new(call, &scenario.collectives[number].policy)
-                    .expect("a scenario's calls make sense");
+                let policy = &scenario.collectives[number].policy;
+                let prepared =
+                    Prepared::new(call, self.rank, policy).expect("a scenario's calls make sense");
                 let (call, sequence) = (Arc::clone(&prepared.call), number as u64 + 1);
                 self.journal.recorder.launched(
                     (sequence, 0),
@@ -256,7 +257,7 @@ impl Process {
             Drive::new(context, launched, &mut operand, started).expect("a simulation has memory");
         let driven = self.drive(&mut drive, links).await;
         drop(drive);
-        let owed = |call: &Call| *call == scenario.collectives[number].call;
+        let owed = |call: &Call| *call == scenario.owed(self.rank, number);
         match &driven {
             Ok(()) => links.note_end(),
             Err(Outcome::Failed(_))

@@ -28,7 +28,8 @@ pub(super) struct Scenario {
 
 /// A collective that all ranks are to run, unless a fault keeps them from it.
 pub(super) struct Planned {
-    pub(super) call: Call,
+    /// Of a rank that is not its root.
+    call: Call,
     pub(super) policy: Policy,
     /// By rank: how long it computes before it launches this.
     pub(super) computing: Vec<Moment>,
@@ -121,7 +122,16 @@ impl Scenario {
                 _ => {}
             }
         }
-        Some(call)
+        Some(values::call_of(rank, self.world_size(), call))
+    }
+
+    /// What `rank` is to call at this position, whatever faults make of it.
+    pub(super) fn owed(&self, rank: usize, number: usize) -> Call {
+        values::call_of(
+            rank,
+            self.world_size(),
+            self.collectives[number].call.clone(),
+        )
     }
 
     /// How long `rank` computes before it launches the collective at this position.
@@ -194,10 +204,14 @@ impl Difference {
             {
                 call.count += 1;
                 call.shapes = format!("[{}]", call.count);
-                if let Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } =
-                    &mut call.collective
-                {
-                    counts[0] += 1;
+                match &mut call.collective {
+                    Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } => {
+                        counts[0] += 1;
+                    }
+                    Collective::Gather { chunk, .. } | Collective::Scatter { chunk, .. } => {
+                        *chunk += 1;
+                    }
+                    _ => {}
                 }
             }
             Self::Barrier if !matches!(call.collective, Collective::Barrier) => {

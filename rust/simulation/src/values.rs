@@ -47,7 +47,12 @@ impl Values<'_> {
         }
         let elements = (0..count).map(|index| match &self.call.collective {
             Collective::AllGather { counts } if owner(counts, index) != rank => UNDEFINED,
-            Collective::Broadcast { root } if *root != rank => UNDEFINED,
+            Collective::Broadcast { root } | Collective::Scatter { root, .. } if *root != rank => {
+                UNDEFINED
+            }
+            Collective::Gather { root, chunk } if *root == rank && index / chunk != rank => {
+                UNDEFINED
+            }
             _ => self.value(rank, index),
         });
         let bytes: Vec<u8> = elements.flat_map(|value| encoded(dtype, value)).collect();
@@ -117,6 +122,15 @@ impl Values<'_> {
             }
             Collective::AllGather { counts } => Some(self.value(owner(counts, index), index)),
             Collective::Broadcast { root } => Some(self.value(*root, index)),
+            Collective::Reduce { op, root } => (*root == rank).then(|| self.reduced(*op, index)),
+            Collective::Gather { root, chunk } => Some(match index / chunk {
+                source if *root == rank && source != rank => self.value(source, index % chunk),
+                _ => self.value(rank, index),
+            }),
+            Collective::Scatter { root, chunk } => Some(match *root == rank {
+                true => self.value(rank, index),
+                false => self.value(*root, rank * chunk + index),
+            }),
             Collective::AllToAll => Some(match index.checked_sub(self.call.count / 2) {
                 None => self.value(rank, index),
                 Some(received) => {
@@ -172,7 +186,19 @@ fn encoded(dtype: DType, value: i64) -> impl Iterator<Item = u8> {
     bytes.into_iter()
 }
 
-/// A collective that makes sense among `world_size` ranks.
+/// The call of `rank`, where `call` is that of a rank which is not its root: the root of a gather or a
+/// scatter has a buffer for all.
+pub(super) fn call_of(rank: usize, world_size: usize, mut call: Call) -> Call {
+    if let Collective::Gather { root, chunk } | Collective::Scatter { root, chunk } =
+        call.collective
+        && root == rank
+    {
+        call.count = chunk * world_size;
+    }
+    call
+}
+
+/// A collective that makes sense among `world_size` ranks, as a rank calls it that is not its root.
 pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -> Call {
     let count = if large {
         random.between(250_000, 400_000) as usize
@@ -200,7 +226,8 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
     } else {
         op
     };
-    let collective = match random.below(10) {
+    let root = random.below(world_size);
+    let collective = match random.below(13) {
         0..4 => Collective::AllReduce { op },
         4 => Collective::ReduceScatter {
             op,
@@ -209,10 +236,11 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
         5 => Collective::AllGather {
             counts: random_counts(random, count, world_size),
         },
-        6 | 7 => Collective::Broadcast {
-            root: random.below(world_size),
-        },
+        6 | 7 => Collective::Broadcast { root },
         8 => Collective::AllToAll,
+        9 => Collective::Reduce { op, root },
+        10 => Collective::Gather { root, chunk: count },
+        11 => Collective::Scatter { root, chunk: count },
         _ => Collective::Barrier,
     };
     let count = match collective {

@@ -31,12 +31,12 @@ pub struct Launched {
 }
 
 impl Prepared {
-    /// The call, performed as `policy` says.
+    /// The call of `rank`, performed as `policy` says.
     ///
     /// # Errors
     /// `Misuse` for a call that makes no sense.
-    pub fn new(call: Call, policy: &Policy) -> Result<Self> {
-        call.validate(policy.topology.world_size(), policy.is_mesh())?;
+    pub fn new(call: Call, rank: usize, policy: &Policy) -> Result<Self> {
+        call.validate(rank, policy.topology.world_size(), policy.is_mesh())?;
         let algorithm = policy.choose(&call);
         Ok(Self {
             algorithm,

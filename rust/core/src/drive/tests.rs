@@ -43,7 +43,7 @@ fn launched() -> (Launched, Buffer) {
     let (call, buffer) = request.into_parts();
     let policy = Policy::new(Topology::one_host(2));
     (
-        Prepared::new(call, &policy).unwrap().launch(0, 1, 0),
+        Prepared::new(call, 0, &policy).unwrap().launch(0, 1, 0),
         buffer,
     )
 }

@@ -107,11 +107,11 @@ impl Queue {
     }
 
     /// Small messages notice what preparing costs, and those who send many repeat themselves.
-    pub(super) fn prepare(&mut self, call: Call) -> Result<Prepared> {
+    pub(super) fn prepare(&mut self, rank: usize, call: Call) -> Result<Prepared> {
         if let Some(last) = self.last.as_ref().filter(|last| *last.call == call) {
             return Ok(last.clone());
         }
-        let prepared = Prepared::new(call, &self.policy)?;
+        let prepared = Prepared::new(call, rank, &self.policy)?;
         self.last = Some(prepared.clone());
         Ok(prepared)
     }

@@ -88,13 +88,12 @@ facts! {
         #[error("{call}: counts {counts} do not divide {elements} elements among {world_size} ranks")]
         Counts { call: Text, counts: Text, elements: usize, world_size: usize },
         #[error(
-            "{call}: the two halves of {elements} elements do not divide among {world_size} ranks; \
-             pad them"
+            "{call}: a buffer of {elements} elements has no equal chunks for {world_size} ranks; pad it"
         )]
         Chunks { call: Text, elements: usize, world_size: usize },
         #[error(
-            "{call}: every rank talks to every other, and of {world_size} ranks each is connected \
-             with its neighbours only; use fewer ranks, or an all-gather"
+            "{call}: needs connections that are not there: of {world_size} ranks each is connected \
+             with its neighbours only; use fewer ranks, or an all-gather or a broadcast"
         )]
         NotConnected { call: Text, world_size: usize },
         #[error("was started with {theirs}, rank 0 with {ours}")]

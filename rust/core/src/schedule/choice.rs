@@ -296,8 +296,11 @@ impl Policy {
                 (Algorithm::Star, Reason::FewerMessages)
             }
             Collective::Barrier => (Algorithm::OneShot, Reason::NoOther),
-            Collective::AllToAll => (Algorithm::Direct, Reason::NoOther),
-            Collective::AllReduce { .. } => {
+            Collective::AllToAll | Collective::Gather { .. } | Collective::Scatter { .. } => {
+                (Algorithm::Direct, Reason::NoOther)
+            }
+            // Alike, so that the bits are the same.
+            Collective::AllReduce { .. } | Collective::Reduce { .. } => {
                 let of_several_steps = self.decide_by_size(call);
                 // Where the two sum differently, a measurement must not decide.
                 if !self.folds(of_several_steps.0, call) {

@@ -4,6 +4,9 @@
 //! all contributions to its chunk in the order of ranks: g0 + g1 + .. + gN-1, its own in its
 //! place. *All-gather.* Every owner sends its finished chunk to all others.
 //!
+//! *Reduce.* After a reduce-scatter, every owner sends its finished chunk to the root alone.
+//! *Gather* and *scatter* are one step, in which only the root has more than one peer.
+//!
 //! A rank sends 2S(N-1)/N bytes, as on the ring and as few as possible, but waits for 2 messages
 //! instead of 2(N-1), and contributions travel in the type of the elements, never in that of the
 //! accumulator. The price is a connection to every rank, and N-1 streams that meet at each. It is
@@ -41,6 +44,36 @@ pub(super) fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
                 }),
             }
         })
+        .collect()
+}
+
+/// Gives `root` the chunk that each rank has in `own`, in its place among `chunks`.
+pub(super) fn gather(
+    rank: usize,
+    root: usize,
+    own: Range<usize>,
+    chunks: &[Range<usize>],
+) -> Schedule {
+    if rank != root {
+        return vec![Step::send(root, own, Contents::Final)];
+    }
+    others(rank, chunks.len())
+        .map(|peer| Step::receive(peer, chunks[peer].clone(), Action::Copy))
+        .collect()
+}
+
+/// Gives every rank its one of the `chunks` of `root`, in `own`.
+pub(super) fn scatter(
+    rank: usize,
+    root: usize,
+    own: Range<usize>,
+    chunks: &[Range<usize>],
+) -> Schedule {
+    if rank != root {
+        return vec![Step::receive(root, own, Action::Copy)];
+    }
+    others(rank, chunks.len())
+        .map(|peer| Step::send(peer, chunks[peer].clone(), Contents::Final))
         .collect()
 }
 

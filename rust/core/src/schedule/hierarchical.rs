@@ -9,6 +9,8 @@
 //!    all-gather as in `ring`. Invariant: an owner's shard is final.
 //! 3. *Local all-gather.* Every owner sends its shards to the other ranks of its host.
 //!
+//! For a reduce, owners send what is final to the root instead of steps 2b and 3.
+//!
 //! A host sends 2S(H-1)/H bytes to others, however many ranks it has, which is the least possible;
 //! `direct` would send L times as much. The price is 2H steps in a row. Hosts may have different
 //! numbers of ranks: on a smaller one, ranks own several shards and have a larger part of its
@@ -89,6 +91,26 @@ impl<'a> Levels<'a> {
         steps
     }
 
+    /// Gives rank `root` what all ranks' `reduce_scatter` of `block` left.
+    pub(super) fn gather(&self, block: &Range<usize>, root: usize) -> Schedule {
+        let rank = self.local_ranks[self.local_rank];
+        let shards = even_parts(block, self.shards).into_iter().enumerate();
+        let owned = shards.flat_map(|(number, shard)| {
+            let chunks = self.chunks(&shard);
+            self.owners(number).into_iter().zip(chunks)
+        });
+        if rank == root {
+            return owned
+                .filter(|(owner, _)| *owner != root)
+                .map(|(owner, chunk)| Step::receive(owner, chunk, Action::Copy))
+                .collect();
+        }
+        owned
+            .filter(|(owner, _)| *owner == rank)
+            .map(|(_, chunk)| Step::send(root, chunk, Contents::Final))
+            .collect()
+    }
+
     /// Turn by turn, to which local rank this one sends, and which local rank sends to this one.
     fn local_peers(&self) -> impl Iterator<Item = (usize, usize)> {
         let (own, size) = (self.local_rank, self.local_ranks.len());
@@ -101,10 +123,14 @@ impl<'a> Levels<'a> {
     }
 
     /// The owners of a shard, one on each host.
-    fn across(&self, shard: usize) -> Ring {
+    fn owners(&self, shard: usize) -> Vec<usize> {
         let hosts = self.topology.hosts().iter();
-        let owners = hosts.map(|ranks| ranks[shard % ranks.len()]).collect();
-        Ring::new(owners, self.host)
+        hosts.map(|ranks| ranks[shard % ranks.len()]).collect()
+    }
+
+    /// The ring of a shard's owners.
+    fn across(&self, shard: usize) -> Ring {
+        Ring::new(self.owners(shard), self.host)
     }
 
     /// The chunks of a shard, one for each host.

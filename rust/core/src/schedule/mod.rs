@@ -198,17 +198,24 @@ impl Algorithm {
     #[must_use]
     pub fn performs(self, collective: &Collective, topology: &Topology) -> bool {
         match self {
-            Self::Ring => !matches!(collective, Collective::AllToAll),
+            Self::Ring => !matches!(
+                collective,
+                Collective::AllToAll | Collective::Gather { .. } | Collective::Scatter { .. }
+            ),
             Self::Direct => !matches!(
                 collective,
                 Collective::Broadcast { .. } | Collective::Barrier
             ),
             Self::OneShot | Self::Star => matches!(
                 collective,
-                Collective::AllReduce { .. } | Collective::Barrier
+                Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
             ),
             Self::Hierarchical => {
-                matches!(collective, Collective::AllReduce { .. }) && topology.has_levels()
+                topology.has_levels()
+                    && matches!(
+                        collective,
+                        Collective::AllReduce { .. } | Collective::Reduce { .. }
+                    )
             }
         }
     }
@@ -216,7 +223,7 @@ impl Algorithm {
 
 /// The schedule of `rank` for this collective over `count` elements.
 ///
-/// An all-reduce of two halves is done in blocks of at most `block` elements, one after the other.
+/// An all-reduce or a reduce of two halves is done in blocks of at most `block` elements, one after the other.
 ///
 /// # Panics
 /// When `algorithm` does not perform `collective` in such a group.
@@ -244,6 +251,13 @@ pub fn build(
             |block| ring.reduce_scatter(&chunks(block)),
             |block| ring.all_gather(&chunks(block)),
         ),
+        (Algorithm::Ring, Collective::Reduce { root, .. }) => in_blocks(
+            count,
+            block,
+            ahead,
+            |block| ring.reduce_scatter(&chunks(block)),
+            |block| ring.gather(&chunks(block), *root),
+        ),
         (Algorithm::Ring, Collective::ReduceScatter { counts, .. }) => {
             ring.reduce_scatter(&ring.in_order(&chunks_of(counts)))
         }
@@ -263,6 +277,16 @@ pub fn build(
             |block| direct::reduce_scatter(rank, &chunks(block)),
             |block| direct::all_gather(rank, &chunks(block)),
         ),
+        (Algorithm::Direct, Collective::Reduce { root, .. }) => in_blocks(
+            count,
+            block,
+            ahead,
+            |block| direct::reduce_scatter(rank, &chunks(block)),
+            |block| {
+                let chunks = chunks(block);
+                direct::gather(rank, *root, chunks[rank].clone(), &chunks)
+            },
+        ),
         (Algorithm::Direct, Collective::ReduceScatter { counts, .. }) => {
             direct::reduce_scatter(rank, &chunks_of(counts))
         }
@@ -270,6 +294,17 @@ pub fn build(
             direct::all_gather(rank, &chunks_of(counts))
         }
         (Algorithm::Direct, Collective::AllToAll) => direct::all_to_all(rank, world_size, count),
+        (Algorithm::Direct, Collective::Gather { root, chunk }) => {
+            direct::gather(rank, *root, 0..*chunk, &chunks(&(0..chunk * world_size)))
+        }
+        (Algorithm::Direct, Collective::Scatter { root, chunk }) => {
+            direct::scatter(rank, *root, 0..*chunk, &chunks(&(0..chunk * world_size)))
+        }
+        // One step of which only the root sees the end.
+        (Algorithm::OneShot | Algorithm::Star, Collective::Reduce { root, .. }) => {
+            let gather = |block: &Range<usize>| star::gather(rank, world_size, *root, block);
+            in_blocks(count, block, 0, gather, |_| Schedule::new())
+        }
         (Algorithm::OneShot, Collective::AllReduce { .. }) => {
             direct::one_shot(rank, world_size, count)
         }
@@ -278,21 +313,26 @@ pub fn build(
             count,
             block,
             ahead,
-            |block| star::gather(rank, world_size, block),
+            |block| star::gather(rank, world_size, star::CENTRE, block),
             |block| star::spread(rank, world_size, block),
         ),
         (Algorithm::Star, Collective::Barrier) => {
             let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
             build(algorithm, &all_reduce, rank, topology, 1, block)
         }
-        (Algorithm::Hierarchical, Collective::AllReduce { .. }) if topology.has_levels() => {
+        (Algorithm::Hierarchical, Collective::AllReduce { .. } | Collective::Reduce { .. })
+            if topology.has_levels() =>
+        {
             let levels = Levels::of(rank, topology);
             in_blocks(
                 count,
                 block,
                 ahead,
                 |block| levels.reduce_scatter(block),
-                |block| levels.all_gather(block),
+                |block| match collective.root() {
+                    None => levels.all_gather(block),
+                    Some(root) => levels.gather(block, root),
+                },
             )
         }
         _ => panic!(
@@ -314,7 +354,7 @@ fn blocks_ahead(topology: &Topology) -> usize {
     }
 }
 
-/// An all-reduce made of reduce-scatters and all-gathers of one block after the other.
+/// A reduction made of reduce-scatters and gatherings of one block after the other.
 ///
 /// What a rank has sent of a block is still in its cache when the results overwrite it, so a large
 /// buffer passes through memory twice (read and written once), and not three times.
@@ -323,7 +363,7 @@ fn in_blocks(
     block: usize,
     ahead: usize,
     reduce_scatter: impl Fn(&Range<usize>) -> Schedule,
-    all_gather: impl Fn(&Range<usize>) -> Schedule,
+    gather: impl Fn(&Range<usize>) -> Schedule,
 ) -> Schedule {
     let blocks = even_parts(&(0..count), count.div_ceil(block).max(1));
     let mut steps = Schedule::new();
@@ -332,7 +372,7 @@ fn in_blocks(
             steps.extend(reduce_scatter(block));
         }
         if number >= ahead {
-            steps.extend(all_gather(&blocks[number - ahead]));
+            steps.extend(gather(&blocks[number - ahead]));
         }
     }
     steps

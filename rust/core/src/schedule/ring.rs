@@ -13,6 +13,8 @@
 //! "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
 //! Comput. 69 (2009).
 //!
+//! *Reduce* is a reduce-scatter and an all-gather whose chunks go no further than the root.
+//!
 //! *Broadcast* is a pipeline: the root sends to its successor, which forwards while it receives.
 //!
 //! Ranks of one host stand in a row, so that bytes enter each host once. Above, "rank r" is the one
@@ -74,6 +76,21 @@ impl Ring {
             let (sent, received) = (self.behind(step), self.behind(step + 1));
             (chunks[sent].clone(), chunks[received].clone(), Action::Copy)
         })
+    }
+
+    /// Gives rank `root` all `chunks`, of which each member has its own: an `all_gather` whose
+    /// chunks go no further than there.
+    pub(super) fn gather(&self, chunks: &[Range<usize>], root: usize) -> Schedule {
+        let size = self.members.len();
+        let distance = (position(&self.members, root) + size - self.position) % size;
+        let mut steps = self.all_gather(chunks);
+        for (number, step) in steps.iter_mut().enumerate() {
+            // What is sent comes from `number` places behind, what is received from one more.
+            step.send
+                .take_if(|_| distance == 0 || distance + number >= size);
+            step.receive.take_if(|_| distance + number + 1 >= size);
+        }
+        steps
     }
 
     /// Gives every member what rank `root` has.

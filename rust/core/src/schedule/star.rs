@@ -1,4 +1,5 @@
-//! Star: every rank sends all it has to rank 0, which sends the result to every other.
+//! Star: every rank sends all it has to rank 0, which sends the result to every other. A reduce is the
+//! first half, to its root.
 //!
 //! *Gathering.* Every rank sends its contribution to rank 0, which folds all in the order of ranks:
 //! g0 + g1 + .. + gN-1. *Spreading.* Rank 0 sends the finished values to all others.
@@ -12,14 +13,19 @@ use std::ops::Range;
 
 use super::{Action, Contents, Schedule, Step, fold_in_rank_order};
 
-/// Who folds.
-const CENTRE: usize = 0;
+/// Who folds for all.
+pub(super) const CENTRE: usize = 0;
 
-pub(super) fn gather(rank: usize, world_size: usize, range: &Range<usize>) -> Schedule {
-    if rank == CENTRE {
+pub(super) fn gather(
+    rank: usize,
+    world_size: usize,
+    centre: usize,
+    range: &Range<usize>,
+) -> Schedule {
+    if rank == centre {
         return fold_in_rank_order(world_size, range);
     }
-    vec![Step::send(CENTRE, range.clone(), Contents::Contribution)]
+    vec![Step::send(centre, range.clone(), Contents::Contribution)]
 }
 
 pub(super) fn spread(rank: usize, world_size: usize, range: &Range<usize>) -> Schedule {

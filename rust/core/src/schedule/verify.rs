@@ -292,17 +292,36 @@ const BLOCK: usize = 20;
 const OP: ReduceOp = ReduceOp::Sum;
 
 fn prove_all_reduce(schedules: &[Schedule], topology: &Topology, count: usize) {
+    for elements in reduced(schedules, topology, count) {
+        assert!(is_complete(topology, &elements));
+    }
+}
+
+fn prove_reduce(schedules: &[Schedule], topology: &Topology, count: usize, root: usize) {
+    let end = reduced(schedules, topology, count);
+    assert!(is_complete(topology, &end[root]), "{topology:?} {root}");
+}
+
+/// What each rank has in the end.
+fn reduced(schedules: &[Schedule], topology: &Topology, count: usize) -> Vec<Vec<Element>> {
+    run(schedules, count, own_contribution)
+        .unwrap_or_else(|why| panic!("{topology:?} count={count}: {why}"))
+}
+
+fn is_complete(topology: &Topology, elements: &[Element]) -> bool {
     let complete = |place| Element {
         contributions: u64::MAX >> (64 - topology.world_size()),
         is_final: true,
         folded: 0,
         place,
     };
-    let end = run(schedules, count, own_contribution)
-        .unwrap_or_else(|why| panic!("{topology:?} count={count}: {why}"));
-    for elements in end {
-        assert!(elements.into_iter().eq((0..count).map(complete)));
-    }
+    let expected = (0..elements.len()).map(complete);
+    elements.iter().copied().eq(expected)
+}
+
+/// Some roots: the first, the last, and one between them.
+fn roots(world_size: usize) -> [usize; 3] {
+    [0, world_size / 2, world_size - 1]
 }
 
 /// The algorithms whose schedules are others than on one host.
@@ -332,6 +351,73 @@ fn all_reduce_does_so_wherever_the_ranks_are() {
                 let schedules = schedules(algorithm, &all_reduce, &topology, count);
                 prove_all_reduce(&schedules, &topology, count);
             }
+        }
+    }
+}
+
+#[test]
+fn reduce_gives_the_root_every_contribution_exactly_once() {
+    for (world_size, count) in cases() {
+        let topology = Topology::one_host(world_size);
+        let root = (world_size + 3 * count) % world_size;
+        let reduce = Collective::Reduce { op: OP, root };
+        for schedules in each_algorithm(&reduce, &topology, count) {
+            prove_reduce(&schedules, &topology, count, root);
+        }
+    }
+}
+
+#[test]
+fn reduce_does_so_wherever_the_ranks_are() {
+    for topology in groups_on_hosts() {
+        let count = 2 * topology.world_size() + 1;
+        for algorithm in where_ranks_are_matters(&topology) {
+            let root = 5 % topology.world_size();
+            let reduce = Collective::Reduce { op: OP, root };
+            let schedules = schedules(algorithm, &reduce, &topology, count);
+            prove_reduce(&schedules, &topology, count, root);
+        }
+    }
+}
+
+#[test]
+fn reduce_folds_at_the_root_as_all_reduce_does() {
+    // Each algorithm combines in the same steps, so the order of every sum is the same.
+    let folds = |schedule: &Schedule| -> Vec<_> {
+        let receives = schedule.iter().filter_map(|step| step.receive.clone());
+        receives
+            .filter(|receive| receive.action != Action::Copy)
+            .collect()
+    };
+    for topology in groups_on_hosts().chain((2..=64).map(Topology::one_host)) {
+        let count = 2 * topology.world_size() + 1;
+        for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::Hierarchical] {
+            let (all_reduce, root) = (Collective::AllReduce { op: OP }, 1);
+            let reduce = Collective::Reduce { op: OP, root };
+            if algorithm.performs(&reduce, &topology) {
+                let all = schedules(algorithm, &all_reduce, &topology, count);
+                let rooted = schedules(algorithm, &reduce, &topology, count);
+                assert!(all.iter().map(folds).eq(rooted.iter().map(folds)));
+            }
+        }
+    }
+}
+
+#[test]
+fn reduce_sends_every_contribution_once_and_every_result_once() {
+    for topology in (3..=64).map(Topology::one_host) {
+        let world_size = topology.world_size();
+        let count = world_size * 8;
+        let reduce = Collective::Reduce { op: OP, root: 0 };
+        let schedules = schedules(Algorithm::Direct, &reduce, &topology, count);
+        for (rank, schedule) in schedules.iter().enumerate() {
+            let sends = schedule.iter().filter_map(|step| step.send.as_ref());
+            let sent: usize = sends.map(|send| send.range.len()).sum();
+            assert!(if rank == 0 {
+                sent < count
+            } else {
+                sent == count
+            });
         }
     }
 }
@@ -384,7 +470,7 @@ fn all_gather_gives_every_rank_every_chunk_even_of_uneven_lengths() {
 #[test]
 fn broadcast_gives_every_rank_the_roots_contents() {
     for world_size in 2..=64 {
-        for (root, topology) in [0, world_size / 2, world_size - 1]
+        for (root, topology) in roots(world_size)
             .into_iter()
             .flat_map(|root| groups(world_size).map(|topology| (root, topology)))
         {
@@ -394,6 +480,57 @@ fn broadcast_gives_every_rank_the_roots_contents() {
             for elements in end {
                 let expected = (0..3).map(|place| final_values_of_its_own(root, place));
                 assert!(elements.into_iter().eq(expected));
+            }
+        }
+    }
+}
+
+/// Proves a gather or a scatter of chunks between `root` and the others, of each of which it uses
+/// one chunk only: what a rank ends with is what `expected` says, a rank and a place there.
+fn prove_chunks(
+    collective: &Collective,
+    topology: &Topology,
+    (root, chunk): (usize, usize),
+    expected: impl Fn(usize, usize) -> (usize, usize),
+) {
+    let count = chunk * topology.world_size();
+    let schedules = schedules(Algorithm::Direct, collective, topology, count);
+    let end = run(&schedules, count, final_values_of_its_own).unwrap();
+    for (rank, elements) in end.into_iter().enumerate() {
+        let own = if rank == root { count } else { chunk };
+        let steps = schedules[rank].iter();
+        let ends = steps.flat_map(|step| {
+            let (send, receive) = (step.send.as_ref(), step.receive.as_ref());
+            let ranges = [send.map(|it| it.range.end), receive.map(|it| it.range.end)];
+            ranges.into_iter().flatten()
+        });
+        assert!(ends.into_iter().all(|end| end <= own));
+        for (place, element) in elements.into_iter().take(own).enumerate() {
+            let (source, there) = expected(rank, place);
+            assert_eq!(element, final_values_of_its_own(source, there));
+        }
+    }
+}
+
+#[test]
+fn gather_and_scatter_move_each_chunk_between_the_root_and_its_rank() {
+    for (world_size, chunk) in (2..=64).flat_map(|n| [0, 1, 3].map(|chunk| (n, chunk))) {
+        for root in roots(world_size) {
+            for topology in &groups(world_size) {
+                let gather = Collective::Gather { root, chunk };
+                prove_chunks(&gather, topology, (root, chunk), |rank, place| {
+                    match place / chunk {
+                        source if rank == root && source != root => (source, place % chunk),
+                        _ => (rank, place),
+                    }
+                });
+                let scatter = Collective::Scatter { root, chunk };
+                prove_chunks(&scatter, topology, (root, chunk), |rank, place| {
+                    match rank == root {
+                        true => (root, place),
+                        false => (root, rank * chunk + place),
+                    }
+                });
             }
         }
     }

@@ -13,6 +13,9 @@ pub const HEADER_BYTES: usize = 64;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"GRC1");
 
+/// The last kind of collective.
+const KIND_MAX: u8 = 9;
+
 /// An encoded header.
 pub type Header = [u8; HEADER_BYTES];
 
@@ -24,14 +27,18 @@ impl Contract {
     /// The contract of `call`, performed by `algorithm`.
     #[must_use]
     pub fn of(call: &Call, algorithm: Algorithm) -> Self {
-        let (kind, root) = match &call.collective {
-            Collective::AllReduce { .. } => (1, 0),
-            Collective::ReduceScatter { .. } => (2, 0),
-            Collective::AllGather { .. } => (3, 0),
-            Collective::Broadcast { root } => (4, *root as u64),
-            Collective::Barrier => (5, 0),
-            Collective::AllToAll => (6, 0),
+        let kind = match &call.collective {
+            Collective::AllReduce { .. } => 1,
+            Collective::ReduceScatter { .. } => 2,
+            Collective::AllGather { .. } => 3,
+            Collective::Broadcast { .. } => 4,
+            Collective::Barrier => 5,
+            Collective::AllToAll => 6,
+            Collective::Reduce { .. } => 7,
+            Collective::Gather { .. } => 8,
+            Collective::Scatter { .. } => 9,
         };
+        let root = call.collective.root().unwrap_or(0) as u64;
         let op = call.collective.op().map_or(0, |op| op as u8);
         let mut schedule = Fnv1a::new();
         schedule.write(algorithm.name().as_bytes());
@@ -52,7 +59,7 @@ impl Contract {
         let words = [
             0, // generation
             0, // sequence
-            call.count as u64,
+            call.agreed_count() as u64,
             name.0,
             schedule.0,
             root,
@@ -98,7 +105,7 @@ pub fn way(header: &Header) -> (usize, usize) {
 /// Whether these bytes are a header at all, as opposed to a broken stream.
 #[must_use]
 pub fn is_header(bytes: &Header) -> bool {
-    bytes[0..4] == MAGIC.to_le_bytes() && (1..=6).contains(&bytes[4])
+    bytes[0..4] == MAGIC.to_le_bytes() && (1..=KIND_MAX).contains(&bytes[4])
 }
 
 /// The FNV-1a hash of G. Fowler, L. Noll and K.-P. Vo; the same on every machine and version.
@@ -135,6 +142,7 @@ mod tests {
 
     #[test]
     fn every_difference_between_two_calls_shows_in_the_header() {
+        let reduce = |op, root| Collective::Reduce { op, root };
         let base = changed(|_| ());
         assert!(is_header(&base));
         assert_eq!(base, changed(|_| ()));
@@ -143,6 +151,15 @@ mod tests {
             changed(|call| call.collective = Collective::Broadcast { root: 0 }),
             changed(|call| call.collective = Collective::Broadcast { root: 1 }),
             changed(|call| call.collective = Collective::AllToAll),
+            changed(|call| call.collective = reduce(ReduceOp::Sum, 0)),
+            changed(|call| call.collective = reduce(ReduceOp::Max, 0)),
+            changed(|call| call.collective = reduce(ReduceOp::Sum, 1)),
+            changed(|call| call.collective = Collective::Gather { root: 0, chunk: 6 }),
+            changed(|call| call.collective = Collective::Gather { root: 1, chunk: 6 }),
+            changed(|call| call.collective = Collective::Gather { root: 0, chunk: 7 }),
+            changed(|call| call.collective = Collective::Scatter { root: 0, chunk: 6 }),
+            changed(|call| call.collective = Collective::Scatter { root: 1, chunk: 6 }),
+            changed(|call| call.collective = Collective::Scatter { root: 0, chunk: 7 }),
             changed(|call| call.count = 7),
             changed(|call| call.dtype = DType::I32),
             changed(|call| call.name = "v".into()),
@@ -158,6 +175,7 @@ mod tests {
         assert!(is_header(&sent) && sent != on_way(base, 513, 2));
         assert_eq!(base, changed(|call| call.name.shown = "v".into()));
         for (index, other) in others.iter().enumerate() {
+            assert!(is_header(other));
             assert_ne!(&base, other);
             assert!(others[..index].iter().all(|earlier| earlier != other));
         }

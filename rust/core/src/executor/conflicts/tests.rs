@@ -64,6 +64,9 @@ fn schedules() -> Vec<Vec<(Range<usize>, Access)>> {
                 Collective::AllGather { counts },
                 Collective::Broadcast { root: 1 },
                 Collective::AllToAll,
+                Collective::Reduce { op, root: 1 },
+                Collective::Gather { root: 1, chunk: 3 },
+                Collective::Scatter { root: 1, chunk: 3 },
             ];
             for (algorithm, collective) in Algorithm::ALL
                 .iter()

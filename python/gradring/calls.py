@@ -1,0 +1,263 @@
+"""Collectives with the arrays that a program passes: all is checked before anything is sent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradring import _native
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Call(Generic[T]):
+    """One collective, ready to be run or started.
+
+    Attributes:
+        collective: What it does.
+        arrays: The memory that it reads and writes.
+        result: What the program gets when it has ended.
+        shape: What ranks compare instead of the shapes of `arrays`, where those may differ.
+    """
+
+    collective: _native.Collective
+    arrays: object
+    result: T
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank among others."""
+
+    rank: int
+    world_size: int
+
+    def rows(self, length: int) -> slice:
+        """This rank's part of a first axis of that length, as by ``numpy.array_split``."""
+        start = sum(split(length, self.world_size)[: self.rank])
+        return slice(start, start + split(length, self.world_size)[self.rank])
+
+    def equal_rows(self, array: NDArray[Any], of: str) -> slice:
+        """The same where all parts have to be equal.
+
+        Raises:
+            ValueError: They cannot be.
+        """
+        if array.shape[0] % self.world_size:
+            raise ValueError(
+                f"{of}: a first axis of length {array.shape[0]} has no {self.world_size} "
+                "equal parts, one for each rank; pad the array, or reshape it"
+            )
+        return self.rows(array.shape[0])
+
+
+@functools.cache
+def all_reducing(op: str) -> _native.Collective:
+    """The all-reduce of this name; made once, because programs start many."""
+    return _native.Collective.all_reduce(op)
+
+
+def broadcast(x: T, root: int, place: Place) -> Call[T]:
+    """The call of `Communicator.broadcast`."""
+    check_root(root, place.world_size, "broadcast")
+    return Call(_native.Collective.broadcast(root), x, x)
+
+
+def reduce(
+    x: Any, op: str, root: int, out: NDArray[Any] | None, place: Place
+) -> Call[NDArray[Any] | None]:
+    """The call of `Communicator.reduce`."""
+    check_root(root, place.world_size, "reduce")
+    array = _travelling(x, "reduce", min_dims=0)
+    memory = _result(out, array.shape, array.dtype, "reduce")
+    if memory is not array:
+        memory[...] = array
+    result = memory if place.rank == root else None
+    return Call(_native.Collective.reduce(op, root), memory, result)
+
+
+def reduce_scatter(x: Any, op: str, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
+    """The call of `Communicator.reduce_scatter`."""
+    array = _travelling(x, "reduce_scatter")
+    rows = place.rows(array.shape[0])
+    counts = [length * _row_size(array) for length in split(array.shape[0], place.world_size)]
+    collective = _native.Collective.reduce_scatter(op, counts)
+    shape = (rows.stop - rows.start, *array.shape[1:])
+    result = _result(out, shape, array.dtype, "reduce_scatter")
+    # It is reduced where it is to be; what belongs to others, in copies.
+    others = array[: rows.start].copy(), array[rows.stop :].copy()
+    result[...] = array[rows]
+    return Call(collective, [others[0], result, others[1]], result, array.shape)
+
+
+def all_gather(
+    array: NDArray[Any], lengths: Sequence[int], out: NDArray[Any] | None, place: Place
+) -> Call[NDArray[Any]]:
+    """The call of `Communicator.all_gather`, once the lengths of the first axes are known."""
+    shape = (sum(lengths), *array.shape[1:])
+    gathered = _result(out, shape, array.dtype, "all_gather")
+    start = sum(lengths[: place.rank])
+    gathered[start : start + array.shape[0]] = array
+    counts = [length * _row_size(array) for length in lengths]
+    return Call(_native.Collective.all_gather(counts), gathered, gathered)
+
+
+def all_gather_of_equals(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
+    """The call of `Communicator.all_gather_async`."""
+    array = _travelling(x, "all_gather")
+    return all_gather(array, [array.shape[0]] * place.world_size, out, place)
+
+
+def gather(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any] | None]:
+    """The call of `Communicator.gather`."""
+    check_root(root, place.world_size, "gather")
+    array = _travelling(x, "gather")
+    collective = _native.Collective.gather(root, array.size)
+    if place.rank != root:
+        return Call(collective, _sendable(array), None, array.shape)
+    shape = (array.shape[0] * place.world_size, *array.shape[1:])
+    gathered = _result(out, shape, array.dtype, "gather")
+    gathered[place.rows(shape[0])] = array
+    return Call(collective, gathered, gathered, array.shape)
+
+
+def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
+    """The call of `Communicator.scatter`."""
+    check_root(root, place.world_size, "scatter")
+    if x is None and place.rank != root and out is not None:
+        shape = (out.shape[0] * place.world_size, *out.shape[1:]) if out.ndim else ()
+        # Only its shape and dtype count.
+        x = np.broadcast_to(np.zeros((), out.dtype), shape)
+    array = _travelling(x, "scatter")
+    rows = place.equal_rows(array, "scatter")
+    shape = (rows.stop - rows.start, *array.shape[1:])
+    result = _result(out, shape, array.dtype, "scatter")
+    collective = _native.Collective.scatter(root, result.size)
+    if place.rank != root:
+        return Call(collective, result, result, array.shape)
+    result[...] = array[rows]
+    return Call(collective, _sendable(array), result, array.shape)
+
+
+def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
+    """The call of `Communicator.all_to_all`."""
+    array = _travelling(x, "all_to_all")
+    rows = place.equal_rows(array, "all_to_all")
+    received = _result(out, array.shape, array.dtype, "all_to_all")
+    received[rows] = array[rows]
+    collective = _native.Collective.all_to_all()
+    return Call(collective, [_sendable(array), received], received, array.shape)
+
+
+def check_root(root: int, world_size: int, of: str) -> None:
+    """Raises ValueError if ``root`` is not a rank."""
+    if root not in range(world_size):
+        raise ValueError(
+            f"{of}: root={root!r} is not a rank of a world of {world_size}; "
+            f"choose one from 0 to {world_size - 1}"
+        )
+
+
+def check_out(
+    out: NDArray[Any], shape: tuple[int | None, ...], dtype: np.dtype[Any], of: str
+) -> None:
+    """Whether the result fits into ``out``; None is a length that is not known yet.
+
+    Raises:
+        TypeError: ``out`` is no numpy array, or has another dtype.
+        ValueError: It has another shape, is read-only or is not C-contiguous.
+    """
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"{of}: out is a {type(out).__name__}; pass a plain numpy array")
+    if out.dtype != dtype:
+        raise TypeError(f"{of}: out is of {out.dtype}, and the result of {dtype}")
+    fits = len(out.shape) == len(shape) and all(
+        wanted in (None, length) for wanted, length in zip(shape, out.shape, strict=True)
+    )
+    if not fits:
+        lengths = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ValueError(f"{of}: out has shape {out.shape}, and the result ({lengths})")
+    if not out.flags.writeable:
+        raise ValueError(f"{of}: out is read-only; pass a writable array")
+    if not out.flags.c_contiguous:
+        raise ValueError(f"{of}: out is not C-contiguous; pass a contiguous array")
+
+
+def contents(x: Any) -> NDArray[Any]:
+    """``x`` as a numpy array, without a copy where it can be.
+
+    Raises:
+        TypeError: It cannot travel.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            "a masked array cannot travel: its mask would be ignored; pass x.filled(value)"
+        )
+    try:
+        return x if isinstance(x, np.ndarray) else np.asarray(memoryview(x))
+    except TypeError:
+        lent = _native.lent(x)
+        return np.asarray(x) if lent is None else _shown(*lent)
+
+
+def split(length: int, parts: int) -> list[int]:
+    """The lengths of the parts of ``numpy.array_split``."""
+    return [length // parts + (part < length % parts) for part in range(parts)]
+
+
+def _travelling(x: Any, of: str, min_dims: int = 1) -> NDArray[Any]:
+    """`contents` of at least so many dimensions, and of a dtype that can travel."""
+    array = contents(x)
+    _native.check_dtype(array.dtype)
+    return array if array.ndim >= min_dims else np.atleast_1d(array)
+
+
+def _sendable(array: NDArray[Any]) -> NDArray[Any]:
+    """The same as memory that the core takes; it only reads it."""
+    return np.require(array, requirements=["C", "W", "A"])
+
+
+def _result(
+    out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any], of: str
+) -> NDArray[Any]:
+    """Where the result is to be."""
+    if out is None:
+        return np.empty(shape, dtype)
+    check_out(out, shape, dtype, of)
+    return out
+
+
+def _row_size(array: NDArray[Any]) -> int:
+    return int(np.prod(array.shape[1:], dtype=np.int64))
+
+
+class _Memory:
+    """Memory that numpy can show, as long as what lends it lives."""
+
+    def __init__(self, lender: object, interface: dict[str, Any]) -> None:
+        self.lender = lender
+        self.__array_interface__ = interface
+
+
+def _shown(lender: object, dtype_name: str, interface: dict[str, Any]) -> NDArray[Any]:
+    """Lent memory as a numpy array, which knows bfloat16 by ml_dtypes only."""
+    name = dtype_name
+    if dtype_name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(
+                "numpy has no bfloat16 for the result; pip install ml_dtypes, or use a collective "
+                "that works in place"
+            ) from None
+        name = "uint16"
+    memory = _Memory(lender, {**interface, "typestr": np.dtype(name).str})
+    shown: NDArray[Any] = np.asarray(memory)
+    return shown if name == dtype_name else shown.view(ml_dtypes.bfloat16)
