@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cas
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import _native, calls, forks, lateness, parse
-from gradring.calls import all_reducing
+from gradring import _native, calls, forks, lateness, objects, parse
+from gradring.calls import all_reducing, check_root
 from gradring.config import Settings, TlsFiles, check_tls, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.settings import takes_settings
@@ -557,6 +557,56 @@ class Communicator:
         work = self._native.start(call.collective, call.arrays, name, call.shape)
         return Work(work, call.result)
 
+    def broadcast_object(
+        self, value: Any, root: int = 0, *, pickle: bool = False, name: str = ""
+    ) -> Any:
+        """Gives every rank the object of rank ``root``.
+
+        Args:
+            value: On ``root``, None, a bool, a number, text, or a list, or a dict with text for
+                keys, of such: what JSON gives back as it is, so no tuples, bytes or arrays, and no
+                subclasses. NaN and infinities travel, too. On other ranks it does not count.
+            root: The rank whose object it is; default 0.
+            pickle: True, on every rank, for any object that can be pickled. To unpickle is to run
+                what the sender likes: who can join the group, or change what travels, can run
+                code on all ranks. So do that only in a group with a token, and across networks
+                that others use with TLS.
+            name: Compared across ranks and used in messages; default "object".
+
+        Returns:
+            The object; on ``root`` it is ``value`` itself.
+
+        Raises:
+            TypeError: JSON cannot say it, or would silently change it; nothing is sent then.
+            ValueError: ``root`` is not a rank.
+            GradringError: As in `all_reduce`; a `MismatchError` also if ranks differ in ``pickle``.
+        """
+        check_root(root, self.world_size, "broadcast_object")
+        name = _name_of_object(name, pickle)
+        is_root = self.rank == root
+        own = objects.encode(value, pickle, "broadcast_object") if is_root else b""
+        received = broadcast_bytes(self, own, root, name)
+        return value if is_root else objects.decode(received, pickle)
+
+    def all_gather_object(self, value: Any, *, pickle: bool = False, name: str = "") -> list[Any]:
+        """Gives every rank the objects of all ranks.
+
+        Args:
+            value: As in `broadcast_object`; ranks may have quite different ones.
+            pickle: As in `broadcast_object`.
+            name: As in `broadcast_object`.
+
+        Returns:
+            The objects, in rank order.
+
+        Raises:
+            TypeError: As in `broadcast_object`.
+            GradringError: As in `broadcast_object`.
+        """
+        own = objects.encode(value, pickle, "all_gather_object")
+        gathered = all_gather_bytes(self, own, _name_of_object(name, pickle))
+        return [objects.decode(received, pickle) for received in gathered]
+
     def step(self, *, abort_on_exception: bool = True) -> Step:
         """What happens inside ``with communicator.step():`` is one step of the program.
 
@@ -823,6 +873,25 @@ def all_gather_bytes(communicator: Communicator, own: bytes, name: str) -> list[
     sizes = communicator.all_gather(np.array([len(own)]), name=f"{name}/sizes")
     joined = communicator.all_gather(np.frombuffer(own, np.uint8), name=name).tobytes()
     return [joined[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
+
+
+def broadcast_bytes(communicator: Communicator, own: bytes, root: int, name: str) -> bytes:
+    """The bytes of one rank, on every rank; only it knows how many there are."""
+    size = np.array([len(own)])
+    communicator.broadcast(size, root, name=f"{name}/size")
+    try:
+        contents = np.empty(int(size[0]), np.uint8)
+    except (MemoryError, ValueError):  # too much for numpy, too
+        # The others wait for this rank by now.
+        core_of(communicator).fail_without_memory(int(size[0]), f"broadcast {name!r}")
+    if communicator.rank == root:
+        contents[:] = np.frombuffer(own, np.uint8)
+    return communicator.broadcast(contents, root, name=name).tobytes()
+
+
+def _name_of_object(name: str, pickled: bool) -> str:
+    """What ranks compare: those that pickle do not understand those that do not."""
+    return (name or "object") + ("/pickled" if pickled else "")
 
 
 def _leave_to_parent() -> None:

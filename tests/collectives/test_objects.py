@@ -1,0 +1,91 @@
+"""Python objects that ranks send one another: JSON that changes nothing, or pickles by choice."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring.errors import MismatchError
+from gradring.testing import run_ranks
+
+PLAIN = {"a": [1, -2.5, None, True, "ü\n\ud800"], "big": 2**70, "": {}, "nested": [[[]]]}
+
+
+def sent(world_size: int) -> list[Any]:
+    with gradring.init() as comm:
+        root = world_size - 1
+        own = {"rank": comm.rank, "text": "x" * (1000 * comm.rank)}
+        fractions = comm.all_gather_object(Fraction(comm.rank, 3), pickle=True)
+        special = comm.broadcast_object([math.nan, math.inf, -0.0])
+        return [
+            comm.broadcast_object(PLAIN if comm.rank == root else object(), root),
+            comm.all_gather_object(own, name="own")
+            == [{"rank": r, "text": "x" * (1000 * r)} for r in range(world_size)],
+            fractions == [Fraction(r, 3) for r in range(world_size)],
+            comm.broadcast_object({comm.rank: b"\0"}, root, pickle=True),
+            math.isnan(special[0]) and special[1:] == [math.inf, 0.0] and 1 / special[1] == 0,
+            str(special[2]),
+        ]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_objects_come_as_they_were(world_size: int) -> None:
+    expected = [PLAIN, True, True, {world_size - 1: b"\0"}, True, "-0.0"]
+    assert run_ranks(sent, world_size, world_size) == [expected] * world_size
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ((1, 2), r"the object is a tuple"),
+        ([{"a": (1,)}], r"the object\[0\]\['a'\] is a tuple"),
+        ({1: "a"}, r"the key 1 of the object would become text"),
+        ([{None: 1}], r"the key None of the object\[0\] would become text"),
+        (b"abc", "bytes is not JSON serializable"),
+        ({1, 2}, "set is not JSON serializable"),
+        (np.float64(1.5), "the object is a float64"),
+        (np.ones(2), "ndarray is not JSON serializable"),
+        ([Color.RED], r"the object\[0\] is a Color"),
+        (collections.OrderedDict(a=1), "the object is a OrderedDict"),
+        (object(), "object is not JSON serializable"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_json_would_change_is_refused(value: Any, says: str) -> None:
+    with gradring.Communicator(rank=0, world_size=1) as comm:
+        with pytest.raises(TypeError, match=f"broadcast_object: .*{says}.*; send lists"):
+            comm.broadcast_object(value)
+        with pytest.raises(TypeError, match=f"all_gather_object: .*{says}.*pickle=True"):
+            comm.all_gather_object(value)
+
+
+def test_what_has_no_end_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with gradring.Communicator(rank=0, world_size=1) as comm:
+        with pytest.raises(TypeError, match="Circular reference"):
+            comm.all_gather_object(endless)
+        with pytest.raises(ValueError, match="broadcast_object: root=1 is not a rank"):
+            comm.broadcast_object(1, root=1)
+
+
+def different_in_pickle() -> str:
+    with gradring.init() as comm, pytest.raises(MismatchError) as caught:
+        comm.all_gather_object([1], pickle=comm.rank == 1)
+    return str(caught.value)
+
+
+def test_ranks_that_do_not_all_pickle_are_told() -> None:
+    for message in run_ranks(different_in_pickle, 2):
+        assert "'object/sizes" in message and "'object/pickled/sizes" in message
