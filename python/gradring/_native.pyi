@@ -11,6 +11,7 @@ from gradring.stats import RankStats
 __all__ = [
     "Collective",
     "Communicator",
+    "Listening",
     "ParameterClient",
     "ParameterServer",
     "Participant",
@@ -167,6 +168,11 @@ class Participant:
     def leave(self, tells: bool) -> None: ...
 
 @final
+class Listening:
+    @property
+    def address(self) -> str: ...
+
+@final
 class Communicator:
     def __new__(
         cls,
@@ -179,7 +185,9 @@ class Communicator:
         settings: dict[str, str],
         follows: int | None = None,
         agreed: tuple[Participant, tuple[int, int, list[str]]] | None = None,
+        listening: Listening | None = None,
     ) -> Communicator: ...
+    def listen_beside(self, ports: tuple[int, int] | None) -> Listening: ...
     @property
     def id(self) -> int: ...
     @property

@@ -172,8 +172,7 @@ class Communicator:
             ports = parse.ports("-".join(map(str, ports)), "ports")
         check_token(rank, world_size, values.token, require_auth)
         forks.check_not_held(rendezvous, rank)
-        #: Where this process is, and with what it proves to belong there.
-        self._door: Door = {
+        door: Door = {
             "listen": listen,
             "ports": ports,
             "interface": interface,
@@ -182,15 +181,31 @@ class Communicator:
             "token": values.token or b"",
             "tls": (tls.ca, tls.cert, tls.key) if tls is not None else None,
         }
-        self._settings = values.of_group()
+        self._begin(rank, world_size, rendezvous, addresses, values.of_group(), door)
+
+    def _begin(
+        self,
+        rank: int,
+        world_size: int,
+        rendezvous: str,
+        addresses: Sequence[str],
+        settings: dict[str, str],
+        door: Door,
+        listening: _native.Listening | None = None,
+    ) -> None:
+        """Forms the group; all of this has been checked."""
+        self._settings = settings
+        #: Where this process is, and with what it proves to belong there.
+        self._door = door
         self._rendezvous = rendezvous
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
             rendezvous=rendezvous,
             addresses=list(addresses),
-            settings=self._settings,
-            door=self._door,
+            settings=settings,
+            door=door,
+            listening=listening,
         )
         #: Where members of a running job listen that this process is yet to join.
         self._joins: Sequence[str] = ()
@@ -606,6 +621,65 @@ class Communicator:
         own = objects.encode(value, pickle, "all_gather_object")
         gathered = all_gather_bytes(self, own, _name_of_object(name, pickle))
         return [objects.decode(received, pickle) for received in gathered]
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Forms groups of the ranks that say the same ``color``; every rank calls it.
+
+        Each is a group of its own: it has its own connections, made with the settings, the token
+        and the certificates of this one, its own order of collectives and its own failures. So
+        groups work at the same time, and each is closed by itself, before or after this one.
+
+        Args:
+            color: Which group this rank is to be in; any whole number. None: in none.
+            key: Ranks of a group are in the order of their keys, and of their ranks here where
+                keys are equal; default 0.
+
+        Returns:
+            The group, or None where ``color`` is None.
+
+        Raises:
+            TypeError: ``color`` or ``key`` is no whole number; nothing is sent then.
+            ConfigError: The group is part of an elastic job under way, whose ranks change; or a
+                rank is announced at an address that another port cannot have.
+            RendezvousError: A group did not form within the timeout of this one.
+            GradringError: As in `all_reduce`.
+        """
+        for argument, number in (("color", color), ("key", key)):
+            if type(number) is not int and (argument == "key" or number is not None):
+                raise TypeError(f"split: {argument}={number!r} is no whole number")
+        if self._participant is not None:
+            raise ConfigError(
+                "split: the ranks of an elastic job change; split a group that is not elastic"
+            )
+        announced = self._door["announce"]
+        # Open before anybody hears of it.
+        listening = None
+        if self.world_size > 1 and announced is None:
+            listening = self._native.listen_beside(self._door["ports"])
+        address = listening.address if listening is not None else ""
+        said = self.all_gather_object([color, key, address, announced], name="split")
+        fixed = [(rank, at) for rank, (*_, at) in enumerate(said) if at is not None]
+        if fixed:
+            raise ConfigError(
+                f"split: rank {fixed[0][0]} is announced at {fixed[0][1]}, and nothing says where "
+                "another port of it would be; give no announce="
+            )
+        if color is None:
+            return None
+        places = [(of, rank) for rank, (theirs, of, *_) in enumerate(said) if theirs == color]
+        members = [rank for _, rank in sorted(places)]
+        addresses = [said[rank][2] for rank in members] if len(members) > 1 else []
+        group = Communicator.__new__(Communicator)
+        group._begin(
+            members.index(self.rank),
+            len(members),
+            addresses[0] if addresses else "",
+            addresses,
+            settings=self._settings,
+            door={**self._door, "listen": None},
+            listening=listening if addresses else None,
+        )
+        return group
 
     def step(self, *, abort_on_exception: bool = True) -> Step:
         """What happens inside ``with communicator.step():`` is one step of the program.

@@ -13,7 +13,7 @@ use crate::calibration;
 use crate::caller::Interrupt;
 use crate::config::Config;
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
-use crate::error::{Error, NotFormed, Result, Text, Unusable, shortened};
+use crate::error::{Abort, Error, NotFormed, Result, Text, Unusable, shortened};
 use crate::failure::Monitor;
 use crate::forming::listener::Listener;
 use crate::forming::rendezvous;
@@ -231,6 +231,27 @@ impl Communicator {
         let socket = listener.as_ref()?.socket();
         let address = self.roster.members()[self.rank].address.clone();
         Some(socket.map(|socket| (socket, address)))
+    }
+
+    /// Opens a port for another group of this process, with some ranks of this one: at the address at
+    /// which it listens for this one, and if `ports` are given one of them. Returns the socket, and
+    /// the address by which the others reach it.
+    ///
+    /// # Errors
+    /// `Rendezvous` if no port is free; `Aborted` if the communicator is closed.
+    pub fn listen_beside(&self, ports: Option<(u16, u16)>) -> Result<(Arc<TcpListener>, String)> {
+        let (socket, address) = self
+            .listening()
+            .ok_or_else(|| Error::from(Abort::Closed))??;
+        let cannot = |error| {
+            Error::from(NotFormed::Socket {
+                error: Text::of(error),
+            })
+        };
+        let ip = socket.local_addr().map_err(cannot)?.ip();
+        let (socket, bound) = Listener::bind_beside(ip, ports.unwrap_or((0, 0)), self.rank)?;
+        let host = address.rsplit_once(':').map_or(&*address, |(host, _)| host);
+        Ok((Arc::new(socket), format!("{host}:{}", bound.port())))
     }
 
     /// Number of processes.

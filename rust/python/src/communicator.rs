@@ -21,7 +21,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use crate::arrays::Bucket;
 use crate::caller::Program;
 use crate::collective::{Collective, reduce_op};
-use crate::door::Door;
+use crate::door::{Door, Listening};
 use crate::elastic::{Agreement, Participant};
 use crate::entry::{attached, detached, enter};
 use crate::errors::{forget_failure, take_failure_file, to_python};
@@ -37,7 +37,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, door, settings, follows=None, agreed=None))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, door, settings, follows=None, agreed=None, listening=None))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -49,6 +49,7 @@ impl Communicator {
         settings: BTreeMap<String, String>,
         follows: Option<u64>,
         agreed: Option<(Py<Participant>, Agreement)>,
+        listening: Option<Py<Listening>>,
     ) -> PyResult<Self> {
         enter(py, || {
             take_failure_file(py)?;
@@ -61,6 +62,9 @@ impl Communicator {
                 settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
                 ..door.config(py)?
             };
+            if let Some(listening) = listening {
+                listening.get().prepare(&mut config);
+            }
             let participant = agreed.map(|(participant, (generation, rank, addresses))| {
                 let inner = Arc::clone(&participant.get().inner);
                 let agreed = Agreed {
@@ -112,6 +116,12 @@ impl Communicator {
     #[getter]
     fn local_size(&self) -> usize {
         self.inner.roster.local_size(self.inner.rank)
+    }
+
+    fn listen_beside(&self, py: Python<'_>, ports: Option<(u16, u16)>) -> PyResult<Listening> {
+        let opened = self.outside(py, |inner| inner.listen_beside(ports))?;
+        let (socket, address) = opened.map_err(|error| to_python(py, &error))?;
+        Ok(Listening { socket, address })
     }
 
     #[getter]

@@ -1,6 +1,8 @@
 //! Where a process listens, and with what it proves to others that it belongs to the job.
 
+use std::net::TcpListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use gradring_core::config::{Config, Settings, TlsFiles};
 use gradring_core::error::Unusable;
@@ -11,6 +13,23 @@ use crate::errors::to_python;
 
 /// Paths of the authority's certificate, the own one, and its key.
 pub(crate) type TlsPaths = (PathBuf, PathBuf, PathBuf);
+
+/// A port that a process has opened for a group that is yet to form.
+#[pyclass(frozen, module = "gradring._native")]
+pub(crate) struct Listening {
+    pub(crate) socket: Arc<TcpListener>,
+    #[pyo3(get)]
+    pub(crate) address: String,
+}
+
+impl Listening {
+    /// Makes a process with this configuration listen there.
+    pub(crate) fn prepare(&self, config: &mut Config) {
+        config.listen = Some(self.address.clone());
+        config.announce = Some(self.address.clone());
+        config.socket = Some(Arc::clone(&self.socket));
+    }
+}
 
 /// `Door` of the stub.
 #[derive(FromPyObject)]

@@ -57,6 +57,7 @@ fn after_fork() {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<collective::Collective>()?;
+    module.add_class::<door::Listening>()?;
     module.add_class::<work::Work>()?;
     module.add_class::<elastic::Participant>()?;
     module.add_class::<parameters::ParameterServer>()?;

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
@@ -126,6 +126,22 @@ impl Listener {
             Some(socket) => socket,
             None => tcp::listen(&addresses).map_err(cannot)?,
         };
+        let bound = socket.local_addr().map_err(cannot)?;
+        Ok((socket, bound))
+    }
+
+    /// A socket at one of these ports of `ip`, whatever else this process listens at; and where it is.
+    pub(crate) fn bind_beside(
+        ip: IpAddr,
+        (first, last): (u16, u16),
+        rank: usize,
+    ) -> Result<(TcpListener, SocketAddr)> {
+        let addresses: Vec<_> = (first..=last)
+            .map(|port| SocketAddr::new(ip, port))
+            .collect();
+        let words = format!("a port from {first} to {last} of {ip}");
+        let cannot = |error| cannot_listen(&error, &words, rank);
+        let socket = tcp::listen(&addresses).map_err(cannot)?;
         let bound = socket.local_addr().map_err(cannot)?;
         Ok((socket, bound))
     }

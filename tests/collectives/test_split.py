@@ -1,0 +1,194 @@
+"""Groups that some ranks of a group form: their ranks, their independence, their failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring
+from gradring.errors import AuthenticationError, ConfigError, PeerLostError
+from gradring.ports import free_ports
+from gradring.testing import network, run_ranks, simulated_hosts
+from waiting import wait_until
+
+
+def places(colors: list[int | None], keys: list[int]) -> Any:
+    with gradring.init() as comm:
+        group = comm.split(colors[comm.rank], keys[comm.rank])
+        comm.barrier()
+        if group is None:
+            return None
+        with group:
+            ranks = group.all_gather(np.array([comm.rank])).tolist()
+            return [group.rank, group.world_size, ranks]
+
+
+@pytest.mark.parametrize(
+    ("colors", "keys", "expected"),
+    [
+        ([0, 0, 0, 0], [0] * 4, [[r, 4, [0, 1, 2, 3]] for r in range(4)]),
+        ([0, 0, 0], [3, 1, 2], [[2, 3, [1, 2, 0]], [0, 3, [1, 2, 0]], [1, 3, [1, 2, 0]]]),
+        (
+            [7, -1, 7, -1, None],
+            [0, 5, 0, 4, 0],
+            [[0, 2, [0, 2]], [1, 2, [3, 1]], [1, 2, [0, 2]], [0, 2, [3, 1]], None],
+        ),
+        ([0, 1, 2], [0] * 3, [[0, 1, [r]] for r in range(3)]),
+        ([None, None], [0, 0], [None, None]),
+        ([5], [0], [[0, 1, [0]]]),
+    ],
+    ids=str,
+)
+def test_ranks_of_one_color_are_a_group_in_the_order_of_their_keys(
+    colors: list[int | None], keys: list[int], expected: list[Any]
+) -> None:
+    assert run_ranks(places, len(colors), colors, keys) == expected
+
+
+def rows_and_columns(directory: Path) -> list[Any]:
+    """A grid of two by two; rank 3 does nothing in its column before rank 0's has reduced a lot."""
+    with gradring.init() as comm:
+        row, column = comm.split(comm.rank // 2), comm.split(comm.rank % 2)
+        assert row is not None and column is not None
+        with row, column:
+            done = directory / "done"
+            if comm.rank == 3:
+                wait_until(done.exists, "the other column has reduced")
+            for _ in range(100):
+                total = column.all_reduce(np.full(1000, comm.rank))
+            if comm.rank == 0:
+                done.touch()
+            of_row = row.all_reduce_async(np.array([comm.rank]))
+            of_all = comm.all_reduce(1)
+            return [int(total[0]), int(of_row.wait()[0]), of_all, row.split(0) is not None]
+
+
+def test_groups_reduce_at_the_same_time_and_one_does_not_wait_for_another(tmp_path: Path) -> None:
+    results = run_ranks(rows_and_columns, 4, tmp_path)
+    assert results == [[2, 1, 4, True], [4, 1, 4, True], [2, 5, 4, True], [4, 5, 4, True]]
+
+
+def outlived() -> list[int]:
+    with gradring.init() as comm:
+        group = comm.split(comm.rank % 2)
+    assert group is not None
+    with group:
+        return [int(group.all_reduce(1)), group.broadcast_object(comm.rank)]
+
+
+def test_a_group_outlives_the_one_that_it_was_made_from() -> None:
+    assert run_ranks(outlived, 4) == [[2, 0], [2, 1]] * 2
+
+
+def lost(directory: Path) -> Any:
+    """Rank 3 dies while it is in a group with rank 1 alone."""
+    comm = gradring.init()
+    group = comm.split(comm.rank % 2)
+    assert group is not None
+    if comm.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank % 2 == 0:
+        return int(group.all_reduce(comm.rank))
+    with pytest.raises(PeerLostError) as caught:
+        group.all_reduce(np.ones(3))
+    return caught.value.rank
+
+
+def test_a_lost_rank_ends_the_groups_that_it_is_in_alone() -> None:
+    outcomes = run_ranks(lost, 4, Path(), check=False)
+    assert [outcome.value for outcome in outcomes[:3]] == [2, 1, 2]
+
+
+def refused() -> list[str]:
+    with gradring.init() as comm:
+        messages = []
+        arguments: list[Any] = [(1.5, 0), ("a", 0), (True, 0), (0, None)]
+        for color, key in arguments:
+            with pytest.raises(TypeError) as caught:
+                comm.split(color, key)
+            messages.append(str(caught.value))
+        return messages
+
+
+def test_colors_and_keys_are_whole_numbers() -> None:
+    says = [f"split: {what} is no whole number" for what in ("color=1.5", "color='a'")]
+    says += ["split: color=True is no whole number", "split: key=None is no whole number"]
+    assert run_ranks(refused, 2) == [says] * 2
+
+
+def announced(address: str) -> str:
+    rank = int(os.environ["GRADRING_RANK"])
+    where = address if rank == 1 else None
+    with gradring.init(listen=where, announce=where) as comm:
+        with pytest.raises(ConfigError) as caught:
+            comm.split(0)
+        comm.barrier()
+        return str(caught.value)
+
+
+def test_a_rank_behind_a_forwarded_port_cannot_be_in_another_group() -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    says = f"split: rank 1 is announced at {address}, and nothing says where another port of it"
+    for message in run_ranks(announced, 3, address):
+        assert message.startswith(says)
+
+
+def in_an_elastic_job() -> bool:
+    from gradring.elastic import State, run
+
+    with gradring.init() as comm:
+
+        @run(comm, min_workers=2)
+        def train(state: State) -> bool:
+            with pytest.raises(ConfigError, match="split: the ranks of an elastic job change"):
+                comm.split(0)
+            return True
+
+        return train(State())
+
+
+def test_the_group_of_an_elastic_job_is_not_split() -> None:
+    assert run_ranks(in_an_elastic_job, 2) == [True, True]
+
+
+def within_ports() -> list[Any]:
+    """All ranks may listen at a few ports only; what is open stays open."""
+    with gradring.init() as comm, gradring.init() as again:
+        first, second = comm.split(0), comm.split(0)
+        assert again is comm and first is not None and second is not None
+        with first, second:
+            return [int(group.all_reduce(1)) for group in (first, second, comm)]
+
+
+def test_groups_keep_to_the_ports_that_are_allowed() -> None:
+    start = min(free_ports(1)[0], 60_000)
+    env = {"GRADRING_PORT": f"{start}-{start + 40}"}
+    assert run_ranks(within_ports, 3, env=env) == [[3, 3, 3]] * 3
+
+
+@pytest.mark.skipif(network.why_unavailable() is not None, reason=str(network.why_unavailable()))
+def test_groups_form_across_hosts() -> None:
+    with simulated_hosts(2) as hosts:
+        results = run_ranks(places, 4, [0, 0, 1, 1], [0, 1, 1, 0], hosts=hosts)
+    assert results == [[0, 2, [0, 1]], [1, 2, [0, 1]], [1, 2, [3, 2]], [0, 2, [3, 2]]]
+
+
+def stranger_at_the_door() -> Any:
+    """Rank 0's group is asked by a process without the token, while it forms and afterwards."""
+    with gradring.init() as comm:
+        group = comm.split(0)
+        assert group is not None
+        with group:
+            address = group._rendezvous
+            with pytest.raises(AuthenticationError):
+                gradring.Communicator(1, 2, address, token="wrong", timeout=5.0)
+            return int(group.all_reduce(1))
+
+
+def test_a_group_knows_the_token_of_the_one_that_it_was_made_from() -> None:
+    assert run_ranks(stranger_at_the_door, 2) == [2, 2]
