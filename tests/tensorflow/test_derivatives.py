@@ -207,7 +207,6 @@ def of_rows(tf: Any, comm: Any, rows: Any) -> Any:
         "hessian",
     )
     found["max has no gradient"] = refused(lambda x: all_reduce(x, "max", "highest", comm))
-    found["broadcast has no gradient"] = refused(lambda x: broadcast(x, 0, "from 0", comm))
     return found
 
 
@@ -316,8 +315,6 @@ def test_gradients_and_tangents_flow_through_a_gathering(ranks: Any) -> None:
 def test_what_has_no_derivative_is_refused_by_name(ranks: Any) -> None:
     for found in ranks:
         assert "'highest': no gradient is defined through max" in found["max has no gradient"]
-        words = "'from 0': no gradient is defined through broadcast"
-        assert words in found["broadcast has no gradient"]
 
 
 def test_where_tensorflow_cannot_lead_a_gradient_the_collective_is_named(ranks: Any) -> None:

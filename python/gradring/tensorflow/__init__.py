@@ -8,6 +8,7 @@ name                                  what it does
 `ScalarWriter`                        writes the numbers of a `gradring.Monitor` for TensorBoard
 `all_gather`                          joins every rank's tensor along the first dimension
 `all_reduce`                          reduces a tensor or a nest of tensors
+`all_to_all`                          gives every rank its part of each rank's tensor
 `broadcast`                           gives every rank the root's tensor
 `broadcast_variables`                 gives every rank the root's variables
 `callbacks`                           for Keras' `fit`: `LiveLine`, `CheckReplicas`
@@ -16,6 +17,7 @@ name                                  what it does
 `failure_of`                          finds gradring's exception behind another one
 `join`                                goes on with empty batches until every rank's have ended
 `measure_overlap`                     how much communication was hidden behind computation
+`reduce_scatter`                      reduces a tensor and gives every rank its rows
 `restore`                             restores on every rank what `save` has saved
 `sync_replicas`                       makes replicas equal where an update rule lets them differ
 `save`                                saves a model or a checkpoint once, called on every rank
@@ -38,7 +40,14 @@ from typing import Any
 
 from gradring.tensorflow.failures import failure_of
 from gradring.tensorflow.gradient_reducer import GradientReducer
-from gradring.tensorflow.ops import all_gather, all_reduce, broadcast, broadcast_variables
+from gradring.tensorflow.ops import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    broadcast_variables,
+    reduce_scatter,
+)
 from gradring.tensorflow.overlap import Overlap, measure_overlap
 from gradring.tensorflow.replicas import check_replicas
 from gradring.tensorflow.restore import restore
@@ -55,6 +64,7 @@ __all__ = [
     "ScalarWriter",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "broadcast",
     "broadcast_variables",
     "callbacks",  # noqa: F822 (imported by __getattr__)
@@ -63,6 +73,7 @@ __all__ = [
     "failure_of",
     "join",
     "measure_overlap",
+    "reduce_scatter",
     "restore",
     "save",
     "sync_replicas",

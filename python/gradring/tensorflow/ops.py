@@ -17,13 +17,19 @@ from gradring.communicator import Communicator, open_communicators
 from gradring.errors import ConfigError
 from gradring.gradients import buckets
 from gradring.gradients.names import Label, Names, name_of, without_counters
-from gradring.gradients.reduction import Collective, Reduction
+from gradring.gradients.reduction import REDUCE_OPS, Collective, Reduction
 from gradring.tensorflow import cluster
 from gradring.tensorflow.adoption import communicator_of
-from gradring.tensorflow.dtypes import as_native_bits, as_tensor
+from gradring.tensorflow.dtypes import as_native, as_native_bits, as_tensor
 from gradring.tensorflow.reduction import Variable, reduce_leaves
 from gradring.tensorflow.rows import gather_rows, row_counts
-from gradring.tensorflow.start_wait import start, wait
+from gradring.tensorflow.start_wait import (
+    own_rows,
+    start,
+    start_all_to_all,
+    start_reduce_scatter,
+    wait,
+)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -84,7 +90,7 @@ def broadcast(
 ) -> tf.Tensor:
     """Gives every rank the root's tensor.
 
-    No gradient flows through it.
+    The gradient is the sum of those of all ranks on the root, and zero on all others.
 
     Args:
         value: A tensor; the same shape and dtype on every rank. Any dtype of fixed width.
@@ -175,16 +181,99 @@ def all_gather(
     """
     label = Label.of(name or "all_gather")
     comm = communicator or current_communicator()
-    value = as_tensor(value, label.shown)
-    if value.shape.rank == 0:
-        raise ValueError(
-            f"{label.shown}: a scalar has no dimension to gather along; reshape it to [1]"
-        )
+    value = _with_rows(value, label, "gather")
     as_native_bits(value, label.shown)  # refuses what cannot be sent, before the counts travel
     gathering = Collective(comm, label)
     (counts,) = row_counts([value], gathering)
     (gathered,) = gather_rows([value], counts, [gathering])
     return gathered
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def reduce_scatter(
+    value: tf.Tensor,
+    op: str = "sum",
+    name: str | None = None,
+    communicator: Communicator | None = None,
+) -> tf.Tensor:
+    """Reduces a tensor over all ranks and gives each rank its rows.
+
+    Args:
+        value: A tensor of at least one dimension; the same shape and dtype on every rank. Any dtype
+            that `all_reduce` takes.
+        op: As for `all_reduce`. Gradients flow through "sum" and "mean".
+        name: Shown in messages and compared between ranks; default "reduce_scatter".
+        communicator: As for `all_reduce`.
+
+    Returns:
+        Part `rank` of `numpy.array_split(reduced, world_size)`: the first dimension is divided, and
+        the first parts are one longer if it does not divide evenly.
+
+    Raises:
+        TypeError: As for `all_reduce`.
+        ValueError: `op` is unknown, or `value` is a scalar.
+        tf.errors.AbortedError: As for `all_reduce`.
+        tf.errors.DeadlineExceededError: As for `all_reduce`.
+    """
+    label = Label.of(name or "reduce_scatter")
+    comm = communicator or current_communicator()
+    value = _with_rows(value, label, "divide")
+    if op not in REDUCE_OPS:
+        raise ValueError(f"{label.shown}: op={op!r} is none of {', '.join(REDUCE_OPS)}")
+    native, decode = as_native(value, label.shown)
+    started = start_reduce_scatter(native, Collective(comm, label, op))
+    return decode(own_rows(wait([started])[0][0], comm))
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def all_to_all(
+    value: tf.Tensor, name: str | None = None, communicator: Communicator | None = None
+) -> tf.Tensor:
+    """Gives every rank its part of a tensor, and returns the parts that all have for this one.
+
+    Args:
+        value: A tensor of the same shape and dtype on every rank, of any dtype of fixed width. Its
+            first dimension is divided among the ranks: part r is for rank r.
+        name: Shown in messages and compared between ranks; default "all_to_all".
+        communicator: As for `all_reduce`.
+
+    Returns:
+        A tensor like `value`: in part r, what rank r had for this one. Gradients flow through it.
+
+    Raises:
+        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
+            sent then.
+        ValueError: `value` is a scalar, or its first dimension is known and does not divide evenly.
+        gradring.errors.ConfigError: There are more than 64 ranks, which are not all connected with
+            one another; or the first dimension turns out not to divide evenly.
+        tf.errors.AbortedError: As for `all_reduce`.
+        tf.errors.DeadlineExceededError: As for `all_reduce`.
+    """
+    label = Label.of(name or "all_to_all")
+    comm = communicator or current_communicator()
+    value = _with_rows(value, label, "divide")
+    if value.shape.rank and value.shape[0] is not None and value.shape[0] % comm.world_size:
+        raise ValueError(
+            f"{label.shown}: a first dimension of {value.shape[0]} has no {comm.world_size} equal "
+            "parts, one for each rank; pad the tensor, or reshape it"
+        )
+    encoded, decode = as_native_bits(value, label.shown)
+    ((_, received),) = wait([start_all_to_all(encoded, Collective(comm, label))])
+    return decode(received)
+
+
+def _with_rows(value: Any, label: Label, to: str) -> tf.Tensor:
+    """The value as a tensor that has a first dimension.
+
+    Raises:
+        ValueError: It has none.
+    """
+    value = as_tensor(value, label.shown)
+    if value.shape.rank == 0:
+        raise ValueError(
+            f"{label.shown}: a scalar has no dimension to {to} along; reshape it to [1]"
+        )
+    return value
 
 
 def current_communicator() -> Communicator:

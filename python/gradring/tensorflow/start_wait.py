@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import _native
+from gradring.calls import Place
 from gradring.communicator import Communicator, core_of
 from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
@@ -59,6 +60,31 @@ def start_all_to_all(
         handle last.
     """
     return _start("all_to_all", [tensor, tensor if target is None else target], collective)
+
+
+def start_reduce_scatter(tensor: tf.Tensor, collective: Collective) -> list[tf.Tensor]:
+    """Starts to reduce a tensor of which each rank gets its rows, as many as `row_counts` says.
+
+    Returns:
+        The tensor in flight, of which this rank's rows are the result, and the handle last.
+    """
+    return _start("reduce_scatter", [tensor], collective, collective.op)
+
+
+def row_counts(tensor: tf.Tensor, world_size: int) -> tf.Tensor:
+    """How many rows each rank has of a tensor that is divided, as by ``numpy.array_split``."""
+    rows = tf.shape(tensor, tf.int64)[0]
+    ranks = tf.range(world_size, dtype=tf.int64)
+    return rows // world_size + tf.cast(ranks < rows % world_size, tf.int64)
+
+
+def own_rows(tensor: tf.Tensor, communicator: Communicator) -> tf.Tensor:
+    """This rank's rows of a tensor that is divided."""
+    rank, world_size = communicator.rank, communicator.world_size
+    if tensor.shape[0] is not None:
+        return tensor[Place(rank, world_size).rows(tensor.shape[0])]
+    ends = tf.cumsum(row_counts(tensor, world_size))
+    return tensor[(ends[rank - 1] if rank else 0) : ends[rank]]
 
 
 def _start(
@@ -187,8 +213,9 @@ def _wait_gradient(_op: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("GradringStart")  # type: ignore[untyped-decorator]
 def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
-    """Each rank's loss depends on every rank's input, so gradients are reduced as inputs were."""
-    collective = _started(op.get_attr, _what(op.get_attr))
+    """Each rank's loss depends on other ranks' inputs, so gradients go where these came from."""
+    kind, of_op, root = _what(op.get_attr)
+    collective = _started(op.get_attr, of_op)
     *upstream, _handle = gradients
     inputs = op.inputs[1:]
     if all(gradient is None for gradient in upstream) or not inputs[0].dtype.is_floating:
@@ -197,9 +224,36 @@ def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
         tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
         for tensor, gradient in zip(inputs, upstream, strict=True)
     ]
-    if collective.op == "all_to_all":
-        return [None, *_all_to_all_gradients(filled, collective.part("gradient"))]
-    return [None, *reduce(filled, _linear(collective, "gradient"))]
+    part = _linear(collective, "gradient")
+    if kind == "all_to_all":
+        return [None, *_all_to_all_gradients(filled, part)]
+    if kind == "broadcast":
+        return [None, *_reduce_to(root, filled, part)]
+    if kind == "reduce":
+        started = start(filled, part, root)
+        return [None, *_divided(wait([started])[0], part)]
+    if kind == "reduce_scatter":
+        (gradient,) = filled
+        group = part.communicator
+        counts = row_counts(gradient, group.world_size)
+        started = start_all_gather(own_rows(gradient, group), counts, part)
+        return [None, *_divided(wait([started])[0], part)]
+    return [None, *reduce(filled, part)]
+
+
+def _reduce_to(root: int, tensors: list[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
+    """The sums of all ranks' tensors, on the root; zeros on all others."""
+    (sums,) = wait([_start("reduce", tensors, collective, "sum", root)])
+    is_root = tf.constant(collective.communicator.rank == root)
+    # All ranks go on from the reduction, so that its own derivative is every rank's.
+    return [tf.where(is_root, total, tf.zeros_like(total)) for total in sums]
+
+
+def _divided(tensors: list[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
+    """What is due of each rank's part in a sum or a mean."""
+    if collective.op == "sum":
+        return tensors
+    return [tensor / collective.communicator.world_size for tensor in tensors]
 
 
 def _all_to_all_gradients(
@@ -230,13 +284,14 @@ def _all_gather_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
 
 def _start_tangents(attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
     """Of a linear collective, the same of the tangents."""
-    collective = _started(attrs.__getitem__, _what(attrs.__getitem__))
+    kind, of_op, root = _what(attrs.__getitem__)
+    collective = _started(attrs.__getitem__, of_op)
     if not inputs[1].dtype.is_floating:
         return [None] * len(outputs)
-    if collective.op == "all_to_all":
-        started = start_all_to_all(tangents[1], collective.part("tangent"), tangents[2])
-        return [*wait([started])[0], None]
-    return [*reduce(list(tangents[1:]), _linear(collective, "tangent")), None]
+    part = _linear(collective, "tangent")
+    reduces = kind in ("all_reduce", "reduce", "reduce_scatter")
+    started = _start(kind, list(tangents[1:]), part, part.op if reduces else "", root)
+    return [*wait([started])[0], None]
 
 
 def _all_gather_tangents(
@@ -271,9 +326,12 @@ def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
     return Collective(_communicator(attr("communicator")), label, op)
 
 
-def _what(attr: Callable[[str], Any]) -> str:
-    """The reduce op of a Start with these attributes, or what it does instead of reducing."""
-    return _text(attr("reduce_op")) or _text(attr("collective"))
+def _what(attr: Callable[[str], Any]) -> tuple[str, str, int]:
+    """What a Start with these attributes does, its reduce op, and its root.
+
+    What reduces nothing is as linear as a sum.
+    """
+    return _text(attr("collective")), _text(attr("reduce_op")) or "sum", attr("root")
 
 
 def _linear(collective: Collective, derivative: str) -> Collective:

@@ -27,7 +27,8 @@ def register() -> None:
 
 def _start(loop: Any) -> list[Any]:
     _, *tensors = loop.inputs
-    if loop.op.get_attr("collective") == b"all_to_all" and tensors[0].is_stacked:
+    divides = loop.op.get_attr("collective") in (b"all_to_all", b"reduce_scatter")
+    if divides and tensors[0].is_stacked:
         raise NotImplementedError(
             f"'{loop.op.get_attr('label').decode()}': iterations of a vectorised loop cannot send "
             "parts to ranks; use tf.map_fn"

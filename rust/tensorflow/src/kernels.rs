@@ -15,6 +15,7 @@ use gradring_core::collective::{Collective, Name, Request, push_shape};
 use gradring_core::communicator::Communicator;
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::{Abort, Error};
+use gradring_core::schedule;
 
 use crate::api::{Api, DataType, RawConstruction, RawContext, RegisterError};
 use crate::check::Check;
@@ -102,8 +103,9 @@ impl Bucket {
     }
 }
 
-/// Starts an all-reduce, a broadcast or an all-to-all of a bucket.
+/// Starts a collective of a bucket, whose tensors keep their shapes.
 struct Start {
+    /// Without the counts of a reduce-scatter, which depend on the tensor.
     collective: Collective,
     bucket: Bucket,
 }
@@ -124,10 +126,22 @@ impl Kernel for Start {
             .map(|index| context.take_over(index + 1, index))
             .collect::<Result<Vec<_>, _>>()?;
         self.bucket.look(&communicator, &tensors);
-        let collective = self.collective.clone();
+        let mut collective = self.collective.clone();
+        if let Collective::ReduceScatter { counts, .. } = &mut collective {
+            *counts = counts_of_rows(&tensors, communicator.world_size());
+        }
         self.bucket
             .launch(context, &communicator, collective, tensors, count)
     }
+}
+
+/// How many elements each rank gets of tensors whose first dimensions are divided.
+fn counts_of_rows(tensors: &[Tensor], world_size: usize) -> Vec<usize> {
+    let dims = tensors.iter().flat_map(Tensor::dims);
+    let mut dims = dims.map(|dim| usize::try_from(dim).unwrap_or(0));
+    let (rows, row) = (dims.next().unwrap_or(1), dims.product::<usize>());
+    let chunk = |rank| schedule::chunk(rows, world_size, rank).len();
+    (0..world_size).map(|rank| chunk(rank) * row).collect()
 }
 
 /// Starts an all-gather along the first dimension.
@@ -285,21 +299,28 @@ impl Origin {
 
 fn collective(node: &Construction) -> Result<Collective, Failure> {
     let invalid = |text| Failure::new(Code::InvalidArgument, text);
+    let op = || {
+        let name = node.string(attr::REDUCE_OP)?;
+        ReduceOp::from_name(&name).ok_or_else(|| {
+            let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
+            invalid(format!("'{name}' is no reduce op; use one of {known}"))
+        })
+    };
+    let root = || {
+        let root = node.int(attr::ROOT)?;
+        usize::try_from(root).map_err(|_| invalid(format!("{root} is no rank; pass a root >= 0")))
+    };
     match node.string(attr::COLLECTIVE)?.as_str() {
-        "all_reduce" => {
-            let name = node.string(attr::REDUCE_OP)?;
-            let op = ReduceOp::from_name(&name).ok_or_else(|| {
-                let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
-                invalid(format!("'{name}' is no reduce op; use one of {known}"))
-            })?;
-            Ok(Collective::AllReduce { op })
-        }
-        "broadcast" => {
-            let root = node.int(attr::ROOT)?;
-            let root = usize::try_from(root)
-                .map_err(|_| invalid(format!("{root} is no rank; pass a root >= 0")))?;
-            Ok(Collective::Broadcast { root })
-        }
+        "all_reduce" => Ok(Collective::AllReduce { op: op()? }),
+        "reduce_scatter" => Ok(Collective::ReduceScatter {
+            op: op()?,
+            counts: Vec::new(),
+        }),
+        "reduce" => Ok(Collective::Reduce {
+            op: op()?,
+            root: root()?,
+        }),
+        "broadcast" => Ok(Collective::Broadcast { root: root()? }),
         "all_to_all" => Ok(Collective::AllToAll),
         other => Err(invalid(format!(
             "'{other}' is no collective of GradringStart"

@@ -20,11 +20,11 @@ pub(crate) const WAIT: &CStr = c"GradringWait";
 pub(crate) mod attr {
     use std::ffi::CStr;
 
-    /// `all_reduce`, `broadcast` or `all_to_all`.
+    /// `all_reduce`, `reduce_scatter`, `reduce`, `broadcast` or `all_to_all`.
     pub(crate) const COLLECTIVE: &CStr = c"collective";
     /// Name of the reduce op; empty where nothing is reduced.
     pub(crate) const REDUCE_OP: &CStr = c"reduce_op";
-    /// The rank whose contents win in a broadcast.
+    /// The rank whose contents win in a broadcast, or which gets the result of a reduce.
     pub(crate) const ROOT: &CStr = c"root";
     /// Name of the bucket in messages. (A node has a `name` of its own.)
     pub(crate) const LABEL: &CStr = c"label";
@@ -60,7 +60,7 @@ const START_ATTRS: [&CStr; 7] = [
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     let start_attrs = [
         LENGTH,
-        c"collective: {'all_reduce', 'broadcast', 'all_to_all'}",
+        c"collective: {'all_reduce', 'reduce_scatter', 'reduce', 'broadcast', 'all_to_all'}",
         c"reduce_op: string",
         c"root: int",
     ];

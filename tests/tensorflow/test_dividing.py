@@ -1,0 +1,231 @@
+"""Collectives that divide or pass on tensors, and their derivatives, against one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+RANKS = 3
+ROOT = 1
+#: Of all ranks; the first dimension is divided unevenly, or evenly.
+UNEVEN = np.sin(np.arange(RANKS * 5 * 2, dtype=np.float64)).reshape(RANKS, 5, 2)
+EVEN = np.cos(np.arange(RANKS * 6 * 2, dtype=np.float64)).reshape(RANKS, 6, 2)
+INPUTS = {
+    "all_gather": UNEVEN,
+    "all_to_all": EVEN,
+    "broadcast": UNEVEN,
+    "mean, scattered": UNEVEN,
+    "reduce_scatter": UNEVEN,
+}
+DERIVATIVES = ("result", "gradient", "second", "tangent")
+
+
+def collective(name: str, comm: Any, x: Any) -> Any:
+    from gradring import tensorflow as of
+
+    if name == "broadcast":
+        return of.broadcast(x, ROOT, name, comm)
+    if name == "mean, scattered":
+        return of.reduce_scatter(x, "mean", name, comm)
+    return getattr(of, name)(x, name=name, communicator=comm)
+
+
+def together(tf: Any, name: str, inputs: list[Any]) -> list[Any]:
+    """What the collective gives each rank, computed in one process."""
+    parts = {rank: np.array_split(np.arange(len(inputs[0])), RANKS)[rank] for rank in range(RANKS)}
+    if name == "all_gather":
+        return [tf.concat(inputs, 0)] * RANKS
+    if name == "all_to_all":
+        return [tf.concat([tf.gather(x, parts[rank]) for x in inputs], 0) for rank in range(RANKS)]
+    if name == "broadcast":
+        return [inputs[ROOT]] * RANKS
+    total = tf.add_n(inputs) / (RANKS if name.startswith("mean") else 1)
+    return [tf.gather(total, parts[rank]) for rank in range(RANKS)]
+
+
+def derivatives(tf: Any, run: Any, inputs: Any, rank: int) -> dict[str, Any]:
+    """What follows from a program that is not linear around the collective.
+
+    Args:
+        tf: TensorFlow.
+        run: Gives what the collective makes of tensors, where each rank has its own weight.
+        inputs: What derivatives are with respect to.
+        rank: Whose result and tangent are wanted.
+    """
+
+    def losses() -> tuple[Any, Any]:
+        results = run([x * x for x in inputs])
+        return results[rank], tf.add_n([tf.reduce_sum(tf.sin(y) * (r + 1)) for r, y in results[-1]])
+
+    # What the ranks other than the root have put into a broadcast is lost.
+    zero = tf.UnconnectedGradients.ZERO
+    with tf.GradientTape() as outer:
+        outer.watch(inputs)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            result, loss = losses()
+        gradients = tape.gradient(loss, inputs, unconnected_gradients=zero)
+        products = tf.add_n([tf.reduce_sum(tf.sin(g)) for g in gradients])
+    second = outer.gradient(products, inputs, unconnected_gradients=zero)
+    with tf.autodiff.ForwardAccumulator(inputs, [tf.cos(x) for x in inputs]) as forward:
+        output, _ = losses()
+    return {
+        "result": result,
+        "gradient": gradients,
+        "second": second,
+        "tangent": forward.jvp(output),
+    }
+
+
+class OfRanks(dict[int, Any]):
+    """Results by rank; under -1, all that are here, with their ranks."""
+
+    def __init__(self, results: dict[int, Any]) -> None:
+        super().__init__(results)
+        self[-1] = list(results.items())
+
+
+def worker() -> dict[Any, Any]:
+    import tensorflow as tf
+
+    with join(timeout=60.0) as comm:
+        found: dict[Any, Any] = {}
+        for name, inputs in INPUTS.items():
+
+            def run(tensors: list[Any], name: str = name) -> OfRanks:
+                return OfRanks({comm.rank: collective(name, comm, tensors[0])})
+
+            def call(x: Any, run: Any = run) -> dict[str, Any]:
+                return derivatives(tf, run, [x], comm.rank)
+
+            own = tf.constant(inputs[comm.rank])
+            unknown = tf.TensorSpec([None, 2], tf.float64)
+            ways: dict[str, Any] = {
+                "eager": call,
+                "graph": tf.function(call, autograph=False),
+                "unknown length": tf.function(call, [unknown], autograph=False),
+            }
+            for way, function in ways.items():
+                for what, value in function(own).items():
+                    value = value[0] if isinstance(value, list) else value
+                    found[name, way, what] = value.numpy()
+        found["refused"] = refused(tf, comm)
+        found["dtypes"] = dtypes(tf, comm)
+        return found
+
+
+def refused(tf: Any, comm: Any) -> list[str]:
+    from gradring.tensorflow import all_to_all, reduce_scatter
+
+    messages = []
+    attempts: list[Any] = [
+        lambda: all_to_all(tf.zeros([4, 2]), communicator=comm),
+        lambda: all_to_all(tf.constant(1.0), communicator=comm),
+        lambda: reduce_scatter(tf.constant(1.0), communicator=comm),
+        lambda: reduce_scatter(tf.zeros([4]), "median", communicator=comm),
+    ]
+    for wrong in attempts:
+        with pytest.raises(ValueError) as caught:
+            wrong()
+        messages.append(str(caught.value))
+    with tf.GradientTape() as tape:
+        x = tf.ones([3])
+        tape.watch(x)
+        y = reduce_scatter(x, "max", communicator=comm)
+    with pytest.raises(LookupError) as caught_lookup:
+        tape.gradient(y, x)
+    messages.append(str(caught_lookup.value))
+    for divides in (all_to_all, reduce_scatter):
+        loop: Any = tf.function(
+            lambda rows, divides=divides: tf.vectorized_map(
+                lambda row: divides(row, communicator=comm), rows, fallback_to_while_loop=False
+            )
+        )
+        with pytest.raises(NotImplementedError) as caught_loop:
+            loop(tf.zeros([2, 3]))
+        messages.append(str(caught_loop.value))
+    return messages
+
+
+def dtypes(tf: Any, comm: Any) -> list[str]:
+    """Those whose results are wrong."""
+    from gradring.tensorflow import all_to_all, reduce_scatter
+
+    wrong = []
+    own = np.arange(6) + comm.rank
+    for name in ("float16", "bfloat16", "int8", "uint32", "int64", "uint8"):
+        x = tf.cast(tf.constant(own), name)
+        total = tf.cast(tf.constant((np.arange(6) * 3 + 3).reshape(3, 2)[comm.rank]), name)
+        parted = tf.cast(tf.constant(np.repeat([0, 1, 2], 2) + [0, 1] * 3 + 2 * comm.rank), name)
+        results = [(reduce_scatter(x, communicator=comm), total)]
+        results.append((all_to_all(x, communicator=comm), parted))
+        if not all(y.dtype == x.dtype and bool(tf.reduce_all(y == z)) for y, z in results):
+            wrong.append(name)
+    flags = all_to_all(tf.constant([False, True, comm.rank == 2]), communicator=comm)
+    if flags.numpy().tolist() != [[False] * 3, [True] * 3, [False, False, True]][comm.rank]:
+        wrong.append("bool")
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[Any, Any]]:
+    results: list[dict[Any, Any]] = run_ranks(worker, RANKS, timeout=280)
+    return results
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[Any, Any]:
+    import tensorflow as tf
+
+    values = {}
+    for name, inputs in INPUTS.items():
+        tensors = [tf.constant(x) for x in inputs]
+
+        def run(tensors: list[Any], name: str = name) -> OfRanks:
+            return OfRanks(dict(enumerate(together(tf, name, tensors))))
+
+        for rank in range(RANKS):
+            for what, value in derivatives(tf, run, tensors, rank).items():
+                value = value[rank] if isinstance(value, list) else value
+                values[name, what, rank] = value.numpy()
+    return values
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "unknown length"])
+@pytest.mark.parametrize("name", INPUTS)
+def test_results_and_derivatives_are_those_of_one_process(
+    found: list[dict[Any, Any]], expected: dict[Any, Any], name: str, way: str
+) -> None:
+    for rank, of_rank in enumerate(found):
+        for what in DERIVATIVES:
+            np.testing.assert_allclose(
+                of_rank[name, way, what],
+                expected[name, what, rank],
+                rtol=1e-12,
+                atol=1e-12,
+                err_msg=f"{what} of rank {rank}",
+            )
+
+
+def test_what_has_no_meaning_is_refused(found: list[dict[Any, Any]]) -> None:
+    says = [
+        "a first dimension of 4 has no 3 equal parts",
+        "all_to_all: a scalar has no dimension to divide along",
+        "reduce_scatter: a scalar has no dimension to divide along",
+        "op='median' is none of sum, mean",
+        "no gradient is defined through max",
+        "iterations of a vectorised loop cannot send parts to ranks",
+        "iterations of a vectorised loop cannot send parts to ranks",
+    ]
+    for of_rank in found:
+        for message, part in zip(of_rank["refused"], says, strict=True):
+            assert part in message
+
+
+def test_every_dtype_is_divided_exactly(found: list[dict[Any, Any]]) -> None:
+    assert [of_rank["dtypes"] for of_rank in found] == [[]] * RANKS
