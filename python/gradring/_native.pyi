@@ -30,6 +30,7 @@ __all__ = [
     "tensorflow_counters",
     "tensorflow_failure",
     "tensorflow_register",
+    "time_all_reduce",
 ]
 
 @type_check_only
@@ -45,6 +46,17 @@ class Findings(TypedDict):
     blamed: int | None
     calls: list[tuple[str, list[int]]]
     late: list[int]
+
+@type_check_only
+class Timing(TypedDict):
+    algorithm: str
+    seconds: float
+    first_seconds: float
+    pieces: int
+    busiest_line: float
+    busiest_rank: float
+    bandwidth_bound_s: float
+    latency_bound_s: float
 
 def build_info() -> BuildInfo: ...
 def settings() -> list[dict[str, Any]]: ...
@@ -62,6 +74,7 @@ def diagnose(
     world_size: int,
     statements: list[tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]],
 ) -> Findings | None: ...
+def time_all_reduce(network: object, sizes: list[int], algorithm: str) -> list[Timing]: ...
 def tensorflow_register() -> None: ...
 def tensorflow_counters() -> dict[str, int]: ...
 def tensorflow_failure(message: str) -> GradringError | None: ...

@@ -19,7 +19,7 @@ import gradring
 from gradring.errors import GradringError
 
 #: Names of the sub-commands and of their modules in this package, in the order of the help.
-COMMANDS = ("run", "env", "doctor", "bench", "demo", "explain")
+COMMANDS = ("run", "env", "doctor", "bench", "simulate", "demo", "explain")
 
 USAGE_ERROR = 2
 

@@ -8,11 +8,11 @@ use crate::collective::{Collective, Request};
 use crate::dtype::{DType, ReduceOp};
 use crate::engine::Engine;
 use crate::error::{Damage, Result};
-use crate::schedule::choice::{Cost, Measured, Policy, Rules};
+use crate::schedule::choice::{Cost, MEASURED_SIZES, Measured, Policy, Rules};
 
-/// Sizes of the buffers, in bytes, and how often each is reduced; the fastest time counts.
-const SMALL: (usize, usize) = (8, 8);
-const LARGE: (usize, usize) = (64 << 10, 4);
+/// How often the small and the large buffer are reduced; the fastest time counts.
+const SMALL: (usize, usize) = (MEASURED_SIZES.0, 8);
+const LARGE: (usize, usize) = (MEASURED_SIZES.1, 4);
 
 /// No rank waits as long for one of these reductions.
 const LONGEST_S: f64 = 1e9;

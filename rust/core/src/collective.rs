@@ -205,6 +205,18 @@ pub struct Call {
 }
 
 impl Call {
+    /// A sum of as many float32 as fit into `bytes`.
+    #[must_use]
+    pub fn float_sum(bytes: usize) -> Self {
+        Self {
+            collective: Collective::AllReduce { op: ReduceOp::Sum },
+            dtype: DType::F32,
+            count: bytes / DType::F32.size_bytes(),
+            name: Name::default(),
+            shapes: String::new(),
+        }
+    }
+
     /// Size of the buffer.
     #[must_use]
     pub const fn bytes(&self) -> usize {

@@ -40,6 +40,8 @@ pub mod parameters;
 pub mod schedule;
 #[doc(hidden)]
 pub mod serving;
+#[doc(hidden)]
+pub mod timing;
 pub mod wire;
 pub mod work;
 

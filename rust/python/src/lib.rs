@@ -20,6 +20,7 @@ mod parameters;
 mod state;
 mod stats;
 mod tensorflow;
+mod timing;
 mod work;
 
 /// How this module was built, so that a benchmark can refuse a debug build.
@@ -73,5 +74,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dlpack::lent, module)?)?;
     module.add_function(wrap_pyfunction!(state::ask, module)?)?;
     module.add_function(wrap_pyfunction!(diagnosis::ask, module)?)?;
+    module.add_function(wrap_pyfunction!(timing::time_all_reduce, module)?)?;
     tensorflow::add_to(module)
 }

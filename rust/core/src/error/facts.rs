@@ -96,6 +96,17 @@ facts! {
              with its neighbours only; use fewer ranks, or an all-gather or a broadcast"
         )]
         NotConnected { call: Text, world_size: usize },
+        #[error(
+            "{algorithm} does not reduce there: hierarchical needs several hosts, and several ranks on \
+             one of them; choose another algorithm"
+        )]
+        NotThere { algorithm: Text },
+        #[error(
+            "an all-reduce of {bytes} bytes by {world_size} ranks moves about {pieces} pieces, too many \
+             to play; choose fewer ranks or a smaller size; a ring without stragglers, of {even} bytes or \
+             a multiple, may have more, as its ranks do the same"
+        )]
+        TooLargeToPlay { bytes: usize, world_size: usize, pieces: usize, even: usize },
         #[error("was started with {theirs}, rank 0 with {ours}")]
         SettingsDiffer { theirs: Text, ours: Text },
         #[error(

@@ -21,9 +21,11 @@ use crate::wire::contract::{self, HEADER_BYTES, Header};
 
 mod conflicts;
 mod operands;
+mod outline;
 mod plan;
 
 use operands::{FoldMemory, Operands};
+pub(crate) use outline::{Outline, Way, Work};
 use plan::{Operation, Plan, Plans};
 
 /// Bytes received before they are combined: source and target of the kernel stay in L2 cache.

@@ -26,6 +26,11 @@ const BLOCKS_MAX: usize = 256;
 /// earlier one, which is still in cache.
 const FOLDS_MAX: usize = 4;
 
+/// How many elements of an all-reduce are under way at a time, give or take.
+pub(super) fn block_elements(call: &Call, dtype: DType) -> usize {
+    BLOCK_BYTES.max(call.bytes() / BLOCKS_MAX) / dtype.size_bytes()
+}
+
 /// The plan of one rank for one kind of collective, and how far it is.
 pub(super) struct Plan {
     pub(super) operations: Vec<Operation>,
@@ -69,6 +74,11 @@ impl Pipe {
         }
     }
 
+    /// All of its operations, in order.
+    pub(super) fn operations(&self) -> &[usize] {
+        &self.operations
+    }
+
     /// The operation whose turn it is.
     pub(super) fn head(&self) -> Option<usize> {
         self.operations.get(self.done).copied()
@@ -81,6 +91,35 @@ impl Pipe {
 }
 
 impl Plan {
+    /// The plan of `rank` for `call`, whose elements travel as `dtype`.
+    pub(super) fn of(
+        call: &Call,
+        dtype: DType,
+        algorithm: Algorithm,
+        rank: usize,
+        topology: &Topology,
+    ) -> Self {
+        let schedule = schedule::build(
+            algorithm,
+            &call.collective,
+            rank,
+            topology,
+            call.count,
+            block_elements(call, dtype),
+        );
+        let op = call.collective.op();
+        let partial = op.map_or(dtype, |op| dtype.accumulator(op));
+        Self::new(
+            schedule,
+            rank,
+            topology.world_size(),
+            |contents| match contents {
+                Contents::Partial => partial.size_bytes(),
+                Contents::Final | Contents::Contribution => dtype.size_bytes(),
+            },
+        )
+    }
+
     /// Headers are exchanged with the peers in the schedule and with the neighbours on the ring,
     /// even if no payload is.
     fn new(
@@ -176,6 +215,11 @@ impl Plan {
         self.operations[newest].conflicts.end = self.conflicts.len();
     }
 
+    /// What an operation has to follow, and on which elements.
+    pub(super) fn conflicts(&self, operation: &Operation) -> &[Conflict] {
+        &self.conflicts[operation.conflicts.clone()]
+    }
+
     /// Goes on behind an incoming operation, if all of it has arrived.
     pub(super) fn pass_received(&mut self, pipe: usize, number: usize) {
         if self.operations[number].left_bytes() == 0 {
@@ -197,7 +241,7 @@ impl Plan {
     pub(super) fn watermark(&self, number: usize) -> usize {
         let operation = &self.operations[number];
         let mut end = operation.range.end;
-        for (earlier, common) in &self.conflicts[operation.conflicts.clone()] {
+        for (earlier, common) in self.conflicts(operation) {
             let reached = self.operations[*earlier].reached();
             if reached < common.end {
                 end = end.min(reached.max(common.start));
@@ -296,26 +340,7 @@ impl Plans {
                 && key.collective == call.collective
         });
         let index = found.unwrap_or_else(|| {
-            let block = BLOCK_BYTES.max(call.bytes() / BLOCKS_MAX) / dtype.size_bytes();
-            let schedule = schedule::build(
-                algorithm,
-                &call.collective,
-                rank,
-                topology,
-                call.count,
-                block,
-            );
-            let op = call.collective.op();
-            let partial = op.map_or(dtype, |op| dtype.accumulator(op));
-            let plan = Plan::new(
-                schedule,
-                rank,
-                topology.world_size(),
-                |contents| match contents {
-                    Contents::Partial => partial.size_bytes(),
-                    Contents::Final | Contents::Contribution => dtype.size_bytes(),
-                },
-            );
+            let plan = Plan::of(call, dtype, algorithm, rank, topology);
             let key = Key {
                 count: call.count,
                 dtype,

@@ -29,6 +29,9 @@ pub(super) const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
 /// busy machine their slope may be anything.
 pub(super) const MEASURED_BYTES_MAX: usize = 256 << 10;
 
+/// Sizes, in bytes, of the buffers whose times are measured: of nearly no size, and of some.
+pub(crate) const MEASURED_SIZES: (usize, usize) = (8, 64 << 10);
+
 /// Largest buffer, in bytes, that takes one step whatever was measured: it fits into a packet, so
 /// that only the number of steps counts.
 pub(super) const ONE_PACKET_BYTES_MAX: usize = 1 << 10;

@@ -11,8 +11,7 @@ use super::choice::{
     Cost, DIRECT_CHUNK_BYTES_MAX, DIRECT_RANKS_MAX, MEASURED_BYTES_MAX, ONE_PACKET_BYTES_MAX,
     ONE_SHOT_BYTES_MAX, Policy, Reason,
 };
-use crate::collective::{Call, Collective, Name};
-use crate::dtype::{DType, ReduceOp};
+use crate::collective::Call;
 
 const TOO_MANY_RANKS: &str = "so many ranks are connected as a ring";
 
@@ -55,7 +54,7 @@ impl Policy {
         let bounds = self.bounds().into_iter().map(Some);
         for up_to in bounds.chain([None]) {
             // Every choice that depends on the size changes at one of the bounds.
-            let (algorithm, reason) = self.decide(&float_sum(up_to.unwrap_or(usize::MAX)));
+            let (algorithm, reason) = self.decide(&Call::float_sum(up_to.unwrap_or(usize::MAX)));
             match ranges.last_mut() {
                 Some(last) if (last.algorithm, last.reason) == (algorithm, reason) => {
                     last.up_to = up_to;
@@ -93,7 +92,7 @@ impl Policy {
             .chain(equal.into_iter().flatten())
             .chain([ONE_PACKET_BYTES_MAX, MEASURED_BYTES_MAX])
             .chain([self.topology.world_size(), self.topology.hosts().len()].map(small_chunks))
-            .map(|bytes| float_sum(bytes).bytes())
+            .map(|bytes| Call::float_sum(bytes).bytes())
             .collect();
         bounds.sort_unstable();
         bounds.dedup();
@@ -102,7 +101,7 @@ impl Policy {
 
     /// What prevents an algorithm from ever summing float32, if something does.
     fn obstacle(&self, algorithm: Algorithm) -> Option<&'static str> {
-        let call = float_sum(0);
+        let call = Call::float_sum(0);
         if !self.is_mesh() && algorithm != Algorithm::Ring {
             return Some(TOO_MANY_RANKS);
         }
@@ -188,17 +187,6 @@ fn size(bytes: usize) -> String {
     };
     let rounded = format!("{:.1}", bytes as f64 / factor as f64);
     format!("{} {unit}", rounded.strip_suffix(".0").unwrap_or(&rounded))
-}
-
-/// An all-reduce of as many float32 as fit into `bytes`.
-fn float_sum(bytes: usize) -> Call {
-    Call {
-        collective: Collective::AllReduce { op: ReduceOp::Sum },
-        dtype: DType::F32,
-        count: bytes / DType::F32.size_bytes(),
-        name: Name::default(),
-        shapes: String::new(),
-    }
 }
 
 #[cfg(test)]
@@ -296,7 +284,7 @@ mod tests {
                     for bytes in
                         (0..24).flat_map(|power| [(1 << power) - 1, 1 << power, 3 << power])
                     {
-                        let call = float_sum(bytes);
+                        let call = Call::float_sum(bytes);
                         let told = ranges
                             .iter()
                             .find(|range| range.up_to.is_none_or(|up_to| call.bytes() <= up_to))

@@ -20,6 +20,7 @@ pub mod choice;
 mod direct;
 mod explanation;
 mod hierarchical;
+pub(crate) mod likeness;
 mod ring;
 mod star;
 pub mod topology;

@@ -1,0 +1,162 @@
+//! A plan without its memory: the pieces that a rank moves, and which of them wait for which. Enough
+//! to know how long a collective takes, and not what it yields.
+
+use super::plan::{Pipe, Plan, block_elements};
+use crate::collective::Call;
+use crate::schedule::likeness::Likeness;
+use crate::schedule::topology::Topology;
+use crate::schedule::{Action, Algorithm};
+
+/// Most bytes that go on their way at once: what a system takes from a socket, give or take.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// What one rank moves in a collective.
+pub(crate) struct Outline {
+    pieces: Vec<Piece>,
+    /// Of all pieces, one after the other: the pieces that have to have moved before.
+    follows: Vec<u32>,
+    pipes: Vec<Route>,
+}
+
+/// Bytes that move at once.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) bytes: u32,
+    /// Where what it follows ends; it begins where that of the piece before ends.
+    follows_end: u32,
+    pub(crate) work: Work,
+}
+
+/// What a rank does with a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// It sends or receives it.
+    Move,
+    /// It receives it and reduces it.
+    MoveAndFold,
+    /// It reduces what it has itself.
+    Fold,
+}
+
+/// Pieces that keep their order.
+pub(crate) struct Route {
+    pub(crate) way: Way,
+    /// As `Likeness` means it, if several ranks share an outline.
+    pub(crate) peer: usize,
+    pub(crate) pieces: Vec<u32>,
+}
+
+/// Where the pieces of a pipe go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the peer.
+    Out,
+    /// From the peer.
+    In,
+    /// Nowhere.
+    Own,
+}
+
+impl Outline {
+    /// Which ranks have the same outline in `call`.
+    pub(crate) fn likeness(call: &Call, algorithm: Algorithm, topology: &Topology) -> Likeness {
+        let block = block_elements(call, call.dtype);
+        Likeness::of(algorithm, &call.collective, topology, call.count, block)
+    }
+
+    /// Into how many blocks `call` is cut.
+    pub(crate) fn blocks(call: &Call) -> usize {
+        call.count.div_ceil(block_elements(call, call.dtype)).max(1)
+    }
+
+    /// What `rank` moves in `call`.
+    pub(crate) fn of(call: &Call, algorithm: Algorithm, rank: usize, topology: &Topology) -> Self {
+        let plan = Plan::of(call, call.dtype, algorithm, rank, topology);
+        let mut outline = Self {
+            pieces: Vec::new(),
+            follows: Vec::new(),
+            pipes: Vec::new(),
+        };
+        let mut firsts: Vec<u32> = Vec::with_capacity(plan.operations.len() + 1);
+        for operation in &plan.operations {
+            firsts.push(number(outline.pieces.len()));
+            let step = PIECE_BYTES / operation.element_bytes;
+            for start in operation.range.clone().step_by(step) {
+                let end = operation.range.end.min(start + step);
+                // As a watermark: nothing passes what an earlier operation has not reached.
+                for (earlier, common) in plan.conflicts(operation) {
+                    if common.start < end {
+                        let before = &plan.operations[*earlier];
+                        let last = common.end.min(end) - 1 - before.range.start;
+                        let piece = last / (PIECE_BYTES / before.element_bytes);
+                        outline.follows.push(firsts[*earlier] + number(piece));
+                    }
+                }
+                outline.pieces.push(Piece {
+                    bytes: number((end - start) * operation.element_bytes),
+                    follows_end: number(outline.follows.len()),
+                    work: match operation.action {
+                        None | Some(Action::Copy) => Work::Move,
+                        Some(_) => Work::MoveAndFold,
+                    },
+                });
+            }
+        }
+        firsts.push(number(outline.pieces.len()));
+        for (way, pipes) in [
+            (Way::Out, plan.outgoing.as_slice()),
+            (Way::Own, std::slice::from_ref(&plan.own)),
+            (Way::In, plan.incoming.as_slice()),
+        ] {
+            let used = pipes.iter().filter(|pipe| !pipe.operations().is_empty());
+            for pipe in used {
+                outline.add(way, pipe, &firsts);
+            }
+        }
+        outline
+    }
+
+    /// Adds a pipe, given the first piece of each operation.
+    fn add(&mut self, way: Way, pipe: &Pipe, firsts: &[u32]) {
+        let operations = pipe.operations().iter();
+        let pieces: Vec<u32> = operations
+            .flat_map(|&operation| firsts[operation]..firsts[operation + 1])
+            .collect();
+        if way == Way::Own {
+            for &piece in &pieces {
+                self.pieces[piece as usize].work = Work::Fold;
+            }
+        }
+        self.pipes.push(Route {
+            way,
+            peer: pipe.peer,
+            pieces,
+        });
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub(crate) fn piece(&self, number: u32) -> Piece {
+        self.pieces[number as usize]
+    }
+
+    /// The pieces that have to have moved before piece `number` does.
+    pub(crate) fn follows(&self, number: u32) -> &[u32] {
+        let ends = |index: usize| self.pieces[index].follows_end as usize;
+        let index = number as usize;
+        let start = index.checked_sub(1).map_or(0, ends);
+        &self.follows[start..ends(index)]
+    }
+
+    /// The pipes: outgoing, own and incoming ones.
+    pub(crate) fn pipes(&self) -> &[Route] {
+        &self.pipes
+    }
+}
+
+/// A number that is as small as a bounded outline makes it.
+fn number(count: usize) -> u32 {
+    u32::try_from(count).expect("an outline is bounded")
+}

@@ -1,0 +1,108 @@
+//! `_native.time_all_reduce`: how long an all-reduce would take.
+
+use gradring_core::collective::Call;
+use gradring_core::error::Result;
+use gradring_core::schedule::Algorithm;
+use gradring_core::schedule::choice::Rules;
+use gradring_core::timing::{self, Network, Path, Timing, Uplink};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::caller::Program;
+use crate::entry::{detached, enter};
+use crate::errors::to_python;
+
+/// A network of equal hosts, as Python describes it.
+#[derive(FromPyObject)]
+pub(crate) struct Described {
+    world_size: usize,
+    ranks_per_host: usize,
+    latency_s: f64,
+    bytes_per_s: f64,
+    local_latency_s: f64,
+    local_bytes_per_s: f64,
+    hosts_per_rack: Option<usize>,
+    uplink_bytes_per_s: Option<f64>,
+    cores: Option<usize>,
+    message_s: f64,
+    copy_s_per_byte: f64,
+    fold_s_per_byte: f64,
+    stragglers: Vec<(usize, f64)>,
+}
+
+impl From<Described> for Network {
+    fn from(described: Described) -> Self {
+        let path = |latency_s, bytes_per_s| Path {
+            latency_s,
+            bytes_per_s,
+        };
+        let uplink = described.hosts_per_rack.zip(described.uplink_bytes_per_s);
+        Self {
+            world_size: described.world_size,
+            ranks_per_host: described.ranks_per_host,
+            between: path(described.latency_s, described.bytes_per_s),
+            inside: path(described.local_latency_s, described.local_bytes_per_s),
+            uplink: uplink.map(|(hosts, bytes_per_s)| Uplink { hosts, bytes_per_s }),
+            cores: described.cores,
+            message_s: described.message_s,
+            copy_s_per_byte: described.copy_s_per_byte,
+            fold_s_per_byte: described.fold_s_per_byte,
+            stragglers: described.stragglers,
+        }
+    }
+}
+
+/// Times of float32 sums of `sizes` bytes on a network, by the algorithms that a group there would
+/// choose with the option `algorithm`, or by one that does it whatever a group would choose.
+#[pyfunction]
+#[pyo3(signature = (network, sizes, algorithm))]
+pub(crate) fn time_all_reduce<'py>(
+    py: Python<'py>,
+    network: Described,
+    sizes: Vec<usize>,
+    algorithm: &str,
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    enter(py, || {
+        let network = Network::from(network);
+        let mut program = Program::default();
+        let found = detached(py, || times(&network, &sizes, algorithm, &mut program));
+        if program.exception.is_some() {
+            return Err(program.into_error());
+        }
+        let found = found.map_err(|error| to_python(py, &error))?;
+        let row = |(bytes, (algorithm, timing)): (usize, (Algorithm, Timing))| {
+            let row = PyDict::new(py);
+            row.set_item("algorithm", algorithm.name())?;
+            row.set_item("seconds", timing.seconds)?;
+            row.set_item("first_seconds", timing.first_seconds)?;
+            row.set_item("pieces", timing.pieces)?;
+            row.set_item("busiest_line", timing.busiest_line)?;
+            row.set_item("busiest_rank", timing.busiest_rank)?;
+            row.set_item("bandwidth_bound_s", network.bandwidth_bound_s(bytes))?;
+            row.set_item("latency_bound_s", network.latency_bound_s())?;
+            Ok(row)
+        };
+        sizes.into_iter().zip(found).map(row).collect()
+    })
+}
+
+fn times(
+    network: &Network,
+    sizes: &[usize],
+    algorithm: &str,
+    program: &mut Program,
+) -> Result<Vec<(Algorithm, Timing)>> {
+    let rules = Rules::parse(algorithm)?;
+    let policy = match Algorithm::from_name(algorithm) {
+        Some(_) => None,
+        None => Some(timing::policy(rules, network, program)?),
+    };
+    let mut time = |&bytes: &usize| {
+        let wished = Algorithm::from_name(algorithm);
+        let chosen = policy.as_ref().map(|p| p.choose(&Call::float_sum(bytes)));
+        let chosen = wished.or(chosen).expect("there is a policy without a wish");
+        let timing = timing::time(bytes, chosen, network, program)?;
+        Ok((chosen, timing))
+    };
+    sizes.iter().map(&mut time).collect()
+}

@@ -1,0 +1,171 @@
+"""``gradring simulate``: what it accepts and writes; its arithmetic is tested in the core."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradring.bench.options import ALGORITHMS
+from gradring.cli import main
+from gradring.simulate.options import parse_world_sizes
+
+NETWORK_KEYS = [
+    "latency_s",
+    "bytes_per_s",
+    "local_latency_s",
+    "local_bytes_per_s",
+    "hosts_per_rack",
+    "uplink_bytes_per_s",
+    "cores",
+    "message_s",
+    "copy_s_per_byte",
+    "fold_s_per_byte",
+    "stragglers",
+]
+KEYS = [
+    "world_size",
+    "ranks_per_host",
+    "bytes",
+    "wanted",
+    "algorithm",
+    "time_us",
+    "first_us",
+    "busbw_gbps",
+    "bandwidth_bound_us",
+    "latency_bound_us",
+    "busiest_line",
+    "busiest_rank",
+    "pieces",
+    "network",
+]
+#: Nothing but lines and latency takes time.
+ONLY_LINES = ("--message-cost", "0s", "--copy-rate", "999999gbit", "--fold-rate", "999999gbit")
+
+
+def simulated(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    path = tmp_path / "simulated.json"
+    assert main(["simulate", "--json", str(path), *arguments]) == 0
+    rows: list[dict[str, Any]] = json.loads(path.read_text())
+    assert all(list(row) == KEYS and list(row["network"]) == NETWORK_KEYS for row in rows)
+    return rows
+
+
+def test_each_number_of_ranks_size_and_algorithm_is_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, sizes = ("auto", "ring"), (4096, 1 << 20)
+    several = ("--world-size", "2..8", "--sizes", "4KiB,1MiB", "--algorithm", ",".join(names))
+    rows = simulated(tmp_path, *several)
+    asked = [(row["world_size"], row["bytes"], row["wanted"]) for row in rows]
+    assert asked == [(n, size, name) for n in (2, 4, 8) for size in sizes for name in names]
+    assert {row["algorithm"] for row in rows if row["wanted"] == "auto"} > {"ring"}
+    assert all(row["time_us"] >= row["bandwidth_bound_us"] for row in rows)
+    output = capsys.readouterr().out.splitlines()
+    assert "between hosts 20 us, 10 Gbit/s each way" in output[0]
+    assert len(output) == 3 + len(rows)
+
+
+def test_a_ring_takes_its_steps(tmp_path: Path) -> None:
+    given = ("--latency", "10us", "--bandwidth", "8gbit", "--algorithm", "ring", *ONLY_LINES)
+    (row,) = simulated(tmp_path, "--world-size", "16", "--sizes", "64KiB", *given)
+    assert row["time_us"] == pytest.approx(30 * (10 + 4.096), rel=1e-3)
+    assert row["bandwidth_bound_us"] == pytest.approx(30 * 4.096)
+    assert row["latency_bound_us"] == pytest.approx(40)
+    assert row["pieces"] == 16 * 30
+
+
+@pytest.mark.parametrize(
+    ("common", "slower"),
+    [
+        ((), ("--straggler", "3:4")),
+        ((), ("--uplink", "1gbit", "--hosts-per-rack", "2")),
+        (("--ranks-per-host", "4"), ("--cores", "1")),
+        ((), ("--message-cost", "30us")),
+        ((), ("--copy-rate", "1gbit")),
+        ((), ("--fold-rate", "1gbit")),
+    ],
+)
+def test_whatever_is_slower_takes_longer(
+    tmp_path: Path, common: tuple[str, ...], slower: tuple[str, ...]
+) -> None:
+    common = ("--world-size", "8", "--sizes", "1MiB", "--algorithm", "ring", *common)
+    (plain,) = simulated(tmp_path, *common)
+    (slow,) = simulated(tmp_path, *common, *slower)
+    assert slow["time_us"] > 1.2 * plain["time_us"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (("--world-size", "1"), "not within 2 to 65536"),
+        (("--world-size", "8..4"), "in growing order"),
+        (("--world-size", "many"), "write 8, 2,4,8 or 16..4096"),
+        (("--latency", "20"), "write it as 25us"),
+        (("--bandwidth", "10GB"), "write it as 1gbit"),
+        (("--straggler", "1"), "write RANK:FACTOR as 3:2.5"),
+        (("--straggler", "1:0.5"), "a factor of at least 1"),
+        (("--straggler", "64:2"), "ranks run from 0 to 1"),
+        (("--algorithm", "rings"), "known: auto, ring"),
+        (("--sizes", "6"), "multiples of 4"),
+        (("--ranks-per-host", "3"), "multiple of --ranks-per-host"),
+        (("--uplink", "10gbit"), "--uplink 40gbit --hosts-per-rack 8"),
+        (("--cores", "0"), "at least 1"),
+        (("--stragler", "1:2"), "did you mean --straggler?"),
+        (("--algorithm", "hierarchical"), "needs several hosts"),
+        (("--world-size", "4096", "--sizes", "100000000"), "choose fewer ranks"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_to_type(
+    wrong: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["simulate", *wrong])
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    assert code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_what_cannot_be_simulated_is_left_out_and_the_rest_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("--algorithm", "hierarchical,star")
+    rows = simulated(tmp_path, "--world-size", "4", "--sizes", "4", *names)
+    assert [row["algorithm"] for row in rows] == ["star"]
+    assert "# left out: hierarchical, 4 ranks" in capsys.readouterr().out
+
+
+def test_all_algorithms_of_the_core_can_be_simulated(tmp_path: Path) -> None:
+    names = ",".join(ALGORITHMS[1:])
+    several = ("--world-size", "8", "--ranks-per-host", "2", "--sizes", "1MiB")
+    rows = simulated(tmp_path, *several, "--algorithm", names)
+    assert [row["algorithm"] for row in rows] == list(ALGORITHMS[1:])
+
+
+def test_a_picture_shows_time_over_ranks(tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "ranks.png"
+    assert main(["simulate", "--world-size", "2..16", "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_of_ranks_double_or_are_listed() -> None:
+    assert parse_world_sizes("16..100") == (16, 32, 64)
+    assert parse_world_sizes("2,4,4..8") == (2, 4, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks_per_host", ["1", "8"])
+def test_4096_ranks_and_100_mib_take_less_than_2_gib(ranks_per_host: str) -> None:
+    limit = 2 << 30
+    command = [sys.executable, "-m", "gradring", "simulate", "--world-size", "4096"]
+    subprocess.run(
+        [*command, "--sizes", "4KiB,1MiB,100MiB", "--ranks-per-host", ranks_per_host],
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
