@@ -103,8 +103,9 @@ def rows(hvd: Any) -> Found:
     tensor = tf.reshape(tf.range(10.0), [5, 2]) * (rank + 1)
     found["reducescatter"] = hvd.reducescatter(tensor, op=hvd.Sum).numpy()
     found["mean"] = [each.numpy() for each in hvd.grouped_reducescatter([tensor, tensor[:1]])]
-    with pytest.raises(ValueError, match="a scalar has no rows"):
-        hvd.reducescatter(1.0)
+    for function in (hvd.reducescatter, hvd.allgather, hvd.alltoall):
+        with pytest.raises(ValueError, match="a scalar has no"):
+            function(1.0)
     return found
 
 
@@ -165,6 +166,9 @@ def refused(hvd: Any) -> Found:
             hvd.reducescatter(tf.ones([2]), op=unknown)
     with pytest.raises(NotImplementedError, match="Adasum"):
         hvd.allreduce(1.0, op=hvd.Adasum)
+    for once in (hvd.join, hvd.barrier, lambda: hvd.allgather_object(1)):
+        with pytest.raises(RuntimeError, match="would happen once"):
+            tf.function(once, autograph=False)()
     with pytest.raises(ValueError, match="both given"):
         hvd.allreduce(1.0, average=True, op=hvd.Sum)
     return {"said": said}
@@ -193,7 +197,17 @@ def joins(hvd: Any) -> Found:
 
 
 def objects(hvd: Any) -> Found:
+    from gradring.errors import ConfigError
+    from gradring.horovod.basics import communicator
+
     own = {"rank": hvd.rank(), 0: [1, (2, 3)]}
+    group = communicator()
+    hosts, door = group.hosts, group._door
+    group.hosts, group._door = ["one", "two"], {**door, "token": b"", "tls": None}
+    for call in (hvd.broadcast_object, hvd.allgather_object):
+        with pytest.raises(ConfigError, match="set GRADRING_TOKEN"):
+            call(own)
+    group.hosts, group._door = hosts, door
     return {
         "broadcast object": hvd.broadcast_object(own, root_rank=1),
         "objects": hvd.allgather_object("x" * hvd.rank()),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,7 +136,17 @@ def by_fit() -> Found:
             callbacks.LearningRateScheduleCallback(rate, 0.5, start_epoch=2),
         ],
     ).history
-    return {"fit": weights_of(model), "history": history}
+    with tempfile.TemporaryDirectory() as directory:
+        model.save(Path(directory, "model.keras"))
+        loaded = hvd.load_model(Path(directory, "model.keras"))
+    loaded.train_on_batch(x[:ROWS], y[:ROWS])
+    steps = int(loaded.optimizer.iterations) - int(model.optimizer.iterations)
+    return {
+        "fit": weights_of(model),
+        "history": history,
+        "loaded": weights_of(loaded),
+        "steps of loaded": steps,
+    }
 
 
 def local_layers() -> Found:
@@ -162,6 +174,7 @@ def state() -> Found:
     optimizer = tf.keras.optimizers.Adam()
     state = hvd.elastic.KerasState(model, optimizer, batch=20 + hvd.rank(), epoch=hvd.rank())
     state.sync()
+    assert state.model is model and state.optimizer is optimizer
     synced = weights_of(model), state.batch, state.epoch
     state.batch = 30
     state.restore()
@@ -206,6 +219,14 @@ def test_fit_keeps_ranks_equal_and_follows_the_callbacks(ranks: list[Found]) -> 
     assert first["history"] == second["history"]
     assert first["history"]["loss"][-1] < first["history"]["loss"][0]
     np.testing.assert_allclose(first["history"]["lr"], [0.075, 0.1, 0.1, 0.05], rtol=1e-6)
+
+
+def test_a_loaded_model_goes_on_with_all_ranks_gradients(ranks: list[Found]) -> None:
+    first, second = ranks
+    for one, other, before in zip(first["loaded"], second["loaded"], first["fit"], strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert (one != before).any()
+    assert first["steps of loaded"] == second["steps of loaded"] == 1
 
 
 def test_gradients_of_local_layers_stay(ranks: list[Found]) -> None:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import gradring
 from gradring.communicator import Communicator, is_open
 from gradring.errors import ConfigError
 
 _communicator: Communicator | None = None
+#: Of process sets, in the order in which they were connected; None where this process is not in it.
+_parts: list[Communicator | None] = []
 
 
-def init(comm: Sequence[int] | None = None) -> None:
+class Part(Protocol):
+    """Some of the processes."""
+
+    def connect(self, communicator: Communicator) -> None:
+        """Forms their group."""
+
+
+def init(comm: Sequence[int] | None = None, process_sets: Iterable[Part] | None = None) -> None:
     """Joins the group that the environment describes, as `gradring.init` does.
 
     Does nothing if this process is in it already.
 
     Args:
         comm: Nothing but None, the default: the launcher says who is in the group.
+        process_sets: What to connect, as by `add_process_set`.
 
     Raises:
         gradring.errors.ConfigError: ``comm`` is given; or as `gradring.init`.
@@ -33,14 +44,24 @@ def init(comm: Sequence[int] | None = None) -> None:
         )
     if not is_initialized():
         _communicator = gradring.init()
+        for each in process_sets or ():
+            each.connect(_communicator)
 
 
 def shutdown() -> None:
     """Leaves the group; `init` may join one again."""
     global _communicator
-    communicator, _communicator = _communicator, None
-    if communicator is not None and is_open(communicator):
-        communicator.close()
+    groups, _communicator = [*_parts, _communicator], None
+    _parts.clear()
+    for group in groups:
+        if group is not None and is_open(group):
+            group.close()
+
+
+def keep(part: Communicator | None) -> int:
+    """Closes the group of a process set with the others; returns the number of the set, from 1."""
+    _parts.append(part)
+    return len(_parts)
 
 
 def is_initialized() -> bool:

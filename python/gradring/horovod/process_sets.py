@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradring.communicator import Communicator
-from gradring.errors import ConfigError
+from gradring.errors import ConfigError, MismatchError
 from gradring.horovod import basics
+from gradring.horovod.agreement import Call, compare, differing
 
 
 class ProcessSet:
@@ -14,13 +15,14 @@ class ProcessSet:
 
     Attributes:
         ranks: Of its processes, in the group of all, ascending; None for all processes.
-        process_set_id: 0 for all processes, None before `add_process_set`.
+        process_set_id: 0 for all processes, None for those that are not connected.
     """
 
     def __init__(self, ranks: Sequence[int] | None) -> None:
-        """Names the processes; `add_process_set` connects them."""
+        """Names the processes; `add_process_set` or `init` connects them."""
         self.ranks = None if ranks is None else sorted(ranks)
         self.process_set_id: int | None = 0 if ranks is None else None
+        self._group: Communicator | None = None
 
     def size(self) -> int:
         """How many processes it has."""
@@ -36,6 +38,64 @@ class ProcessSet:
         """Whether this process is in it."""
         return self.ranks is None or basics.rank() in self.ranks
 
+    def place_of(self, root_rank: int) -> int:
+        """The index in it of a rank among all processes.
+
+        Raises:
+            ValueError: It is not in it.
+        """
+        if self.ranks is None:
+            return root_rank
+        if root_rank not in self.ranks:
+            raise ValueError(f"root_rank={root_rank!r} is not in {self}")
+        return self.ranks.index(root_rank)
+
+    def connect(self, communicator: Communicator) -> None:
+        """Forms the group of its processes; all processes call it.
+
+        Raises:
+            ValueError: It has no ranks, or some twice, or some that do not exist.
+            gradring.errors.ConfigError: It is connected already; or the job is elastic, whose ranks
+                change.
+            gradring.errors.MismatchError: Processes name different ranks.
+        """
+        ranks = self.ranks
+        if ranks is None or self.process_set_id is not None:
+            raise ConfigError(f"{self} is connected already")
+        if not ranks or len(set(ranks)) < len(ranks) or set(ranks) - set(range(basics.size())):
+            raise ValueError(f"{self}: give different ranks below {basics.size()}")
+        calls = compare(communicator, Call("add_process_set", how=str(ranks)))
+        pair = differing(calls)
+        if pair is not None:
+            raise MismatchError(
+                f"rank {pair[0]} calls {calls[pair[0]]}, and rank {pair[1]} calls {calls[pair[1]]}",
+                rank=pair[1],
+                host=communicator.hosts[pair[1]],
+            )
+        color = 0 if self.included() else None
+        self._group = communicator.split(color, key=communicator.rank)
+        self.process_set_id = basics.keep(self._group)
+
+    def disconnect(self) -> None:
+        """Closes the group of its processes."""
+        if self._group is not None:
+            self._group.close()
+        self._group, self.process_set_id = None, None
+
+    def group(self) -> Communicator:
+        """The communicator of its processes.
+
+        Raises:
+            gradring.errors.ConfigError: It is not connected, or this process is not in it.
+        """
+        if self.ranks is None:
+            return basics.communicator()
+        if self.process_set_id is None:
+            raise ConfigError(f"{self} is not connected; call hvd.add_process_set() before")
+        if self._group is None:
+            raise ConfigError(f"rank {basics.rank()} is not in {self}; only its ranks call this")
+        return self._group
+
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
@@ -45,26 +105,30 @@ global_process_set = ProcessSet(None)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Refuses: the processes of a part of the group cannot be connected yet.
+    """Connects some processes; all processes call it, in the same order.
+
+    Args:
+        process_set: The processes, or their ranks.
+
+    Returns:
+        The process set, for ``process_set=`` of collectives, tape and optimizer. Different sets
+        work at the same time.
+    """
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    added.connect(basics.communicator())
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Disconnects what `add_process_set` has connected; all processes call it.
 
     Args:
         process_set: The processes.
 
-    Raises:
-        gradring.errors.ConfigError: Always.
+    Returns:
+        Whether they were connected; all processes stay connected.
     """
-    raise ConfigError(
-        f"hvd.add_process_set({process_set!r}): gradring has no collectives of a part of the "
-        "group; start these processes as a job of their own"
-    )
-
-
-def group_of(process_set: ProcessSet) -> Communicator:
-    """The communicator of its processes.
-
-    Raises:
-        gradring.errors.ConfigError: It was not added.
-    """
-    if process_set.ranks is None:
-        return basics.communicator()
-    raise ConfigError(f"{process_set} is not connected; call hvd.add_process_set() before")
+    was_connected = process_set.ranks is not None and process_set.process_set_id is not None
+    if was_connected:
+        process_set.disconnect()
+    return was_connected

@@ -40,7 +40,12 @@ from gradring.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
-from gradring.horovod.process_sets import ProcessSet, add_process_set, global_process_set
+from gradring.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from gradring.horovod.tensorflow.calls import join
 from gradring.horovod.tensorflow.collectives import (
     allgather,
@@ -129,6 +134,7 @@ __all__ = [
     "rank",
     "rank_op",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

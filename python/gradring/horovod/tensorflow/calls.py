@@ -23,6 +23,18 @@ def executing_eagerly() -> bool:
     return bool(tf.executing_eagerly())
 
 
+def check_happens_now(function: str) -> None:
+    """Refuses a function that a graph cannot repeat.
+
+    Raises:
+        RuntimeError: It is called inside a `tf.function`.
+    """
+    if not executing_eagerly():
+        raise RuntimeError(
+            f"hvd.{function}() would happen once, when a tf.function is traced; call it outside"
+        )
+
+
 def agree(
     communicator: Communicator,
     kind: str,
@@ -93,8 +105,7 @@ def join() -> tf.Tensor:
         RuntimeError: It is called inside a `tf.function`.
         gradring.errors.GradringError: The group failed.
     """
-    if not executing_eagerly():
-        raise RuntimeError("hvd.join() happens once, when a tf.function is traced; call it outside")
+    check_happens_now("join")
     communicator = basics.communicator()
     rounds = 0
     while communicator.world_size > 1:

@@ -15,15 +15,14 @@ from gradring.communicator import Communicator
 from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
 from gradring.horovod import basics
-from gradring.horovod.process_sets import ProcessSet, global_process_set, group_of
-from gradring.horovod.tensorflow.calls import agree, executing_eagerly
+from gradring.horovod.process_sets import ProcessSet, global_process_set
+from gradring.horovod.tensorflow.calls import agree, check_happens_now, executing_eagerly
 from gradring.horovod.tensorflow.compression import Compression, Compressor
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
-from gradring.tensorflow import all_gather, all_reduce
+from gradring.tensorflow import all_gather, all_reduce, all_to_all, reduce_scatter
 from gradring.tensorflow import broadcast as broadcast_tensor
 from gradring.tensorflow.dtypes import as_native_bits, as_tensor
 from gradring.tensorflow.rows import numbers_of_all
-from gradring.tensorflow.start_wait import start_all_to_all, wait
 
 
 def allreduce(
@@ -102,10 +101,10 @@ def grouped_allreduce(
     label = name or "allreduce"
     results = list(tensors)
     for i in sparse:
-        results[i] = _joined_slices(tensors[i], op, f"{label}/{i}", group_of(process_set))
+        results[i] = _joined_slices(tensors[i], op, f"{label}/{i}", process_set.group())
     dense = [i for i in range(len(tensors)) if i not in sparse]
     reduced = reduce_dense(
-        [tensors[i] for i in dense], op, label, group_of(process_set), compression, factors
+        [tensors[i] for i in dense], op, label, process_set.group(), compression, factors
     )
     for i, result in zip(dense, reduced, strict=True):
         results[i] = result
@@ -165,9 +164,9 @@ def grouped_allgather(
         ValueError: One is a scalar.
         gradring.errors.MismatchError: Ranks call different things.
     """
-    communicator = group_of(process_set)
+    communicator = process_set.group()
     label = name or "grouped_allgather"
-    values = [_with_rows(tensor, label) for tensor in tensors]
+    values = [as_tensor(tensor, label) for tensor in tensors]
     agree(communicator, "allgather", label, values, rows_differ=True)
     return [
         _scaling_gradient(
@@ -197,8 +196,8 @@ def broadcast(
         gradring.errors.MismatchError: Ranks call different things.
         ValueError: `root_rank` is not in the process set.
     """
-    communicator = group_of(process_set)
-    root = _root_in(process_set, root_rank)
+    communicator = process_set.group()
+    root = process_set.place_of(root_rank)
     label = name or "broadcast"
     value = as_tensor(tensor, label)
     agree(communicator, "broadcast", label, [value], how=f"root {root_rank}")
@@ -222,8 +221,8 @@ def broadcast_(
     Returns:
         Their values.
     """
-    communicator = group_of(process_set)
-    root = _root_in(process_set, root_rank)
+    communicator = process_set.group()
+    root = process_set.place_of(root_rank)
     label = name or "broadcast_"
     values = [as_tensor(variable, label) for variable in variables]
     agree(communicator, "broadcast_", label, values, how=f"root {root_rank}")
@@ -312,9 +311,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Reduces several tensors together, and gives each rank its parts; see `reducescatter`.
-
-    What travels is an all-reduce, of which each rank keeps its part.
+    """Reduces several tensors each, and gives each rank its parts; see `reducescatter`.
 
     Raises:
         NotImplementedError: `op` is neither Average nor Sum.
@@ -322,13 +319,20 @@ def grouped_reducescatter(
         gradring.errors.MismatchError: Ranks call different things.
     """
     op = linear(chosen(op, None), "reducescatter")
-    communicator = group_of(process_set)
+    communicator = process_set.group()
     label = name or "grouped_reducescatter"
-    values = [_with_rows(tensor, label) for tensor in tensors]
-    factors = prescale_factor, postscale_factor
-    reduced = reduce_dense(values, op, label, communicator, compression, factors)
+    compressed = [compression.compress(as_tensor(tensor, label)) for tensor in tensors]
+    scaled = [_scaled(tensor, prescale_factor) for tensor, _ in compressed]
+    agree(communicator, "reducescatter", label, scaled, how=op.value)
+    parts = [
+        reduce_scatter(tensor, op.value, f"{label}/{i}", communicator)
+        for i, tensor in enumerate(scaled)
+    ]
     return [
-        _scaling_gradient(_part(each, communicator), communicator.world_size) for each in reduced
+        _scaling_gradient(
+            compression.decompress(_scaled(part, postscale_factor), ctx), communicator.world_size
+        )
+        for part, (_, ctx) in zip(parts, compressed, strict=True)
     ]
 
 
@@ -360,18 +364,18 @@ def alltoall(
         ValueError: The tensor is a scalar.
         gradring.errors.MismatchError: Ranks call different things.
     """
-    communicator = group_of(process_set)
+    communicator = process_set.group()
     label = name or "alltoall"
-    value = _with_rows(tensor, label)
+    value = as_tensor(tensor, label)
+    if value.shape.rank == 0:
+        raise ValueError(f"{label}: a scalar has no rows; reshape it to [1]")
     counts = _counts(value, splits, communicator.world_size, label)
     agree(communicator, "alltoall", label, [value], rows_differ=True)
-    collective = Collective(communicator, Label.of(label))
-    pairs = numbers_of_all(counts, collective)  # [to, from]
+    pairs = numbers_of_all(counts, Collective(communicator, Label.of(label)))  # [to, from]
     most = tf.reduce_max(pairs)
     received_counts = pairs[communicator.rank]
     native, decode = as_native_bits(value, label)
-    padded = _padded(native, counts, most)
-    ((_, received),) = wait([start_all_to_all(padded, collective)])
+    received = all_to_all(_padded(native, counts, most), label, communicator)
     rows = decode(tf.gather(received, _places(received_counts, most)))
     rows = _scaling_gradient(rows, 1.0)
     if not executing_eagerly():
@@ -382,8 +386,9 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank has called it."""
-    communicator = group_of(process_set)
+    """Returns when every rank has called it; not inside a `tf.function`."""
+    check_happens_now("barrier")
+    communicator = process_set.group()
     agree(communicator, "barrier", "", [])
     communicator.barrier()
 
@@ -399,7 +404,17 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """`size` as an int32 tensor."""
+    """`size` as an int32 tensor.
+
+    Args:
+        process_set_id: Nothing but 0: all processes.
+        name: Of the tensor.
+
+    Raises:
+        NotImplementedError: Another process set.
+    """
+    if process_set_id != 0:
+        raise NotImplementedError("size_op: of a process set use its size()")
     return tf.constant(basics.size(), tf.int32, name=name)
 
 
@@ -429,13 +444,6 @@ def _joined_slices(
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _with_rows(tensor: Any, label: str) -> tf.Tensor:
-    value = as_tensor(tensor, label)
-    if value.shape.rank == 0:
-        raise ValueError(f"{label}: a scalar has no rows; reshape it to [1]")
-    return value
-
-
 def _scaling_gradient(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     """The tensor, through which gradients are multiplied, and get its dtype."""
 
@@ -447,34 +455,8 @@ def _scaling_gradient(tensor: tf.Tensor, factor: float) -> tf.Tensor:
 
 
 def _broadcast(value: tf.Tensor, root: int, label: str, communicator: Communicator) -> tf.Tensor:
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def sent(x: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            upstream = tf.cast(upstream, x.dtype)
-            mean = all_reduce(upstream, "mean", f"{label}/gradient", communicator)
-            return mean if communicator.rank == root else tf.zeros_like(mean)
-
-        return broadcast_tensor(x, root, label, communicator), gradient
-
-    return sent(value)
-
-
-def _root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """The root's index in the process set."""
-    if process_set.ranks is None:
-        return root_rank
-    if root_rank not in process_set.ranks:
-        raise ValueError(f"root_rank={root_rank!r} is not in {process_set}")
-    return process_set.ranks.index(root_rank)
-
-
-def _part(tensor: tf.Tensor, communicator: Communicator) -> tf.Tensor:
-    """This rank's rows."""
-    rank, ranks = communicator.rank, communicator.world_size
-    rows = tensor.shape[0] if tensor.shape[0] is not None else tf.shape(tensor)[0]
-    each, more = rows // ranks, rows % ranks
-    start = rank * each + tf.minimum(rank, more)
-    return tensor[start : start + each + tf.cast(rank < more, tf.int32)]
+    sent = broadcast_tensor(value, root, label, communicator)
+    return _scaling_gradient(sent, 1 / communicator.world_size)
 
 
 def _counts(value: tf.Tensor, splits: Any, ranks: int, label: str) -> tf.Tensor:

@@ -58,6 +58,17 @@ class TensorFlowKerasState(State):
             kwargs: Values, by name.
         """
         super().__init__(model, optimizer, **kwargs)
+        self._model, self._optimizer = model, optimizer
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self._model
+
+    @property
+    def optimizer(self) -> Any:
+        """Its optimizer."""
+        return self._optimizer or self._model.optimizer
 
 
 class TensorFlowState(State):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gradring.gradients.names import Names, name_of, without_counters
 from gradring.gradients.reduction import Reduction
-from gradring.horovod.process_sets import ProcessSet, global_process_set, group_of
+from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import agree
 from gradring.horovod.tensorflow.collectives import reduce_dense
 from gradring.horovod.tensorflow.compression import Compression, Compressor
@@ -91,7 +91,7 @@ def reduce_gradients(
     results = list(gradients)
     if not options.process_set.included():
         return results
-    communicator = group_of(options.process_set)
+    communicator = options.process_set.group()
     if options.sparse_as_dense:
         results = [
             tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient

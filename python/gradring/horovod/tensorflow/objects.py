@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
-from gradring.communicator import Communicator, all_gather_bytes
+from gradring.communicator import Communicator
 from gradring.errors import ConfigError
-from gradring.horovod.process_sets import ProcessSet, global_process_set, group_of
-from gradring.horovod.tensorflow.calls import agree
+from gradring.horovod.process_sets import ProcessSet, global_process_set
+from gradring.horovod.tensorflow.calls import agree, check_happens_now
 
 
 def broadcast_object(
@@ -35,16 +34,16 @@ def broadcast_object(
         The object itself on the root, a copy elsewhere.
 
     Raises:
+        RuntimeError: It is called inside a `tf.function`.
         gradring.errors.ConfigError: The ranks are of several hosts, without a token and TLS.
         gradring.errors.MismatchError: Ranks call different things.
     """
-    communicator = _trusted(group_of(process_set))
+    check_happens_now("broadcast_object")
+    communicator = _trusted(process_set.group())
     label = name or "broadcast_object"
     agree(communicator, "broadcast_object", label, [], how=f"root {root_rank}")
-    is_root = communicator.rank == root_rank
-    own = pickle.dumps(obj) if is_root else b""
-    text = all_gather_bytes(communicator, own, label)[root_rank]
-    return obj if is_root else pickle.loads(text)
+    root = process_set.place_of(root_rank)
+    return communicator.broadcast_object(obj, root, pickle=True, name=label)
 
 
 def broadcast_object_fn(
@@ -72,13 +71,15 @@ def allgather_object(
         process_set: Who takes part.
 
     Raises:
+        RuntimeError: It is called inside a `tf.function`.
         gradring.errors.ConfigError: The ranks are of several hosts, without a token and TLS.
         gradring.errors.MismatchError: Ranks call different things.
     """
-    communicator = _trusted(group_of(process_set))
+    check_happens_now("allgather_object")
+    communicator = _trusted(process_set.group())
     label = name or "allgather_object"
     agree(communicator, "allgather_object", label, [])
-    return [pickle.loads(text) for text in all_gather_bytes(communicator, pickle.dumps(obj), label)]
+    return communicator.all_gather_object(obj, pickle=True, name=label)
 
 
 def _trusted(communicator: Communicator) -> Communicator:

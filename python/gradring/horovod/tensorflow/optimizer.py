@@ -86,7 +86,7 @@ def distributed(optimizer: Any, options: Options, passes: int = 1, averages: boo
 def distribute(optimizer: Any, options: Options) -> None:
     """Makes an optimizer a distributed one, with its variables."""
     object.__setattr__(optimizer, "__class__", _class_of(optimizer, options, 1, False))
-    optimizer._prepare()
+    optimizer._begin_reducing()
 
 
 def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> Any:
@@ -159,9 +159,9 @@ class _Reducing:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._prepare()
+        self._begin_reducing()
 
-    def _prepare(self) -> None:
+    def _begin_reducing(self) -> None:
         """Makes what a distributed optimizer has besides the optimizer's own."""
         # Keras would make layers and lists of its own of what it can look into.
         object.__setattr__(self, "_local_vars", LocalVariables())

@@ -34,7 +34,12 @@ from gradring.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
-from gradring.horovod.process_sets import ProcessSet, add_process_set, global_process_set
+from gradring.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from gradring.horovod.tensorflow import collectives
 from gradring.horovod.tensorflow import optimizer as _optimizers
 from gradring.horovod.tensorflow.compression import Compression, Compressor
@@ -77,6 +82,7 @@ __all__ = [
     "nccl_built",
     "rank",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
