@@ -164,6 +164,23 @@ class Round:
         check("broadcast", comm.broadcast(self._source(case), root), case.sources[root])
         return 1
 
+    def rooted(self, comm: Communicator, dice: random.Random) -> int:
+        """One rank gets a result, all parts, or has the parts of all."""
+        case, root = self._pick(dice), dice.randrange(comm.world_size)
+        length = case.expected.size // comm.world_size
+        sources = [source[: length * comm.world_size] for source in case.sources]
+        works: list[Any] = [
+            comm.reduce_async(self._source(case), case.op, root),
+            comm.gather_async(sources[comm.rank].copy(), root),
+            comm.scatter_async(sources[comm.rank].copy(), root),
+        ]
+        reduced, gathered, part = (work.wait() for work in works)
+        if comm.rank == root:
+            check("reduce", reduced, case.expected)
+            check("gather", gathered, np.concatenate(sources))
+        check("scatter", part, sources[root][length * comm.rank : length * (comm.rank + 1)])
+        return len(works)
+
     def meet(self, comm: Communicator, dice: random.Random) -> int:
         """Nothing travels; one rank takes stock."""
         comm.barrier()
@@ -181,9 +198,9 @@ class Round:
 
 BATCHES = (
     *(Round.asynchronous, Round.blocking, Round.bucket, Round.scatter),
-    *(Round.gather, Round.broadcast, Round.meet),
+    *(Round.gather, Round.broadcast, Round.rooted, Round.meet),
 )
-WEIGHTS = (8, 4, 1, 1, 1, 1, 1)
+WEIGHTS = (8, 4, 1, 1, 1, 1, 1, 1)
 
 
 def check(what: str, result: NDArray[Any], expected: NDArray[Any]) -> None:
