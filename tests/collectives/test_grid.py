@@ -28,7 +28,7 @@ def test_every_algorithm_does_every_collective_exactly(algorithm: str, transport
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot", "star"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot", "star", "halving"])
 def test_every_algorithm_is_exact_on_every_rank(algorithm: str, transport: str) -> None:
     env = {"GRADRING_TRANSPORT": transport}
     assert run_ranks(grid.every_dtype_op_and_count, 3, algorithm, env=env) == [[]] * 3

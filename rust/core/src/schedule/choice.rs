@@ -354,7 +354,7 @@ impl Policy {
         match algorithm {
             Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => true,
             Algorithm::Ring => self.ring_is_direct(call),
-            Algorithm::Hierarchical => false,
+            Algorithm::Hierarchical | Algorithm::Halving => false,
         }
     }
 

@@ -19,6 +19,7 @@ use crate::names::named;
 pub mod choice;
 mod direct;
 mod explanation;
+mod halving;
 mod hierarchical;
 pub(crate) mod likeness;
 mod ring;
@@ -27,6 +28,7 @@ pub mod topology;
 #[cfg(test)]
 mod verify;
 
+use halving::Halving;
 use hierarchical::Levels;
 use ring::Ring;
 use topology::Topology;
@@ -191,6 +193,8 @@ named! {
         Hierarchical: "hierarchical",
         /// Every rank sends everything to rank 0, which sends the result to every other.
         Star: "star",
+        /// Every rank exchanges halves with one other, then halves of these with the next.
+        Halving: "halving",
     }
 }
 
@@ -211,6 +215,7 @@ impl Algorithm {
                 collective,
                 Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
             ),
+            Self::Halving => matches!(collective, Collective::AllReduce { .. }),
             Self::Hierarchical => {
                 topology.has_levels()
                     && matches!(
@@ -320,6 +325,16 @@ pub fn build(
         (Algorithm::Star, Collective::Barrier) => {
             let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
             build(algorithm, &all_reduce, rank, topology, 1, block)
+        }
+        (Algorithm::Halving, Collective::AllReduce { .. }) => {
+            let halving = Halving::new(rank, world_size);
+            in_blocks(
+                count,
+                block,
+                ahead,
+                |block| halving.reduce_scatter(block),
+                |block| halving.all_gather(block),
+            )
         }
         (Algorithm::Hierarchical, Collective::AllReduce { .. } | Collective::Reduce { .. })
             if topology.has_levels() =>

@@ -129,6 +129,17 @@ fn no_algorithm_goes_below_what_lines_have_to_carry() {
 }
 
 #[test]
+fn halving_takes_2_log2_n_steps_of_halves() {
+    for world_size in [2, 4, 16, 128] {
+        let bytes = world_size * 256;
+        let timing = timing(bytes, Algorithm::Halving, &uniform(world_size));
+        let steps = 2.0 * f64::from(world_size.ilog2());
+        let carried = 2.0 * (bytes - 256) as f64;
+        assert_ticks(timing.seconds, steps * 10e-6 + carried / 1e9);
+    }
+}
+
+#[test]
 fn ranks_that_stand_for_others_find_what_all_find() {
     for network in networks() {
         for bytes in [network.world_size * 4 * 100, network.world_size << 18] {
