@@ -849,7 +849,11 @@ fn a_rank_that_shares_a_core_with_the_peer_it_waits_for_sleeps_instead_of_spinni
         sleeps,
         is_crowded: true,
     };
-    let (own, _) = one_of_two(0, own, (PATIENT, PATIENT), LONG);
+    let policy = SpinPolicy {
+        spinning: Duration::from_micros(20),
+        yielding: PATIENT,
+    };
+    let (own, _) = one_of_two(0, own, (PATIENT, PATIENT), policy);
     let (other, _) = one_of_two(1, other, (PATIENT, PATIENT), SpinPolicy::default());
     let sum = |engine: &Engine| {
         let mut values = vec![1.0; 6];

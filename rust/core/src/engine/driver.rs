@@ -20,6 +20,10 @@ use crate::observe::flight_recorder::State;
 /// How often a spinning caller looks at its links before it looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;
 
+/// For a message of more bytes a peer on the same core works so long that handing the core to and fro
+/// costs more than to sleep.
+const SHORT_BYTES: usize = 64 << 10;
+
 /// What it takes to drive a collective: the thread that drives one has it for that time.
 pub(super) struct Driver {
     pub(super) transport: Box<dyn Transport>,
@@ -174,6 +178,7 @@ impl Shared {
         on: On,
         interrupt: Interrupt<'_>,
     ) -> Result<Option<Measured>> {
+        let call = &launched.prepared.call;
         if self.topology.world_size() == 1 {
             return self.abort.cause().map_or(Ok(None), Err);
         }
@@ -201,6 +206,7 @@ impl Shared {
             let mut asked_at = started;
             let mut looks = 0_u32;
             let mut patience = Patience::default();
+            let is_short = call.bytes() <= SHORT_BYTES;
             loop {
                 match drive.step(&mut **transport, Instant::now) {
                     Step::Done => break,
@@ -232,11 +238,11 @@ impl Shared {
                             std::hint::spin_loop();
                             continue;
                         }
-                        Company::Other | Company::Parting => {
+                        Company::Staying if !is_short || idle >= spin_policy.spinning => {}
+                        Company::Other | Company::Parting | Company::Staying => {
                             thread::yield_now();
                             continue;
                         }
-                        Company::Staying => {}
                     }
                 }
                 let limit = drive.look(now);
