@@ -627,7 +627,9 @@ class Communicator:
 
         Each is a group of its own: it has its own connections, made with the settings, the token
         and the certificates of this one, its own order of collectives and its own failures. So
-        groups work at the same time, and each is closed by itself, before or after this one.
+        groups work at the same time, and each is closed by itself, before or after this one. It
+        listens at another port: one of the range of ``port=``, or any free one where that has no
+        range.
 
         Args:
             color: Which group this rank is to be in; any whole number. None: in none.

@@ -171,6 +171,11 @@ def test_groups_keep_to_the_ports_that_are_allowed() -> None:
     assert run_ranks(within_ports, 3, env=env) == [[3, 3, 3]] * 3
 
 
+def test_groups_take_any_port_where_their_rank_has_a_single_one_for_itself() -> None:
+    env = {"GRADRING_PORT": str(free_ports(1)[0])}
+    assert run_ranks(within_ports, 2, env=env) == [[2, 2, 2]] * 2
+
+
 @pytest.mark.skipif(network.why_unavailable() is not None, reason=str(network.why_unavailable()))
 def test_groups_form_across_hosts() -> None:
     with simulated_hosts(2) as hosts:

@@ -234,8 +234,8 @@ impl Communicator {
     }
 
     /// Opens a port for another group of this process, with some ranks of this one: at the address at
-    /// which it listens for this one, and if `ports` are given one of them. Returns the socket, and
-    /// the address by which the others reach it.
+    /// which it listens for this one, and one of `ports` where those are several: a single one is
+    /// this group's own. Returns the socket, and the address by which the others reach it.
     ///
     /// # Errors
     /// `Rendezvous` if no port is free; `Aborted` if the communicator is closed.
@@ -249,7 +249,8 @@ impl Communicator {
             })
         };
         let ip = socket.local_addr().map_err(cannot)?.ip();
-        let (socket, bound) = Listener::bind_beside(ip, ports.unwrap_or((0, 0)), self.rank)?;
+        let several = ports.filter(|(first, last)| first < last);
+        let (socket, bound) = Listener::bind_beside(ip, several.unwrap_or((0, 0)), self.rank)?;
         let host = address.rsplit_once(':').map_or(&*address, |(host, _)| host);
         Ok((Arc::new(socket), format!("{host}:{}", bound.port())))
     }
