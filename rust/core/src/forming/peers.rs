@@ -4,15 +4,20 @@ use std::collections::BTreeMap;
 
 use crate::link::tcp::connection::Connection;
 use crate::schedule::choice::MESH_RANKS_MAX;
+use crate::schedule::partners;
 
-/// The ranks to which `rank` connects: the half of all that stands before it, so that every pair
-/// connects once, or the one before it, if they are too many.
+/// The ranks to which `rank` connects, so that every two partners connect once: of all, the half that
+/// stands before it; of few, those of a lower rank.
 pub(crate) fn connects_to(rank: usize, world_size: usize) -> Vec<usize> {
-    let distances = match world_size {
-        // Opposite ranks would connect to each other.
-        ..=MESH_RANKS_MAX if rank < world_size.div_ceil(2) => (world_size - 1) / 2,
-        ..=MESH_RANKS_MAX => world_size / 2,
-        _ => 1,
+    if world_size > MESH_RANKS_MAX {
+        let mut partners = partners(rank, world_size);
+        partners.retain(|&peer| peer < rank);
+        return partners;
+    }
+    // Opposite ranks would connect to each other.
+    let distances = match rank < world_size.div_ceil(2) {
+        true => (world_size - 1) / 2,
+        false => world_size / 2,
     };
     (1..=distances)
         .map(|distance| (rank + world_size - distance) % world_size)
@@ -21,9 +26,9 @@ pub(crate) fn connects_to(rank: usize, world_size: usize) -> Vec<usize> {
 
 /// The ranks that connect to `rank`.
 pub(crate) fn accepts_from(rank: usize, world_size: usize) -> Vec<usize> {
-    (0..world_size)
-        .filter(|&peer| peer != rank && connects_to(peer, world_size).contains(&rank))
-        .collect()
+    let mut partners = partners(rank, world_size);
+    partners.retain(|&peer| connects_to(peer, world_size).contains(&rank));
+    partners
 }
 
 /// Every stream of every peer, by rank and index.
@@ -74,9 +79,24 @@ mod tests {
     }
 
     #[test]
-    fn many_ranks_connect_as_a_ring() {
-        let world_size = MESH_RANKS_MAX + 1;
-        assert_eq!(connects_to(0, world_size), [world_size - 1]);
-        assert_eq!(accepts_from(world_size - 1, world_size), [0]);
+    fn many_ranks_connect_with_few_each_pair_once() {
+        for world_size in [MESH_RANKS_MAX + 1, 128, 1000, 2048] {
+            let mut connected = BTreeSet::new();
+            for rank in 0..world_size {
+                let partners = partners(rank, world_size);
+                assert!(partners.len() <= 3 + world_size.ilog2() as usize);
+                assert!(partners.contains(&((rank + 1) % world_size)));
+                for peer in connects_to(rank, world_size) {
+                    assert!(accepts_from(peer, world_size).contains(&rank));
+                    assert!(connected.insert((peer, rank)));
+                }
+            }
+            for (rank, peer) in (0..world_size).flat_map(|rank| {
+                let partners = partners(rank, world_size);
+                partners.into_iter().map(move |peer| (rank, peer))
+            }) {
+                assert!(connected.contains(&(rank.min(peer), rank.max(peer))));
+            }
+        }
     }
 }

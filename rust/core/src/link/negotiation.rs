@@ -14,6 +14,7 @@ use super::poll::WakeUp;
 use super::tcp::connection::Connection;
 use super::tcp::deadline_stream::GoOn;
 use super::{Link, framing, shm, tcp};
+use crate::schedule::partners;
 use crate::schedule::topology::Topology;
 
 /// What links can be made of, the best first. TCP leads everywhere.
@@ -84,7 +85,7 @@ pub fn agree(
     all.try_for_each(|connection| tcp::configure(connection.tcp()))?;
     let doorbell = Arc::new(WakeUp::new()?);
     let world_size = offers.len();
-    let pairs = pairs_of_a_host(topology, connections.len());
+    let pairs = pairs_of_a_host(topology);
     let mut links: Vec<Option<Box<dyn Link>>> = (0..world_size).map(|_| None).collect();
     let (mut used, mut refused) = (vec![false; ours.len()], BTreeMap::new());
     let mut in_rounds: Vec<usize> = connections.keys().copied().collect();
@@ -130,9 +131,16 @@ pub fn agree(
     }))
 }
 
-/// Between how many pairs of ranks there are links on the host that has most, where each rank is
-/// connected with so many `peers`.
-fn pairs_of_a_host(topology: &Topology, peers: usize) -> usize {
-    let ranks = topology.hosts().iter().map(Vec::len).max().unwrap_or(1);
-    (ranks * peers.min(ranks - 1)).div_ceil(2)
+/// Between how many pairs of ranks there are links on the host that has most.
+fn pairs_of_a_host(topology: &Topology) -> usize {
+    let host_of: BTreeMap<usize, usize> = (0..)
+        .zip(topology.hosts())
+        .flat_map(|(host, ranks)| ranks.iter().map(move |&rank| (rank, host)))
+        .collect();
+    let ends = |(host, ranks): (usize, &Vec<usize>)| {
+        let partners = ranks.iter().flat_map(|&rank| partners(rank, host_of.len()));
+        partners.filter(|peer| host_of[peer] == host).count()
+    };
+    let most = (0..).zip(topology.hosts()).map(ends).max();
+    most.unwrap_or_default() / 2
 }

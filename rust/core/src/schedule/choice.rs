@@ -14,7 +14,7 @@ use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{BadRules, Error, Result, Unusable};
 
-/// Most ranks that are connected with one another; more are connected as a ring.
+/// Most ranks that are connected with one another; more have links for the ring and for halving.
 pub const MESH_RANKS_MAX: usize = 64;
 
 /// Most ranks that reduce large buffers directly: above, streams that meet at every rank cost more
@@ -192,7 +192,8 @@ pub(super) enum Reason {
     Wish,
     /// There is no other for this collective.
     NoOther,
-    /// There are too many ranks to connect each with every other.
+    /// There are too many ranks to connect each with every other, and no other schedule for it
+    /// among those that are.
     TooManyRanks,
     /// It fits into a packet.
     OnePacket,
@@ -286,12 +287,18 @@ impl Policy {
 
     /// The algorithm for `call`, and why.
     pub(super) fn decide(&self, call: &Call) -> (Algorithm, Reason) {
-        if !self.is_mesh() {
-            return (Algorithm::Ring, Reason::TooManyRanks);
-        }
         let wished = self.rules.choose(call, &self.topology);
         if let Some(chosen) = wished.filter(|&algorithm| self.allows(algorithm, call)) {
             return (chosen, Reason::Wish);
+        }
+        if !self.is_mesh() {
+            return match Algorithm::Halving.performs(&call.collective, &self.topology) {
+                true if self.halving_is_faster(call.bytes()) => {
+                    (Algorithm::Halving, Reason::FewerSteps)
+                }
+                true => (Algorithm::Ring, Reason::ManyRanks),
+                false => (Algorithm::Ring, Reason::TooManyRanks),
+            };
         }
         match call.collective {
             Collective::Broadcast { .. } => (Algorithm::Ring, Reason::NoOther),
@@ -343,10 +350,23 @@ impl Policy {
         }
     }
 
-    /// Whether sums of `algorithm` are in the order that they must be in.
+    /// Whether a group of so many ranks has the links for `algorithm`.
+    pub(super) fn connects(&self, algorithm: Algorithm) -> bool {
+        self.is_mesh() || matches!(algorithm, Algorithm::Ring | Algorithm::Halving)
+    }
+
+    /// Whether `algorithm` has its links, and sums in the order that is asked for.
     pub(super) fn allows(&self, algorithm: Algorithm, call: &Call) -> bool {
         let reduces = call.collective.op().is_some();
-        !(self.reproducible && reduces) || self.folds(algorithm, call)
+        let in_order = !(self.reproducible && reduces) || self.folds(algorithm, call);
+        in_order && self.connects(algorithm)
+    }
+
+    /// Among many ranks: halving takes few steps, and sends no more than a ring if all ranks take
+    /// part. Otherwise it sends twice as much, so that large chunks are better on the ring.
+    fn halving_is_faster(&self, bytes: usize) -> bool {
+        let ranks = self.world_size();
+        ranks.is_power_of_two() || bytes / ranks <= DIRECT_CHUNK_BYTES_MAX
     }
 
     /// Whether `algorithm` sums in the order of ranks.
@@ -454,10 +474,25 @@ mod tests {
         assert_eq!(policy(2, "auto").choose(&large), Algorithm::Ring);
         assert_eq!(policy(4, "auto").choose(&large), Algorithm::Direct);
         assert_eq!(policy(64, "auto").choose(&large), Algorithm::Ring);
-        assert_eq!(
-            policy(65, "auto").choose(&call(DType::F32, 1)),
-            Algorithm::Ring
-        );
+    }
+
+    #[test]
+    fn many_ranks_reduce_by_halves_except_where_that_sends_more() {
+        let (small, large) = (call(DType::F32, 1), call(DType::F32, 10_000_000));
+        for (world_size, of_large) in [(65, Algorithm::Ring), (128, Algorithm::Halving)] {
+            let choose = |rules: &str, call: &Call| policy(world_size, rules).choose(call);
+            assert_eq!(choose("auto", &small), Algorithm::Halving);
+            assert_eq!(choose("auto", &large), of_large);
+            assert_eq!(choose("ring", &small), Algorithm::Ring);
+            assert_eq!(choose("halving", &large), Algorithm::Halving);
+            // There are no links for it.
+            assert_eq!(choose("direct", &small), Algorithm::Halving);
+            let broadcast = Call {
+                collective: Collective::Broadcast { root: 1 },
+                ..call(DType::F32, 1)
+            };
+            assert_eq!(choose("auto", &broadcast), Algorithm::Ring);
+        }
     }
 
     #[test]

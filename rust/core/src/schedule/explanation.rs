@@ -13,7 +13,7 @@ use super::choice::{
 };
 use crate::collective::Call;
 
-const TOO_MANY_RANKS: &str = "so many ranks are connected as a ring";
+const TOO_MANY_RANKS: &str = "so many ranks are connected for ring and halving only";
 
 /// Sizes from one bound to the next, for which all choices are the same.
 struct Range {
@@ -102,7 +102,7 @@ impl Policy {
     /// What prevents an algorithm from ever summing float32, if something does.
     fn obstacle(&self, algorithm: Algorithm) -> Option<&'static str> {
         let call = Call::float_sum(0);
-        if !self.is_mesh() && algorithm != Algorithm::Ring {
+        if !self.connects(algorithm) {
             return Some(TOO_MANY_RANKS);
         }
         if !algorithm.performs(&call.collective, &self.topology) {

@@ -79,6 +79,17 @@ impl Halving {
         halves.chain(to_guest).collect()
     }
 
+    /// Every rank that this one talks to.
+    pub(super) fn partners(&self) -> Vec<usize> {
+        match self.host() {
+            Some(host) => vec![host],
+            None => (0..self.members.ilog2())
+                .map(|step| self.rank ^ (1 << step))
+                .chain(self.guest())
+                .collect(),
+        }
+    }
+
     /// With whom this rank exchanges which halves of `block`, the nearest first.
     fn exchanges(&self, block: &Range<usize>) -> Vec<Exchange> {
         let mut part = block.clone();

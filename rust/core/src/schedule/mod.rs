@@ -10,6 +10,7 @@
 //! *contributions* (what a rank put in), as *partial* results (still to be reduced, in the
 //! accumulator type) or as *final* values.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::collective::Collective;
@@ -28,6 +29,7 @@ pub mod topology;
 #[cfg(test)]
 mod verify;
 
+use choice::MESH_RANKS_MAX;
 use halving::Halving;
 use hierarchical::Levels;
 use ring::Ring;
@@ -215,7 +217,10 @@ impl Algorithm {
                 collective,
                 Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
             ),
-            Self::Halving => matches!(collective, Collective::AllReduce { .. }),
+            Self::Halving => matches!(
+                collective,
+                Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
+            ),
             Self::Hierarchical => {
                 topology.has_levels()
                     && matches!(
@@ -225,6 +230,24 @@ impl Algorithm {
             }
         }
     }
+}
+
+/// The ranks with which `rank` has links, in ascending order: all others, or, where these are too
+/// many, those that it talks to on a ring and by halving.
+pub(crate) fn partners(rank: usize, world_size: usize) -> Vec<usize> {
+    let mut partners: BTreeSet<usize> = match world_size {
+        ..=MESH_RANKS_MAX => (0..world_size).collect(),
+        _ => Halving::new(rank, world_size)
+            .partners()
+            .into_iter()
+            .chain([
+                (rank + 1) % world_size,
+                (rank + world_size - 1) % world_size,
+            ])
+            .collect(),
+    };
+    partners.remove(&rank);
+    partners.into_iter().collect()
 }
 
 /// The schedule of `rank` for this collective over `count` elements.
@@ -272,7 +295,7 @@ pub fn build(
         }
         (Algorithm::Ring, Collective::Broadcast { root }) => ring.broadcast(count, *root),
         // Everybody's contribution to one element passes through everybody.
-        (Algorithm::Ring, Collective::Barrier) => {
+        (Algorithm::Ring | Algorithm::Star | Algorithm::Halving, Collective::Barrier) => {
             let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
             build(algorithm, &all_reduce, rank, topology, 1, block)
         }
@@ -322,11 +345,8 @@ pub fn build(
             |block| star::gather(rank, world_size, star::CENTRE, block),
             |block| star::spread(rank, world_size, block),
         ),
-        (Algorithm::Star, Collective::Barrier) => {
-            let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
-            build(algorithm, &all_reduce, rank, topology, 1, block)
-        }
-        (Algorithm::Halving, Collective::AllReduce { .. }) => {
+        // A reduce is an all-reduce whose result the others do not look at: the same bits.
+        (Algorithm::Halving, Collective::AllReduce { .. } | Collective::Reduce { .. }) => {
             let halving = Halving::new(rank, world_size);
             in_blocks(
                 count,

@@ -1,0 +1,198 @@
+//! More ranks than this machine has room for as processes: threads of one process, each with the
+//! links, threads and sockets that a rank has. `RANKS=1024 cargo test --release --test many_ranks --
+//! --nocapture` tells what they take.
+
+use std::fs;
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gradring_core::buffer::{Buffer, Slice};
+use gradring_core::collective::{Collective, Request};
+use gradring_core::communicator::Communicator;
+use gradring_core::config::{Config, Settings};
+use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::error::{ErrorKind, Result};
+
+use common::{all_reduce, free_address};
+
+mod common;
+
+/// More than are connected with one another.
+const RANKS: usize = 160;
+
+fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
+    Config {
+        settings: Settings {
+            transport: "tcp".into(),
+            timeout: Duration::from_secs(300),
+            stall_timeout: Duration::from_secs(300),
+            stall_warning: Duration::from_secs(300),
+            ..Settings::default()
+        },
+        ..Config::for_tests(rank, world_size, rendezvous)
+    }
+}
+
+fn run(communicator: &Communicator, values: &mut [i64], collective: Collective) -> Result<()> {
+    let slice = Slice {
+        start: values.as_mut_ptr().cast(),
+        count: values.len(),
+    };
+    let request = Request {
+        collective,
+        // SAFETY: `run` ends before `values` is used again.
+        buffer: unsafe { Buffer::new(DType::I64, [slice], Box::new(())) },
+        name: "x".into(),
+        shapes: format!("[{}]", values.len()),
+    };
+    communicator.engine.run(request, &mut || false)
+}
+
+/// A number of /proc/self/status.
+fn status(name: &str) -> usize {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Every collective that so many ranks have, checked element by element.
+fn collectives(communicator: &Communicator, rank: usize, world_size: usize) {
+    let op = ReduceOp::Sum;
+    let (of_all, last) = (world_size as i64, world_size - 1);
+    let sum = |per_rank: i64| of_all * (of_all - 1) / 2 * per_rank;
+    for count in [1, 1_000, 100_003] {
+        let mut values: Vec<i64> = (0..count).map(|at| at + rank as i64).collect();
+        run(communicator, &mut values, Collective::AllReduce { op }).unwrap();
+        assert!(
+            (0..)
+                .zip(&values)
+                .all(|(at, &value)| value == at * of_all + sum(1))
+        );
+
+        let mut values: Vec<i64> = (0..count).map(|at| at * (rank as i64 + 1)).collect();
+        run(
+            communicator,
+            &mut values,
+            Collective::Broadcast { root: last },
+        )
+        .unwrap();
+        assert!((0..).zip(&values).all(|(at, &value)| value == at * of_all));
+
+        let mut values = vec![rank as i64; count as usize];
+        let root = world_size / 2;
+        run(communicator, &mut values, Collective::Reduce { op, root }).unwrap();
+        assert!(rank != root || values.iter().all(|&value| value == sum(1)));
+    }
+    let counts: Vec<usize> = (0..world_size).map(|rank| rank % 3 + 1).collect();
+    let all: usize = counts.iter().sum();
+    let start: usize = counts[..rank].iter().sum();
+    let own = start..start + counts[rank];
+
+    let mut values: Vec<i64> = (0..all as i64).map(|at| at * rank as i64).collect();
+    let scattered = Collective::ReduceScatter {
+        op,
+        counts: counts.clone(),
+    };
+    run(communicator, &mut values, scattered).unwrap();
+    assert!(own.clone().all(|at| values[at] == sum(at as i64)));
+
+    let mut values = vec![-1; all];
+    values[own.clone()].fill(rank as i64);
+    let gathered = Collective::AllGather {
+        counts: counts.clone(),
+    };
+    run(communicator, &mut values, gathered).unwrap();
+    let expected = (0..)
+        .zip(&counts)
+        .flat_map(|(rank, &count)| vec![rank; count]);
+    assert!(values.iter().copied().eq(expected));
+
+    let barrier = Request::barrier();
+    communicator.engine.run(barrier, &mut || false).unwrap();
+    let refused = run(
+        communicator,
+        &mut vec![0; 2 * world_size],
+        Collective::AllToAll,
+    );
+    assert!(matches!(
+        refused.unwrap_err().kind,
+        ErrorKind::Config { .. }
+    ));
+}
+
+#[test]
+fn every_collective_works_among_many_ranks_and_all_hear_which_one_gave_up() {
+    let world_size: usize = std::env::var("RANKS").map_or(RANKS, |ranks| ranks.parse().unwrap());
+    let all = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let limit = rustix::process::Rlimit {
+        current: all,
+        maximum: all,
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let [memory, threads] = ["VmRSS", "Threads"].map(status);
+    let descriptors_before = descriptors();
+    let address = free_address();
+    let all_are_here = Arc::new(Barrier::new(world_size));
+    let begun = Instant::now();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let ranks: Vec<_> = (0..world_size)
+        .map(|rank| {
+            let (all_are_here, told) = (Arc::clone(&all_are_here), Arc::clone(&told));
+            let config = config(rank, world_size, &address);
+            let body = move || {
+                let communicator = Communicator::connect(&config, &mut || false).unwrap();
+                all_are_here.wait();
+                if rank == 0 {
+                    let per_rank =
+                        |now: usize, before: usize| (now - before) as f64 / world_size as f64;
+                    println!(
+                        "{world_size} ranks: formed in {:.2} s; each has {:.0} kB, {:.1} threads \
+                         (one of them the test's), {:.1} descriptors",
+                        begun.elapsed().as_secs_f64(),
+                        per_rank(status("VmRSS"), memory),
+                        per_rank(status("Threads"), threads),
+                        per_rank(descriptors(), descriptors_before),
+                    );
+                }
+                all_are_here.wait();
+                let begun = Instant::now();
+                collectives(&communicator, rank, world_size);
+                all_are_here.wait();
+                if rank == 0 {
+                    println!("all collectives: {:.2} s", begun.elapsed().as_secs_f64());
+                }
+                if rank == 3 {
+                    communicator.abort("has had enough");
+                }
+                let begun = Instant::now();
+                let error = loop {
+                    if let Err(error) = all_reduce(&communicator, &mut [1.0]) {
+                        break error;
+                    }
+                };
+                let blamed = error.blamed.as_ref().map(|blamed| blamed.rank);
+                told.lock().unwrap().push((blamed, begun.elapsed()));
+            };
+            thread::Builder::new()
+                .stack_size(1 << 20)
+                .spawn(body)
+                .unwrap()
+        })
+        .collect();
+    for rank in ranks {
+        rank.join().expect("no rank panics");
+    }
+    let told = told.lock().unwrap();
+    let wrong = told.iter().filter(|(blamed, _)| *blamed != Some(3)).count();
+    assert_eq!(wrong, 0, "ranks that blame another one");
+    let last = told.iter().map(|&(_, after)| after).max().unwrap();
+    println!(
+        "the last rank heard of it after {:.2} s",
+        last.as_secs_f64()
+    );
+}
