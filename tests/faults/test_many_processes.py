@@ -50,7 +50,9 @@ def test_128_processes_form_reduce_lose_one_and_all_name_it(transport: str) -> N
     )
     said = [outcome.value for outcome in outcomes if outcome.rank != VICTIM]
     assert [one["lost"] for one in said] == [VICTIM] * (RANKS - 1), outcomes[0]
-    forming, reducing, telling = (max(of) for of in zip(*(one["seconds"] for one in said)))
+    forming, reducing, telling = (
+        max(of) for of in zip(*(one["seconds"] for one in said), strict=True)
+    )
     print(
         f"{RANKS} processes over {transport}: formed in {forming:.1f} s, reduced in "
         f"{reducing:.1f} s, all told after {telling:.1f} s"

@@ -60,13 +60,14 @@ pub(crate) enum Way {
 impl Outline {
     /// Which ranks have the same outline in `call`.
     pub(crate) fn likeness(call: &Call, algorithm: Algorithm, topology: &Topology) -> Likeness {
-        let block = block_elements(call, call.dtype);
+        let block = block_elements(call, call.dtype, topology);
         Likeness::of(algorithm, &call.collective, topology, call.count, block)
     }
 
     /// Into how many blocks `call` is cut.
-    pub(crate) fn blocks(call: &Call) -> usize {
-        call.count.div_ceil(block_elements(call, call.dtype)).max(1)
+    pub(crate) fn blocks(call: &Call, topology: &Topology) -> usize {
+        let block = block_elements(call, call.dtype, topology);
+        call.count.div_ceil(block).max(1)
     }
 
     /// What `rank` moves in `call`.

@@ -20,6 +20,8 @@ const OPERATIONS_MAX: usize = 1 << 20;
 
 /// Bytes of an all-reduce that are under way at a time, give or take: they stay in cache.
 const BLOCK_BYTES: usize = 1 << 20;
+/// Between hosts, what each rank has of them at least: more than arrives during a step's latency.
+const CHUNK_BYTES_MIN: usize = 128 << 10;
 /// Bound on the number of blocks, and so on the length of a plan.
 const BLOCKS_MAX: usize = 256;
 /// Folds that have memory at a time, more than blocks are under way: each takes the memory of an
@@ -27,8 +29,13 @@ const BLOCKS_MAX: usize = 256;
 const FOLDS_MAX: usize = 4;
 
 /// How many elements of an all-reduce are under way at a time, give or take.
-pub(super) fn block_elements(call: &Call, dtype: DType) -> usize {
-    BLOCK_BYTES.max(call.bytes() / BLOCKS_MAX) / dtype.size_bytes()
+pub(super) fn block_elements(call: &Call, dtype: DType, topology: &Topology) -> usize {
+    let chunks = match topology.hosts().len() {
+        1 => 0,
+        _ => CHUNK_BYTES_MIN * topology.world_size(),
+    };
+    let block = BLOCK_BYTES.max(chunks).max(call.bytes() / BLOCKS_MAX);
+    block / dtype.size_bytes()
 }
 
 /// The plan of one rank for one kind of collective, and how far it is.
@@ -105,7 +112,7 @@ impl Plan {
             rank,
             topology,
             call.count,
-            block_elements(call, dtype),
+            block_elements(call, dtype, topology),
         );
         let op = call.collective.op();
         let partial = op.map_or(dtype, |op| dtype.accumulator(op));

@@ -5,6 +5,7 @@
 //! the same order; among these the times measured when the group formed decide.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,9 +22,19 @@ pub const MESH_RANKS_MAX: usize = 64;
 /// than a ring's longer way.
 pub(super) const DIRECT_RANKS_MAX: usize = 8;
 
-/// Largest chunk, in bytes, that is sent directly between many ranks or many hosts: where latency
-/// still counts.
-pub(super) const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
+/// Largest chunk, in bytes, that is sent directly between many ranks of one host, or between the
+/// hosts of few ranks: where latency still counts.
+const DIRECT_CHUNK_BYTES_MAX: usize = 64 << 10;
+
+/// The same between many ranks on several hosts.
+const DIRECT_CHUNK_BYTES_MAX_BETWEEN_HOSTS: usize = 128 << 10;
+
+/// Most bytes for each host, times its ranks, that many ranks reduce without regard to who shares a
+/// host. They send to all others over a line that they share.
+const FLAT_BYTES_MAX: usize = 32 << 10;
+
+/// The same where some ranks would be guests in a schedule of halves, and send all they have.
+const GUEST_BYTES_MAX: usize = 48 << 10;
 
 /// Largest buffer, in bytes, for which measured times count: they are of much smaller ones, and on a
 /// busy machine their slope may be anything.
@@ -42,6 +53,15 @@ pub(super) const ONE_SHOT_BYTES_MAX: usize = 4096;
 /// Fewest ranks of which one may reduce small buffers for all. Fewer send few messages anyway, and
 /// with the other algorithms each of them sees who is late.
 pub(super) const STAR_RANKS_MIN: usize = 8;
+
+/// No size at all.
+#[expect(clippy::reversed_empty_ranges, reason = "nothing is in it")]
+const NONE: RangeInclusive<usize> = 1..=0;
+
+/// The largest number whose part, one of so many `parts`, is at most `part`, rounded down.
+const fn whole_parts(part: usize, parts: usize) -> usize {
+    part * parts + parts - 1
+}
 
 /// What an algorithm was found to cost: a latency and a time per byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -203,6 +223,8 @@ pub(super) enum Reason {
     FewerMessages,
     /// Ranks share hosts, and bytes between hosts count.
     SharedHosts,
+    /// With so many ranks, a number of steps that grows with their logarithm is less.
+    FewHalvings,
     /// Between two ranks a ring is direct.
     TwoRanks,
     /// Sums must be folds in the order of ranks.
@@ -293,8 +315,8 @@ impl Policy {
         }
         if !self.is_mesh() {
             return match Algorithm::Halving.performs(&call.collective, &self.topology) {
-                true if self.halving_is_faster(call.bytes()) => {
-                    (Algorithm::Halving, Reason::FewerSteps)
+                true if self.halved().contains(&call.bytes()) => {
+                    (Algorithm::Halving, Reason::FewHalvings)
                 }
                 true => (Algorithm::Ring, Reason::ManyRanks),
                 false => (Algorithm::Ring, Reason::TooManyRanks),
@@ -330,20 +352,21 @@ impl Policy {
     }
 
     fn decide_by_size(&self, call: &Call) -> (Algorithm, Reason) {
-        let hierarchical = Algorithm::Hierarchical;
-        let small_chunks = |parts| call.bytes() / parts <= DIRECT_CHUNK_BYTES_MAX;
-        if hierarchical.performs(&call.collective, &self.topology)
-            && self.allows(hierarchical, call)
-            && !small_chunks(self.topology.hosts().len())
-        {
-            (hierarchical, Reason::SharedHosts)
+        let is_possible = |algorithm: Algorithm| {
+            algorithm.performs(&call.collective, &self.topology) && self.allows(algorithm, call)
+        };
+        let bytes = call.bytes();
+        if is_possible(Algorithm::Halving) && self.halved().contains(&bytes) {
+            (Algorithm::Halving, Reason::FewHalvings)
+        } else if is_possible(Algorithm::Hierarchical) && bytes > self.flat_bytes_max() {
+            (Algorithm::Hierarchical, Reason::SharedHosts)
         } else if self.ring_is_direct(call) {
             (Algorithm::Ring, Reason::TwoRanks)
         } else if !self.allows(Algorithm::Ring, call) {
             (Algorithm::Direct, Reason::Reproducible)
         } else if self.world_size() <= DIRECT_RANKS_MAX {
             (Algorithm::Direct, Reason::FewRanks)
-        } else if small_chunks(self.world_size()) {
+        } else if bytes <= self.direct_bytes_max() {
             (Algorithm::Direct, Reason::SmallChunks)
         } else {
             (Algorithm::Ring, Reason::ManyRanks)
@@ -362,11 +385,40 @@ impl Policy {
         in_order && self.connects(algorithm)
     }
 
-    /// Among many ranks: halving takes few steps, and sends no more than a ring if all ranks take
-    /// part. Otherwise it sends twice as much, so that large chunks are better on the ring.
-    fn halving_is_faster(&self, bytes: usize) -> bool {
-        let ranks = self.world_size();
-        ranks.is_power_of_two() || bytes / ranks <= DIRECT_CHUNK_BYTES_MAX
+    /// Largest buffer, in bytes, that many ranks send each other directly.
+    pub(super) fn direct_bytes_max(&self) -> usize {
+        let chunk = match self.topology.hosts().len() {
+            1 => DIRECT_CHUNK_BYTES_MAX,
+            _ => DIRECT_CHUNK_BYTES_MAX_BETWEEN_HOSTS,
+        };
+        whole_parts(chunk, self.world_size())
+    }
+
+    /// Largest buffer, in bytes, that is reduced without regard to which ranks share a host.
+    pub(super) fn flat_bytes_max(&self) -> usize {
+        let hosts = self.topology.hosts().len();
+        match self.world_size() {
+            ..=DIRECT_RANKS_MAX => whole_parts(DIRECT_CHUNK_BYTES_MAX, hosts),
+            _ => FLAT_BYTES_MAX * hosts / self.topology.local_ranks_max(),
+        }
+    }
+
+    /// Sizes, in bytes, of the buffers that many ranks reduce by halves. If all ranks take part, and
+    /// neighbours share hosts, no schedule sends fewer bytes between these.
+    pub(super) fn halved(&self) -> RangeInclusive<usize> {
+        let (ranks, hosts) = (self.world_size(), self.topology.hosts().len());
+        let is_even = ranks.is_power_of_two() && self.topology.has_even_blocks();
+        match (ranks, hosts) {
+            (..=DIRECT_RANKS_MAX, _) => NONE,
+            (..=MESH_RANKS_MAX, _) if !is_even => NONE,
+            (..=MESH_RANKS_MAX, 2..) if hosts < ranks => ONE_PACKET_BYTES_MAX + 1..=usize::MAX,
+            // Each has its own host.
+            (MESH_RANKS_MAX, 2..) => ONE_PACKET_BYTES_MAX + 1..=DIRECT_CHUNK_BYTES_MAX,
+            (..=MESH_RANKS_MAX, _) => NONE,
+            _ if is_even => 0..=usize::MAX,
+            (_, 1) => 0..=GUEST_BYTES_MAX * ranks,
+            _ => 0..=GUEST_BYTES_MAX * hosts / self.topology.local_ranks_max(),
+        }
     }
 
     /// Whether `algorithm` sums in the order of ranks.
@@ -474,6 +526,38 @@ mod tests {
         assert_eq!(policy(2, "auto").choose(&large), Algorithm::Ring);
         assert_eq!(policy(4, "auto").choose(&large), Algorithm::Direct);
         assert_eq!(policy(64, "auto").choose(&large), Algorithm::Ring);
+    }
+
+    #[test]
+    fn more_than_eight_ranks_on_hosts_reduce_by_halves_if_these_are_even() {
+        let chosen = |policy: Policy| {
+            let floats = [1, 1 << 10, 1 << 12, 1 << 16, 1 << 22];
+            floats.map(|count| policy.choose(&call(DType::F32, count)).name())
+        };
+        let [one_shot, direct, ring] = ["one_shot", "direct", "ring"];
+        let [halving, hierarchical] = ["halving", "hierarchical"];
+        let halved = [one_shot, halving, halving, halving, halving];
+        assert_eq!(chosen(on_hosts(4, 4)), halved);
+        assert_eq!(
+            chosen(on_hosts(3, 4)),
+            [one_shot, one_shot, direct, hierarchical, hierarchical]
+        );
+        let turned = Policy::new(Topology::by_host((0..16).map(|rank| rank % 4)));
+        assert_eq!(
+            chosen(turned),
+            [one_shot, one_shot, direct, hierarchical, hierarchical]
+        );
+        assert_eq!(
+            chosen(on_hosts(64, 1)),
+            [one_shot, halving, halving, direct, ring]
+        );
+        assert_eq!(
+            chosen(on_hosts(9, 1)),
+            [one_shot, one_shot, direct, direct, ring]
+        );
+        assert_eq!(chosen(on_hosts(2, 4))[1..3], [one_shot, direct]);
+        // The ranks of 96 that are guests would send all they have over their hosts' lines.
+        assert_eq!(chosen(on_hosts(12, 8))[1..], [halving, halving, ring, ring]);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::fmt;
 
 use super::Algorithm;
 use super::choice::{
-    Cost, DIRECT_CHUNK_BYTES_MAX, DIRECT_RANKS_MAX, MEASURED_BYTES_MAX, ONE_PACKET_BYTES_MAX,
-    ONE_SHOT_BYTES_MAX, Policy, Reason,
+    Cost, DIRECT_RANKS_MAX, MEASURED_BYTES_MAX, ONE_PACKET_BYTES_MAX, ONE_SHOT_BYTES_MAX, Policy,
+    Reason,
 };
 use crate::collective::Call;
 
@@ -73,7 +73,6 @@ impl Policy {
 
     /// Sizes, in bytes of whole elements and in order, above which another choice may be made.
     fn bounds(&self) -> Vec<usize> {
-        let small_chunks = |parts| DIRECT_CHUNK_BYTES_MAX * parts + parts - 1;
         let equal: Vec<Option<usize>> = match self.measured {
             Some(measured) => {
                 let (one_shot, two_steps) = (measured.one_shot, measured.two_steps);
@@ -91,7 +90,8 @@ impl Policy {
             .filter(|&limit| limit < usize::MAX)
             .chain(equal.into_iter().flatten())
             .chain([ONE_PACKET_BYTES_MAX, MEASURED_BYTES_MAX])
-            .chain([self.topology.world_size(), self.topology.hosts().len()].map(small_chunks))
+            .chain([self.direct_bytes_max(), self.flat_bytes_max()])
+            .chain(Some(*self.halved().end()).filter(|&limit| limit < usize::MAX))
             .map(|bytes| Call::float_sum(bytes).bytes())
             .collect();
         bounds.sort_unstable();
@@ -140,7 +140,12 @@ impl Policy {
             (Reason::Reproducible, _) => "sums in the order of ranks".into(),
             (Reason::FewRanks, _) => format!("at most {DIRECT_RANKS_MAX} ranks"),
             (Reason::SmallChunks, _) => {
-                format!("chunks of at most {}", size(DIRECT_CHUNK_BYTES_MAX))
+                let chunk = self.direct_bytes_max() / self.topology.world_size();
+                format!("chunks of at most {}", size(chunk))
+            }
+            (Reason::FewHalvings, _) => {
+                let ranks = self.topology.world_size();
+                format!("few steps for {ranks} ranks")
             }
             (Reason::ManyRanks, _) => format!("more than {DIRECT_RANKS_MAX} ranks"),
         }

@@ -61,6 +61,22 @@ impl Topology {
     pub fn has_levels(&self) -> bool {
         self.hosts.len() > 1 && self.hosts.iter().any(|ranks| ranks.len() > 1)
     }
+
+    /// Ranks of the host that has most.
+    #[must_use]
+    pub fn local_ranks_max(&self) -> usize {
+        self.hosts.iter().map(Vec::len).max().unwrap_or_default()
+    }
+
+    /// Whether all hosts have equally many ranks, a power of two, and those of a host stand in a row.
+    #[must_use]
+    pub fn has_even_blocks(&self) -> bool {
+        let size = self.local_ranks_max();
+        let mut hosts = self.hosts.iter().flatten().copied().zip(0..);
+        let in_order = hosts.all(|(rank, position)| rank == position);
+        let is_even = self.hosts.iter().all(|ranks| ranks.len() == size);
+        in_order && is_even && size.is_power_of_two()
+    }
 }
 
 #[cfg(test)]
@@ -74,6 +90,21 @@ mod tests {
         assert_eq!(topology.world_size(), 5);
         assert_eq!(topology.position(3), (1, 1));
         assert!(topology.has_levels());
+    }
+
+    #[test]
+    fn blocks_are_even_if_hosts_have_the_same_power_of_two_of_ranks_in_a_row() {
+        let is_even = |hosts: &str| Topology::by_host(hosts.chars()).has_even_blocks();
+        assert!(
+            ["a", "ab", "aabb", "aabbcc", "aaaa"]
+                .into_iter()
+                .all(is_even)
+        );
+        assert!(
+            !["abab", "aab", "aaabbb", "aaa", "abb"]
+                .into_iter()
+                .any(is_even)
+        );
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub(super) fn play_as(
     };
     let too_many = first.len() * played > PLAYED_MAX || first.len() * kept > KEPT_MAX;
     if too_many {
-        let blocks = Outline::blocks(call) * world_size;
+        let blocks = Outline::blocks(call, &topology) * world_size;
         let element = call.dtype.size_bytes();
         return Err(Unusable::TooLargeToPlay {
             bytes: call.bytes(),

@@ -221,7 +221,7 @@ fn ranks_that_share_a_processor_take_turns() {
 fn hosts_are_reduced_inside_first_where_lines_are_slow() {
     let network = Network {
         ranks_per_host: 4,
-        ..uniform(16)
+        ..uniform(12)
     };
     let of = |algorithm| timing(4 << 20, algorithm, &network).seconds;
     assert!(of(Algorithm::Hierarchical) < of(Algorithm::Direct));
@@ -239,7 +239,7 @@ fn what_is_too_large_and_what_is_given_up_is_an_error() {
     let caught = |bytes, algorithm, gives_up: bool| {
         time(bytes, algorithm, &network, &mut || gives_up).unwrap_err()
     };
-    let odd = caught((100 << 20) + 4, Algorithm::Ring, false).to_string();
+    let odd = caught((10 << 30) + 4, Algorithm::Ring, false).to_string();
     assert!(odd.contains("choose fewer ranks"), "{odd}");
     let levels = caught(4096, Algorithm::Hierarchical, false).to_string();
     assert!(levels.contains("several hosts"), "{levels}");
@@ -255,5 +255,6 @@ fn a_large_ring_is_played_by_the_ranks_that_differ() {
     };
     let timing = timing(100 << 20, Algorithm::Ring, &network);
     assert!(timing.seconds > network.bandwidth_bound_s(100 << 20));
-    assert_eq!(timing.pieces, 100 * 1024 * 2 * 1023);
+    // A chunk of 100 KiB is two pieces.
+    assert_eq!(timing.pieces, 2 * 1024 * 2 * 1023);
 }
