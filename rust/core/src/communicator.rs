@@ -31,6 +31,8 @@ use crate::observe::{clock, record, signals};
 use crate::schedule::choice::Policy;
 use crate::wire::gossip::Gossip;
 
+mod slices;
+
 /// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
 const NARROWED_FROM_BYTES: usize = 64 << 10;
 

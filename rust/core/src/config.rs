@@ -353,10 +353,14 @@ pub struct Config {
 }
 
 impl Config {
-    /// With a token, and nothing else that differs from the defaults.
-    #[cfg(any(test, feature = "testing"))]
+    /// The place of a process, and defaults for everything else: no token, no TLS, any free port,
+    /// [`Settings::default`], and warnings that go to the standard error. No variable changes them.
+    ///
+    /// Without a `token`, every process that reaches the port of a rank may join: give all ranks the
+    /// same one wherever others share the machine or the network. A world of one needs no
+    /// rendezvous.
     #[must_use]
-    pub fn for_tests(rank: usize, world_size: usize, rendezvous: &str) -> Self {
+    pub fn new(rank: usize, world_size: usize, rendezvous: impl Into<String>) -> Self {
         Self {
             rank,
             world_size,
@@ -367,13 +371,13 @@ impl Config {
             announce: None,
             addresses: Vec::new(),
             job: String::new(),
-            token: b"secret".into(),
+            token: Vec::new(),
             tls: None,
             socket: None,
             generation: 0,
             id: None,
             settings: Settings::default(),
-            on_warning: |warning| eprintln!("{warning}"),
+            on_warning: |warning| eprintln!("gradring: {warning}"),
         }
     }
 

@@ -55,6 +55,38 @@ impl DType {
     }
 }
 
+/// A type of Rust whose values are, as they lie in memory, elements of a buffer.
+///
+/// Sealed: there are as many as there are [`DType`]s. 16-bit floats are those of the crate `half`.
+pub trait Element: Copy + sealed::Sealed {
+    /// The element type.
+    const DTYPE: DType;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! elements {
+    ($($type:ty: $dtype:ident,)*) => {$(
+        impl sealed::Sealed for $type {}
+
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
+
+elements! {
+    f32: F32,
+    f64: F64,
+    half::f16: F16,
+    half::bf16: Bf16,
+    i32: I32,
+    i64: I64,
+    u8: U8,
+}
+
 named! {
     /// How the contributions of the ranks are combined, element by element.
     #[derive(Hash, Serialize, Deserialize)]

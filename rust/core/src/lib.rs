@@ -1,5 +1,56 @@
-//! gradring's core: collectives over TCP for a group of processes. Knows neither Python nor
-//! TensorFlow.
+//! gradring's core: collectives over TCP and shared memory for a group of processes on Linux. Knows
+//! neither Python nor TensorFlow, and is a library of its own: a program in Rust needs nothing else.
+//!
+//! ```no_run
+//! use gradring_core::communicator::Communicator;
+//! use gradring_core::config::Config;
+//! use gradring_core::dtype::ReduceOp;
+//!
+//! # fn rank_of_this_process() -> usize { 0 }
+//! # fn main() -> gradring_core::error::Result<()> {
+//! // On each of two hosts, with a rank of its own; rank 0 listens at this address.
+//! let mut config = Config::new(rank_of_this_process(), 2, "node-a:29500");
+//! config.token = b"the job's shared secret".into();
+//! let group = Communicator::connect(&config, &mut || false)?;
+//!
+//! let mut gradients = vec![1.0_f32; 1000];
+//! match group.all_reduce(&mut gradients, ReduceOp::Mean, "gradients") {
+//!     Ok(()) => println!("the same bits on all ranks: {}", gradients[0]),
+//!     // On every rank, with the one to look at: `rank 1 on node-b: ...`
+//!     Err(error) => eprintln!("{error}"),
+//! }
+//! group.close();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Communicator`](communicator::Communicator) has `all_reduce`, `broadcast` and `barrier` over
+//! slices. Its [`engine`](engine::Engine) runs every [`Collective`](collective::Collective), now or
+//! as a [`Work`](work::Work) to wait for, over a [`Buffer`](buffer::Buffer) of one or several pieces
+//! of memory. The closure that takes part in all waits, and here always says `false`, may give up
+//! ([`Caller`](caller::Caller)). `examples/sum.rs` is a whole program:
+//! `cargo run -p gradring-core --example sum -- RANK SIZE ADDRESS`.
+//!
+//! # What is meant to stay
+//!
+//! The version is 0.x: a minor version may break what is documented here, a patch version does not.
+//! Not on crates.io so far; depend on it by path or by git. It needs the Rust of `rust-version`.
+//!
+//! * *To build on:* [`communicator`], [`engine::Engine`] with [`collective`], [`buffer`] and
+//!   [`work`], [`config`], [`dtype`], [`error`], [`caller`]. [`inquire`] and [`diagnose`] ask
+//!   running ranks, and say which one is to blame.
+//! * *Public for gradring's other crates, tests and transports,* and changed more freely: all other
+//!   modules. What is `#[doc(hidden)]`, or behind the feature `testing`, is no promise at all.
+//! * *Structures may gain fields and enums variants* with a minor version: begin a
+//!   [`Config`](config::Config) with [`Config::new`](config::Config::new) and
+//!   [`Settings`](config::Settings) with its `default()`, and match errors with a `_`.
+//! * *What travels has a version of its own.* All ranks of a group need the same one: those that
+//!   differ are refused when they connect, by an error with both numbers. What travels between two
+//!   versions of this crate may or may not be the same.
+//!
+//! The licence is [Apache-2.0](https://github.com/gradring/gradring/blob/main/LICENSE).
+//!
+//! # How it is built
 //!
 //! From the top down: a [`communicator::Communicator`] is a connected group; its
 //! [`engine::Engine`] runs collectives in launch order; the executor performs one `schedule` (a

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use gradring_core::collective::Request;
 use gradring_core::communicator::Communicator;
 use gradring_core::config::{Config, Settings};
+use gradring_core::dtype::ReduceOp;
 use gradring_core::error::{Error, ErrorKind};
 use gradring_core::inquire;
 use gradring_core::wire::state::{self, Phase, State};
 
-use common::{all_reduce, free_address};
+use common::free_address;
 
 mod common;
 
@@ -31,7 +32,8 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
             stall_warning: Duration::from_secs(30),
             ..Settings::default()
         },
-        ..Config::for_tests(rank, world_size, rendezvous)
+        token: b"secret".into(),
+        ..Config::new(rank, world_size, rendezvous)
     }
 }
 
@@ -68,6 +70,10 @@ fn group<T: Send + 'static>(
     members(configs.collect(), move |rank, communicator| {
         body(rank, communicator.expect("the group forms"))
     })
+}
+
+fn all_reduce(communicator: &Communicator, values: &mut [f32]) -> Result<(), Error> {
+    communicator.all_reduce(values, ReduceOp::Sum, "x")
 }
 
 fn blamed(error: &Error) -> Option<usize> {

@@ -14,7 +14,7 @@ use gradring_core::config::{Config, Settings};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::error::{ErrorKind, Result};
 
-use common::{all_reduce, free_address};
+use common::free_address;
 
 mod common;
 
@@ -30,7 +30,7 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
             stall_warning: Duration::from_secs(300),
             ..Settings::default()
         },
-        ..Config::for_tests(rank, world_size, rendezvous)
+        ..Config::new(rank, world_size, rendezvous)
     }
 }
 
@@ -171,7 +171,8 @@ fn every_collective_works_among_many_ranks_and_all_hear_which_one_gave_up() {
                 }
                 let begun = Instant::now();
                 let error = loop {
-                    if let Err(error) = all_reduce(&communicator, &mut [1.0]) {
+                    let mut one = [1.0_f32];
+                    if let Err(error) = communicator.all_reduce(&mut one, ReduceOp::Sum, "x") {
                         break error;
                     }
                 };

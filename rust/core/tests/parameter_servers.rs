@@ -59,7 +59,10 @@ fn addresses(count: usize) -> Vec<String> {
 }
 
 fn config() -> Config {
-    Config::for_tests(0, 1, "")
+    Config {
+        token: b"secret".into(),
+        ..Config::new(0, 1, "")
+    }
 }
 
 struct Served {

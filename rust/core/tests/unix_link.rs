@@ -7,12 +7,13 @@ use std::thread;
 
 use gradring_core::communicator::Communicator;
 use gradring_core::config::{Config, Settings};
+use gradring_core::dtype::ReduceOp;
 use gradring_core::link::kind::{Introduction, Kind, Lanes};
 use gradring_core::link::poll::{self, PollFd};
 use gradring_core::link::tcp::deadline_stream::DeadlineStream;
 use gradring_core::link::{Broken, Direction, Link};
 
-use common::{all_reduce, free_address};
+use common::free_address;
 
 mod common;
 
@@ -91,12 +92,12 @@ fn sum(rank: usize, world_size: usize, rendezvous: &str, checksum: bool) -> Vec<
             checksum,
             ..Settings::default()
         },
-        ..Config::for_tests(rank, world_size, rendezvous)
+        ..Config::new(rank, world_size, rendezvous)
     };
     let group = Communicator::connect_over(&[KIND], &config, &mut || false).unwrap();
     assert_eq!(group.transport_name, "unix");
     let mut values = vec![(1 << rank) as f32; 300_001];
-    all_reduce(&group, &mut values).unwrap();
+    group.all_reduce(&mut values, ReduceOp::Sum, "x").unwrap();
     group.close();
     values
 }

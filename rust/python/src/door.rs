@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gradring_core::config::{Config, Settings, TlsFiles};
+use gradring_core::config::{Config, TlsFiles};
 use gradring_core::error::Unusable;
 use pyo3::prelude::*;
 
@@ -58,22 +58,15 @@ impl Door {
             })
         });
         Ok(Config {
-            rank: 0,
-            world_size: 1,
-            rendezvous: String::new(),
             listen: self.listen,
             ports: self.ports,
             interface: interface.transpose()?,
             announce: self.announce,
-            addresses: Vec::new(),
             job: self.job,
             token: self.token,
             tls: self.tls.map(tls_files),
-            socket: None,
-            generation: 0,
-            id: None,
-            settings: Settings::default(),
             on_warning: log_warning,
+            ..Config::new(0, 1, "")
         })
     }
 }

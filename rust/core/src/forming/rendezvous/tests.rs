@@ -17,7 +17,8 @@ fn config(rank: usize, rendezvous: &str) -> Config {
             timeout: TIMEOUT,
             ..Settings::default()
         },
-        ..Config::for_tests(rank, 2, rendezvous)
+        token: b"secret".into(),
+        ..Config::new(rank, 2, rendezvous)
     }
 }
 

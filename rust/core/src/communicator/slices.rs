@@ -1,0 +1,55 @@
+//! Collectives over slices, for programs in Rust that have their values in one piece.
+
+use super::Communicator;
+use crate::buffer::Buffer;
+use crate::collective::{Collective, Request, push_shape};
+use crate::dtype::{Element, ReduceOp};
+use crate::error::Result;
+
+/// Each waits for its end. All ranks call the same, in the same order, with as many elements of the
+/// same type and the same name, which may be empty. After an error, what `values` holds is undefined.
+impl Communicator {
+    /// Reduces `values` over all ranks, in place; they end with the same bits on every rank.
+    ///
+    /// # Errors
+    /// The first cause of failure in the group, which names the rank to blame where there is one.
+    pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp, name: &str) -> Result<()> {
+        self.in_place(Collective::AllReduce { op }, values, name)
+    }
+
+    /// Overwrites `values` with those of rank `root`.
+    ///
+    /// # Errors
+    /// `Config` if `root` is not a rank; otherwise as for `all_reduce`.
+    pub fn broadcast<T: Element>(&self, values: &mut [T], root: usize, name: &str) -> Result<()> {
+        self.in_place(Collective::Broadcast { root }, values, name)
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As for `all_reduce`.
+    pub fn barrier(&self) -> Result<()> {
+        self.engine.run(Request::barrier(), &mut || false)
+    }
+
+    fn in_place<T: Element>(
+        &self,
+        collective: Collective,
+        values: &mut [T],
+        name: &str,
+    ) -> Result<()> {
+        let mut shapes = String::new();
+        push_shape(&mut shapes, [values.len()]);
+        let (start, count) = (values.as_mut_ptr().cast(), values.len());
+        let request = Request {
+            collective,
+            // SAFETY: `Element` is sealed, so `values` are elements of `DTYPE`, aligned. `run` has
+            // dropped the buffer when it returns, and `values` is borrowed until then.
+            buffer: unsafe { Buffer::contiguous(T::DTYPE, start, count) },
+            name: name.into(),
+            shapes,
+        };
+        self.engine.run(request, &mut || false)
+    }
+}
