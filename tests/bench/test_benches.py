@@ -14,6 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
+from benches import simulated_choice
 from benches.tables import LINES, MANY, TIMES
 
 from gradring.bench.comparison import comparisons
@@ -255,3 +256,13 @@ def test_the_cost_of_a_monitor_is_measured() -> None:
     done = run("monitor_overhead")
     assert done.returncode == 0, done.stderr
     assert "of a step of 1 ms" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "layout", [(12, 1), (16, 4), (64, 1), (65, 1), (96, 8), (1024, 8)], ids=str
+)
+def test_auto_is_simulated_to_be_near_the_best_algorithm(layout: tuple[int, int]) -> None:
+    for size, chosen, took_s, best, best_s in simulated_choice.compare(
+        *layout, [4096, 256 << 10, 4 << 20]
+    ):
+        assert took_s <= 1.2 * best_s, (size, chosen, best)

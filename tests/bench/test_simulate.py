@@ -118,7 +118,7 @@ def test_whatever_is_slower_takes_longer(
         (("--cores", "0"), "at least 1"),
         (("--stragler", "1:2"), "did you mean --straggler?"),
         (("--algorithm", "hierarchical"), "needs several hosts"),
-        (("--world-size", "4096", "--sizes", "100000000"), "choose fewer ranks"),
+        (("--world-size", "4096", "--algorithm", "ring", "--sizes", "10000000000"), "choose fewer"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_to_type(
