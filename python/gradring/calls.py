@@ -132,6 +132,7 @@ def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[N
     """The call of `Communicator.scatter`."""
     check_root(root, place.world_size, "scatter")
     if x is None and place.rank != root and out is not None:
+        _check_plain(out, "scatter")
         shape = (out.shape[0] * place.world_size, *out.shape[1:]) if out.ndim else ()
         # Only its shape and dtype count.
         x = np.broadcast_to(np.zeros((), out.dtype), shape)
@@ -142,8 +143,11 @@ def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[N
     collective = _native.Collective.scatter(root, result.size)
     if place.rank != root:
         return Call(collective, result, result, array.shape)
-    result[...] = array[rows]
-    return Call(collective, _sendable(array), result, array.shape)
+    sent = _sendable(array)
+    if np.may_share_memory(sent, result):  # or others would get what is this rank's
+        sent = sent.copy()
+    result[...] = sent[rows]
+    return Call(collective, sent, result, array.shape)
 
 
 def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
@@ -158,7 +162,7 @@ def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[A
 
 def check_root(root: int, world_size: int, of: str) -> None:
     """Raises ValueError if ``root`` is not a rank."""
-    if root not in range(world_size):
+    if not (hasattr(root, "__index__") and np.ndim(root) == 0 and root in range(world_size)):
         raise ValueError(
             f"{of}: root={root!r} is not a rank of a world of {world_size}; "
             f"choose one from 0 to {world_size - 1}"
@@ -174,8 +178,7 @@ def check_out(
         TypeError: ``out`` is no numpy array, or has another dtype.
         ValueError: It has another shape, is read-only or is not C-contiguous.
     """
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
-        raise TypeError(f"{of}: out is a {type(out).__name__}; pass a plain numpy array")
+    _check_plain(out, of)
     if out.dtype != dtype:
         raise TypeError(f"{of}: out is of {out.dtype}, and the result of {dtype}")
     fits = len(out.shape) == len(shape) and all(
@@ -188,6 +191,11 @@ def check_out(
         raise ValueError(f"{of}: out is read-only; pass a writable array")
     if not out.flags.c_contiguous:
         raise ValueError(f"{of}: out is not C-contiguous; pass a contiguous array")
+
+
+def _check_plain(out: object, of: str) -> None:
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"{of}: out is a {type(out).__name__}; pass a plain numpy array")
 
 
 def contents(x: Any) -> NDArray[Any]:

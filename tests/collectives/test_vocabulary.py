@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -128,8 +129,9 @@ def test_memory_that_the_result_does_not_fit_into_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ROOTED)
 def test_a_root_that_is_no_rank_is_refused(name: str) -> None:
     with gradring.Communicator(rank=0, world_size=1) as comm:
-        for root in (1, -1, 2**70, None):
-            says = f"{name}: root={root} is not a rank of a world of 1; choose one from 0 to 0"
+        for root in (1, -1, 2**70, None, 0.0, "0", np.zeros(2, int)):
+            of = re.escape(f"{name}: root={root!r}")
+            says = f"{of} is not a rank of a world of 1; choose one from 0 to 0"
             for collective in (getattr(comm, name), getattr(comm, f"{name}_async")):
                 with pytest.raises(ValueError, match=says):
                     collective(np.ones(2), root=root)
@@ -157,6 +159,9 @@ def parts_without_input() -> list[Any]:
     with gradring.init() as comm:
         out = np.empty((2, 2), np.int32)
         x = np.arange(4 * comm.world_size, dtype=np.int32).reshape(-1, 2)
+        if comm.rank != 1:
+            with pytest.raises(TypeError, match="scatter: out is a list; pass a plain numpy array"):
+                comm.scatter(None, root=1, out=out.tolist())  # type: ignore[arg-type]
         part = comm.scatter(x if comm.rank == 1 else None, root=1, out=out)
         return [part is out, out.tolist()]
 
@@ -191,6 +196,23 @@ def test_what_is_only_sent_may_be_read_only_or_not_contiguous() -> None:
         [gathered, [0, 1], [1], [[1, 5]], True],
         [None, [0, 1], [1], [[9, 13]], False],
     ]
+
+
+def into_parts_of_the_input() -> list[Any]:
+    """The root's part goes where another's was, or, not quite, where its own was."""
+    with gradring.init() as comm:
+        parts = []
+        for start in (0, 1, 2, 3):
+            x = np.arange(6.0)
+            parts.append(comm.scatter(x, root=1, out=x[start : start + 2]).tolist())
+        x = np.arange(6.0)
+        parts.append(comm.scatter_async(x, root=1, out=x[:2]).wait(timeout=60.0).tolist())
+        return parts
+
+
+def test_a_part_may_go_where_the_input_is() -> None:
+    parts = run_ranks(into_parts_of_the_input, 3)
+    assert parts == [[part] * 5 for part in ([0, 1], [2, 3], [4, 5])]
 
 
 def works_in_order() -> list[Any]:
