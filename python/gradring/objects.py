@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
 _SCALARS = (str, int, float, bool, type(None))
@@ -18,15 +19,18 @@ def encode(value: object, pickled: bool, of: str) -> bytes:
         of: The collective, for messages.
 
     Raises:
-        TypeError: It is, or holds, something that JSON cannot say or would silently change.
+        TypeError: It is, or holds, something that JSON cannot say or would silently change; or that
+            cannot be pickled.
     """
     if pickled:
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        return _pickled(value, of)
     try:
         text = json.dumps(value, separators=(",", ":"))
+        problem = _change(value, "the object")
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{of}: {error}; {_WAY_OUT}") from error
-    _check_unchanged(value, "the object", of)
+    if problem is not None:
+        raise TypeError(f"{of}: {problem}; {_WAY_OUT}")
     return text.encode()
 
 
@@ -38,16 +42,29 @@ def decode(received: bytes, pickled: bool) -> Any:
 _WAY_OUT = "send lists, dicts with text for keys, text, numbers, bools and None, or pickle=True"
 
 
-def _check_unchanged(value: object, place: str, of: str) -> None:
-    """Raises TypeError if what JSON gives back would not be equal in type and value."""
-    if type(value) is list:
-        for index, item in enumerate(value):
-            _check_unchanged(item, f"{place}[{index}]", of)
-    elif type(value) is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                raise TypeError(f"{of}: the key {key!r} of {place} would become text; {_WAY_OUT}")
-            _check_unchanged(item, f"{place}[{key!r}]", of)
-    elif type(value) not in _SCALARS:
+def _pickled(value: object, of: str) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
         kind = type(value).__name__
-        raise TypeError(f"{of}: {place} is a {kind}, which would change on its way; {_WAY_OUT}")
+        raise TypeError(
+            f"{of}: this {kind} cannot be pickled: {error}; send what pickle.dumps takes"
+        ) from error
+
+
+def _change(value: object, place: str) -> str | None:
+    """What JSON would give back with another type or value, if there is anything."""
+    if type(value) is list:
+        return _first(_change(item, f"{place}[{index}]") for index, item in enumerate(value))
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                return f"the key {key!r} of {place} would become text"
+        return _first(_change(item, f"{place}[{key!r}]") for key, item in value.items())
+    if type(value) not in _SCALARS:
+        return f"{place} is a {type(value).__name__}, which would change on its way"
+    return None
+
+
+def _first(problems: Iterable[str | None]) -> str | None:
+    return next((problem for problem in problems if problem is not None), None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import enum
 import math
+import pickle
+import threading
 from fractions import Fraction
 from typing import Any
 
@@ -68,6 +70,47 @@ def test_what_json_would_change_is_refused(value: Any, says: str) -> None:
             comm.broadcast_object(value)
         with pytest.raises(TypeError, match=f"all_gather_object: .*{says}.*pickle=True"):
             comm.all_gather_object(value)
+
+
+class Opaque:
+    def __reduce__(self) -> str:
+        raise pickle.PicklingError("it is opaque")
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (lambda: 1, "this function cannot be pickled: "),
+        (Opaque(), "this Opaque cannot be pickled: it is opaque"),
+        (threading.Lock(), "this lock cannot be pickled: cannot pickle"),
+        (nested(100_000), "this list cannot be pickled: maximum recursion depth"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_pickled_is_refused(value: Any, says: str) -> None:
+    with gradring.Communicator(rank=0, world_size=1) as comm:
+        with pytest.raises(TypeError, match=f"broadcast_object: {says}"):
+            comm.broadcast_object(value, pickle=True)
+        with pytest.raises(TypeError, match=f"all_gather_object: {says}.*; send what pickle"):
+            comm.all_gather_object(value, pickle=True)
+
+
+@pytest.mark.parametrize("depth", [600, 990, 100_000])
+def test_what_is_too_deep_is_refused_or_sent(depth: int) -> None:
+    """How deep is too deep depends on Python, and on how deep the program itself is."""
+    value = nested(depth)
+    with gradring.Communicator(rank=0, world_size=1) as comm:
+        try:
+            assert comm.broadcast_object(value) is value
+        except TypeError as error:
+            assert "broadcast_object: maximum recursion depth" in str(error)
 
 
 def test_what_has_no_end_is_refused() -> None:
