@@ -198,7 +198,7 @@ class Communicator:
         settings: dict[str, str],
         follows: int | None = None,
         agreed: tuple[Participant, tuple[int, int, list[str]]] | None = None,
-        listening: Listening | None = None,
+        listening: tuple[Listening, Sequence[int]] | None = None,
     ) -> Communicator: ...
     def listen_beside(self, ports: tuple[int, int] | None) -> Listening: ...
     @property

@@ -191,7 +191,7 @@ class Communicator:
         addresses: Sequence[str],
         settings: dict[str, str],
         door: Door,
-        listening: _native.Listening | None = None,
+        listening: tuple[_native.Listening, Sequence[int]] | None = None,
     ) -> None:
         """Forms the group; all of this has been checked."""
         self._settings = settings
@@ -644,11 +644,10 @@ class Communicator:
             ConfigError: The group is part of an elastic job under way, whose ranks change; or a
                 rank is announced at an address that another port cannot have.
             RendezvousError: A group did not form within the timeout of this one.
-            GradringError: As in `all_reduce`.
+            GradringError: As in `all_reduce`; also if this group fails by a rank of the new one.
         """
-        for argument, number in (("color", color), ("key", key)):
-            if type(number) is not int and (argument == "key" or number is not None):
-                raise TypeError(f"split: {argument}={number!r} is no whole number")
+        color = None if color is None else _whole_number(color, "color")
+        key = _whole_number(key, "key")
         if self._participant is not None:
             raise ConfigError(
                 "split: the ranks of an elastic job change; split a group that is not elastic"
@@ -679,7 +678,7 @@ class Communicator:
             addresses,
             settings=self._settings,
             door={**self._door, "listen": None},
-            listening=listening if addresses else None,
+            listening=(listening, members) if listening is not None and addresses else None,
         )
         return group
 
@@ -963,6 +962,17 @@ def broadcast_bytes(communicator: Communicator, own: bytes, root: int, name: str
     if communicator.rank == root:
         contents[:] = np.frombuffer(own, np.uint8)
     return communicator.broadcast(contents, root, name=name).tobytes()
+
+
+def _whole_number(given: object, argument: str) -> int:
+    """One of Python or numpy, as Python's.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(given, int | np.integer) or isinstance(given, bool):
+        raise TypeError(f"split: {argument}={given!r} is no whole number")
+    return int(given)
 
 
 def _name_of_object(name: str, pickled: bool) -> str:

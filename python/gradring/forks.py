@@ -61,6 +61,10 @@ def _lives(process: int) -> bool:
     return True
 
 
+#: What programs know by other names.
+_NAMES = {"run": "a collective", "start": "an asynchronous collective", "listen_beside": "split"}
+
+
 class OfParent:
     """Takes the place of the native communicator; to leave the group is nothing to be done."""
 
@@ -77,9 +81,10 @@ class OfParent:
     def __getattr__(self, name: str) -> Any:
         """Refuses everything else."""
         raise GradringError(
-            f"{name} on rank {self._rank} on {self._host}: process {os.getpid()} was forked from "
-            "the one to which this communicator belongs; use it there only, or start this process "
-            "with multiprocessing's spawn and give it a group of its own",
+            f"{_NAMES.get(name, name)} on rank {self._rank} on {self._host}: process "
+            f"{os.getpid()} was forked from the one to which this communicator belongs; use it "
+            "there only, or start this process with multiprocessing's spawn and give it a group of "
+            "its own",
             rank=self._rank,
             host=self._host,
         )

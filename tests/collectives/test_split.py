@@ -104,6 +104,51 @@ def test_a_lost_rank_ends_the_groups_that_it_is_in_alone() -> None:
     assert [outcome.value for outcome in outcomes[:3]] == [2, 1, 2]
 
 
+def lost_before_it_joins(directory: Path) -> Any:
+    """Rank 3 is to be in a group with rank 1, and dies once all know that."""
+    comm = gradring.init()
+    exchange = comm.all_gather_object
+
+    def exchange_and_die(*arguments: Any, **more: Any) -> list[Any]:
+        said = exchange(*arguments, **more)
+        (directory / str(comm.rank)).touch()
+        if comm.rank == 3:
+            wait_until(lambda: len(list(directory.iterdir())) == 4, "all have exchanged")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return said
+
+    comm.all_gather_object = exchange_and_die  # type: ignore[method-assign]
+    if comm.rank % 2 == 0:
+        group = comm.split(0)
+        assert group is not None
+        wait_until((directory / "told").exists, "rank 1 has been told")
+        return int(group.all_reduce(1))
+    with pytest.raises(PeerLostError, match="its process has ended") as caught:
+        comm.split(1)
+    (directory / "told").touch()
+    return caught.value.rank
+
+
+def test_a_rank_that_is_lost_before_it_joins_a_group_is_told_at_once(tmp_path: Path) -> None:
+    """The timeout is that of forming, which nobody waits for."""
+    env = {"GRADRING_TIMEOUT_S": "1000"}
+    outcomes = run_ranks(lost_before_it_joins, 4, tmp_path, check=False, env=env)
+    assert [outcome.value for outcome in outcomes[:3]] == [2, 3, 2]
+
+
+def whole_numbers_of_numpy() -> list[Any]:
+    with gradring.init() as comm:
+        colors, keys = np.array([2**40, 2**40]), np.arange(2, dtype=np.uint8)[::-1]
+        group = comm.split(colors[comm.rank], keys[comm.rank])
+        assert group is not None
+        with group:
+            return [group.rank, group.world_size]
+
+
+def test_colors_and_keys_may_be_numpys() -> None:
+    assert run_ranks(whole_numbers_of_numpy, 2) == [[1, 2], [0, 2]]
+
+
 def refused() -> list[str]:
     with gradring.init() as comm:
         messages = []

@@ -69,6 +69,10 @@ with gradring.init() as comm:
             comm.all_reduce(np.ones(4))
         except errors.GradringError as error:
             print("child:", error.rank, error, flush=True)
+        try:
+            comm.split(0)
+        except errors.GradringError as error:
+            assert str(error).startswith("split on rank"), error
         {leaves}
     status = os.waitpid(child, 0)[1]
     print("status", status, "sum", comm.all_reduce(np.ones(4))[0])

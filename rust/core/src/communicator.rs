@@ -13,7 +13,7 @@ use crate::calibration;
 use crate::caller::Interrupt;
 use crate::config::Config;
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
-use crate::error::{Abort, Error, NotFormed, Result, Text, Unusable, shortened};
+use crate::error::{self, Abort, Error, Lost, NotFormed, Result, Text, Unusable, shortened};
 use crate::failure::Monitor;
 use crate::forming::listener::Listener;
 use crate::forming::rendezvous;
@@ -267,6 +267,17 @@ impl Communicator {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.abort.cause().is_some()
+    }
+
+    /// Why the group has failed, if one of these ranks is to blame for it, and did not leave in good
+    /// order: it may still be in other groups.
+    #[must_use]
+    pub fn failure_by(&self, ranks: &[usize]) -> Option<Error> {
+        self.abort.cause().filter(|cause| {
+            let blamed = cause.blamed.as_ref();
+            let left = matches!(cause.kind, error::ErrorKind::PeerLost(Lost::Left));
+            !left && blamed.is_some_and(|blamed| ranks.contains(&blamed.rank))
+        })
     }
 
     /// Fails every pending and later work of every rank with this reason.

@@ -49,7 +49,7 @@ impl Communicator {
         settings: BTreeMap<String, String>,
         follows: Option<u64>,
         agreed: Option<(Py<Participant>, Agreement)>,
-        listening: Option<Py<Listening>>,
+        listening: Option<(Py<Listening>, Vec<usize>)>,
     ) -> PyResult<Self> {
         enter(py, || {
             take_failure_file(py)?;
@@ -62,9 +62,11 @@ impl Communicator {
                 settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
                 ..door.config(py)?
             };
-            if let Some(listening) = listening {
-                listening.get().prepare(&mut config);
-            }
+            let beside = listening.map(|(listening, ranks)| {
+                let listening = listening.get();
+                listening.prepare(&mut config);
+                (Arc::clone(&listening.beside), ranks)
+            });
             let participant = agreed.map(|(participant, (generation, rank, addresses))| {
                 let inner = Arc::clone(&participant.get().inner);
                 let agreed = Agreed {
@@ -75,13 +77,18 @@ impl Communicator {
                 inner.prepare(&agreed, &mut config);
                 inner
             });
-            let inner = guarded(py, |program| match participant {
-                Some(participant) => {
+            let inner = guarded(py, |program| match (participant, beside) {
+                (Some(participant), _) => {
                     let mut or_called = || program.interrupts() || participant.is_called();
                     communicator::Communicator::connect(&config, &mut or_called)
                         .inspect_err(|error| participant.not_formed(error))
                 }
-                None => communicator::Communicator::connect(&config, program),
+                (None, Some((group, ranks))) => {
+                    let mut or_lost = || program.interrupts() || group.failure_by(&ranks).is_some();
+                    communicator::Communicator::connect(&config, &mut or_lost)
+                        .map_err(|error| group.failure_by(&ranks).unwrap_or(error))
+                }
+                (None, None) => communicator::Communicator::connect(&config, program),
             })?;
             forget_failure();
             Ok(Self { inner })
@@ -121,7 +128,12 @@ impl Communicator {
     fn listen_beside(&self, py: Python<'_>, ports: Option<(u16, u16)>) -> PyResult<Listening> {
         let opened = self.outside(py, |inner| inner.listen_beside(ports))?;
         let (socket, address) = opened.map_err(|error| to_python(py, &error))?;
-        Ok(Listening { socket, address })
+        let beside = Arc::clone(&self.inner);
+        Ok(Listening {
+            socket,
+            address,
+            beside,
+        })
     }
 
     #[getter]

@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use gradring_core::communicator;
 use gradring_core::config::{Config, TlsFiles};
 use gradring_core::error::Unusable;
 use pyo3::prelude::*;
@@ -20,6 +21,8 @@ pub(crate) struct Listening {
     pub(crate) socket: Arc<TcpListener>,
     #[pyo3(get)]
     pub(crate) address: String,
+    /// Some of whose ranks are to be in the other group.
+    pub(crate) beside: Arc<communicator::Communicator>,
 }
 
 impl Listening {
