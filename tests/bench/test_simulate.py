@@ -116,6 +116,11 @@ def test_whatever_is_slower_takes_longer(
         (("--ranks-per-host", "3"), "multiple of --ranks-per-host"),
         (("--uplink", "10gbit"), "--uplink 40gbit --hosts-per-rack 8"),
         (("--cores", "0"), "at least 1"),
+        (("--cores", "9" * 23), "is more than 65536 ranks could use"),
+        (("--hosts-per-rack", "9" * 23, "--uplink", "1gbit"), "is more than 65536 ranks"),
+        (("--latency", "9" * 20 + "s"), "takes more than half a year there; check the units"),
+        (("--sizes", "1GiB", "--fold-rate", "0.000000001gbit"), "more than half a year"),
+        (("--bandwidth", "9" * 400 + "gbit"), "write it as 1gbit"),
         (("--stragler", "1:2"), "did you mean --straggler?"),
         (("--algorithm", "hierarchical"), "needs several hosts"),
         (("--world-size", "4096", "--algorithm", "ring", "--sizes", "10000000000"), "choose fewer"),
@@ -152,6 +157,18 @@ def test_a_picture_shows_time_over_ranks(tmp_path: Path) -> None:
     picture = tmp_path / "new" / "ranks.png"
     assert main(["simulate", "--world-size", "2..16", "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_where_nothing_costs_anything_no_time_passes(tmp_path: Path) -> None:
+    free = ("--latency", "0s", "--bandwidth", "999999gbit", *ONLY_LINES)
+    (row,) = simulated(tmp_path, "--world-size", "2", "--sizes", "4", *free)
+    assert (row["time_us"], row["busbw_gbps"]) == (0, 0)
+
+
+def test_a_full_disk_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    full = ("--world-size", "2", "--sizes", "4", "--json", "/dev/full")
+    assert main(["simulate", *full]) == 1
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_numbers_of_ranks_double_or_are_listed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -206,7 +207,7 @@ def parse_rate(text: str) -> float:
     """
     found = _RATE.fullmatch(text)
     rate = 0.0 if found is None else float(found[1]) * _RATE_UNITS[found[2]] / 8e9
-    if rate == 0:
+    if not 0 < rate < math.inf:
         raise ValueError(f"{text!r} is no rate; write it as 1gbit or 500mbit")
     return rate
 

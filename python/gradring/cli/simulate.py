@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -95,13 +96,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.picture is not None:
         _check_picture(arguments.picture)
     rows = simulate(options, say)
-    if arguments.json is not None:
-        write(rows, options.network, arguments.json)
-    if arguments.picture is not None:
-        from gradring.simulate.picture import draw
+    try:
+        if arguments.json is not None:
+            write(rows, options.network, arguments.json)
+        if arguments.picture is not None:
+            from gradring.simulate.picture import draw
 
-        draw(rows, arguments.picture)
-        say(f"# picture: {arguments.picture}")
+            draw(rows, arguments.picture)
+            say(f"# picture: {arguments.picture}")
+    except OSError as error:  # the disk is full
+        print(f"gradring simulate: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

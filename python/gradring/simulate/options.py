@@ -93,9 +93,14 @@ class Options:
 
         Raises:
             ConfigError: Hosts do not have equally many ranks, a straggler is none of them, a size
-                does not hold whole elements, or an uplink lacks its hosts or hosts their uplink.
+                does not hold whole elements, an uplink lacks its hosts or hosts their uplink, or
+                there are more of something than ranks could use.
         """
         network = self.network
+        counts = {"--cores": network.cores, "--hosts-per-rack": network.hosts_per_rack}
+        for option, number in counts.items():
+            if number is not None and number > MOST_RANKS:
+                raise ConfigError(f"{option} {number} is more than {MOST_RANKS} ranks could use")
         if (network.hosts_per_rack is None) != (network.uplink_bytes_per_s is None):
             raise ConfigError(
                 "--uplink and --hosts-per-rack belong together: the rate of a rack's uplink, and "

@@ -122,7 +122,8 @@ def _simulated(network: Network, size: int, wanted: str, timing: Timing) -> Simu
         algorithm=timing["algorithm"],
         time_us=seconds * 1e6,
         first_us=timing["first_seconds"] * 1e6,
-        busbw_gbps=2 * (ranks - 1) / ranks * size / seconds / 1e9,
+        # Where nothing costs anything, no time passes.
+        busbw_gbps=2 * (ranks - 1) / ranks * size / seconds / 1e9 if seconds else 0.0,
         bandwidth_bound_us=timing["bandwidth_bound_s"] * 1e6,
         latency_bound_us=timing["latency_bound_s"] * 1e6,
         busiest_line=timing["busiest_line"],

@@ -94,8 +94,8 @@ impl<'a> Lines<'a> {
         let line = &mut self.lines[index];
         let taken = (f64::from(journey.bytes) * line.ticks_per_byte * slowness).round() as u64;
         let start = now.max(line.free);
-        line.free = start + taken;
-        line.carried += taken;
+        line.free = start.saturating_add(taken);
+        line.carried = line.carried.saturating_add(taken);
         if journey.stage == last {
             return Next::Receiver(line.free.max(journey.tail));
         }
@@ -109,8 +109,8 @@ impl<'a> Lines<'a> {
         } else {
             0
         };
-        journey.tail = journey.tail.max(line.free) + latency;
-        Next::Line(start + latency, journey)
+        journey.tail = journey.tail.max(line.free).saturating_add(latency);
+        Next::Line(start.saturating_add(latency), journey)
     }
 
     fn index(&self, journey: Journey) -> usize {

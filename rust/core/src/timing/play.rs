@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::Timing;
 use super::lines::{Journey, Lines, Next};
-use super::network::{Network, TICKS_PER_SECOND, ticks};
+use super::network::{NEVER, Network, TICKS_PER_SECOND, ticks};
 use super::rank::{Distance, Rank, Target};
 use crate::caller::Interrupt;
 use crate::collective::Call;
@@ -90,6 +90,10 @@ pub(super) fn play_as(
     };
     let mut play = Play::new(&cluster);
     play.run(&mut asked)?;
+    if play.now == NEVER {
+        let bytes = call.bytes();
+        return Err(Unusable::TooLongToPlay { bytes, world_size }.into());
+    }
     Ok(play.timing())
 }
 
@@ -216,6 +220,7 @@ impl<'a> Play<'a> {
         }
     }
 
+    /// Until all ranks are done, or it is `NEVER`.
     fn run(&mut self, asked: &mut impl FnMut() -> Result<()>) -> Result<()> {
         for rank in 0..self.ranks.len() as u32 {
             self.begin(rank);
@@ -224,6 +229,9 @@ impl<'a> Play<'a> {
         asked()?;
         while let Some(event) = self.events.pop() {
             self.now = event.at;
+            if self.now == NEVER {
+                return Ok(());
+            }
             if unasked.next().is_none() {
                 unasked = 0..EVENTS_UNASKED;
                 asked()?;
@@ -279,8 +287,8 @@ impl<'a> Play<'a> {
         };
         let seconds = (once + per_byte * f64::from(piece.bytes)) * of_rank.slowness;
         let taken = ticks(seconds);
-        of_rank.worked += taken;
-        self.plan(self.now + taken, What::Worked(rank));
+        of_rank.worked = of_rank.worked.saturating_add(taken);
+        self.plan(self.now.saturating_add(taken), What::Worked(rank));
     }
 
     /// A rank has done what its turn was.

@@ -73,6 +73,16 @@ fn processors_add_what_a_message_and_its_bytes_cost_on_both_sides() {
 }
 
 #[test]
+fn what_takes_longer_than_virtual_time_is_refused() {
+    for latency_s in [2e7, 1e30, f64::INFINITY] {
+        let mut network = uniform(4);
+        network.between.latency_s = latency_s;
+        let refused = time(64, Algorithm::Ring, &network, &mut || false);
+        assert!(refused.is_err(), "{refused:?} with {latency_s} s");
+    }
+}
+
+#[test]
 fn direct_takes_two_latencies_and_the_bytes_of_a_ring() {
     for world_size in [3, 4, 8] {
         let chunk = 4096;
