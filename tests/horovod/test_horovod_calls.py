@@ -146,7 +146,17 @@ def refused(hvd: Any) -> Found:
     from gradring.horovod.basics import communicator
 
     rank, host = hvd.rank(), communicator().hosts[1]
+    places = tf.constant([0], tf.int64 if rank else tf.int32)
+    variables = [tf.Variable(1.0), tf.Variable(2.0)]
+
+    def of_one_variable() -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = 2.0 * variables[rank]
+        tape.gradient(loss, variables)
+
     calls: dict[str, Callable[[], Any]] = {
+        "gradients": of_one_variable,
+        "places": lambda: hvd.allreduce(tf.IndexedSlices(tf.ones([1, 2]), places, [3, 2])),
         "shape": lambda: hvd.allreduce(tf.ones([17 + rank])),
         "dtype": lambda: hvd.allgather(tf.ones([2], tf.int32 if rank else tf.float32)),
         "root": lambda: hvd.broadcast(tf.ones([2]), rank),
@@ -169,6 +179,8 @@ def refused(hvd: Any) -> Found:
     for once in (hvd.join, hvd.barrier, lambda: hvd.allgather_object(1)):
         with pytest.raises(RuntimeError, match="would happen once"):
             tf.function(once, autograph=False)()
+    with pytest.raises(TypeError, match="is no reduction; pass one such"):
+        hvd.allreduce(1.0, op="sum")
     with pytest.raises(ValueError, match="both given"):
         hvd.allreduce(1.0, average=True, op=hvd.Sum)
     return {"said": said}
@@ -327,6 +339,9 @@ def test_a_difference_is_told_to_all_and_the_group_goes_on(ranks: list[Found]) -
     assert "calls allreduce (mean) 'allreduce' float32[18]" in one["shape"]
     assert "float32[any]" in one["dtype"] and "int32[any]" in one["dtype"]
     assert "(root 0)" in one["root"] and "(root 1)" in one["root"]
+    assert "'gradients without 1'" in one["gradients"]
+    assert "'gradients without 0'" in one["gradients"]
+    assert "int32[any], and" in one["places"] and "int64[any];" in one["places"]
     assert "'first'" in one["order"] and "'second'" in one["order"]
     assert "calls barrier" in one["kind"] and "calls allreduce" in one["kind"]
 

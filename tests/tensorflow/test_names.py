@@ -57,7 +57,7 @@ def caught(call: Any) -> str:
     return "nothing was raised"
 
 
-SCENARIOS = ("swapped", "one more", "reducer", "shapes")
+SCENARIOS = ("swapped", "one more", "reducer", "gaps", "shapes")
 
 
 def mistakes(addresses: list[str]) -> dict[str, str]:
@@ -76,6 +76,8 @@ def mistakes(addresses: list[str]) -> dict[str, str]:
                 found[scenario] = keras_step(comm, lambda p: p if rank == 1 else p[:1])
             elif scenario == "reducer":
                 found[scenario] = reducer_swapped(comm)
+            elif scenario == "gaps":
+                found[scenario] = reducer_gaps(comm)
             else:
                 found[scenario] = strategy_shapes(comm)
     return found
@@ -120,6 +122,17 @@ def reducer_swapped(comm: Any) -> str:
     return caught(lambda: reduce_gradients([tf.ones([3])] * 2, names if comm.rank else names[::-1]))
 
 
+def reducer_gaps(comm: Any) -> str:
+    """Ranks have gradients of different variables, which have the same shape and no names."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import GradientReducer
+
+    gradients = [None, tf.ones([3]), None] if comm.rank else [tf.ones([3]), None, None]
+    reduce_gradients = GradientReducer(communicator=comm)
+    return caught(lambda: reduce_gradients(gradients))
+
+
 def strategy_shapes(comm: Any) -> str:
     """Rank 1 reduces another shape for a variable, through batch_reduce_to."""
     import tensorflow as tf
@@ -161,6 +174,13 @@ def test_a_reducer_compares_the_names_it_is_given(told: Any) -> None:
         assert "MismatchError" in message
         assert "'gradients: right/kernel, left/kernel'" in message
         assert "'gradients: left/kernel, right/kernel'" in message
+
+
+def test_gradients_of_different_variables_do_not_meet(told: Any) -> None:
+    for rank in told:
+        message = rank["gaps"]
+        assert "MismatchError" in message
+        assert "'gradients without 1, 2'" in message and "'gradients without 0, 2'" in message
 
 
 def test_another_shape_names_the_variable_and_both_shapes(told: Any) -> None:

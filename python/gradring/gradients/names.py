@@ -100,6 +100,19 @@ class Names:
         return [self.shown[position] or f"{self.label}[{position}]" for position in positions]
 
 
+def with_gaps(label: str, gradients: Sequence[object]) -> str:
+    """The name of a reduction of those that are not None, and which of them are.
+
+    Without it, those of one rank could meet others' of other variables, where these have no names,
+    or such that are the same but for their counters.
+
+    >>> with_gaps("gradients", [1.0, None, 2.0, None])
+    'gradients without 1, 3'
+    """
+    lacking = [str(place) for place, gradient in enumerate(gradients) if gradient is None]
+    return f"{label} without {', '.join(lacking)}" if lacking else label
+
+
 def name_of(variable: Any) -> str:
     """A variable's full name: Keras' path, or TensorFlow's name without the output number."""
     if isinstance(variable, str):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.gradients import buckets, checks
-from gradring.gradients.names import Label, Names
+from gradring.gradients.names import Label, Names, with_gaps
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.tensorflow.dtypes import accumulator
 from gradring.tensorflow.ops import current_communicator
@@ -99,7 +99,7 @@ class GradientReducer:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         leaves = [gradients[i] for i in present]
         named = None if variables is None else [variables[i] for i in present]
-        names = Names.of_variables("gradients", leaves, named)
+        names = Names.of_variables(with_gaps("gradients", gradients), leaves, named)
         reduction = Reduction(
             self._communicator or current_communicator(),
             names,

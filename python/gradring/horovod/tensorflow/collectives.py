@@ -436,7 +436,8 @@ def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
 def _joined_slices(
     slices: tf.IndexedSlices, op: ReduceOp, label: str, communicator: Communicator
 ) -> tf.IndexedSlices:
-    agree(communicator, "allreduce of rows", label, [slices.values], how=op.value, rows_differ=True)
+    parts = [slices.values, slices.indices]
+    agree(communicator, "allreduce of rows", label, parts, how=op.value, rows_differ=True)
     values = all_gather(slices.values, f"{label}/values", communicator)
     if op is Average:
         values /= tf.cast(communicator.world_size, values.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.gradients.names import Names, name_of, without_counters
+from gradring.gradients.names import Names, name_of, with_gaps, without_counters
 from gradring.gradients.reduction import Reduction
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import agree
@@ -110,7 +110,7 @@ def reduce_gradients(
     reduced = reduce_dense(
         [results[i] for i in dense],
         options.op,
-        "gradients",
+        with_gaps("gradients", results),
         communicator,
         options.compression,
         factors,
@@ -121,8 +121,8 @@ def reduce_gradients(
         agree(
             communicator,
             "rows of gradients",
-            "",
-            [each.values for each in rows],
+            with_gaps("", results).strip(),
+            [part for each in rows for part in (each.values, each.indices)],
             how=options.op.value,
             rows_differ=True,
         )

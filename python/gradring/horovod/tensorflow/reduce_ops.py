@@ -31,9 +31,12 @@ def chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     """The reduction of a call that may still use the older argument.
 
     Raises:
+        TypeError: It is no reduction.
         ValueError: Both are given.
         NotImplementedError: It is Adasum.
     """
+    if op is not None and not isinstance(op, ReduceOp):
+        raise TypeError(f"op={op!r} is no reduction; pass one such as hvd.Average or hvd.Sum")
     if op is not None and average is not None:
         raise ValueError("op and average are both given; give op, of which average is the old form")
     if average is not None:
