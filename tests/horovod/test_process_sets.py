@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from tf_worker import take_one_thread
 
@@ -44,10 +45,26 @@ def call_parts() -> Any:
             hvd.add_process_set(ranks)
     with pytest.raises(gradring.errors.MismatchError, match=r"\[0\].*\[1\]"):
         hvd.add_process_set([min(hvd.rank(), 1)])
+    if hvd.rank() == 1:
+        found["last"] = int(hvd.join())
+    else:
+        with pytest.raises(gradring.errors.MismatchError, match=r"rank 1 has called join\(\)"):
+            hvd.add_process_set([0])
+        found["last"] = int(hvd.join())
     found["removed"] = hvd.remove_process_set(rest), hvd.remove_process_set(rest)
     with pytest.raises(gradring.errors.ConfigError, match="is not connected"):
         hvd.allreduce(own, process_set=rest)
     found["all"] = float(hvd.allreduce(own, op=hvd.Sum))
+    hvd.shutdown()
+    with pytest.raises(gradring.errors.ConfigError, match="is not connected"):
+        hvd.allreduce(own, process_set=edges)
+    with pytest.raises(gradring.errors.ConfigError, match=r'pass process sets, or "dynamic"'):
+        hvd.init(process_sets="static")
+    hvd.init(process_sets="dynamic")
+    same = hvd.add_process_set([0, 2] if hvd.rank() else list(np.array([2, 0])))
+    again = hvd.add_process_set(edges), same
+    if edges.included():
+        found["again"] = [float(hvd.allreduce(own, op=hvd.Sum, process_set=each)) for each in again]
     hvd.shutdown()
     return found
 
@@ -66,3 +83,5 @@ def test_parts_of_the_ranks_reduce_by_themselves() -> None:
         assert found["gradient"] == (2.5 if is_edge else 2.0)
         assert found["removed"] == (True, False)
         assert found["all"] == 7.0
+        assert found["last"] != 1
+        assert found.get("again") == ([5.0, 5.0] if is_edge else None)

@@ -11,8 +11,8 @@ from gradring.communicator import Communicator, is_open
 from gradring.errors import ConfigError
 
 _communicator: Communicator | None = None
-#: Of process sets, in the order in which they were connected; None where this process is not in it.
-_parts: list[Communicator | None] = []
+#: Process sets, in the order in which they were connected.
+_parts: list[Part] = []
 
 
 class Part(Protocol):
@@ -21,18 +21,25 @@ class Part(Protocol):
     def connect(self, communicator: Communicator) -> None:
         """Forms their group."""
 
+    def disconnect(self) -> None:
+        """Closes it; nothing if it is closed."""
 
-def init(comm: Sequence[int] | None = None, process_sets: Iterable[Part] | None = None) -> None:
+
+def init(
+    comm: Sequence[int] | None = None, process_sets: Iterable[Part] | str | None = None
+) -> None:
     """Joins the group that the environment describes, as `gradring.init` does.
 
     Does nothing if this process is in it already.
 
     Args:
         comm: Nothing but None, the default: the launcher says who is in the group.
-        process_sets: What to connect, as by `add_process_set`.
+        process_sets: What to connect, as by `add_process_set`. ``dynamic`` is nothing so far, and
+            has no other effect: process sets may always be added.
 
     Raises:
-        gradring.errors.ConfigError: ``comm`` is given; or as `gradring.init`.
+        gradring.errors.ConfigError: ``comm`` is given; ``process_sets`` is other text; or as
+            `gradring.init`.
         gradring.errors.RendezvousError: As `gradring.init`.
         gradring.errors.AuthenticationError: As `gradring.init`.
     """
@@ -42,6 +49,12 @@ def init(comm: Sequence[int] | None = None, process_sets: Iterable[Part] | None 
             f"hvd.init(comm={comm!r}): the launcher says which processes are in the group; start "
             "these alone, and call hvd.init() without comm"
         )
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise ConfigError(
+                f'hvd.init(process_sets={process_sets!r}): pass process sets, or "dynamic"'
+            )
+        process_sets = ()
     if not is_initialized():
         _communicator = gradring.init()
         for each in process_sets or ():
@@ -49,17 +62,18 @@ def init(comm: Sequence[int] | None = None, process_sets: Iterable[Part] | None 
 
 
 def shutdown() -> None:
-    """Leaves the group; `init` may join one again."""
+    """Leaves the group; `init` may join one again, and connect the same process sets."""
     global _communicator
-    groups, _communicator = [*_parts, _communicator], None
+    group, _communicator = _communicator, None
+    for part in _parts:
+        part.disconnect()
     _parts.clear()
-    for group in groups:
-        if group is not None and is_open(group):
-            group.close()
+    if group is not None and is_open(group):
+        group.close()
 
 
-def keep(part: Communicator | None) -> int:
-    """Closes the group of a process set with the others; returns the number of the set, from 1."""
+def keep(part: Part) -> int:
+    """Disconnects a process set with the others; returns the number of the set, from 1."""
     _parts.append(part)
     return len(_parts)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError, MismatchError
 from gradring.horovod import basics
-from gradring.horovod.agreement import Call, compare, differing
+from gradring.horovod.agreement import Call, compare, differing, joined
 
 
 class ProcessSet:
@@ -20,7 +21,7 @@ class ProcessSet:
 
     def __init__(self, ranks: Sequence[int] | None) -> None:
         """Names the processes; `add_process_set` or `init` connects them."""
-        self.ranks = None if ranks is None else sorted(ranks)
+        self.ranks = None if ranks is None else sorted(map(operator.index, ranks))
         self.process_set_id: int | None = 0 if ranks is None else None
         self._group: Communicator | None = None
 
@@ -57,9 +58,10 @@ class ProcessSet:
             ValueError: It has no ranks, or some twice, or some that do not exist.
             gradring.errors.ConfigError: It is connected already; or the job is elastic, whose ranks
                 change.
-            gradring.errors.MismatchError: Processes name different ranks.
+            gradring.errors.MismatchError: Processes name different ranks, or one has joined; the
+                group of all goes on.
         """
-        ranks = self.ranks
+        ranks, own = self.ranks, communicator.rank
         if ranks is None or self.process_set_id is not None:
             raise ConfigError(f"{self} is connected already")
         if not ranks or len(set(ranks)) < len(ranks) or set(ranks) - set(range(basics.size())):
@@ -72,9 +74,17 @@ class ProcessSet:
                 rank=pair[1],
                 host=communicator.hosts[pair[1]],
             )
+        absent = joined(calls)
+        if absent:
+            raise MismatchError(
+                f"rank {absent[0]} has called join(), and cannot take part in {calls[own]}; "
+                "connect process sets while all ranks have data",
+                rank=absent[0],
+                host=communicator.hosts[absent[0]],
+            )
         color = 0 if self.included() else None
-        self._group = communicator.split(color, key=communicator.rank)
-        self.process_set_id = basics.keep(self._group)
+        self._group = communicator.split(color, key=own)
+        self.process_set_id = basics.keep(self)
 
     def disconnect(self) -> None:
         """Closes the group of its processes."""
