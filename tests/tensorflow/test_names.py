@@ -57,7 +57,7 @@ def caught(call: Any) -> str:
     return "nothing was raised"
 
 
-SCENARIOS = ("swapped", "one more", "reducer", "gaps", "shapes")
+SCENARIOS = ("swapped", "one more", "others", "reducer", "gaps", "shapes")
 
 
 def mistakes(addresses: list[str]) -> dict[str, str]:
@@ -74,6 +74,9 @@ def mistakes(addresses: list[str]) -> dict[str, str]:
             elif scenario == "one more":
                 # Rank 1 trains a layer more.
                 found[scenario] = keras_step(comm, lambda p: p if rank == 1 else p[:1])
+            elif scenario == "others":
+                # Each rank trains one of two layers of one shape.
+                found[scenario] = keras_step(comm, lambda p: p[rank : rank + 1])
             elif scenario == "reducer":
                 found[scenario] = reducer_swapped(comm)
             elif scenario == "gaps":
@@ -166,6 +169,14 @@ def test_one_variable_more_is_named_with_all_others(told: Any) -> None:
         assert "MismatchError" in message
         assert "'sum: sequential/dense/kernel' float32[4,4]" in message
         assert "sequential_1/dense_2/kernel, sequential_1/dense_1/kernel'" in message
+
+
+def test_ranks_that_train_different_layers_of_one_shape_are_told(told: Any) -> None:
+    for rank in told:
+        message = rank["others"]
+        assert "MismatchError" in message
+        assert "'sum: sequential/dense/kernel'" in message
+        assert "'sum: sequential_1/dense_2/kernel'" in message
 
 
 def test_a_reducer_compares_the_names_it_is_given(told: Any) -> None:

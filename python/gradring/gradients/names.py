@@ -57,7 +57,11 @@ class Names:
 
     @classmethod
     def of_variables(
-        cls, label: str, tensors: Sequence[Any], variables: Sequence[Any] | None
+        cls,
+        label: str,
+        tensors: Sequence[Any],
+        variables: Sequence[Any] | None,
+        among: Sequence[Any] = (),
     ) -> Names:
         """Tensors are called after their variables, as far as those are known.
 
@@ -65,6 +69,8 @@ class Names:
             label: Name of the reduction; compared between ranks.
             tensors: What is reduced.
             variables: One for each tensor: a variable, or a name.
+            among: More variables, by whose counters those of `variables` are ordered: otherwise
+                ranks that lack different ones would call what they have the same.
 
         Raises:
             ValueError: There are more or fewer variables than tensors.
@@ -77,7 +83,7 @@ class Names:
                 "pass one variable for each tensor"
             )
         shown = [name_of(variable) for variable in variables]
-        return cls(label, shown, without_counters(shown))
+        return cls(label, shown, without_counters([*shown, *map(name_of, among)])[: len(shown)])
 
     def of(self, positions: Sequence[int], bucket: int | None = None) -> Label:
         """What the bucket of the tensors at these positions is called.

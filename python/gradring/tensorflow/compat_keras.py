@@ -234,7 +234,8 @@ def _name_gradients(
 ) -> Any:
     """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
     pairs = zip(gradients, variables, strict=True)
-    with gradients_of([variable for gradient, variable in pairs if gradient is not None]):
+    present = [variable for gradient, variable in pairs if gradient is not None]
+    with gradients_of(present, among=optimizer._trainable_variables):
         return original(optimizer, gradients, variables)
 
 

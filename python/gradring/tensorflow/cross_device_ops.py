@@ -18,27 +18,35 @@ from gradring.tensorflow.dtypes import as_tensor
 from gradring.tensorflow.ops import all_gather
 from gradring.tensorflow.reduction import Leaf, reduce_leaves
 
-_reduced_now: ContextVar[Sequence[tf.Variable] | None] = ContextVar("reduced_now", default=None)
+#: The variables of `gradients_of`, and all of their optimizer.
+_reduced_now: ContextVar[tuple[Sequence[tf.Variable], Sequence[tf.Variable]] | None] = ContextVar(
+    "reduced_now", default=None
+)
 _is_alone = ContextVar("is_alone", default=False)
 
 
 @contextlib.contextmanager
-def gradients_of(variables: Sequence[tf.Variable]) -> Iterator[None]:
+def gradients_of(
+    variables: Sequence[tf.Variable], among: Sequence[tf.Variable] = ()
+) -> Iterator[None]:
     """Inside, reductions of as many tensors are called after these variables.
 
-    For optimizers that hand gradients to `tf.distribute` without their variables.
+    For optimizers that hand gradients to `tf.distribute` without their variables. `among` are all
+    variables of the optimizer, of which some may have no gradient.
     """
-    token = _reduced_now.set(list(variables))
+    token = _reduced_now.set((list(variables), list(among)))
     try:
         yield
     finally:
         _reduced_now.reset(token)
 
 
-def current_variables(count: int) -> Sequence[tf.Variable] | None:
-    """The variables of `gradients_of`, if there are `count` of them."""
-    variables = _reduced_now.get()
-    return variables if variables is not None and len(variables) == count else None
+def current_variables(
+    count: int,
+) -> tuple[Sequence[tf.Variable], Sequence[tf.Variable]] | None:
+    """What `gradients_of` was given, if these are `count` variables."""
+    given = _reduced_now.get()
+    return given if given is not None and len(given[0]) == count else None
 
 
 @contextlib.contextmanager
@@ -115,7 +123,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             self._communicator,
             _names_of_ops(name, values)
             if variables is None
-            else Names.of_variables(name, values, variables),
+            else Names.of_variables(name, values, *variables),
             "mean" if fused else "sum",
             self._bucket_bytes,
             # Only gradients are told their variables: a loss may be what it likes.

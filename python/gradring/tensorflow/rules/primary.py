@@ -40,7 +40,8 @@ class Primary(UpdatesInRounds):
         round = self.round_of(optimizer)
         present = [gradient for gradient in gradients if gradient is not None]
         pairs = zip(gradients, variables, strict=True)
-        with gradients_of([variable for gradient, variable in pairs if gradient is not None]):
+        reduced = [variable for gradient, variable in pairs if gradient is not None]
+        with gradients_of(reduced, among=optimizer._trainable_variables):
             sums = iter(_summed(present))
         if self._communicator.rank == CHIEF:
             with alone():
