@@ -21,7 +21,7 @@ def test_every_collective_and_dtype_is_exact_on_every_rank(world_size: int) -> N
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot", "star"])
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot", "star", "halving"])
 def test_every_algorithm_does_every_collective_exactly(algorithm: str, transport: str) -> None:
     env = {"GRADRING_TRANSPORT": transport}
     assert run_ranks(grid.every_collective_dtype_and_count, 3, algorithm, env=env) == [[]] * 3

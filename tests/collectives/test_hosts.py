@@ -50,6 +50,40 @@ def test_sixteen_bit_floats_are_rounded_once(placed: list[int]) -> None:
     assert run_on_hosts(rounding, placed, "hierarchical") == [[True, True]] * len(placed)
 
 
+def chosen_for_large_arrays() -> list[str]:
+    """What is wrong, after the algorithm of sums of a million float32."""
+    with gradring.init() as comm:
+        comm.all_reduce(np.ones(1 << 20, np.float32))
+        found = [str(comm.stats()["algorithm"])]
+        for dtype in ("float32", "float16", "int32", "uint8"):
+            for count in (1, 300, 4_097, 1_000_003):
+                places = np.arange(count) % 5
+                x = (places + (comm.rank == 3)).astype(dtype)
+                total = (places * comm.world_size + 1).astype(dtype)
+                if not np.array_equal(comm.all_reduce(x.copy()), total):
+                    found.append(f"all_reduce of {count} {dtype}")
+                if not np.array_equal(comm.all_reduce(x.copy(), op="max"), places + 1):
+                    found.append(f"max of {count} {dtype}")
+                at_root = comm.reduce(x.copy(), root=7)
+                if at_root is not None and not np.array_equal(at_root, total):
+                    found.append(f"reduce of {count} {dtype}")
+        return found
+
+
+@pytest.mark.parametrize(
+    ("placed", "algorithm"),
+    [
+        ([rank // 4 for rank in range(16)], "halving"),
+        ([rank % 3 for rank in range(12)], "hierarchical"),
+    ],
+    ids=["4 on each of 4 hosts", "4 on each of 3 hosts, in turn"],
+)
+def test_more_than_eight_ranks_on_hosts_are_exact_by_what_auto_chooses(
+    placed: list[int], algorithm: str
+) -> None:
+    assert run_on_hosts(chosen_for_large_arrays, placed) == [[algorithm]] * len(placed)
+
+
 def every_other_collective() -> list[Any]:
     with gradring.init(algorithm="ring") as comm:
         scattered = comm.reduce_scatter(np.arange(7.0))
