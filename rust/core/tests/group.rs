@@ -19,6 +19,8 @@ use gradring_core::wire::state::{self, Phase, State};
 use common::free_address;
 
 mod common;
+#[path = "common/descriptors.rs"]
+mod descriptors;
 
 /// A timeout that is waited for, and that threads of a busy machine need to find each other.
 const SHORT: Duration = Duration::from_secs(4);
@@ -97,12 +99,7 @@ fn groups_of_several_sizes_reduce_over_tcp_and_know_their_hosts() {
 #[test]
 fn sixty_four_ranks_of_one_host_share_memory_within_its_bound() {
     // A rank has two descriptors for each peer, and here all ranks are one process.
-    let all = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    let limit = rustix::process::Rlimit {
-        current: all,
-        maximum: all,
-    };
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    descriptors::allow_most();
     let (world_size, address) = (64, free_address());
     let configs = (0..world_size).map(|rank| {
         with(config(rank, world_size, &address), |settings| {

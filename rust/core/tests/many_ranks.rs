@@ -17,6 +17,8 @@ use gradring_core::error::{ErrorKind, Result};
 use common::free_address;
 
 mod common;
+#[path = "common/descriptors.rs"]
+mod descriptors;
 
 /// More than are connected with one another.
 const RANKS: usize = 160;
@@ -34,6 +36,7 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
     }
 }
 
+/// What has no call over slices.
 fn run(communicator: &Communicator, values: &mut [i64], collective: Collective) -> Result<()> {
     let slice = Slice {
         start: values.as_mut_ptr().cast(),
@@ -56,7 +59,7 @@ fn status(name: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-fn descriptors() -> usize {
+fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
@@ -67,7 +70,7 @@ fn collectives(communicator: &Communicator, rank: usize, world_size: usize) {
     let sum = |per_rank: i64| of_all * (of_all - 1) / 2 * per_rank;
     for count in [1, 1_000, 100_003] {
         let mut values: Vec<i64> = (0..count).map(|at| at + rank as i64).collect();
-        run(communicator, &mut values, Collective::AllReduce { op }).unwrap();
+        communicator.all_reduce(&mut values, op, "x").unwrap();
         assert!(
             (0..)
                 .zip(&values)
@@ -75,12 +78,7 @@ fn collectives(communicator: &Communicator, rank: usize, world_size: usize) {
         );
 
         let mut values: Vec<i64> = (0..count).map(|at| at * (rank as i64 + 1)).collect();
-        run(
-            communicator,
-            &mut values,
-            Collective::Broadcast { root: last },
-        )
-        .unwrap();
+        communicator.broadcast(&mut values, last, "x").unwrap();
         assert!((0..).zip(&values).all(|(at, &value)| value == at * of_all));
 
         let mut values = vec![rank as i64; count as usize];
@@ -112,8 +110,7 @@ fn collectives(communicator: &Communicator, rank: usize, world_size: usize) {
         .flat_map(|(rank, &count)| vec![rank; count]);
     assert!(values.iter().copied().eq(expected));
 
-    let barrier = Request::barrier();
-    communicator.engine.run(barrier, &mut || false).unwrap();
+    communicator.barrier().unwrap();
     let refused = run(
         communicator,
         &mut vec![0; 2 * world_size],
@@ -128,14 +125,9 @@ fn collectives(communicator: &Communicator, rank: usize, world_size: usize) {
 #[test]
 fn every_collective_works_among_many_ranks_and_all_hear_which_one_gave_up() {
     let world_size: usize = std::env::var("RANKS").map_or(RANKS, |ranks| ranks.parse().unwrap());
-    let all = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    let limit = rustix::process::Rlimit {
-        current: all,
-        maximum: all,
-    };
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    descriptors::allow_most();
     let [memory, threads] = ["VmRSS", "Threads"].map(status);
-    let descriptors_before = descriptors();
+    let descriptors_before = open_descriptors();
     let address = free_address();
     let all_are_here = Arc::new(Barrier::new(world_size));
     let begun = Instant::now();
@@ -156,7 +148,7 @@ fn every_collective_works_among_many_ranks_and_all_hear_which_one_gave_up() {
                         begun.elapsed().as_secs_f64(),
                         per_rank(status("VmRSS"), memory),
                         per_rank(status("Threads"), threads),
-                        per_rank(descriptors(), descriptors_before),
+                        per_rank(open_descriptors(), descriptors_before),
                     );
                 }
                 all_are_here.wait();

@@ -212,9 +212,6 @@ pub(super) enum Reason {
     Wish,
     /// There is no other for this collective.
     NoOther,
-    /// There are too many ranks to connect each with every other, and no other schedule for it
-    /// among those that are.
-    TooManyRanks,
     /// It fits into a packet.
     OnePacket,
     /// The measured times say so, or the size, if there are none.
@@ -314,13 +311,7 @@ impl Policy {
             return (chosen, Reason::Wish);
         }
         if !self.is_mesh() {
-            return match Algorithm::Halving.performs(&call.collective, &self.topology) {
-                true if self.halved().contains(&call.bytes()) => {
-                    (Algorithm::Halving, Reason::FewHalvings)
-                }
-                true => (Algorithm::Ring, Reason::ManyRanks),
-                false => (Algorithm::Ring, Reason::TooManyRanks),
-            };
+            return self.decide_by_size(call);
         }
         match call.collective {
             Collective::Broadcast { .. } => (Algorithm::Ring, Reason::NoOther),
@@ -366,7 +357,7 @@ impl Policy {
             (Algorithm::Direct, Reason::Reproducible)
         } else if self.world_size() <= DIRECT_RANKS_MAX {
             (Algorithm::Direct, Reason::FewRanks)
-        } else if bytes <= self.direct_bytes_max() {
+        } else if self.connects(Algorithm::Direct) && bytes <= self.direct_bytes_max() {
             (Algorithm::Direct, Reason::SmallChunks)
         } else {
             (Algorithm::Ring, Reason::ManyRanks)

@@ -115,7 +115,6 @@ impl Policy {
         match (reason, self.measured) {
             (Reason::Wish, _) => format!("algorithm={}", self.rules),
             (Reason::NoOther, _) => "there is no other".into(),
-            (Reason::TooManyRanks, _) => TOO_MANY_RANKS.into(),
             (Reason::OnePacket, _) => "one packet".into(),
             (Reason::FewerSteps, None) => "fewer steps".into(),
             (Reason::FewerMessages, None) => "fewer messages".into(),
