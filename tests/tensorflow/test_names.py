@@ -171,27 +171,24 @@ def test_one_variable_more_is_named_with_all_others(told: Any) -> None:
         assert "sequential_1/dense_2/kernel, sequential_1/dense_1/kernel'" in message
 
 
-def test_ranks_that_train_different_layers_of_one_shape_are_told(told: Any) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "names"),
+    [
+        ("others", ["sum: sequential/dense/kernel", "sum: sequential_1/dense_2/kernel"]),
+        (
+            "reducer",
+            ["gradients: right/kernel, left/kernel", "gradients: left/kernel, right/kernel"],
+        ),
+        ("gaps", ["gradients without 1, 2", "gradients without 0, 2"]),
+    ],
+)
+def test_gradients_of_different_variables_do_not_meet(
+    told: Any, scenario: str, names: list[str]
+) -> None:
     for rank in told:
-        message = rank["others"]
+        message = rank[scenario]
         assert "MismatchError" in message
-        assert "'sum: sequential/dense/kernel'" in message
-        assert "'sum: sequential_1/dense_2/kernel'" in message
-
-
-def test_a_reducer_compares_the_names_it_is_given(told: Any) -> None:
-    for rank in told:
-        message = rank["reducer"]
-        assert "MismatchError" in message
-        assert "'gradients: right/kernel, left/kernel'" in message
-        assert "'gradients: left/kernel, right/kernel'" in message
-
-
-def test_gradients_of_different_variables_do_not_meet(told: Any) -> None:
-    for rank in told:
-        message = rank["gaps"]
-        assert "MismatchError" in message
-        assert "'gradients without 1, 2'" in message and "'gradients without 0, 2'" in message
+        assert all(f"'{name}'" in message for name in names), message
 
 
 def test_another_shape_names_the_variable_and_both_shapes(told: Any) -> None:

@@ -21,7 +21,7 @@ from gradring import membership
 from gradring.errors import ConfigError
 from gradring.tensorflow import fit_agreement, gradient_norm, keras_loops
 from gradring.tensorflow.adoption import adopt, communicator_of, scope_of, strategy_of
-from gradring.tensorflow.cross_device_ops import current_variables, gradients_of
+from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.rules import updates
 from gradring.tensorflow.rules.replicas import updates_of
 
@@ -233,9 +233,7 @@ def _name_gradients(
     original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any
 ) -> Any:
     """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
-    pairs = zip(gradients, variables, strict=True)
-    present = [variable for gradient, variable in pairs if gradient is not None]
-    with gradients_of(present, among=optimizer._trainable_variables):
+    with updates.gradients_by(optimizer, gradients, variables):
         return original(optimizer, gradients, variables)
 
 

@@ -117,17 +117,17 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             return list(values)
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
-        variables = current_variables(len(values))
+        known = current_variables(len(values))
         name = reduce_op.name.lower()
         reduction = Reduction(
             self._communicator,
             _names_of_ops(name, values)
-            if variables is None
-            else Names.of_variables(name, values, *variables),
+            if known is None
+            else Names.of_variables(name, values, *known),
             "mean" if fused else "sum",
             self._bucket_bytes,
             # Only gradients are told their variables: a loss may be what it likes.
-            None if variables is None else self._check_gradients,
+            None if known is None else self._check_gradients,
         )
         reduced = reduce_leaves(values, reduction)
         if is_mean and not fused:

@@ -10,12 +10,13 @@ import tensorflow as tf
 from gradring.communicator import Communicator
 from gradring.gradients.names import Names
 from gradring.tensorflow.broadcast_update import CHIEF, broadcast_tensors
-from gradring.tensorflow.cross_device_ops import alone, gradients_of
+from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
     Round,
     UpdatesInRounds,
+    gradients_by,
     own,
 )
 
@@ -39,9 +40,7 @@ class Primary(UpdatesInRounds):
         """Lets the chief apply the sums, and assigns what it has then."""
         round = self.round_of(optimizer)
         present = [gradient for gradient in gradients if gradient is not None]
-        pairs = zip(gradients, variables, strict=True)
-        reduced = [variable for gradient, variable in pairs if gradient is not None]
-        with gradients_of(reduced, among=optimizer._trainable_variables):
+        with gradients_by(optimizer, gradients, variables):
             sums = iter(_summed(present))
         if self._communicator.rank == CHIEF:
             with alone():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -10,6 +11,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from gradring.tensorflow import compat
+from gradring.tensorflow.cross_device_ops import gradients_of
 from gradring.tensorflow.model_variables import local_parts, optimizer_variables
 from gradring.tensorflow.sparse import summed
 
@@ -174,6 +176,15 @@ class UpdatesInRounds(Updates):
 def trained_by(optimizer: Any) -> list[Any]:
     """The variables for which an optimizer of Keras 3 was built."""
     return list(optimizer._trainable_variables)
+
+
+def gradients_by(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+) -> AbstractContextManager[None]:
+    """Inside, reductions of those that are not None are called after their variables."""
+    pairs = zip(gradients, variables, strict=True)
+    present = [variable for gradient, variable in pairs if gradient is not None]
+    return gradients_of(present, among=trained_by(optimizer))
 
 
 def when(condition: tf.Tensor, act: Callable[[], None]) -> None:
