@@ -160,6 +160,29 @@ def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[A
     return Call(collective, [_sendable(array), received], received, array.shape)
 
 
+def send(x: Any, dest: int, place: Place) -> Call[None]:
+    """The call of `Communicator.send`."""
+    _check_other(dest, "dest", place, "send")
+    arrays = x if isinstance(x, list | tuple) else [x]
+    sent = [_sendable(_travelling(array, "send", min_dims=0)) for array in arrays]
+    return Call(_native.Collective.send(dest), sent, None)
+
+
+def receive(x: T, source: int, place: Place) -> Call[T]:
+    """The call of `Communicator.recv`."""
+    _check_other(source, "source", place, "recv")
+    return Call(_native.Collective.receive(source), x, x)
+
+
+def _check_other(rank: int, argument: str, place: Place, of: str) -> None:
+    """Raises ValueError if ``rank`` is not another rank."""
+    is_rank = hasattr(rank, "__index__") and np.ndim(rank) == 0 and rank in range(place.world_size)
+    if is_rank and rank != place.rank:
+        return
+    why = f"this rank itself, {rank}" if is_rank else f"not a rank of a world of {place.world_size}"
+    raise ValueError(f"{of}: {argument}={rank!r} is {why}; choose another rank")
+
+
 def check_root(root: int, world_size: int, of: str) -> None:
     """Raises ValueError if ``root`` is not a rank."""
     if not (hasattr(root, "__index__") and np.ndim(root) == 0 and root in range(world_size)):

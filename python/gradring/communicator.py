@@ -456,7 +456,7 @@ class Communicator:
         Raises:
             TypeError: As in `reduce`.
             ValueError: As in `reduce`.
-            ConfigError: There are more than 64 ranks, which are not all connected with one another.
+            ConfigError: With ``transport="shm"``, there are more than 64 ranks.
             GradringError: As in `all_reduce`.
         """
         return self._run(calls.gather(x, root, out, self._place), name)
@@ -487,7 +487,7 @@ class Communicator:
         Raises:
             TypeError: As in `reduce`.
             ValueError: The first axis does not divide evenly; or as in `reduce`.
-            ConfigError: There are more than 64 ranks, which are not all connected with one another.
+            ConfigError: With ``transport="shm"``, there are more than 64 ranks.
             GradringError: As in `all_reduce`.
         """
         return self._run(calls.scatter(x, root, out, self._place), name)
@@ -519,7 +519,7 @@ class Communicator:
                 is sent then.
             ValueError: The first axis does not divide evenly, or as in `reduce`; nothing is sent
                 then.
-            ConfigError: There are more than 64 ranks, which are not all connected with one another.
+            ConfigError: With ``transport="shm"``, there are more than 64 ranks.
             GradringError: As in `all_reduce`.
         """
         return self._run(calls.all_to_all(x, out, self._place), name)
@@ -551,6 +551,56 @@ class Communicator:
     def broadcast_async(self, x: T, root: int = 0, *, name: str = "") -> Work[T]:
         """As `broadcast`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
         return self._start(calls.broadcast(x, root, self._place), name)
+
+    def send(self, x: Any, dest: int, *, name: str = "") -> None:
+        """Sends ``x`` to rank ``dest``, which calls `recv`; other ranks need not know of it.
+
+        Ends once the other rank is in its `recv` and all has been handed over, so two ranks that
+        both send first wait for each other, as do ranks in a circle; use `send_async` there. What
+        goes from one rank to another arrives in the order in which it was sent; it has no order
+        with what goes elsewhere or the other way, and none with collectives. The first use between
+        two ranks connects them.
+
+        Args:
+            x: An array, or a list of arrays of one dtype, which are not changed; or a number, which
+                counts as an array without dimensions. Any dtype that `all_reduce` takes.
+            dest: The rank that receives.
+            name: Compared with that of the `recv`, and used in messages; default empty.
+
+        Raises:
+            TypeError: As in `all_reduce`.
+            ValueError: ``dest`` is not another rank; or as in `all_reduce`.
+            MismatchError: The `recv` has another dtype, shape or name; it ends the group.
+            CollectiveTimeoutError: The other rank lives, but calls no `recv` within
+                ``stall_timeout``.
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        self._run(calls.send(x, dest, self._place), name)
+
+    def send_async(self, x: Any, dest: int, *, name: str = "") -> Work[None]:
+        """As `send`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
+        return self._start(calls.send(x, dest, self._place), name)
+
+    def recv(self, x: T, source: int, *, name: str = "") -> T:
+        """Receives into ``x`` what rank ``source`` sends.
+
+        Args:
+            x: An array, or a list of arrays of one dtype, of the shapes that are sent.
+            source: The rank that sends.
+            name: Compared with that of the `send`, and used in messages; default empty.
+
+        Returns:
+            ``x``.
+
+        Raises:
+            ValueError: ``source`` is not another rank; or as in `all_reduce`.
+            GradringError: As in `send`.
+        """
+        return self._run(calls.receive(x, source, self._place), name)
+
+    def recv_async(self, x: T, source: int, *, name: str = "") -> Work[T]:
+        """As `recv`, but returns at once; ``x`` must be left alone until ``wait()`` returns it."""
+        return self._start(calls.receive(x, source, self._place), name)
 
     def barrier(self) -> None:
         """Returns when every rank has called it.

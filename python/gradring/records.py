@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,14 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Channel:
+    """What one rank did with one other alone: it only sent there, or it only received."""
+
+    partner: int
+    calls: tuple[Collective, ...]
+
+
+@dataclass(frozen=True)
 class Record:
     """What one rank has written."""
 
@@ -62,6 +70,7 @@ class Record:
     #: How many older collectives were forgotten.
     forgotten: int
     collectives: tuple[Collective, ...]
+    channels: tuple[Channel, ...] = ()
 
     def find(self, sequence: int) -> Collective | None:
         """The collective of this ordinal, if the rank has entered it and remembers it."""
@@ -87,6 +96,7 @@ def parse(text: bytes) -> Record:
             failure=failure.get("message"),
             blamed=failure.get("rank"),
             collectives=tuple(_collective(row, shift_ns) for row in file["collectives"]),
+            channels=tuple(_channel(part, shift_ns) for part in file.get("channels", ())),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"it is no record of a rank: {error!r}") from error
@@ -117,6 +127,13 @@ def read(directory: Path) -> list[Record]:
     if len({record.world_size for record in found}) > 1:
         raise ConfigError(f"{directory} holds records of several jobs; remove the older files")
     return sorted(found, key=lambda record: record.rank)
+
+
+def _channel(part: dict[str, Any], shift_ns: int) -> Channel:
+    partner = part["partner"]
+    calls = (_collective(row, shift_ns) for row in part["calls"])
+    # There the partner is called otherwise.
+    return Channel(partner, tuple(replace(call, last=partner) for call in calls))
 
 
 def _collective(row: dict[str, Any], shift_ns: int) -> Collective:

@@ -5,7 +5,8 @@ one for waiting for the last peer and one for moving bytes: collectives of a ran
 other, so slices never overlap. Above it, as asynchronous slices because they do overlap: the time a
 collective was ``queued`` before its turn came, and the time the program ``awaited`` it. An
 arrow leads from the start of the rank that was late to where a rank that waited for it goes on.
-On the track ``program``, ``compute`` is whenever it did not stand still for a collective.
+On the track ``program``, ``compute`` is whenever it did not stand still for a collective. What two
+ranks send each other alone is on a track for each partner and direction.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradring.records import Collective, Record
+from gradring.records import Channel, Collective, Record
 
 #: Shorter waits get no arrow: they are the time on the way.
 ARROW_NS = 50_000
 
-#: The tracks of a rank.
-COLLECTIVES, PROGRAM = 0, 1
+#: The tracks of a rank; those of its channels follow.
+COLLECTIVES, PROGRAM, CHANNELS = 0, 1, 2
 
 Event = dict[str, Any]
 
@@ -38,7 +39,7 @@ def write(path: Path, records: Sequence[Record]) -> None:
 
 def timeline(records: Sequence[Record]) -> dict[str, Any]:
     """The timeline as a JSON object: times in microseconds from the first call of any rank."""
-    calls = [call.launched_ns for record in records for call in record.collectives]
+    calls = [call.launched_ns for record in records for _, call in _calls(record)]
     start_ns = min(calls, default=0)
     events = [event for record in records for event in _events(record, start_ns)]
     events += _arrows(records, start_ns)
@@ -65,7 +66,8 @@ def _names(record: Record) -> Iterator[Event]:
         ("process_sort_index", {"sort_index": record.rank}),
     ):
         yield {"ph": "M", "pid": record.rank, "tid": 0, "name": kind, "args": argument}
-    for track, name in ((COLLECTIVES, "collectives"), (PROGRAM, "program")):
+    channels = [f"{_direction(channel)} rank {channel.partner}" for channel in record.channels]
+    for track, name in enumerate(["collectives", "program", *channels]):
         at = {"ph": "M", "pid": record.rank, "tid": track}
         yield {**at, "name": "thread_name", "args": {"name": name}}
 
@@ -74,32 +76,50 @@ def _events(record: Record, start_ns: int) -> Iterator[Event]:
     for span_ns in _computing(record):
         event = _slice(record, "compute", span_ns, start_ns)
         yield {**event, "tid": PROGRAM, "cat": "program"}
-    for call in record.collectives:
-        started_ns = call.started_ns or record.written_ns
-        # A blocking call has its turn at once.
-        if started_ns > call.launched_ns:
-            yield from _pair(record, call, "queued", (call.launched_ns, started_ns), start_ns)
-        if call.awaited_ns is not None:
-            yield from _pair(record, call, "awaited", call.awaited_ns, start_ns)
-        if call.started_ns is None:
-            continue
-        ended_ns = call.ended_ns or max(record.written_ns, call.started_ns)
-        details = {
-            "sequence": call.sequence,
-            "bytes": call.bytes,
-            "algorithm": call.algorithm,
-            "state": call.state,
-        }
-        yield _slice(record, call.call, (call.started_ns, ended_ns), start_ns, details)
-        if call.entered_ns is not None:
-            name = f"waiting for rank {call.last}"
-            yield _slice(record, name, (call.started_ns, call.entered_ns), start_ns)
-            yield _slice(record, "moving", (call.entered_ns, ended_ns), start_ns)
+    for track, call in _calls(record):
+        for event in _events_of(record, call, start_ns):
+            # Each track has its own ordinals.
+            known = {"id": f"{event['id']}.{track}"} if "id" in event else {}
+            yield {**event, **known, "tid": track}
+
+
+def _calls(record: Record) -> Iterator[tuple[int, Collective]]:
+    """What the rank did, with the track that it belongs on."""
+    yield from ((COLLECTIVES, call) for call in record.collectives)
+    for track, channel in enumerate(record.channels, CHANNELS):
+        yield from ((track, call) for call in channel.calls)
+
+
+def _direction(channel: Channel) -> str:
+    return "send to" if any(call.call.startswith("send") for call in channel.calls) else "recv from"
+
+
+def _events_of(record: Record, call: Collective, start_ns: int) -> Iterator[Event]:
+    started_ns = call.started_ns or record.written_ns
+    # A blocking call has its turn at once.
+    if started_ns > call.launched_ns:
+        yield from _pair(record, call, "queued", (call.launched_ns, started_ns), start_ns)
+    if call.awaited_ns is not None:
+        yield from _pair(record, call, "awaited", call.awaited_ns, start_ns)
+    if call.started_ns is None:
+        return
+    ended_ns = call.ended_ns or max(record.written_ns, call.started_ns)
+    details = {
+        "sequence": call.sequence,
+        "bytes": call.bytes,
+        "algorithm": call.algorithm,
+        "state": call.state,
+    }
+    yield _slice(record, call.call, (call.started_ns, ended_ns), start_ns, details)
+    if call.entered_ns is not None:
+        name = f"waiting for rank {call.last}"
+        yield _slice(record, name, (call.started_ns, call.entered_ns), start_ns)
+        yield _slice(record, "moving", (call.entered_ns, ended_ns), start_ns)
 
 
 def _computing(record: Record) -> Iterator[tuple[int, int]]:
     """When the program went on, between two times in which it stood still for a collective."""
-    still = [span for call in record.collectives if (span := _standing_still(record, call))]
+    still = [span for _, call in _calls(record) if (span := _standing_still(record, call))]
     gone_on_ns: int | None = None
     for begin_ns, end_ns in sorted(still):
         if gone_on_ns is not None and begin_ns > gone_on_ns:

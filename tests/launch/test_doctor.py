@@ -92,6 +92,28 @@ def test_python_that_holds_the_interpreter_for_ever_does_not_keep_a_rank_from_an
     assert re.search(r"problem: rank 1 on \S+ keeps the others waiting", report.stdout)
 
 
+IN_A_RECV = (
+    "comm = gradring.init()\n"
+    "if rank == 2: time.sleep(300)\n"
+    "if rank == 1: comm.recv(np.ones(4), 2, name='late')\n"
+    "comm.all_reduce(np.ones(4), name='stuck')\n"
+)
+
+
+def test_who_waits_for_a_partner_is_told_from_the_rank_that_it_waits_for(tmp_path: Path) -> None:
+    with job(tmp_path, IN_A_RECV) as address:
+        report = doctor_until(r"rank 2 on \S+ keeps the others waiting", address)
+        report = doctor_until(r"problem: rank 1 on \S+ waits in", address)
+    assert report.returncode == 1
+    assert re.search(
+        r"problem: rank 1 on \S+ waits in recv\(source=2\) 'late' float64\[4\] since \d+\.\d s: "
+        "rank 2 takes no part in it",
+        report.stdout,
+    )
+    assert re.search(r"rank 1 \S+ \S+ \(process \d+\) is in recv\(source=2\) 'late'", report.stdout)
+    assert not re.search(r"rank 1 on \S+ keeps", report.stdout)
+
+
 def stopped(rank: int) -> str:
     """A job of which one rank is stopped; the others stay when they have noticed."""
     return (
@@ -258,7 +280,7 @@ def test_a_rank_of_another_group_is_not_taken_for_one_of_this(
 
     def inquire(address: str, *_: object) -> dict[str, object]:
         rank = int(address.rpartition(":")[2])
-        nothing = dict.fromkeys(("entered", "ended", "failed"))
+        nothing = dict.fromkeys(("entered", "ended", "failed", "beside"))
         of_job = {"rank": rank, "world_size": 3, "host": "h", "process_id": 7, "formed": True}
         group = "b" if rank == 1 else "a"
         return {**of_job, **nothing, "awaited": [], "members": members, "group": group}

@@ -47,6 +47,7 @@ class RankState:
         awaited: The ranks from which it waits for something there.
         ended: The collective that it left last, ``age_s`` ago.
         failed: Why its group has failed, or None.
+        beside: The ``send`` or ``recv`` that keeps it from the next collective, since ``age_s``.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class RankState:
     awaited: tuple[int, ...]
     ended: Entered | None
     failed: str | None
+    beside: Entered | None = None
 
     @property
     def reached(self) -> int:
@@ -76,7 +78,8 @@ class RankState:
             known.append((self.ended.sequence, None, 0, True))
         if self.entered is not None:
             known.append((self.entered.sequence, None, 0, not self.waits))
-        idle_s = self.entered.age_s if self.entered else 0.0
+        waits_in = self.entered or self.beside
+        idle_s = waits_in.age_s if waits_in else 0.0
         return self.rank, known, list(self.awaited), idle_s
 
     def __str__(self) -> str:
@@ -86,6 +89,8 @@ class RankState:
             doing = f"is in {self.entered} since {self.entered.age_s:.1f} s"
             if self.awaited:
                 doing += f", waits for {ranks(self.awaited)}"
+        elif self.beside is not None:
+            doing = f"is in {self.beside.call} since {self.beside.age_s:.1f} s"
         elif self.ended is not None:
             doing += f"; left {self.ended} {self.ended.age_s:.1f} s ago"
         return f"rank {self.rank} on {self.host} (process {self.process_id}) {doing}"
@@ -136,8 +141,17 @@ class JobState:
             "reached"
             for rank, why in self.silent.items()
         ]
-        sentences = silent + self._diagnosis()
+        sentences = silent + self._diagnosis() + self._waits_beside()
         return not sentences, sentences or [self._well()]
+
+    def _waits_beside(self) -> list[str]:
+        """Who waits for one other rank, which it sends to or receives from."""
+        return [
+            f"rank {state.rank} on {state.host} waits in {state.beside.call} since "
+            f"{state.beside.age_s:.1f} s: {ranks(state.awaited)} takes no part in it"
+            for state in self.states.values()
+            if state.beside is not None and state.beside.age_s >= WAITS_LONG_S
+        ]
 
     def _diagnosis(self) -> list[str]:
         """What the failure monitor of the group would say, in words."""
@@ -236,4 +250,5 @@ def _state(answer: dict[str, Any]) -> RankState:
         tuple(answer["awaited"]),
         entered("ended"),
         answer["failed"],
+        entered("beside"),
     )

@@ -244,8 +244,8 @@ def all_to_all(
         TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
             sent then.
         ValueError: `value` is a scalar, or its first dimension is known and does not divide evenly.
-        gradring.errors.ConfigError: There are more than 64 ranks, which are not all connected with
-            one another; or the first dimension turns out not to divide evenly.
+        gradring.errors.ConfigError: With ``transport="shm"``, there are more than 64 ranks; or the
+            first dimension turns out not to divide evenly.
         tf.errors.AbortedError: As for `all_reduce`.
         tf.errors.DeadlineExceededError: As for `all_reduce`.
     """

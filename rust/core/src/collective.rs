@@ -61,6 +61,16 @@ pub enum Collective {
     AllToAll,
     /// No rank leaves before every rank has entered.
     Barrier,
+    /// Of two ranks, the first one's contents end on the other, which calls `Receive`.
+    Send {
+        /// That other rank, as it is called in their group.
+        to: usize,
+    },
+    /// What the second of two ranks calls when the first one calls `Send`.
+    Receive {
+        /// The first one, as it is called in their group.
+        from: usize,
+    },
 }
 
 impl Collective {
@@ -77,6 +87,17 @@ impl Collective {
             Self::Scatter { .. } => "scatter",
             Self::AllToAll => "all_to_all",
             Self::Barrier => "barrier",
+            Self::Send { .. } => "send",
+            Self::Receive { .. } => "recv",
+        }
+    }
+
+    /// The other rank of what two do alone.
+    #[must_use]
+    pub const fn partner(&self) -> Option<usize> {
+        match self {
+            Self::Send { to: partner } | Self::Receive { from: partner } => Some(*partner),
+            _ => None,
         }
     }
 
@@ -92,7 +113,9 @@ impl Collective {
             | Self::Broadcast { .. }
             | Self::Gather { .. }
             | Self::Scatter { .. }
-            | Self::AllToAll => None,
+            | Self::AllToAll
+            | Self::Send { .. }
+            | Self::Receive { .. } => None,
         }
     }
 
@@ -231,13 +254,13 @@ impl Call {
         }
     }
 
-    /// Whether the call makes sense for `rank` in a group of `world_size` ranks, which are all
-    /// connected with one another if it `is_mesh`.
+    /// Whether the call makes sense for `rank` in a group of `world_size` ranks, each of which has or
+    /// gets a link with any other if it `reaches_all`.
     ///
     /// # Errors
     /// `Config` for a root that does not exist, counts that do not divide the buffer, or chunks that
-    /// go from any rank to any where not all are connected, or that are not of the length said.
-    pub(crate) fn validate(&self, rank: usize, world_size: usize, is_mesh: bool) -> Result<()> {
+    /// go from any rank to any where not all can be reached, or that are not of the length said.
+    pub(crate) fn validate(&self, rank: usize, world_size: usize, reaches_all: bool) -> Result<()> {
         if let Some(root) = self.collective.root().filter(|root| *root >= world_size) {
             let call = Text::of(self);
             return Err(Unusable::Root {
@@ -260,7 +283,7 @@ impl Call {
                 .into())
             }
             Collective::AllToAll | Collective::Gather { .. } | Collective::Scatter { .. }
-                if !is_mesh =>
+                if !reaches_all =>
             {
                 Err(Unusable::NotConnected {
                     call: Text::of(self),
@@ -306,6 +329,8 @@ impl fmt::Display for Call {
             | Collective::Gather { root, .. }
             | Collective::Scatter { root, .. } => write!(f, "(root={root})")?,
             Collective::AllGather { .. } | Collective::AllToAll => {}
+            Collective::Send { to } => write!(f, "(dest={to})")?,
+            Collective::Receive { from } => write!(f, "(source={from})")?,
             Collective::Barrier => return Ok(()),
         }
         if !self.name.shown.is_empty() {

@@ -11,11 +11,13 @@ use std::time::Instant;
 use crate::abort::AbortSwitch;
 use crate::calibration;
 use crate::caller::Interrupt;
+use crate::collective::Request;
 use crate::config::Config;
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
 use crate::error::{self, Abort, Error, Lost, NotFormed, Result, Text, Unusable, shortened};
 use crate::failure::Monitor;
 use crate::forming::listener::Listener;
+use crate::forming::on_demand::Connector;
 use crate::forming::rendezvous;
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
@@ -23,15 +25,23 @@ use crate::kernel;
 use crate::link::forks::PerProcess;
 use crate::link::kind::Kind;
 use crate::link::negotiation::{self, Failed, KINDS};
+use crate::link::tcp::tls::Tls;
 use crate::link::{shm, tcp};
 use crate::lock::lock;
 use crate::observe::flight_recorder::{self, FlightRecorder};
 use crate::observe::journal::Journal;
+use crate::observe::own_state::OwnState;
+use crate::observe::stats::Stats;
 use crate::observe::{clock, record, signals};
 use crate::schedule::choice::Policy;
 use crate::wire::gossip::Gossip;
+use crate::wire::handshake::GroupId;
+use crate::work::Work;
 
+mod channels;
 mod slices;
+
+use channels::Channels;
 
 /// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
 const NARROWED_FROM_BYTES: usize = 64 << 10;
@@ -57,8 +67,10 @@ pub struct Communicator {
     pub memory_not_shared: BTreeMap<usize, String>,
     /// The TCP congestion controls of connections that carry payload, and why they do.
     pub tcp_congestion: BTreeMap<String, BTreeSet<String>>,
-    /// Runs the collectives.
+    /// Runs the collectives of all ranks.
     pub engine: Engine,
+    /// Run what this rank and one other do alone.
+    channels: Channels,
     monitor: Arc<Monitor>,
     /// Open while this is, for those who ask how the rank is.
     listener: Mutex<Option<Listener>>,
@@ -117,13 +129,18 @@ impl Communicator {
                 })
                 .blaming(config.rank, host_name())
         };
-        let (roster, connections, neighbours, listener) = if config.world_size == 1 {
+        let (roster, connections, neighbours, met) = if config.world_size == 1 {
             let roster = Roster::new(vec![this_member(String::new(), config, kinds)]);
             (roster, BTreeMap::new(), Vec::new(), None)
         } else {
             let formed = rendezvous::form(config, kinds, interrupt)?;
-            let listener = Some((formed.listener, formed.own_state));
-            (formed.roster, formed.data, formed.control, listener)
+            let met = Met {
+                listener: formed.listener,
+                own_state: formed.own_state,
+                group: formed.group,
+                tls: formed.tls,
+            };
+            (formed.roster, formed.data, formed.control, Some(met))
         };
         let abort = Arc::new(AbortSwitch::default());
         let recorder = Arc::new(FlightRecorder::new(config.generation));
@@ -149,6 +166,9 @@ impl Communicator {
         let offers = roster.members().iter();
         let offers: Vec<_> = offers.map(|member| member.transports.clone()).collect();
         let topology = roster.topology();
+        let connects_on_demand = offers
+            .iter()
+            .all(|kinds| kinds.iter().any(|it| it == tcp::KIND.name));
         let agreed = negotiation::agree(
             (config.rank, &topology),
             kinds,
@@ -169,7 +189,27 @@ impl Communicator {
         let refused = &mut agreed.refused;
         refused.retain(|&peer, _| roster.same_host(config.rank, peer));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spin_policy = SpinPolicy::of(roster.local_size(config.rank), cores);
         let tcp_congestion = agreed.mesh.congestion();
+        let connector = met.as_ref().map(|met| {
+            Arc::new(Connector {
+                config: config.clone(),
+                kinds: kinds.to_vec(),
+                tls: met.tls.clone(),
+                group: met.group,
+                roster: roster.clone(),
+                own_state: Arc::clone(&met.own_state),
+                lobby: Arc::clone(&met.listener.lobby),
+                abort: Arc::clone(&abort),
+                supervisor: Arc::clone(&monitor) as _,
+            })
+        });
+        let mesh = match &connector {
+            Some(connector) if connects_on_demand => {
+                (agreed.mesh).with_dialer(|waker| connector.for_collectives(waker))
+            }
+            _ => agreed.mesh,
+        };
         let engine = Engine::new(Parts {
             rank: config.rank,
             policy: Policy {
@@ -177,22 +217,27 @@ impl Communicator {
                 reproducible: settings.reproducible,
                 wire_dtype: settings.wire_dtype,
                 narrowed_from_bytes: NARROWED_FROM_BYTES,
+                connects_on_demand,
                 ..Policy::new(topology)
             },
-            transport: Box::new(agreed.mesh),
+            transport: Box::new(mesh),
             supervisor: Arc::clone(&monitor) as _,
             abort: Arc::clone(&abort),
             recorder: Arc::clone(&recorder),
             stall_timeout: settings.stall_timeout,
             stall_warning: settings.stall_warning,
-            spin_policy: SpinPolicy::of(roster.local_size(config.rank), cores),
+            spin_policy,
         })
         .map_err(|error| monitor.first_cause(error))?;
-        let listener = listener.map(|(listener, own_state)| {
+        let listener = met.map(|met| {
             let members = roster.members().iter();
             let members = members.map(|member| (member.address.clone(), member.host.clone()));
-            own_state.has_formed(members.collect(), Arc::clone(&recorder), Arc::clone(&abort));
-            listener
+            (met.own_state).has_formed(
+                members.collect(),
+                Arc::clone(&recorder),
+                Arc::clone(&abort),
+            );
+            met.listener
         });
         if config.world_size > 1 && engine.policy().is_mesh() {
             calibration::measure(&engine, interrupt)?;
@@ -210,6 +255,7 @@ impl Communicator {
             memory_not_shared: agreed.refused,
             tcp_congestion,
             engine,
+            channels: Channels::new(connector, spin_policy, Arc::clone(&journal.recorder)),
             monitor,
             listener: Mutex::new(listener),
             journal,
@@ -255,6 +301,37 @@ impl Communicator {
         let (socket, bound) = Listener::bind_beside(ip, several.unwrap_or((0, 0)), self.rank)?;
         let host = address.rsplit_once(':').map_or(&*address, |(host, _)| host);
         Ok((Arc::new(socket), format!("{host}:{}", bound.port())))
+    }
+
+    /// Runs a collective of all ranks, or what this rank and one other do alone, to its end.
+    ///
+    /// # Errors
+    /// As for `Engine::run`; `Config` for a partner that is not another rank.
+    #[inline]
+    pub fn run(&self, request: Request, interrupt: Interrupt<'_>) -> Result<()> {
+        match request.collective.partner() {
+            None => self.engine.run(request, interrupt),
+            Some(_) => self.channels.of(&request)?.run(request, interrupt),
+        }
+    }
+
+    /// As `run`, but returns at once.
+    ///
+    /// # Errors
+    /// As for `Engine::start`; `Config` for a partner that is not another rank.
+    pub fn start(&self, request: Request) -> Result<Work> {
+        match request.collective.partner() {
+            None => self.engine.start(request),
+            Some(_) => self.channels.of(&request)?.start(request),
+        }
+    }
+
+    /// What was done so far, by all ranks and by two alone.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.engine.stats();
+        self.channels.add_stats(&mut stats);
+        stats
     }
 
     /// Number of processes.
@@ -350,6 +427,8 @@ impl Communicator {
         // What the monitor has to tell goes first: the end of a link alone says less.
         self.monitor.close();
         self.engine.close();
+        self.channels.close();
+        self.abort.forget_wakers();
         lock(&self.listener).take();
         // A program that keeps a closed communicator keeps its counters, but no megabyte of records.
         self.journal.recorder.keep(1);
@@ -360,6 +439,14 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// What a rank has beside connections when it has met the others.
+struct Met {
+    listener: Listener,
+    own_state: Arc<OwnState>,
+    group: GroupId,
+    tls: Option<Tls>,
 }
 
 /// The error of a rank that has no link to a peer.

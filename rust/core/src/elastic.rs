@@ -386,6 +386,7 @@ impl Shared {
             config: self.config.clone(),
             tls: self.way.tls.clone(),
             own_state: Arc::new(OwnState::between_groups(is_outside)),
+            lobby: Arc::default(),
         };
         *between = Some(Listener::reopen(&self.socket, Arc::new(admission))?);
         Ok(())

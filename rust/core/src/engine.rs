@@ -291,7 +291,6 @@ impl Engine {
         drop(queue);
         // Peers that still wait for this rank learn it from the end of its links.
         drop(driver);
-        shared.abort.forget_wakers();
     }
 }
 

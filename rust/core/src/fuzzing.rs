@@ -18,7 +18,7 @@ use crate::wire::contract::{self, Contract, HEADER_BYTES, Header};
 use crate::wire::control::{self, Entered, Report, Waits};
 use crate::wire::frame::{FRAME_BYTES_MAX, Frame};
 use crate::wire::gossip::{ClockOffset, Gossip, Late, Tick};
-use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose};
+use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, Traffic};
 use crate::wire::pairing as wire_pairing;
 use crate::wire::state::{self, Phase, State};
 
@@ -291,8 +291,13 @@ fn handshake_samples() -> Vec<Vec<u8>> {
     use handshake::Message::{Accepted, Proof, Refused, Welcome};
     let hello = |purpose| handshake::Message::Hello(Hello::sample(purpose));
     let proof = [7; 32];
+    let on_demand = Purpose::OnDemand {
+        traffic: Traffic::ToResponder,
+        stream: 0,
+    };
     let conversations = [
         vec![hello(Purpose::Data { stream: 0 }), Proof(proof)],
+        vec![hello(on_demand), Proof(proof)],
         vec![hello(Purpose::Join(member())), Proof(proof)],
         vec![
             Welcome {
@@ -338,6 +343,7 @@ fn state_samples() -> Vec<Vec<u8>> {
             group: GroupId::NONE,
             members: vec![("127.0.0.1:29500".into(), "node-a".into()); 3],
             entered: Some(collective(8)),
+            beside: None,
             awaited: vec![2],
             ended: Some(collective(7)),
             failed: None,
@@ -346,6 +352,7 @@ fn state_samples() -> Vec<Vec<u8>> {
             group: GroupId::NONE,
             members: Vec::new(),
             entered: None,
+            beside: Some(Box::new(collective(2))),
             awaited: Vec::new(),
             ended: None,
             failed: Some("why".into()),

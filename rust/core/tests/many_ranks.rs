@@ -12,7 +12,7 @@ use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator::Communicator;
 use gradring_core::config::{Config, Settings};
 use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::error::{ErrorKind, Result};
+use gradring_core::error::Result;
 
 use common::free_address;
 
@@ -22,6 +22,10 @@ mod descriptors;
 
 /// More than are connected with one another.
 const RANKS: usize = 160;
+/// As many of which any two connect, for which a process has enough descriptors.
+const RANKS_IN_A_MESH: usize = 72;
+/// Elements that a rank has for another one.
+const CHUNK: usize = 3;
 
 fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
     Config {
@@ -47,7 +51,8 @@ fn run(communicator: &Communicator, values: &mut [i64], collective: Collective) 
         // SAFETY: `run` ends before `values` is used again.
         buffer: unsafe { Buffer::new(DType::I64, [slice], Box::new(())) },
         name: "x".into(),
-        shapes: format!("[{}]", values.len()),
+        // What all ranks have alike, as the root of a gather or a scatter has more.
+        shapes: String::new(),
     };
     communicator.engine.run(request, &mut || false)
 }
@@ -111,15 +116,79 @@ fn collectives(communicator: &Communicator, rank: usize, world_size: usize) {
     assert!(values.iter().copied().eq(expected));
 
     communicator.barrier().unwrap();
-    let refused = run(
+    to_and_from_a_root(communicator, rank, world_size);
+}
+
+/// What `from` has for `to`.
+fn sent(from: usize, to: usize) -> [i64; CHUNK] {
+    [(1000 * from + to) as i64; CHUNK]
+}
+
+/// Ranks connect that have had nothing to say to each other.
+fn to_and_from_a_root(communicator: &Communicator, rank: usize, world_size: usize) {
+    let (root, chunk) = (world_size / 3, CHUNK);
+    let mut gathered = sent(rank, 0).to_vec();
+    if rank == root {
+        gathered = gathered.repeat(world_size);
+    }
+    run(
         communicator,
-        &mut vec![0; 2 * world_size],
-        Collective::AllToAll,
-    );
-    assert!(matches!(
-        refused.unwrap_err().kind,
-        ErrorKind::Config { .. }
-    ));
+        &mut gathered,
+        Collective::Gather { root, chunk },
+    )
+    .unwrap();
+    let of_all: Vec<i64> = (0..world_size).flat_map(|from| sent(from, 0)).collect();
+    assert!(rank != root || gathered == of_all);
+
+    let mut scattered = vec![-1; chunk];
+    if rank == root {
+        scattered = (0..world_size).flat_map(|to| sent(root, to)).collect();
+    }
+    run(
+        communicator,
+        &mut scattered,
+        Collective::Scatter { root, chunk },
+    )
+    .unwrap();
+    assert!(rank == root || scattered == sent(root, rank));
+}
+
+fn from_all_to_all(communicator: &Communicator, rank: usize, world_size: usize) {
+    let to_all = (0..world_size).flat_map(|to| sent(rank, to));
+    let mut values: Vec<i64> = to_all.collect();
+    values.extend(sent(rank, rank).repeat(world_size));
+    run(communicator, &mut values, Collective::AllToAll).unwrap();
+    let from_all: Vec<i64> = (0..world_size).flat_map(|from| sent(from, rank)).collect();
+    assert_eq!(values[CHUNK * world_size..], from_all);
+}
+
+#[test]
+fn any_two_of_many_ranks_connect_when_they_have_something_to_say_to_each_other() {
+    descriptors::allow_most();
+    let address = free_address();
+    let ranks: Vec<_> = (0..RANKS_IN_A_MESH)
+        .map(|rank| {
+            let config = config(rank, RANKS_IN_A_MESH, &address);
+            thread::spawn(move || {
+                let communicator = Communicator::connect(&config, &mut || false).unwrap();
+                let mut token = [rank as f64];
+                // Neighbours are connected for collectives; this is beside.
+                match rank {
+                    0 => communicator.receive(&mut token, 50, "x").unwrap(),
+                    50 => communicator.send(&mut token, 0, "x").unwrap(),
+                    _ => {}
+                }
+                assert!(rank > 0 || token == [50.0]);
+                for _ in 0..2 {
+                    from_all_to_all(&communicator, rank, RANKS_IN_A_MESH);
+                }
+                communicator.barrier().unwrap();
+            })
+        })
+        .collect();
+    for rank in ranks {
+        rank.join().expect("no rank panics");
+    }
 }
 
 #[test]

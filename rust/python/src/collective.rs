@@ -50,6 +50,16 @@ impl Collective {
     }
 
     #[staticmethod]
+    fn send(to: usize) -> Self {
+        Self(collective::Collective::Send { to })
+    }
+
+    #[staticmethod]
+    fn receive(source: usize) -> Self {
+        Self(collective::Collective::Receive { from: source })
+    }
+
+    #[staticmethod]
     fn all_to_all() -> Self {
         Self(collective::Collective::AllToAll)
     }

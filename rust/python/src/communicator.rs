@@ -302,7 +302,7 @@ impl Communicator {
     }
 
     fn start_request(&self, py: Python<'_>, request: Request) -> PyResult<Work> {
-        let started = self.inner.engine.start(request);
+        let started = self.inner.start(request);
         started
             .map(Work::new)
             .map_err(|error| to_python(py, &error))
@@ -324,7 +324,7 @@ impl Communicator {
             // SAFETY: the owners outlive the collective; the documentation asks other threads of
             // the program to leave the arrays alone.
             let request = unsafe { bucket.into_request(collective, name, Box::new(())) };
-            guarded(py, |program| self.inner.engine.run(request, program))
+            guarded(py, |program| self.inner.run(request, program))
         })
     }
 }

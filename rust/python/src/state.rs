@@ -57,6 +57,7 @@ fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> 
             group,
             members,
             entered,
+            beside,
             awaited,
             ended,
             failed,
@@ -66,6 +67,7 @@ fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> 
             result.set_item("group", group.to_string())?;
             result.set_item("members", members)?;
             result.set_item("entered", entered.map(collective))?;
+            result.set_item("beside", beside.map(|beside| collective(*beside)))?;
             result.set_item("awaited", awaited)?;
             result.set_item("ended", ended.map(collective))?;
             result.set_item("failed", failed)?;

@@ -14,7 +14,7 @@ pub(crate) fn to_python<'py>(
     py: Python<'py>,
     communicator: &Communicator,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let stats = communicator.engine.stats();
+    let stats = communicator.stats();
     let collectives = PyDict::new(py);
     for (name, totals) in &stats.collectives {
         collectives.set_item(name, totals_to_python(py, totals)?)?;

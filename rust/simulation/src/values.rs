@@ -50,6 +50,7 @@ impl Values<'_> {
             Collective::Broadcast { root } | Collective::Scatter { root, .. } if *root != rank => {
                 UNDEFINED
             }
+            Collective::Receive { .. } => UNDEFINED,
             Collective::Gather { root, chunk } if *root == rank && index / chunk != rank => {
                 UNDEFINED
             }
@@ -143,6 +144,8 @@ impl Values<'_> {
                     self.value(source, sent)
                 }
             }),
+            Collective::Send { .. } => Some(self.value(rank, index)),
+            Collective::Receive { from } => Some(self.value(*from, index)),
             Collective::Barrier => None,
         }
     }
@@ -187,8 +190,11 @@ fn encoded(dtype: DType, value: i64) -> impl Iterator<Item = u8> {
 }
 
 /// The call of `rank`, where `call` is that of a rank which is not its root: the root of a gather or a
-/// scatter has a buffer for all.
+/// scatter has a buffer for all, and what one rank sends the other one receives.
 pub(super) fn call_of(rank: usize, world_size: usize, mut call: Call) -> Call {
+    if rank == 1 && matches!(call.collective, Collective::Send { .. }) {
+        call.collective = Collective::Receive { from: 0 };
+    }
     if let Collective::Gather { root, chunk } | Collective::Scatter { root, chunk } =
         call.collective
         && root == rank
@@ -227,7 +233,7 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
         op
     };
     let root = random.below(world_size);
-    let collective = match random.below(13) {
+    let collective = match random.below(14) {
         0..4 => Collective::AllReduce { op },
         4 => Collective::ReduceScatter {
             op,
@@ -241,6 +247,7 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
         9 => Collective::Reduce { op, root },
         10 => Collective::Gather { root, chunk: count },
         11 => Collective::Scatter { root, chunk: count },
+        12 if world_size == 2 => Collective::Send { to: 1 },
         _ => Collective::Barrier,
     };
     let count = match collective {

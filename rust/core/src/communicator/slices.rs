@@ -25,6 +25,23 @@ impl Communicator {
         self.in_place(Collective::Broadcast { root }, values, name)
     }
 
+    /// Sends `values` to rank `to`, which receives them; returns once it has begun to. All other ranks
+    /// need not know of it.
+    ///
+    /// # Errors
+    /// `Config` if `to` is not another rank; otherwise as for `all_reduce`.
+    pub fn send<T: Element>(&self, values: &mut [T], to: usize, name: &str) -> Result<()> {
+        self.in_place(Collective::Send { to }, values, name)
+    }
+
+    /// Overwrites `values` with what rank `from` sends.
+    ///
+    /// # Errors
+    /// `Config` if `from` is not another rank; otherwise as for `all_reduce`.
+    pub fn receive<T: Element>(&self, values: &mut [T], from: usize, name: &str) -> Result<()> {
+        self.in_place(Collective::Receive { from }, values, name)
+    }
+
     /// Returns when every rank has called it.
     ///
     /// # Errors
@@ -50,6 +67,6 @@ impl Communicator {
             name: name.into(),
             shapes,
         };
-        self.engine.run(request, &mut || false)
+        self.run(request, &mut || false)
     }
 }

@@ -36,7 +36,7 @@ impl Prepared {
     /// # Errors
     /// `Misuse` for a call that makes no sense.
     pub fn new(call: Call, rank: usize, policy: &Policy) -> Result<Self> {
-        call.validate(rank, policy.topology.world_size(), policy.is_mesh())?;
+        call.validate(rank, policy.topology.world_size(), policy.reaches_all())?;
         let algorithm = policy.choose(&call);
         Ok(Self {
             algorithm,

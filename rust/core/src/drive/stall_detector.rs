@@ -124,7 +124,12 @@ impl<'a> StallDetector<'a> {
             }
             Fault::Header { peer, received } => match contract::way(&received) {
                 way if way == (peer, execution.rank()) => {
-                    Suspicion::HeadersDiffer { peer, sequence }
+                    let called = contract::told(&received, &self.launched.header).into();
+                    Suspicion::HeadersDiffer {
+                        peer,
+                        sequence,
+                        called,
+                    }
                 }
                 (from, to) => {
                     let rank = execution.rank();

@@ -92,10 +92,12 @@ facts! {
         )]
         Chunks { call: Text, elements: usize, world_size: usize },
         #[error(
-            "{call}: needs connections that are not there: of {world_size} ranks each is connected \
-             with its neighbours only; use fewer ranks, or an all-gather or a broadcast"
+            "{call}: needs connections that are not there: of {world_size} ranks each shares memory with \
+             its neighbours only; use transport=\"auto\" or \"tcp\", by which others can be connected"
         )]
         NotConnected { call: Text, world_size: usize },
+        #[error("{call}: rank {peer} is not another rank of a world of {world_size}")]
+        NotAnother { call: Text, peer: usize, world_size: usize },
         #[error(
             "{algorithm} does not reduce there: hierarchical needs several hosts, and several ranks on \
              one of them; choose another algorithm"
@@ -389,8 +391,8 @@ facts! {
         Garbled { peer: usize, how: Garbled },
         #[error("in {call} (collective #{sequence}) the connection from rank {peer} {broken}")]
         Corrupted { peer: usize, broken: Broken, call: Text, sequence: u64 },
-        #[error("rank {peer} called something else as collective #{sequence}")]
-        HeadersDiffer { peer: usize, sequence: u64 },
+        #[error("rank {peer} called something else as collective #{sequence}: {called}")]
+        HeadersDiffer { peer: usize, sequence: u64, called: Text },
         #[error(
             "collective #{sequence}, waiting for {}, did not move for {:.1} s",
             ranks(awaited), idle.as_secs_f64()

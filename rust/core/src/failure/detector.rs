@@ -204,7 +204,7 @@ impl Detector {
                 let cause = cause.blaming(peer, theirs);
                 self.fail(cause.during(&*call, sequence));
             }
-            Suspicion::HeadersDiffer { peer, sequence } => {
+            Suspicion::HeadersDiffer { peer, sequence, .. } => {
                 if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
                     diagnosis.about_header(peer);
                 }
@@ -449,10 +449,15 @@ impl Detector {
         // Who is past this position waits for those who are not.
         let (running, _) = recorder.now();
         let in_time = running.is_some_and(|running| running.sequence <= diagnosis.sequence);
+        let waiting = recorder.waits.now().filter(|_| in_time);
+        let waiting = waiting.or_else(|| {
+            let stuck = recorder.stuck_beside().filter(|_| entry.is_none());
+            stuck.map(|(_, waiting)| waiting)
+        });
         let report = Report {
             rank: self.journal.rank,
             sequence: diagnosis.sequence,
-            entered: entry.map(|entry| Entered {
+            entered: entry.as_ref().map(|entry| Entered {
                 header: entry.header().to_vec(),
                 call: shortened(&entry.call.to_string()),
                 step: entry.step,
@@ -460,14 +465,10 @@ impl Detector {
                     .last_left_step()
                     .map(|(step, by)| (step, shortened(&by))),
             }),
-            waits: recorder
-                .waits
-                .now()
-                .filter(|_| in_time)
-                .map(|waiting| Waits {
-                    awaited: waiting.awaited,
-                    idle: now.saturating_duration_since(waiting.since),
-                }),
+            waits: waiting.map(|waiting| Waits {
+                awaited: waiting.awaited,
+                idle: now.saturating_duration_since(waiting.since),
+            }),
         };
         diagnosis.hear(report.clone());
         self.report_due = None;

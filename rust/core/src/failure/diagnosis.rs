@@ -124,7 +124,12 @@ impl Statement {
                 step,
                 left: None,
             }),
-            waits: known.filter(|known| !known.done).map(|_| Waits {
+            // Who has not come so far may be kept by what it does with one other rank.
+            waits: (match known {
+                Some(known) => !known.done,
+                None => !past && !self.awaited.is_empty(),
+            })
+            .then(|| Waits {
                 awaited: self.awaited.clone(),
                 idle: self.idle,
             }),

@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::{Breach, Error, ErrorKind, NotFormed, NotServed, Result, Text, Unusable};
+use crate::forming::lobby::Lobby;
 use crate::forming::members;
-use crate::forming::peers::connects_to;
+use crate::forming::peers::{connects_to, initiates};
 use crate::forming::turned_away::{Initiator, TurnedAway};
 use crate::host::host_name;
 use crate::link::forks::PerProcess;
@@ -69,6 +70,8 @@ pub(crate) struct Listener {
     pub(crate) members: Receiver<Member>,
     /// All others, while the group forms.
     pub(crate) turned_away: Arc<TurnedAway>,
+    /// Members that connect later.
+    pub(crate) lobby: Arc<Lobby>,
     shared: Arc<Shared>,
 }
 
@@ -101,6 +104,7 @@ pub(crate) struct Admission {
     pub config: Config,
     pub tls: Option<Tls>,
     pub own_state: Arc<OwnState>,
+    pub lobby: Arc<Lobby>,
 }
 
 impl Listener {
@@ -179,6 +183,7 @@ impl Listener {
         });
         let (sender, members) = channel();
         let turned_away: Arc<TurnedAway> = Arc::default();
+        let lobby = Arc::clone(&admission.lobby);
         let thread = std::thread::Builder::new()
             .name("gradring-listener".into())
             .spawn({
@@ -194,6 +199,7 @@ impl Listener {
             address,
             members,
             turned_away,
+            lobby,
             shared,
         })
     }
@@ -385,6 +391,9 @@ fn greet(
         }
         initiator.proved_rank = Some(hello.rank);
         admission.check_hello(hello, deadline)?;
+        if matches!(hello.purpose, Purpose::OnDemand { .. }) {
+            return Ok(());
+        }
         if !lock(admitted).insert((hello.rank, hello.purpose.number())) {
             let rank = hello.rank;
             return Err(match hello.purpose {
@@ -412,6 +421,11 @@ fn greet(
     if let Purpose::Membership { job } = &hello.purpose {
         members::answer(&mut stream, job)?;
         drop(slot);
+        return Ok(None);
+    }
+    if let Purpose::OnDemand { traffic, stream } = hello.purpose {
+        let lobby = &admission.lobby;
+        lobby.enter(hello.rank, traffic, stream, connection);
         return Ok(None);
     }
     Ok(Some((hello, connection)))
@@ -445,8 +459,13 @@ impl Admission {
             ref settings,
             ..
         } = self.config;
+        // Other ranks may be through with forming the group before this one is.
+        let in_time = match hello.purpose {
+            Purpose::OnDemand { .. } => !self.own_state.is_between_groups(),
+            _ => self.lets_members_in(),
+        };
         // One of a newer generation has heard sooner that this group has ended.
-        if !self.lets_members_in() || hello.generation > self.config.generation {
+        if !in_time || hello.generation > self.config.generation {
             return Err(NotFormed::Busy.into());
         }
         if hello.generation < self.config.generation {
@@ -483,6 +502,9 @@ impl Admission {
             }
             Purpose::Data { stream } => {
                 *stream < settings.streams && connects_to(hello.rank, world_size).contains(&rank)
+            }
+            Purpose::OnDemand { stream, .. } => {
+                *stream < settings.streams && initiates(hello.rank, rank, world_size)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
             Purpose::Inquiry | Purpose::Membership { .. } | Purpose::Parameters { .. } => true,

@@ -14,14 +14,21 @@ pub(crate) fn connects_to(rank: usize, world_size: usize) -> Vec<usize> {
         partners.retain(|&peer| peer < rank);
         return partners;
     }
+    let before = (1..world_size).map(|distance| (rank + world_size - distance) % world_size);
+    before
+        .filter(|&peer| initiates(rank, peer, world_size))
+        .collect()
+}
+
+/// Whether `rank` is the one of the two that connects, where any two may have to: to the half that
+/// stands before it.
+pub(crate) const fn initiates(rank: usize, peer: usize, world_size: usize) -> bool {
     // Opposite ranks would connect to each other.
     let distances = match rank < world_size.div_ceil(2) {
         true => (world_size - 1) / 2,
         false => world_size / 2,
     };
-    (1..=distances)
-        .map(|distance| (rank + world_size - distance) % world_size)
-        .collect()
+    (rank + world_size - peer) % world_size <= distances
 }
 
 /// The ranks that connect to `rank`.

@@ -41,6 +41,8 @@ const READY_GRACE: Duration = Duration::from_secs(1);
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
     pub roster: Roster,
+    pub group: GroupId,
+    pub tls: Option<Tls>,
     /// By rank: connections for payload, one per stream.
     pub data: BTreeMap<usize, Vec<Connection>>,
     /// Connections to the neighbours on the ring, with their ranks.
@@ -56,25 +58,10 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
         let (world_size, most) = (config.world_size, WORLD_SIZE_MAX);
         return Err(Unusable::WorldTooLarge { world_size, most }.into());
     }
-    let started = Instant::now();
-    let mut forming = Forming {
-        config,
-        kinds,
-        tls: config.tls.as_ref().map(Tls::load).transpose()?,
-        deadline: started + config.settings.timeout,
-        resolve,
-        interrupt,
-        bootstrap: Bootstrap::Outside,
-        group: GroupId::NONE,
-        given_up: None,
-        started,
-        warn_after: config.settings.stall_warning.max(INTERRUPT_INTERVAL),
-        own_state: Arc::new(OwnState::new(
-            config.rank,
-            config.world_size,
-            config.generation,
-        )),
-    };
+    let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+    let own_state = OwnState::new(config.rank, config.world_size, config.generation);
+    let mut forming = Forming::new(config, kinds, tls, Arc::new(own_state), interrupt);
+    let started = forming.started;
     catch_unwind(AssertUnwindSafe(|| forming.run()))
         .unwrap_or_else(|panic| {
             let what = message_of(&*panic);
@@ -90,7 +77,7 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
         .map_err(|error| forming.bootstrap.fail(error).after(started.elapsed()))
 }
 
-struct Forming<'a> {
+pub(super) struct Forming<'a> {
     config: &'a Config,
     /// What it offers to make links of.
     kinds: &'a [Kind],
@@ -100,7 +87,7 @@ struct Forming<'a> {
     interrupt: Interrupt<'a>,
     bootstrap: Bootstrap,
     /// Once all have joined.
-    group: GroupId,
+    pub(super) group: GroupId,
     /// The first reason to give up.
     given_up: Option<Error>,
     started: Instant,
@@ -109,7 +96,40 @@ struct Forming<'a> {
     own_state: Arc<OwnState>,
 }
 
-impl Forming<'_> {
+impl<'a> Forming<'a> {
+    pub(super) fn new(
+        config: &'a Config,
+        kinds: &'a [Kind],
+        tls: Option<Tls>,
+        own_state: Arc<OwnState>,
+        interrupt: Interrupt<'a>,
+    ) -> Self {
+        let started = Instant::now();
+        Self {
+            config,
+            kinds,
+            tls,
+            deadline: started + config.settings.timeout,
+            resolve,
+            interrupt,
+            bootstrap: Bootstrap::Outside,
+            group: GroupId::NONE,
+            given_up: None,
+            started,
+            warn_after: config.settings.stall_warning.max(INTERRUPT_INTERVAL),
+            own_state,
+        }
+    }
+
+    /// The same as a member of a group that has formed: all its listeners are open.
+    pub(super) fn within(mut self, group: GroupId) -> Self {
+        self.group = group;
+        self.deadline = self.started + self.config.conversation_limit();
+        // The collective that waits for this tells people.
+        self.warn_after = Duration::MAX;
+        self
+    }
+
     fn run(&mut self) -> Result<Formed> {
         let (listener, roster) = if self.config.rank == 0 {
             self.gather()?
@@ -155,6 +175,7 @@ impl Forming<'_> {
                 }
                 Purpose::Control => control_from_predecessor = Some((predecessor, connection)),
                 Purpose::Join(_)
+                | Purpose::OnDemand { .. }
                 | Purpose::Inquiry
                 | Purpose::Membership { .. }
                 | Purpose::Parameters { .. } => {}
@@ -165,6 +186,8 @@ impl Forming<'_> {
         let control = [control_to_successor, control_from_predecessor];
         Ok(Formed {
             roster,
+            group: self.group,
+            tls: self.tls.clone(),
             data: by_rank(data),
             control: control.into_iter().flatten().collect(),
             listener,
@@ -387,6 +410,7 @@ impl Forming<'_> {
             config: self.config.clone(),
             tls: self.tls.clone(),
             own_state: Arc::clone(&self.own_state),
+            lobby: Arc::default(),
         })
     }
 

@@ -7,12 +7,23 @@ use std::time::Duration;
 
 use super::poll::{self, WakeUp};
 use super::{Broken, Interest, Link, Transport};
+use crate::abort::Waker;
 use crate::error::Breakage;
+
+/// Makes the links that a rank has not got when its group forms.
+pub trait Dialer: Send {
+    /// The link with `peer`, once there is one. To ask is to begin: both ranks do it. Does not wait;
+    /// wakes the mesh when it is worth while to ask again. Whatever makes a link impossible ends the
+    /// group.
+    fn link(&mut self, peer: usize) -> Option<Box<dyn Link>>;
+}
 
 /// The links of one rank.
 pub struct Mesh {
-    /// Indexed by rank; `None` where there is nothing to do with each other.
+    /// Indexed by rank; `None` where there has been nothing to say to each other.
     links: Vec<Option<Box<dyn Link>>>,
+    /// Makes the others, if it can.
+    dialer: Option<Box<dyn Dialer>>,
     /// Woken by this process.
     wake_up: Arc<WakeUp>,
     /// Woken by peers that share memory.
@@ -28,9 +39,17 @@ impl Mesh {
         let wake_up = Arc::new(WakeUp::new()?);
         Ok(Self {
             links,
+            dialer: None,
             wake_up,
             doorbell,
         })
+    }
+
+    /// Has links that are wanted later made by `dialer`, which wakes by the waker that it is given.
+    #[must_use]
+    pub fn with_dialer(mut self, dialer: impl FnOnce(Waker) -> Box<dyn Dialer>) -> Self {
+        self.dialer = Some(dialer(self.waker()));
+        self
     }
 
     /// The TCP congestion controls of the links that have one, and why they do.
@@ -43,17 +62,21 @@ impl Mesh {
         reasons
     }
 
-    fn link(&mut self, peer: usize) -> Result<&mut dyn Link, Broken> {
-        match &mut self.links[peer] {
-            Some(link) => Ok(&mut **link),
-            None => Err(Breakage::Absent.into()),
+    /// The link with a peer; `None` while it is being made.
+    #[inline]
+    fn link(&mut self, peer: usize) -> Result<Option<&mut dyn Link>, Broken> {
+        if self.links[peer].is_none() {
+            let dialer = self.dialer.as_mut().ok_or(Breakage::Absent)?;
+            self.links[peer] = dialer.link(peer);
         }
+        Ok(self.links[peer].as_deref_mut().map(|link| link as _))
     }
 }
 
 impl Transport for Mesh {
     fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
-        self.link(peer)?.try_send(parts)
+        self.link(peer)?
+            .map_or(Ok(None), |link| link.try_send(parts))
     }
 
     fn try_receive(
@@ -61,11 +84,12 @@ impl Transport for Mesh {
         peer: usize,
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<usize>, Broken> {
-        self.link(peer)?.try_receive(parts)
+        self.link(peer)?
+            .map_or(Ok(None), |link| link.try_receive(parts))
     }
 
     fn readable(&mut self, peer: usize) -> Result<Option<&[u8]>, Broken> {
-        self.link(peer)?.readable()
+        self.link(peer)?.map_or(Ok(None), |link| link.readable())
     }
 
     fn consume(&mut self, peer: usize, count: usize) {
@@ -103,7 +127,7 @@ impl Transport for Mesh {
         self.wake_up.reset();
     }
 
-    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
+    fn waker(&self) -> Waker {
         let wake_up = Arc::clone(&self.wake_up);
         Box::new(move || wake_up.wake())
     }

@@ -99,24 +99,17 @@ pub fn agree(
             deadline,
             go_on: &mut *go_on,
         };
-        for (kind, used) in ours.iter().zip(&mut used) {
-            if !offers[peer].iter().any(|offer| offer == kind.name) {
-                continue;
-            }
-            match (kind.link)(&mut introduction) {
-                Ok(Ok(lanes)) => {
-                    links[peer] = Some(framing::over(lanes, checked));
-                    *used = true;
-                    break;
-                }
-                Ok(Err(reason)) => drop(refused.entry(peer).or_insert(reason)),
-                Err(error) => return Ok(Err(Failed::Broken { peer, error })),
-            }
-        }
-        if links[peer].is_none() {
-            let reason = refused.remove(&peer).unwrap_or_default();
+        let (made, reason) = match best(&mut introduction, ours, &offers[peer], checked) {
+            Ok(outcome) => outcome,
+            Err(error) => return Ok(Err(Failed::Broken { peer, error })),
+        };
+        let Some((kind, link)) = made else {
+            let reason = reason.unwrap_or_default();
             return Ok(Err(Failed::Refused { peer, reason }));
-        }
+        };
+        links[peer] = Some(link);
+        used[kind] = true;
+        refused.extend(reason.map(|reason| (peer, reason)));
     }
     let names = ours.iter().zip(used).filter(|(_, used)| *used);
     let names: Vec<_> = names.map(|(kind, _)| kind.name).collect();
@@ -131,8 +124,34 @@ pub fn agree(
     }))
 }
 
+/// A link with the index of its kind, if there is one; and why a better one does not work, if so.
+pub(crate) type Best = (Option<(usize, Box<dyn Link>)>, Option<String>);
+
+/// A link with a peer that offers `theirs`, by the best kind of `ours` that works.
+///
+/// # Errors
+/// When the agreement fails or takes too long.
+pub(crate) fn best(
+    introduction: &mut Introduction<'_>,
+    ours: &[Kind],
+    theirs: &[String],
+    checked: bool,
+) -> io::Result<Best> {
+    let mut refused = None;
+    for (index, kind) in ours.iter().enumerate() {
+        if !theirs.iter().any(|offer| offer == kind.name) {
+            continue;
+        }
+        match (kind.link)(introduction)? {
+            Ok(lanes) => return Ok((Some((index, framing::over(lanes, checked))), refused)),
+            Err(reason) => drop(refused.get_or_insert(reason)),
+        }
+    }
+    Ok((None, refused))
+}
+
 /// Between how many pairs of ranks there are links on the host that has most.
-fn pairs_of_a_host(topology: &Topology) -> usize {
+pub(crate) fn pairs_of_a_host(topology: &Topology) -> usize {
     let host_of: BTreeMap<usize, usize> = (0..)
         .zip(topology.hosts())
         .flat_map(|(host, ranks)| ranks.iter().map(move |&rank| (rank, host)))

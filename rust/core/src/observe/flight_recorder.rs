@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::caller::Caller;
 use crate::collective::Call;
-use crate::drive::{Measured, Waits};
+use crate::drive::{Measured, Waiting, Waits};
 use crate::lock::lock;
 use crate::names::named;
 use crate::observe::exposure::Exposure;
@@ -29,6 +29,8 @@ pub struct FlightRecorder {
     /// For whom this rank waits.
     pub waits: Waits,
     left_step: Mutex<Option<(u64, String)>>,
+    /// Those of what this rank does with one other alone, and that rank.
+    beside: Mutex<Vec<(usize, Arc<Self>)>>,
 }
 
 #[derive(Debug)]
@@ -190,6 +192,35 @@ impl FlightRecorder {
         )
     }
 
+    /// What this rank does with `partner` alone is in another recorder.
+    pub fn add_beside(&self, partner: usize, recorder: Arc<Self>) {
+        recorder.keep(lock(&self.memory).capacity);
+        lock(&self.beside).push((partner, recorder));
+    }
+
+    /// What this rank does with one other alone: that rank, and what was done.
+    #[must_use]
+    pub fn beside(&self) -> Vec<(usize, Vec<Entry>)> {
+        let beside = lock(&self.beside);
+        let entries = |(partner, recorder): &(usize, Arc<Self>)| (*partner, recorder.entries().0);
+        beside.iter().map(entries).collect()
+    }
+
+    /// What keeps the program beside the collectives of all ranks, if anything has for a while, and
+    /// for whom it waits there.
+    #[must_use]
+    pub fn stuck_beside(&self) -> Option<(Entry, Waiting)> {
+        lock(&self.beside).iter().find_map(|(partner, recorder)| {
+            let (running, _) = recorder.now();
+            let running = running?;
+            // What was begun in advance keeps nobody.
+            let keeps = recorder.is_awaited() || running.place.is_some();
+            let waiting = recorder.waits.now().filter(|_| keeps)?;
+            let awaited = vec![*partner];
+            Some((running, Waiting { awaited, ..waiting }))
+        })
+    }
+
     /// The turn of a collective that was queued has come.
     pub fn started(&self, sequence: u64, at: Instant) {
         if let Some(entry) = lock(&self.memory).entry(sequence) {
@@ -264,6 +295,10 @@ impl FlightRecorder {
             memory.forgotten += 1;
         }
         memory.entries.shrink_to_fit();
+        drop(memory);
+        for (_, recorder) in &*lock(&self.beside) {
+            recorder.keep(capacity);
+        }
     }
 
     /// What is remembered, oldest first, and how many more there were.

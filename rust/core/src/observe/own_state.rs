@@ -115,6 +115,11 @@ impl OwnState {
         });
     }
 
+    /// Whether this is a process of an elastic job that has no group.
+    pub(crate) const fn is_between_groups(&self) -> bool {
+        self.between.is_some()
+    }
+
     /// Whether no member can come in any more.
     pub(crate) fn is_formed(&self) -> bool {
         self.between.is_some() || self.formed.get().is_some()
@@ -150,6 +155,8 @@ impl Formed {
     fn phase(&self) -> Phase {
         let (entered, ended) = self.recorder.now();
         let waiting = entered.as_ref().and_then(|_| self.recorder.waits.now());
+        let stuck = self.recorder.stuck_beside().filter(|_| entered.is_none());
+        let (beside, there) = stuck.unzip();
         let collective = |entry: &Entry, since: Option<Instant>| Collective {
             sequence: entry.sequence,
             call: match entry.step {
@@ -161,7 +168,11 @@ impl Formed {
         Phase::Formed {
             group: self.group,
             members: self.members.clone(),
-            awaited: waiting.map(|waiting| waiting.awaited).unwrap_or_default(),
+            beside: beside.map(|entry| Box::new(collective(&entry, entry.started))),
+            awaited: waiting
+                .or(there)
+                .map(|waiting| waiting.awaited)
+                .unwrap_or_default(),
             entered: entered.map(|entry| collective(&entry, entry.started)),
             ended: ended.map(|entry| collective(&entry, entry.ended)),
             failed: self.abort.cause().map(|cause| cause.to_string()),

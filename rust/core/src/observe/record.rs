@@ -31,6 +31,15 @@ struct File<'a> {
     /// Collectives older than those listed.
     forgotten: u64,
     collectives: Vec<Line>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    channels: Vec<Channel>,
+}
+
+/// What went through one channel.
+#[derive(Serialize)]
+struct Channel {
+    partner: usize,
+    calls: Vec<Line>,
 }
 
 #[derive(Serialize)]
@@ -97,6 +106,11 @@ const fn is_zero(step: &u64) -> bool {
 #[must_use]
 pub fn to_json(journal: &Journal, failure: Option<&Error>, reason: &str, since_ns: u64) -> Vec<u8> {
     let (entries, forgotten) = journal.recorder.entries();
+    let lines = |entries: Vec<Entry>| -> Vec<Line> {
+        let recent = |entry: &&Entry| clock::unix_ns(entry.launched) >= since_ns;
+        entries.iter().filter(recent).map(Line::from).collect()
+    };
+    let channels = journal.recorder.beside().into_iter();
     let file = File {
         format: FORMAT,
         rank: journal.rank,
@@ -112,10 +126,13 @@ pub fn to_json(journal: &Journal, failure: Option<&Error>, reason: &str, since_n
             sequence: error.sequence,
         }),
         forgotten,
-        collectives: entries
-            .iter()
-            .filter(|entry| clock::unix_ns(entry.launched) >= since_ns)
-            .map(Line::from)
+        collectives: lines(entries),
+        channels: channels
+            .map(|(partner, calls)| Channel {
+                partner,
+                calls: lines(calls),
+            })
+            .filter(|channel| !channel.calls.is_empty())
             .collect(),
     };
     serde_json::to_vec(&file).expect("numbers and strings can be written as JSON")

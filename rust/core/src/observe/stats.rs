@@ -85,6 +85,34 @@ impl Stats {
             lateness.add(waiting, measured.ended);
         }
     }
+
+    /// Adds what was done beside, in groups of two ranks. Who was waited for there does not count: to
+    /// wait for each other may be the way in which the program works.
+    pub fn add_beside(&mut self, other: &Self) {
+        self.all.add(&other.all);
+        for (name, totals) in &other.collectives {
+            self.collectives.entry(name).or_default().add(totals);
+        }
+        for (name, used) in &other.algorithms {
+            let of_both = self.algorithms.entry(name).or_default();
+            of_both.count += used.count;
+            of_both.bytes += used.bytes;
+        }
+        self.exposed += other.exposed;
+    }
+}
+
+impl Totals {
+    fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+        self.bytes_sent += other.bytes_sent;
+        self.waiting += other.waiting;
+        self.moving += other.moving;
+        if other.count > 0 {
+            self.algorithm = other.algorithm;
+        }
+    }
 }
 
 impl Lateness {

@@ -203,6 +203,8 @@ pub struct Policy {
     pub narrowed_from_bytes: usize,
     /// What was measured when the group formed, if it was.
     pub measured: Option<Measured>,
+    /// Whether links that are not there are made when they are needed.
+    pub connects_on_demand: bool,
 }
 
 /// Why an algorithm was chosen.
@@ -245,6 +247,7 @@ impl Policy {
             wire_dtype: None,
             narrowed_from_bytes: 0,
             measured: None,
+            connects_on_demand: true,
         }
     }
 
@@ -288,6 +291,12 @@ impl Policy {
         self.world_size() <= MESH_RANKS_MAX
     }
 
+    /// Whether every rank has or gets a link with any other.
+    #[must_use]
+    pub fn reaches_all(&self) -> bool {
+        self.is_mesh() || self.connects_on_demand
+    }
+
     /// The type in which elements of `call` travel, if it is not their own.
     #[must_use]
     pub fn wire_dtype(&self, call: &Call) -> Option<DType> {
@@ -310,18 +319,18 @@ impl Policy {
         if let Some(chosen) = wished.filter(|&algorithm| self.allows(algorithm, call)) {
             return (chosen, Reason::Wish);
         }
-        if !self.is_mesh() {
-            return self.decide_by_size(call);
-        }
         match call.collective {
+            Collective::AllToAll
+            | Collective::Gather { .. }
+            | Collective::Scatter { .. }
+            | Collective::Send { .. }
+            | Collective::Receive { .. } => (Algorithm::Direct, Reason::NoOther),
+            _ if !self.is_mesh() => self.decide_by_size(call),
             Collective::Broadcast { .. } => (Algorithm::Ring, Reason::NoOther),
             Collective::Barrier if self.star_is_fastest(0) => {
                 (Algorithm::Star, Reason::FewerMessages)
             }
             Collective::Barrier => (Algorithm::OneShot, Reason::NoOther),
-            Collective::AllToAll | Collective::Gather { .. } | Collective::Scatter { .. } => {
-                (Algorithm::Direct, Reason::NoOther)
-            }
             // Alike, so that the bits are the same.
             Collective::AllReduce { .. } | Collective::Reduce { .. } => {
                 let of_several_steps = self.decide_by_size(call);

@@ -77,6 +77,14 @@ pub(super) fn scatter(
         .collect()
 }
 
+/// Gives the second of two ranks what the first one has.
+pub(super) fn from_first_to_second(rank: usize, count: usize) -> Schedule {
+    vec![match rank {
+        0 => Step::send(1, 0..count, Contents::Final),
+        _ => Step::receive(0, 0..count, Action::Copy),
+    }]
+}
+
 /// Chunk c of the first half of each rank's buffer goes to rank c; what comes from there goes into
 /// chunk c of the second half. Halves, because two ranks that swap chunks in place would each have
 /// to send before it receives. Sends S(N-1)/N bytes for S bytes in a half.

@@ -207,7 +207,11 @@ impl Algorithm {
         match self {
             Self::Ring => !matches!(
                 collective,
-                Collective::AllToAll | Collective::Gather { .. } | Collective::Scatter { .. }
+                Collective::AllToAll
+                    | Collective::Gather { .. }
+                    | Collective::Scatter { .. }
+                    | Collective::Send { .. }
+                    | Collective::Receive { .. }
             ),
             Self::Direct => !matches!(
                 collective,
@@ -328,6 +332,11 @@ pub fn build(
         }
         (Algorithm::Direct, Collective::Scatter { root, chunk }) => {
             direct::scatter(rank, *root, 0..*chunk, &chunks(&(0..chunk * world_size)))
+        }
+        (Algorithm::Direct, Collective::Send { .. } | Collective::Receive { .. })
+            if world_size == 2 =>
+        {
+            direct::from_first_to_second(rank, count)
         }
         // One step of which only the root sees the end.
         (Algorithm::OneShot | Algorithm::Star, Collective::Reduce { root, .. }) => {

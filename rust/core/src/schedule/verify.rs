@@ -537,6 +537,23 @@ fn gather_and_scatter_move_each_chunk_between_the_root_and_its_rank() {
 }
 
 #[test]
+fn send_gives_the_second_of_two_ranks_what_the_first_one_has() {
+    let topology = Topology::one_host(2);
+    for count in [0, 1, 5] {
+        let part = |rank, call| build(Algorithm::Direct, &call, rank, &topology, count, count);
+        let schedules = [
+            part(0, Collective::Send { to: 7 }),
+            part(1, Collective::Receive { from: 3 }),
+        ];
+        let end = run(&schedules, count, final_values_of_its_own).unwrap();
+        for elements in end {
+            let sent = (0..count).map(|place| final_values_of_its_own(0, place));
+            assert!(elements.into_iter().eq(sent));
+        }
+    }
+}
+
+#[test]
 fn all_to_all_gives_every_rank_the_chunk_that_each_has_for_it() {
     for world_size in 2..=64 {
         for chunk in 0..3 {

@@ -6,6 +6,7 @@
 //! way that they go; one that goes another way than its pipe has come to the wrong rank.
 
 use crate::collective::{Call, Collective};
+use crate::dtype::DType;
 use crate::schedule::Algorithm;
 
 /// Length of an encoded header in bytes.
@@ -14,7 +15,7 @@ pub const HEADER_BYTES: usize = 64;
 const MAGIC: u32 = u32::from_le_bytes(*b"GRC1");
 
 /// The last kind of collective.
-const KIND_MAX: u8 = 9;
+const KIND_MAX: u8 = 10;
 
 /// An encoded header.
 pub type Header = [u8; HEADER_BYTES];
@@ -37,6 +38,8 @@ impl Contract {
             Collective::Reduce { .. } => 7,
             Collective::Gather { .. } => 8,
             Collective::Scatter { .. } => 9,
+            // Two calls, but one thing that two ranks do; who does which follows from the way.
+            Collective::Send { .. } | Collective::Receive { .. } => 10,
         };
         let root = call.collective.root().unwrap_or(0) as u64;
         let op = call.collective.op().map_or(0, |op| op as u8);
@@ -108,6 +111,27 @@ pub fn is_header(bytes: &Header) -> bool {
     bytes[0..4] == MAGIC.to_le_bytes() && (1..=KIND_MAX).contains(&bytes[4])
 }
 
+/// What a header says of its call, for one who has called something else.
+#[must_use]
+pub fn told(theirs: &Header, own: &Header) -> String {
+    let word = |header: &Header, at: usize| {
+        let bytes = header[at..at + 8].try_into().expect("eight bytes");
+        u64::from_le_bytes(bytes)
+    };
+    let dtype = DType::ALL
+        .into_iter()
+        .find(|dtype| *dtype as u8 == theirs[5])
+        .map_or("an unknown type", DType::name);
+    let mut text = format!("{} elements of {dtype}", word(theirs, 24));
+    let differ = |at| word(theirs, at) != word(own, at);
+    if differ(32) {
+        text.push_str(" under another name");
+    } else if differ(40) && !differ(24) {
+        text.push_str(" in another shape");
+    }
+    text
+}
+
 /// The FNV-1a hash of G. Fowler, L. Noll and K.-P. Vo; the same on every machine and version.
 struct Fnv1a(u64);
 
@@ -126,7 +150,7 @@ impl Fnv1a {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::{DType, ReduceOp};
+    use crate::dtype::ReduceOp;
 
     fn changed(change: impl FnOnce(&mut Call)) -> Header {
         let mut call = Call {
@@ -179,5 +203,29 @@ mod tests {
             assert_ne!(&base, other);
             assert!(others[..index].iter().all(|earlier| earlier != other));
         }
+    }
+
+    #[test]
+    fn both_ranks_of_a_send_have_the_same_header() {
+        let sent = changed(|call| call.collective = Collective::Send { to: 3 });
+        assert!(is_header(&sent));
+        let received = changed(|call| call.collective = Collective::Receive { from: 5 });
+        assert_eq!(sent, received);
+    }
+
+    #[test]
+    fn a_header_tells_in_what_it_differs() {
+        let own = changed(|_| ());
+        let told = |change: fn(&mut Call)| told(&changed(change), &own);
+        assert_eq!(told(|call| call.count = 7), "7 elements of float32");
+        assert_eq!(told(|call| call.dtype = DType::I64), "6 elements of int64");
+        assert_eq!(
+            told(|call| call.name = "v".into()),
+            "6 elements of float32 under another name"
+        );
+        assert_eq!(
+            told(|call| call.shapes = "[2,3]".into()),
+            "6 elements of float32 in another shape"
+        );
     }
 }

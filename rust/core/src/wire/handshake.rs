@@ -22,7 +22,7 @@ use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub(crate) const PROTOCOL_VERSION: u32 = 14;
+pub(crate) const PROTOCOL_VERSION: u32 = 15;
 
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -40,6 +40,9 @@ pub(crate) enum Purpose {
     Data { stream: usize },
     /// To carry signs of life, questions and aborts, both ways.
     Control,
+    /// To carry payload between two ranks of a formed group that have found something to say to each
+    /// other, as one of the streams of their pipe.
+    OnDemand { traffic: Traffic, stream: usize },
     /// To ask how the rank is, from outside of the group, as often as one likes.
     Inquiry,
     /// To say something about the members of the next group to the process itself, whatever its rank.
@@ -57,6 +60,17 @@ pub(crate) enum Purpose {
         /// Who connects.
         guest: Guest,
     },
+}
+
+/// What travels through connections that are made on demand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Traffic {
+    /// Collectives of all ranks.
+    Collectives,
+    /// What the initiator sends to the responder alone.
+    ToResponder,
+    /// What the responder sends to the initiator alone.
+    ToInitiator,
 }
 
 /// Who connects to a parameter server.
@@ -91,7 +105,8 @@ impl Purpose {
             Self::Inquiry => 2,
             Self::Membership { .. } => 3,
             Self::Parameters { .. } => 4,
-            Self::Data { stream } => 5_usize.saturating_add(*stream),
+            Self::OnDemand { .. } => 5,
+            Self::Data { stream } => 6_usize.saturating_add(*stream),
         }
     }
 }

@@ -41,7 +41,9 @@ pub enum Phase {
         members: Vec<(String, String)>,
         /// The collective this rank is in.
         entered: Option<Collective>,
-        /// The peers from which it waits for something there.
+        /// What it does with one other rank alone, if that keeps it.
+        beside: Option<Box<Collective>>,
+        /// The peers from which it waits for something in the one or the other.
         awaited: Vec<usize>,
         /// The collective that ended last; its age is the time since then.
         ended: Option<Collective>,

@@ -28,7 +28,7 @@ pub(crate) type Resolve = fn(&str) -> std::io::Result<Vec<SocketAddr>>;
 
 impl Forming<'_> {
     /// Connects to a rank for one purpose.
-    pub(super) fn connect_to(
+    pub(in crate::forming) fn connect_to(
         &mut self,
         roster: &Roster,
         rank: usize,

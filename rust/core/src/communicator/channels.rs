@@ -1,0 +1,254 @@
+//! What two ranks do alone: each sends, or receives, through a channel.
+//!
+//! A channel leads from one rank to another. It is a group of two inside of the group, with a link and
+//! an engine of its own, so it has an order of its own: what goes to or comes from different ranks, and
+//! both ways between two, goes on at the same time, and beside the collectives of all. The first use
+//! makes it. Its failures are the group's: they raise the group's switch, and so do the group's its.
+//!
+//! In it the sender is rank 0 and the receiver rank 1. Each sends the header of what it does, as in a
+//! collective, so a difference is an error on both, and a send ends no sooner than its `recv` has begun.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::collective::{Collective, Request};
+use crate::drive::{Stall, Supervisor, Suspicion};
+use crate::engine::{Engine, Parts, SpinPolicy};
+use crate::error::{Abort, Error, ErrorKind, Late, NotFormed, Result, Text, Unusable};
+use crate::forming::on_demand::Connector;
+use crate::link::mesh::Mesh;
+use crate::link::poll::WakeUp;
+use crate::lock::lock;
+use crate::observe::flight_recorder::FlightRecorder;
+use crate::observe::stats::Stats;
+use crate::schedule::choice::Policy;
+use crate::schedule::topology::Topology;
+
+/// The channels of one rank.
+pub(super) struct Channels {
+    /// None in a world of one.
+    connector: Option<Arc<Connector>>,
+    spin_policy: SpinPolicy,
+    /// The group's, which knows those of the channels.
+    recorder: Arc<FlightRecorder>,
+    /// `None` once the communicator is closed.
+    open: Mutex<Option<Engines>>,
+}
+
+/// By the other rank, and whether this one sends.
+type Engines = BTreeMap<(usize, bool), Arc<Engine>>;
+
+impl Channels {
+    pub(super) const fn new(
+        connector: Option<Arc<Connector>>,
+        spin_policy: SpinPolicy,
+        recorder: Arc<FlightRecorder>,
+    ) -> Self {
+        Self {
+            connector,
+            spin_policy,
+            recorder,
+            open: Mutex::new(Some(Engines::new())),
+        }
+    }
+
+    /// The engine of the channel that a request is for.
+    ///
+    /// # Errors
+    /// `Config` if its partner is not another rank; `Aborted` if the communicator is closed;
+    /// `Exhausted` if there is no room for one more.
+    pub(super) fn of(&self, request: &Request) -> Result<Arc<Engine>> {
+        let (peer, sends) = match request.collective {
+            Collective::Send { to } => (to, true),
+            Collective::Receive { from } => (from, false),
+            _ => unreachable!("a collective of all ranks has no channel"),
+        };
+        let (rank, world_size) = match &self.connector {
+            Some(connector) => (connector.config.rank, connector.config.world_size),
+            None => (0, 1),
+        };
+        let connector = match &self.connector {
+            Some(connector) if peer < world_size && peer != rank => connector,
+            _ => {
+                return Err(Unusable::NotAnother {
+                    call: Text::from(request.collective.name()),
+                    peer,
+                    world_size,
+                }
+                .into());
+            }
+        };
+        let mut open = lock(&self.open);
+        let Some(engines) = &mut *open else {
+            return Err(Abort::Closed.into());
+        };
+        if let Some(engine) = engines.get(&(peer, sends)) {
+            return Ok(Arc::clone(engine));
+        }
+        let engine = Arc::new(self.make(connector, peer, sends)?);
+        engines.insert((peer, sends), Arc::clone(&engine));
+        Ok(engine)
+    }
+
+    fn make(&self, connector: &Arc<Connector>, peer: usize, sends: bool) -> Result<Engine> {
+        let settings = &connector.config.settings;
+        let (own, other) = (connector.config.rank, peer);
+        let ranks = match sends {
+            true => [own, other],
+            false => [other, own],
+        };
+        let cannot = |error: std::io::Error| {
+            let other = || NotFormed::Socket {
+                error: Text::of(&error),
+            };
+            Error::out_of_resources(&error, "cannot connect two ranks")
+                .unwrap_or_else(|| other().into())
+        };
+        let doorbell = Arc::new(WakeUp::new().map_err(cannot)?);
+        let mesh = Mesh::new(vec![None, None], Arc::clone(&doorbell))
+            .map_err(cannot)?
+            .with_dialer(|waker| connector.for_two(peer, sends, doorbell, waker));
+        let roster = &connector.roster;
+        let recorder = Arc::new(FlightRecorder::new(connector.config.generation));
+        self.recorder.add_beside(peer, Arc::clone(&recorder));
+        Engine::new(Parts {
+            rank: usize::from(!sends),
+            policy: Policy::new(Topology::by_host(
+                ranks
+                    .map(|rank| {
+                        // Two that share a host do so in the group, too.
+                        roster.topology().position(rank).0
+                    })
+                    .into_iter(),
+            )),
+            transport: Box::new(mesh),
+            supervisor: Arc::new(SupervisorOfTwo {
+                connector: Arc::clone(connector),
+                ranks,
+            }),
+            abort: Arc::clone(&connector.abort),
+            recorder,
+            stall_timeout: settings.stall_timeout,
+            stall_warning: settings.stall_warning,
+            spin_policy: self.spin_policy,
+        })
+    }
+
+    /// Adds what went through the channels.
+    pub(super) fn add_stats(&self, stats: &mut Stats) {
+        for engine in lock(&self.open).iter().flat_map(Engines::values) {
+            stats.add_beside(&engine.stats());
+        }
+    }
+
+    /// Ends all channels, and lets no other begin.
+    pub(super) fn close(&self) {
+        let open = lock(&self.open).take();
+        for engine in open.into_iter().flat_map(Engines::into_values) {
+            engine.close();
+        }
+    }
+}
+
+/// Finds the causes of what goes wrong in a channel, for the whole group.
+struct SupervisorOfTwo {
+    connector: Arc<Connector>,
+    /// The sender and the receiver, as they are called in the group.
+    ranks: [usize; 2],
+}
+
+impl SupervisorOfTwo {
+    fn own(&self) -> usize {
+        self.connector.config.rank
+    }
+
+    fn blame(&self, error: Error, rank: usize) {
+        let host = self.connector.roster.host(rank);
+        self.connector.supervisor.abort(error.blaming(rank, host));
+    }
+
+    /// What a rank calls here.
+    fn call_of(&self, rank: usize) -> String {
+        let [sender, receiver] = self.ranks;
+        match rank == sender {
+            true => format!("send(dest={receiver})"),
+            false => format!("recv(source={sender})"),
+        }
+    }
+
+    /// Nothing has moved for too long.
+    fn late(&self, peer: usize, sequence: u64, idle: Duration) {
+        let how = match peer {
+            0 => Late::SendsNothing,
+            _ => Late::NotEntered,
+        };
+        let rank = self.ranks[peer];
+        let error = Error::from(how).after(idle);
+        self.blame(error.during(self.call_of(rank), sequence), rank);
+    }
+}
+
+impl Supervisor for SupervisorOfTwo {
+    fn investigate(&self, suspicion: Suspicion) {
+        let ranks = &self.ranks;
+        let of_group = match suspicion {
+            Suspicion::LinkBroken { peer, broken } => Suspicion::LinkBroken {
+                peer: ranks[peer],
+                broken,
+            },
+            Suspicion::Garbled { peer, how } => Suspicion::Garbled {
+                peer: ranks[peer],
+                how,
+            },
+            Suspicion::Corrupted {
+                peer,
+                broken,
+                call,
+                sequence,
+            } => Suspicion::Corrupted {
+                peer: ranks[peer],
+                broken,
+                call,
+                sequence,
+            },
+            Suspicion::HeadersDiffer {
+                peer,
+                sequence,
+                called,
+            } => {
+                // Both have noticed, and one of them tells; the lower one is taken to be right.
+                let (own, other) = (self.own(), ranks[peer]);
+                if own < other {
+                    let call = self.call_of(other);
+                    let error = Error::new(ErrorKind::Mismatch {
+                        theirs: format!("{call} with {called}").into(),
+                        others: format!("{} (rank {own})", self.call_of(own)).into(),
+                    });
+                    self.blame(error.during(call, sequence), other);
+                }
+                return;
+            }
+            Suspicion::Stalled {
+                awaited,
+                sequence,
+                idle,
+            } => {
+                // A rank waits for the only other one.
+                let peer = awaited.first().copied().unwrap_or_default();
+                self.late(peer, sequence, idle);
+                return;
+            }
+        };
+        self.connector.supervisor.investigate(of_group);
+    }
+
+    fn abort(&self, cause: Error) {
+        self.connector.supervisor.abort(cause);
+    }
+
+    fn warn(&self, stall: &Stall<'_>) {
+        let awaited = stall.awaited.iter().map(|&end| self.ranks[end]).collect();
+        self.connector.supervisor.warn(&Stall { awaited, ..*stall });
+    }
+}

@@ -1,0 +1,267 @@
+//! Links between ranks of a formed group that find something to say to each other later.
+//!
+//! Both ranks want the link at the same place of their programs, sooner or later. One connects
+//! (`peers::initiates`), and the other's listener lets it in whatever its program is doing, so the
+//! first may go on until it needs an answer; the second finds the connection in its `lobby`.
+//!
+//! A collective of many ranks may want a link with each: one thread connects to one rank after the
+//! other, over TCP alone, for which the two need not be there together. What two ranks send each other
+//! alone (`communicator/channels.rs`) may travel through shared memory, about which they agree once both
+//! are there, in a thread for each.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::inquiry::inquire;
+use super::lobby::Lobby;
+use super::peers::initiates;
+use super::rendezvous::Forming;
+use super::roster::Roster;
+use crate::abort::{AbortSwitch, Waker};
+use crate::caller::INTERRUPT_INTERVAL;
+use crate::config::Config;
+use crate::drive::Supervisor;
+use crate::error::{Breakage, Error, ErrorKind, Result, Suspicion, Text, Unusable};
+use crate::host::host_name;
+use crate::link::Link;
+use crate::link::kind::{Introduction, Kind};
+use crate::link::mesh::Dialer;
+use crate::link::negotiation::{best, pairs_of_a_host};
+use crate::link::poll::WakeUp;
+use crate::link::tcp;
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn};
+use crate::link::tcp::tls::Tls;
+use crate::observe::own_state::OwnState;
+use crate::wire::handshake::{GroupId, Purpose, Traffic};
+use crate::wire::state::Phase;
+
+mod dialers;
+
+use dialers::{ForCollectives, ForTwo};
+
+/// How long two ranks that are both there may take to agree on a link.
+const AGREEMENT_LIMIT: Duration = Duration::from_secs(30);
+/// After how long a rank that is to connect is looked at, and then at the latest after how long again.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(30);
+/// How long it may take to answer: as long as a neighbour may be silent.
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Connects this rank with others of its group.
+pub(crate) struct Connector {
+    pub config: Config,
+    pub kinds: Vec<Kind>,
+    pub tls: Option<Tls>,
+    pub group: GroupId,
+    pub roster: Roster,
+    pub own_state: Arc<OwnState>,
+    pub lobby: Arc<Lobby>,
+    /// The group's.
+    pub abort: Arc<AbortSwitch>,
+    pub supervisor: Arc<dyn Supervisor + Send + Sync>,
+}
+
+impl Connector {
+    /// Makes links for collectives of all ranks.
+    pub(crate) fn for_collectives(self: &Arc<Self>, waker: Waker) -> Box<dyn Dialer> {
+        let waker = Arc::new(waker);
+        self.lobby.wake_with(Arc::clone(&waker));
+        Box::new(ForCollectives::new(Arc::clone(self), waker))
+    }
+
+    /// Makes the link through which this rank sends to `peer`, or receives from it if it does not
+    /// `send`. Its other end may ring `doorbell`.
+    pub(crate) fn for_two(
+        self: &Arc<Self>,
+        peer: usize,
+        sends: bool,
+        doorbell: Arc<WakeUp>,
+        waker: Waker,
+    ) -> Box<dyn Dialer> {
+        Box::new(ForTwo::new(Arc::clone(self), peer, sends, doorbell, waker))
+    }
+
+    const fn initiates(&self, peer: usize) -> bool {
+        initiates(self.config.rank, peer, self.config.world_size)
+    }
+
+    /// Connects to a rank, once for each stream.
+    fn connect(
+        &self,
+        peer: usize,
+        traffic: Traffic,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Vec<Connection>, Trouble> {
+        let mut interrupt = || !goes_on();
+        let (tls, own_state) = (self.tls.clone(), Arc::clone(&self.own_state));
+        let mut forming = Forming::new(&self.config, &self.kinds, tls, own_state, &mut interrupt)
+            .within(self.group);
+        let mut connect = |stream| {
+            let purpose = Purpose::OnDemand { traffic, stream };
+            forming.connect_to(&self.roster, peer, &purpose)
+        };
+        let connections = (0..self.config.settings.streams).map(&mut connect);
+        connections
+            .collect::<Result<_>>()
+            .map_err(|error| match error.kind {
+                ErrorKind::Exhausted { .. } => Trouble::Own(error),
+                _ => Trouble::Link(Text::of(error)),
+            })
+    }
+
+    /// The link that this rank and `peer` agree on, once both want it; `None` if nobody wants it any
+    /// more.
+    fn agree(
+        &self,
+        peer: usize,
+        sends: bool,
+        doorbell: &WakeUp,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Option<Box<dyn Link>>, Trouble> {
+        let initiator = self.initiates(peer);
+        let traffic = match initiator == sends {
+            true => Traffic::ToResponder,
+            false => Traffic::ToInitiator,
+        };
+        let mut go_on = || goes_on();
+        let mut connections = if initiator {
+            self.connect(peer, traffic, goes_on)?
+        } else {
+            let streams = self.config.settings.streams;
+            let mut probe = Probe::new(peer);
+            loop {
+                let limit = INTERRUPT_INTERVAL;
+                if let Some(connections) = self.lobby.wait(peer, traffic, streams, limit) {
+                    break connections;
+                }
+                if !goes_on() {
+                    return Ok(None);
+                }
+                if probe.is_due() {
+                    probe.look(self)?;
+                }
+            }
+        };
+        configure(&connections)?;
+        meet(&mut connections[0], &mut go_on)?;
+        let mut introduction = Introduction {
+            connections,
+            initiator,
+            doorbell: doorbell.as_fd(),
+            pairs: pairs_of_a_host(&self.roster.topology()),
+            deadline: Instant::now() + AGREEMENT_LIMIT,
+            go_on: &mut go_on,
+        };
+        let theirs = &self.roster.members()[peer].transports;
+        let checked = self.config.settings.checksum;
+        match best(&mut introduction, &self.kinds, theirs, checked)? {
+            (Some((_, link)), _) => Ok(Some(link)),
+            (None, reason) => Err(Trouble::Kinds(Text::from(reason.unwrap_or_default()))),
+        }
+    }
+
+    /// Ends the group on account of what keeps this rank from a link with `peer`, if somebody still
+    /// wants it.
+    fn report(&self, peer: usize, trouble: Trouble, goes_on: GoesOn<'_>) {
+        if !goes_on() {
+            return;
+        }
+        let (rank, host) = (self.config.rank, self.roster.host(peer));
+        match trouble {
+            Trouble::Own(error) => {
+                self.supervisor.abort(error.blaming(rank, host_name()));
+            }
+            Trouble::Kinds(reason) => {
+                let error = Error::from(Unusable::NoLink { rank, reason });
+                self.supervisor.abort(error.blaming(peer, host));
+            }
+            Trouble::Link(error) => {
+                let broken = Breakage::Failed { error }.into();
+                let suspicion = Suspicion::LinkBroken { peer, broken };
+                self.supervisor.investigate(suspicion);
+            }
+        }
+    }
+}
+
+/// What keeps a rank from a link.
+enum Trouble {
+    /// It lacks something itself.
+    Own(Error),
+    /// No connection, or it broke.
+    Link(Text),
+    /// Nothing that both offer works.
+    Kinds(Text),
+}
+
+impl From<std::io::Error> for Trouble {
+    fn from(error: std::io::Error) -> Self {
+        match Error::out_of_resources(&error, "cannot make its connections") {
+            Some(error) => Self::Own(error),
+            None => Self::Link(Text::of(error)),
+        }
+    }
+}
+
+/// Whether anybody still wants what a thread does.
+type GoesOn<'a> = &'a dyn Fn() -> bool;
+
+fn configure(connections: &[Connection]) -> std::io::Result<()> {
+    let mut all = connections.iter();
+    all.try_for_each(|connection| tcp::configure(connection.tcp()))
+}
+
+/// Returns when both ranks have called it.
+fn meet(connection: &mut Connection, go_on: GoOn<'_>) -> std::io::Result<()> {
+    // A peer that lives may take its time; one that does not ends the group.
+    let deadline = Instant::now() + Duration::from_secs(365 * 86_400);
+    let mut stream = DeadlineStream::cancellable(connection, deadline, go_on);
+    stream.write_all(&[1])?;
+    stream.flush()?;
+    stream.read_exact(&mut [0])
+}
+
+/// Looks now and then whether a rank that is to connect is still there. It may have left, which only
+/// its neighbours are told, or be lost after these have left.
+#[derive(Clone)]
+struct Probe {
+    peer: usize,
+    next: Instant,
+    interval: Duration,
+}
+
+impl Probe {
+    fn new(peer: usize) -> Self {
+        Self {
+            peer,
+            next: Instant::now() + PROBE_INTERVAL,
+            interval: PROBE_INTERVAL,
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        Instant::now() >= self.next
+    }
+
+    fn look(&mut self, connector: &Connector) -> Result<(), Trouble> {
+        let Connector { config, roster, .. } = connector;
+        let address = &roster.members()[self.peer].address;
+        let state = inquire(address, &config.token, config.tls.as_ref(), PROBE_LIMIT)
+            .map_err(|error| Trouble::Link(Text::of(error)))?;
+        let is_elsewhere = match state.phase {
+            Phase::Formed { group, .. } => group != connector.group,
+            Phase::Forming { .. } => state.rank != self.peer,
+            Phase::Between { .. } => true,
+        };
+        if is_elsewhere {
+            let error = "ended with its group there".into();
+            return Err(Trouble::Link(error));
+        }
+        self.interval = (2 * self.interval).min(PROBE_INTERVAL_MAX);
+        self.next = Instant::now() + self.interval;
+        Ok(())
+    }
+}

@@ -1,0 +1,414 @@
+"""What two ranks send each other alone, beside whatever the others do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grid import COUNTS, DTYPES, contribution, same
+
+import gradring
+from gradring.errors import (
+    AbortedError,
+    CollectiveTimeoutError,
+    GradringError,
+    MismatchError,
+    PeerLostError,
+)
+from gradring.testing import run_ranks, simulated_hosts
+from waiting import wait_until
+
+
+def to_the_next_from_the_one_before(settings: dict[str, Any]) -> list[str]:
+    """All dtypes and sizes around the ring, also beside an all-reduce; what went wrong."""
+    wrong = []
+    with gradring.init(**settings) as comm:
+        rank, size = comm.rank, comm.world_size
+        after, before = (rank + 1) % size, (rank - 1) % size
+        for dtype in DTYPES:
+            for count in COUNTS:
+                sent, received = (
+                    contribution(rank, count, "sum", dtype),
+                    contribution(9, count, "sum", dtype),
+                )
+                untouched = sent.copy()
+                work = comm.send_async(sent, after, name="x")
+                total = comm.all_reduce(1)
+                returned = comm.recv(received, before, name="x")
+                expected = contribution(before, count, "sum", dtype)
+                if not (
+                    work.wait() is None
+                    and returned is received
+                    and total == size
+                    and same(received, expected)
+                    and same(sent, untouched)
+                ):
+                    wrong.append(f"{dtype} {count}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transport": "tcp"},
+        {"transport": "shm"},
+        {"transport": "tcp", "streams": 3},
+        {"checksum": True},
+        {"transport": "tcp", "streams": 2, "checksum": True},
+    ],
+    ids=str,
+)
+def test_every_dtype_and_size_arrives(settings: dict[str, Any]) -> None:
+    assert run_ranks(to_the_next_from_the_one_before, 3, settings) == [[]] * 3
+
+
+def test_every_dtype_and_size_arrives_between_hosts() -> None:
+    with simulated_hosts(2) as hosts:
+        assert run_ranks(to_the_next_from_the_one_before, 3, {}, hosts=hosts) == [[]] * 3
+
+
+def many_at_a_time() -> list[int]:
+    """Every rank sends every other one several arrays; each arrives in its order."""
+    with gradring.init() as comm:
+        others = [rank for rank in range(comm.world_size) if rank != comm.rank]
+        works = [
+            comm.send_async(np.full(1000, 100 * comm.rank + number), to)
+            for number in range(5)
+            for to in others
+        ]
+        # Not in the order in which they are sent.
+        received = {source: [np.empty(1000, np.int64) for _ in range(5)] for source in others[::-1]}
+        for source, arrays in received.items():
+            for number, array in enumerate(arrays):
+                comm.recv(array, source)
+                assert (array == 100 * source + number).all()
+        for work in works:
+            work.wait()
+        counted = comm.stats()["collectives"]
+        return [int(counted[name]["count"]) for name in ("send", "recv")]
+
+
+def test_arrays_between_two_ranks_keep_their_order_and_wait_for_no_others() -> None:
+    assert run_ranks(many_at_a_time, 4) == [[15, 15]] * 4
+
+
+def what_may_be_sent() -> None:
+    with gradring.init() as comm:
+        read_only: Any = np.arange(6.0)
+        read_only.flags.writeable = False
+        turned = np.arange(6.0).reshape(2, 3).T
+        bucket = [np.ones(2), np.full((2, 2), 7.0)]
+        if comm.rank == 0:
+            for x in (read_only, turned, memoryview(read_only), 2.5, bucket, np.float32(3)):
+                comm.send(x, np.int64(1))
+            return
+        assert (comm.recv(np.empty(6), 0) == np.arange(6.0)).all()
+        assert (comm.recv(np.empty((3, 2)), 0) == turned).all()
+        assert (comm.recv(np.empty(6), 0) == np.arange(6.0)).all()
+        assert comm.recv(np.empty(()), np.int64(0)) == 2.5
+        received = comm.recv([np.empty(2), np.empty((2, 2))], 0)
+        assert (received[0] == 1).all() and (received[1] == 7).all()
+        assert comm.recv(np.empty((), np.float32), 0) == 3
+
+
+def test_arrays_of_any_layout_numbers_and_buckets_can_be_sent() -> None:
+    run_ranks(what_may_be_sent, 2)
+
+
+def refused() -> None:
+    with gradring.init() as comm:
+        x = np.ones(3)
+        partner: Any
+        for partner, why in (
+            (comm.rank, "is this rank itself"),
+            (2, "is not a rank of a world of 2"),
+            (-1, "is not a rank"),
+            (1.0, "choose another rank"),
+            ("1", "choose another rank"),
+            (None, "choose another rank"),
+        ):
+            for call in (comm.send, comm.send_async, comm.recv, comm.recv_async):
+                with pytest.raises(ValueError, match=why):
+                    call(x, partner)
+        with pytest.raises(TypeError):
+            comm.recv(1.0, 1 - comm.rank)
+        with pytest.raises(TypeError, match="complex128"):
+            comm.send(np.ones(3, complex), 1 - comm.rank)
+        read_only = np.ones(3)
+        read_only.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            comm.recv(read_only, 1 - comm.rank)
+        comm.all_reduce(x)  # nothing has been sent
+
+
+def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
+    run_ranks(refused, 2)
+    with (
+        gradring.Communicator(rank=0, world_size=1) as comm,
+        pytest.raises(ValueError, match="this rank itself"),
+    ):
+        comm.send(np.ones(3), 0)
+
+
+def differing(what: str) -> str:
+    """The receiver expects something else."""
+    with gradring.init() as comm:
+        if comm.rank == 0:
+            time.sleep(0.2)  # a rank that does neither is told, too
+            with pytest.raises(GradringError) as caught:
+                comm.barrier()
+        else:
+            x: Any = np.ones(6)
+            name = "a"
+            if comm.rank == 2:
+                if what == "dtype":
+                    x = np.ones(6, np.float32)
+                elif what == "count":
+                    x = np.ones(7)
+                elif what == "shape":
+                    x = np.ones((2, 3))
+                elif what == "name":
+                    name = "b"
+            with pytest.raises(GradringError) as caught:
+                if comm.rank == 1:
+                    comm.send(x, 2, name=name)
+                else:
+                    comm.recv(x, 1, name=name)
+        error = caught.value
+        assert isinstance(error, MismatchError) and error.rank == 2, error
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("dtype", "recv(source=1) with 6 elements of float32"),
+        ("count", "recv(source=1) with 7 elements of float64"),
+        ("shape", "recv(source=1) with 6 elements of float64 in another shape"),
+        ("name", "recv(source=1) with 6 elements of float64 under another name"),
+    ],
+)
+def test_a_send_and_a_recv_that_differ_are_told_on_every_rank(what: str, told: str) -> None:
+    for message in run_ranks(differing, 3, what):
+        assert told in message and "send(dest=2) (rank 1)" in message, message
+
+
+def partner_ends(how: str, sends: bool, used: bool) -> Any:
+    """Rank 1 ends while rank 0 sends to it, or receives from it; what ranks see."""
+    comm = gradring.init()
+    x = np.ones(12 << 20, np.float32)
+    if used and comm.rank < 2:
+        comm.send(x[:9], 1) if comm.rank == 0 else comm.recv(x[:9], 0)
+        comm.recv(x[:9], 1) if comm.rank == 0 else comm.send(x[:9], 0)
+    comm.barrier()
+    if comm.rank == 1:
+        if how == "struck":  # in the middle of 48 MiB
+            comm.recv_async(x, 0) if sends else comm.send_async(x, 0)
+            time.sleep(0.003)
+        if how in ("killed", "struck"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raises":
+            with pytest.raises(ZeroDivisionError), comm:
+                raise ZeroDivisionError("by purpose")
+            return None
+        comm.close()
+        return None
+    started = time.monotonic()
+    try:
+        if comm.rank == 0:
+            comm.send(x, 1) if sends else comm.recv(x, 1)
+            comm.barrier()  # where a rank is told that had done its part
+        else:
+            comm.recv(x, 0)  # which never comes
+    except GradringError as error:
+        return type(error).__name__, error.rank, time.monotonic() - started
+    finally:
+        comm.close()
+    return "nothing"
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("killed", "PeerLostError"),
+        ("struck", "PeerLostError"),
+        ("raises", "AbortedError"),
+        ("leaves", "PeerLostError"),
+    ],
+)
+def test_the_end_of_a_partner_is_told(how: str, kind: str, sends: bool, used: bool) -> None:
+    outcomes = run_ranks(partner_ends, 3, how, sends, used, check=False)
+    for rank in (0, 2):
+        told, blamed, _ = outcomes[rank].value
+        assert (told, blamed) == (kind, 1), outcomes[rank]
+
+
+def waits_in_vain(sends: bool) -> Any:
+    """Rank 1 lives, but does not take part."""
+    with gradring.init(stall_timeout=2.0) as comm:
+        if comm.rank == 1:
+            time.sleep(3)
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            if comm.rank == 1:
+                comm.barrier()
+            elif comm.rank == 0:
+                comm.send(np.ones(3), 1) if sends else comm.recv(np.ones(3), 1)
+            else:
+                comm.recv(np.ones(3), 0)
+        return caught.value.rank, caught.value.collective
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_partner_that_does_not_come_is_named(sends: bool) -> None:
+    told = run_ranks(waits_in_vain, 2, sends)
+    assert told == [(1, "recv(source=0)" if sends else "send(dest=0)")] * 2
+
+
+def waits_with_patience(sends: bool) -> str:
+    """A wait ends in time, and what it waited for goes on."""
+    with gradring.init() as comm:
+        x = np.full(3, comm.rank)
+        if comm.rank == 1:
+            time.sleep(1)
+            comm.recv(x, 0) if sends else comm.send(x, 0)
+            return ""
+        work: Any = comm.send_async(x, 1) if sends else comm.recv_async(x, 1)
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            work.wait(timeout=0.1)
+        assert caught.value.rank is None
+        work.wait()
+        assert work.done()
+        assert sends or (x == 1).all()
+        return str(caught.value.collective)
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_wait_may_end_before_its_send_or_recv(sends: bool) -> None:
+    assert ("dest=1" if sends else "source=1") in run_ranks(waits_with_patience, 2, sends)[0]
+
+
+def interrupted(directory: Path) -> str:
+    """Rank 0 waits for what never comes, and gets a signal from itself."""
+    with gradring.init() as comm:
+        if comm.rank == 1:
+            wait_until(lambda: (directory / "waits").exists(), "rank 0 waits")
+            with pytest.raises(AbortedError) as caught:
+                comm.barrier()
+            return str(caught.value)
+
+        def interrupt() -> None:
+            time.sleep(0.5)
+            (directory / "waits").touch()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            comm.recv(np.ones(3), 1)
+        return "interrupted"
+
+
+def test_a_recv_can_be_interrupted(tmp_path: Path) -> None:
+    first, second = run_ranks(interrupted, 2, tmp_path)
+    assert first == "interrupted" and "was interrupted" in second
+
+
+def closed_under_way() -> str:
+    """Another thread closes the communicator while this one receives; and then nothing goes."""
+    comm = gradring.init()
+    if comm.rank == 0:
+        threading.Timer(0.5, comm.close).start()
+        with pytest.raises(AbortedError):
+            comm.recv(np.ones(3), 1)
+        with pytest.raises(AbortedError, match="closed"):
+            comm.send(np.ones(3), 1)
+        before = threading.active_count()
+        comm.close()
+        assert threading.active_count() == before
+        return "closed"
+    with pytest.raises(PeerLostError) as caught:
+        comm.barrier()
+    comm.close()
+    return str(caught.value)
+
+
+def test_a_recv_ends_with_its_communicator() -> None:
+    assert run_ranks(closed_under_way, 2)[0] == "closed"
+
+
+def a_chain_waits(directory: Path) -> Any:
+    """Rank 0 waits in a collective for rank 1, which waits for rank 2, which is to blame."""
+    with gradring.init(stall_timeout=2.0) as comm:
+        if comm.rank == 2:
+            wait_until(lambda: (directory / "over").exists(), "rank 0 has an error")
+        try:
+            if comm.rank == 1:
+                comm.recv(np.ones(3), 2)
+            comm.barrier()
+        except CollectiveTimeoutError as error:
+            return error.rank
+        finally:
+            if comm.rank == 0:
+                (directory / "over").touch()
+    return "nothing"
+
+
+def test_who_waits_for_a_partner_is_not_to_blame_for_a_collective(tmp_path: Path) -> None:
+    assert run_ranks(a_chain_waits, 3, tmp_path) == [2, 2, 2]
+
+
+def traced(path: Path) -> None:
+    with gradring.init() as comm:
+        comm.trace_start(path)
+        x = np.ones(1000)
+        for _ in range(3):
+            comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+        comm.all_reduce(x)
+        comm.trace_stop()
+
+
+def test_a_timeline_has_a_track_for_each_partner(tmp_path: Path) -> None:
+    run_ranks(traced, 2, tmp_path / "timeline.json")
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    tracks = {
+        (event["pid"], event["args"]["name"]): event["tid"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
+    assert {(0, "send to rank 1"), (1, "recv from rank 0")} < tracks.keys()
+    for (rank, track), call in {
+        (0, "send to rank 1"): "send(dest=1) float64[1000]",
+        (1, "recv from rank 0"): "recv(source=0) float64[1000]",
+    }.items():
+        slices = [e for e in events if (e["pid"], e["tid"]) == (rank, tracks[rank, track])]
+        assert sum(e["name"] == call for e in slices) == 3
+        assert all(e["name"] != "waiting for rank 1" for e in slices) or rank == 0
+
+
+def in_a_group_of_a_group() -> None:
+    """A group that was split off has channels of its own."""
+    with gradring.init() as comm:
+        group = comm.split(comm.rank % 2)
+        assert group is not None
+        with group:
+            x = np.full(3, comm.rank)
+            if group.rank == 0:
+                group.send(x, 1)
+                comm.send(x, (comm.rank + 2) % 4)
+            else:
+                from_world = np.empty(3, np.int64)
+                work = comm.recv_async(from_world, (comm.rank + 2) % 4)
+                assert (group.recv(np.empty(3, np.int64), 0) == comm.rank - 2).all()
+                assert (work.wait() == comm.rank - 2).all()
+
+
+def test_groups_have_channels_of_their_own() -> None:
+    run_ranks(in_a_group_of_a_group, 4)
