@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradring import errors
 from gradring._native import build_info
-from gradring.communicator import Communicator, Work
+from gradring.collectives import Work
+from gradring.communicator import Communicator
 from gradring.config import TlsFiles
 from gradring.errors import GradringError
 from gradring.initialize import init

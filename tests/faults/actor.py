@@ -154,7 +154,7 @@ def come_to_an_end(
 
 def reach(
     cell: Cell, comm: gradring.Communicator, x: NDArray[np.float32], total: float
-) -> gradring.communicator.Work[NDArray[np.float32]]:
+) -> gradring.collectives.Work[NDArray[np.float32]]:
     """Starts the collective and returns in the middle of it, as its own buffer shows.
 
     In step k of the ring's reduce-scatter a rank receives chunk ``rank - k - 2``, and in step k of

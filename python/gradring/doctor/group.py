@@ -13,7 +13,8 @@ from typing import Any
 import gradring
 from gradring.clusters import Cluster
 from gradring.clusters.own_host import address_towards
-from gradring.communicator import Communicator, all_gather_bytes
+from gradring.collectives import all_gather_bytes
+from gradring.communicator import Communicator
 from gradring.doctor import here
 from gradring.doctor.link_check import LinkMeasurement, initiate, respond
 

@@ -6,7 +6,8 @@ import contextlib
 import json
 from collections.abc import Mapping
 
-from gradring.communicator import Communicator, all_gather_bytes
+from gradring.collectives import all_gather_bytes
+from gradring.communicator import Communicator
 from gradring.errors import GradringError, MismatchError
 
 

@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from gradring import _native
+from gradring.collectives import all_gather_bytes
 from gradring.communicator import (
     Agreement,
     Communicator,
-    all_gather_bytes,
     core_of,
     form_again,
     is_open,

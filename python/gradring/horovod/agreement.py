@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from gradring.communicator import Communicator, all_gather_bytes
+from gradring.collectives import all_gather_bytes
+from gradring.communicator import Communicator
 
 _WORDS = 3
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator, all_gather_bytes
+from gradring.collectives import all_gather_bytes
+from gradring.communicator import Communicator
 from gradring.errors import GradringError, SaveError
 from gradring.tensorflow.adoption import communicator_of, strategy_of
 from gradring.tensorflow.model_variables import variables_of

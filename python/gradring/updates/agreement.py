@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gradring.communicator import Communicator, all_gather_bytes
+from gradring.collectives import all_gather_bytes
+from gradring.communicator import Communicator
 from gradring.errors import ConfigError, MismatchError
 from gradring.updates.rules import AllReduce, LocalSGD, ParameterServer, Primary, Rule
 
