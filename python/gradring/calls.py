@@ -165,18 +165,28 @@ def send(x: Any, dest: int, place: Place) -> Call[None]:
     _check_other(dest, "dest", place, "send")
     arrays = x if isinstance(x, list | tuple) else [x]
     sent = [_sendable(_travelling(array, "send", min_dims=0)) for array in arrays]
-    return Call(_native.Collective.send(dest), sent, None)
+    return Call(_sending(int(dest)), sent, None)
 
 
 def receive(x: T, source: int, place: Place) -> Call[T]:
     """The call of `Communicator.recv`."""
     _check_other(source, "source", place, "recv")
-    return Call(_native.Collective.receive(source), x, x)
+    return Call(_receiving(int(source)), x, x)
+
+
+@functools.cache
+def _sending(dest: int) -> _native.Collective:
+    return _native.Collective.send(dest)
+
+
+@functools.cache
+def _receiving(source: int) -> _native.Collective:
+    return _native.Collective.receive(source)
 
 
 def _check_other(rank: int, argument: str, place: Place, of: str) -> None:
     """Raises ValueError if ``rank`` is not another rank."""
-    is_rank = hasattr(rank, "__index__") and np.ndim(rank) == 0 and rank in range(place.world_size)
+    is_rank = _is_rank(rank, place.world_size)
     if is_rank and rank != place.rank:
         return
     why = f"this rank itself, {rank}" if is_rank else f"not a rank of a world of {place.world_size}"
@@ -185,11 +195,17 @@ def _check_other(rank: int, argument: str, place: Place, of: str) -> None:
 
 def check_root(root: int, world_size: int, of: str) -> None:
     """Raises ValueError if ``root`` is not a rank."""
-    if not (hasattr(root, "__index__") and np.ndim(root) == 0 and root in range(world_size)):
+    if not _is_rank(root, world_size):
         raise ValueError(
             f"{of}: root={root!r} is not a rank of a world of {world_size}; "
             f"choose one from 0 to {world_size - 1}"
         )
+
+
+def _is_rank(given: Any, world_size: int) -> bool:
+    if type(given) is not int and not (hasattr(given, "__index__") and np.ndim(given) == 0):
+        return False
+    return given in range(world_size)
 
 
 def check_out(
@@ -252,7 +268,8 @@ def _travelling(x: Any, of: str, min_dims: int = 1) -> NDArray[Any]:
 
 def _sendable(array: NDArray[Any]) -> NDArray[Any]:
     """The same as memory that the core takes; it only reads it."""
-    return np.require(array, requirements=["C", "W", "A"])
+    # What it gives costs a multiple of a small message.
+    return array if array.flags.carray else np.require(array, requirements=["C", "W", "A"])
 
 
 def _result(
