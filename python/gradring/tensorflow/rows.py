@@ -61,7 +61,7 @@ def gather_rows(
     for value, (_, decode), (gathered,) in zip(values, encoded, wait(started), strict=True):
         result = decode(gathered)
         if not tf.executing_eagerly():
-            result.set_shape([None, *value.shape[1:]])
+            result.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
         results.append(result)
     return results
 

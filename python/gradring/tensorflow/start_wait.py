@@ -279,7 +279,9 @@ def _all_gather_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
     gathering = _started(op.get_attr)
     group = gathering.communicator
     (total,) = reduce([tf.convert_to_tensor(upstream)], gathering.part("gradient"))
-    return [None, None, tf.split(total, op.inputs[1], num=group.world_size)[group.rank]]
+    own = tf.split(total, op.inputs[1], num=group.world_size)[group.rank]
+    own.set_shape(op.inputs[2].shape)
+    return [None, None, own]
 
 
 def _start_tangents(attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
