@@ -21,6 +21,8 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "product": lambda a, b: a * b,
 }
 COUNTS = (0, 1, 7, 1000)
+#: How many rows two ranks have.
+ROWS = ((2, 2), (3, 1), (0, 4), (1, 0))
 
 
 def contribution(rank: int, count: int) -> Any:
@@ -38,6 +40,7 @@ def worker() -> Any:
         results |= gathers(tf, comm)
         results |= control_flow(tf, comm)
         results |= gradients(tf, comm)
+        results |= gradients_of_rows(tf, comm)
         results |= memory(tf, comm)
         results |= reducer(tf, comm)
         return results
@@ -211,6 +214,46 @@ def gradients(tf: Any, comm: Any) -> Any:
     }
 
 
+def gradients_of_rows(tf: Any, comm: Any) -> Any:
+    """Through a gathering of rows of which ranks have as many as others, more, or none."""
+    from gradring.tensorflow import all_gather
+
+    def first(x: Any, weights: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(all_gather(x**3, "rows", comm) * weights)
+        return tape.gradient(loss, x)
+
+    def second(x: Any, weights: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(all_gather(first(x, weights), "again", comm) * weights)
+        return tape.gradient(loss, x)
+
+    found = {}
+    for counts in ROWS:
+        x, weights = rows_of(counts, comm.rank), (comm.rank + 1.0) * weights_of(counts)
+        for dtype in ("float32", "complex64"):
+            arguments = tf.cast(x, dtype), tf.cast(weights, dtype)
+            unknown = [tf.TensorSpec([None, 2], dtype)] * 2
+            for call in (first, second):
+                graph = tf.function(call, input_signature=unknown)
+                for mode, either in (("eager", call), ("graph", graph)):
+                    key = ("rows", counts, dtype, call.__name__, mode)
+                    found[key] = either(*arguments).numpy()
+    return found
+
+
+def rows_of(counts: tuple[int, ...], rank: int) -> Any:
+    """A rank's rows; every element differs."""
+    return np.arange(2 * counts[rank], dtype=np.float32).reshape(-1, 2) + 10 * rank + 1
+
+
+def weights_of(counts: tuple[int, ...]) -> Any:
+    """Of all gathered elements."""
+    return np.arange(2 * sum(counts), dtype=np.float32).reshape(-1, 2) / 8
+
+
 def memory(tf: Any, comm: Any) -> Any:
     """How often tensors are copied when only the reduction reads them."""
     from gradring import _native
@@ -371,6 +414,23 @@ def test_gradients_flow_through_sum_and_mean(ranks: Ranks, mode: str) -> None:
     for result in ranks:
         assert result["gradient", "sum", mode] == [6.0, 12.0]
         assert result["gradient", "mean", mode] == [3.0, 6.0]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("counts", ROWS)
+def test_gradients_go_back_to_the_ranks_that_had_the_rows(
+    ranks: Ranks, counts: tuple[int, int], dtype: str, mode: str
+) -> None:
+    weights = 3 * weights_of(counts)  # of the losses of both ranks together
+    own = np.split(weights, [counts[0]])
+    for rank, result in enumerate(ranks):
+        x = rows_of(counts, rank)
+        first, second = (
+            result["rows", counts, dtype, order, mode] for order in ("first", "second")
+        )
+        np.testing.assert_allclose(first, 3 * x**2 * own[rank], 1e-5)
+        np.testing.assert_allclose(second, 6 * x * own[rank] ** 2, 1e-5)
 
 
 def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks: Ranks) -> None:

@@ -77,7 +77,7 @@ def as_native(tensor: tf.Tensor, label: str) -> tuple[tf.Tensor, Callable[[tf.Te
 def as_native_bits(
     tensor: tf.Tensor, label: str
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """The tensor's bits in one of `NATIVE_DTYPES`, and the way back; bytes are one dimension more.
+    """The tensor's bits in one of `NATIVE_DTYPES`, and the way back; parts are one dimension more.
 
     Raises:
         TypeError: Its dtype has no fixed width.
@@ -87,6 +87,10 @@ def as_native_bits(
         return tensor, lambda result: result
     if dtype == tf.bool:
         return tf.cast(tensor, tf.uint8), lambda result: tf.cast(result, tf.bool)
+    if dtype.is_complex:
+        # Through these ops TensorFlow leads gradients, which it does not through a bitcast.
+        parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
+        return parts, lambda result: tf.complex(result[..., 0], result[..., 1])
     if dtype in (tf.string, tf.variant, tf.resource):
         raise TypeError(f"{label}: {dtype.name} has no fixed width and cannot be sent")
     try:
