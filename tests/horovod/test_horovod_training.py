@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -270,3 +272,107 @@ def lose_one() -> Any:
 def test_a_rank_is_lost_and_the_reset_callbacks_hear_of_it() -> None:
     left, _lost = run_ranks(lose_one, 2, check=False)
     assert left.value == (6, 1, [1])
+
+
+#: The first process waits for another one, at steps without a commit.
+WAITING = """
+import tensorflow as tf
+import gradring.horovod.tensorflow as hvd
+
+hvd.init()
+rate = tf.Variable(0.1 * hvd.size())
+state = hvd.elastic.TensorFlowState([rate], step=0)
+
+
+def adjust():
+    rate.assign(0.1 * hvd.size())
+    hvd.allreduce(rate)
+
+
+@hvd.elastic.run
+def train(state):
+    try:
+        while hvd.size() == 1:
+            state.step += 1
+            state.check_host_updates()
+    except hvd.elastic.HostsUpdatedInterrupt:
+        print("was at", state.step, flush=True)
+        raise
+    steps = hvd.allgather_object((state.step, round(float(rate), 3)))
+    print("are at", *steps[hvd.rank()], steps[0] == steps[1], flush=True)
+
+
+state.register_reset_callbacks([adjust])
+train(state)
+"""
+
+
+def test_a_rank_that_joins_is_told_of_the_change_like_the_others(tmp_path: Path) -> None:
+    program = tmp_path / "waiting.py"
+    program.write_text(WAITING)
+    run = [sys.executable, "-m", "gradring", "run", "-np", "1", "--max-np", "2"]
+    command = [*run, "--hosts", "localhost:2", sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    said = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+    steps = said[-1].removeprefix("was at ")
+    assert said == [f"are at {steps} 0.2 True"] * 2 + [f"was at {steps}"]
+
+
+def state_alone() -> Any:
+    import gradring.horovod.tensorflow as hvd
+
+    class OfItsOwn(hvd.elastic.ObjectState):
+        def sync(self, communicator: Any = None) -> None:
+            """Would not be called."""
+
+    hvd.init()
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=1)
+    state.check_host_updates()
+    state.step = 2
+    state.save()
+    state.step = 3
+    state.restore()
+    said = []
+    for wrong in ({"best": (1, 2)}, {"best": {"of": np.ones(2)}}, {"check_host_updates": 1}):
+        with pytest.raises((TypeError, ValueError)) as refused:
+            hvd.elastic.ObjectState(**wrong)
+        said.append(str(refused.value))
+    with pytest.raises(ValueError, match=r"OfItsOwn has a sync\(\) of its own"):
+        hvd.elastic.run(lambda _: None)(OfItsOwn(step=1))
+    return state.step, said
+
+
+def test_a_state_is_saved_alone_and_what_it_cannot_keep_is_refused() -> None:
+    ((step, said),) = run_ranks(state_alone, 1)
+    assert step == 2
+    assert "make lists of tuples" in said[0] and "give arrays in them names" in said[1]
+    assert "cannot be called 'check_host_updates'" in said[2]
+
+
+def track_commits() -> Any:
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow.keras as hvd
+
+    take_one_thread()
+    hvd.init()
+    model = model_of(0)
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0, commits=0)
+
+    class Counting(hvd.elastic.CommitStateCallback):
+        def commit(self) -> None:
+            self.state.commits += 1
+            super().commit()
+
+    x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
+    callbacks = [hvd.elastic.UpdateEpochStateCallback(state), Counting(state, 3)]
+    model.fit(x, y, batch_size=2 * ROWS, epochs=2, verbose=0, callbacks=callbacks)
+    state.restore()
+    return state.epoch, state.commits
+
+
+def test_a_subclass_may_do_more_at_a_commit() -> None:
+    # After 3 and 6 of 8 batches, and at the end of an epoch.
+    assert run_ranks(track_commits, 1) == [(2, 6)]

@@ -58,8 +58,10 @@ class Commit:
             else:
                 raise TypeError(
                     f"a State cannot keep {name!r}, of type {type(value).__name__}: it keeps numpy "
-                    "arrays, numbers, texts, truths, None, and lists and dictionaries of these "
-                    "with texts as keys"
+                    "arrays, and what JSON gives back as it is: numbers, texts, truths, None, and "
+                    "lists and dictionaries of those, with texts as keys; give arrays in them "
+                    "names of their own, make lists of tuples and arrays of tensors, and of any "
+                    "other object np.frombuffer(pickle.dumps(value), np.uint8)"
                 )
         text = np.frombuffer(json.dumps(described).encode(), np.uint8)
         length = np.array([text.size], "<i8").view(np.uint8)

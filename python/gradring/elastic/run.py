@@ -151,7 +151,7 @@ def _communicator_of(group: Communicator | Strategy) -> Communicator:
     return communicator
 
 
-class _Regroup(BaseException):
+class Regroup(BaseException):
     """Leaves the function at a commit, so that others can join or leave."""
 
 
@@ -246,7 +246,7 @@ class _Job:
                 communicator.all_reduce(0, name="elastic/returned")
                 self._tell_the_end(participant)
                 return result
-            except _Regroup:
+            except Regroup:
                 self._left_s = time.monotonic()
                 if self._leaves.wanted:
                     participant.leave(tells=True)
@@ -320,16 +320,17 @@ class _Job:
         except GradringError:
             participant.finish()
 
-    def _at_commit(self) -> None:
+    def _at_commit(self, has_committed: bool) -> None:
         """Lets processes join and leave."""
-        self._losses = 0
+        if has_committed:
+            self._losses = 0
         communicator, participant = self._communicator, self._participant
         assert participant is not None
         has_room = communicator.world_size < self._workers[1]
         joins = has_room and participant.joiners > 0
         changes = np.array([joins or self._leaves.wanted], np.uint8)
         if communicator.all_reduce(changes, "max", name="elastic/changes")[0]:
-            raise _Regroup
+            raise Regroup
 
     def _to_leave_out(self, error: Exception, agreement: Agreement) -> list[int]:
         """The ranks because of which a group has not formed."""

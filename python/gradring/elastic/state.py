@@ -53,7 +53,7 @@ class State:
                 unchanged.
         """
         for name in values:
-            if name.startswith("_") or hasattr(State, name):
+            if name.startswith("_") or hasattr(type(self), name):
                 raise ConfigError(
                     f"a value of a State cannot be called {name!r}; choose another name"
                 )
@@ -62,8 +62,8 @@ class State:
         self._every_commits = 1
         self._writes = False
         self._transfer: _Transfer | None = None
-        #: What `gradring.elastic.run` does then.
-        self._after_commit: Callable[[], None] | None = None
+        #: What `gradring.elastic.run` does then; it is told whether there was a commit.
+        self._after_commit: Callable[[bool], None] | None = None
         for name, value in values.items():
             setattr(self, name, value)
         self._commit = Commit.of(0, self._values())
@@ -96,7 +96,7 @@ class State:
         if self._writes and self._commit.number % self._every_commits == 0:
             self._keep(lambda checkpoints: checkpoints.write(self._commit))
         if self._after_commit is not None:
-            self._after_commit()
+            self._after_commit(True)
 
     def restore(self) -> None:
         """Gives all values what they had at the last commit."""

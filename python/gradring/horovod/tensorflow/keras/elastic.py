@@ -32,8 +32,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             batches_per_commit: How many batches are between two commits.
         """
         super().__init__()
-        self._state = state
-        self._every = batches_per_commit
+        self.state = state
+        self.batches_per_commit = batches_per_commit
         self._since = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -43,16 +43,18 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commits, when it is time."""
         self._since += 1
-        if self._since >= self._every:
-            self._commit()
+        if self._since >= self.batches_per_commit:
+            self._since = 0
+            self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commits."""
-        self._commit()
-
-    def _commit(self) -> None:
         self._since = 0
-        self._state.commit()
+        self.commit()
+
+    def commit(self) -> None:
+        """Commits now; a subclass may do more."""
+        self.state.commit()
 
 
 class UpdateBatchStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
