@@ -172,8 +172,17 @@ def refused(hvd: Any) -> Found:
         said[name] = str(caught.value)
         assert float(hvd.allreduce(2.0, op=hvd.Sum)) == 4.0
     for unknown in (hvd.Adasum, hvd.Min):
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(NotImplementedError, match="; use"):
             hvd.reducescatter(tf.ones([2]), op=unknown)
+    sgd = tf.keras.optimizers.SGD()
+    for no_way in (hvd.Compression, None, "fp16"):
+        for call in (hvd.allreduce, hvd.reducescatter, hvd.DistributedGradientTape):
+            with pytest.raises(TypeError, match=r"cannot compress; pass hvd\.Compression\.none"):
+                call(tf.ones([2]), compression=no_way)
+        with pytest.raises(TypeError, match="cannot compress"):
+            hvd.DistributedOptimizer(sgd, compression=no_way)
+    with pytest.raises(ValueError, match=r"SGD\.apply_gradients: there are no gradients"):
+        hvd.DistributedOptimizer(sgd).apply_gradients([])
     with pytest.raises(NotImplementedError, match="Adasum"):
         hvd.allreduce(1.0, op=hvd.Adasum)
     for once in (hvd.join, hvd.barrier, lambda: hvd.allgather_object(1)):

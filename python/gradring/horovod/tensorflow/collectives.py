@@ -17,7 +17,7 @@ from gradring.gradients.reduction import Collective
 from gradring.horovod import basics
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import agree, check_happens_now, executing_eagerly
-from gradring.horovod.tensorflow.compression import Compression, Compressor
+from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
 from gradring.tensorflow import all_gather, all_reduce, all_to_all, reduce_scatter
 from gradring.tensorflow import broadcast as broadcast_tensor
@@ -88,6 +88,7 @@ def grouped_allreduce(
     Raises:
         NotImplementedError: The op is Adasum; or another one than Average and Sum, or a factor is
             given, for `tf.IndexedSlices`.
+        TypeError: `op` is no reduction, or `compression` cannot compress.
         ValueError: `op` and `average` are both given.
         gradring.errors.MismatchError: Ranks call different things.
     """
@@ -121,6 +122,7 @@ def reduce_dense(
     variables: Sequence[str] | None = None,
 ) -> list[tf.Tensor]:
     """Reduces tensors together, compressed, and scaled before and after."""
+    compression = checked(compression)
     if not tensors:
         return []
     before, after = factors
@@ -315,12 +317,14 @@ def grouped_reducescatter(
 
     Raises:
         NotImplementedError: `op` is neither Average nor Sum.
+        TypeError: It is no reduction, or `compression` cannot compress.
         ValueError: One is a scalar.
         gradring.errors.MismatchError: Ranks call different things.
     """
     op = linear(chosen(op, None), "reducescatter")
     communicator = process_set.group()
     label = name or "grouped_reducescatter"
+    compression = checked(compression)
     compressed = [compression.compress(as_tensor(tensor, label)) for tensor in tensors]
     scaled = [_scaled(tensor, prescale_factor) for tensor, _ in compressed]
     agree(communicator, "reducescatter", label, scaled, how=op.value)

@@ -42,3 +42,18 @@ class Compression:
 
     none = Compressor
     fp16 = FP16Compressor
+
+
+def checked(compression: Any) -> type[Compressor]:
+    """The same, if it can compress.
+
+    Raises:
+        TypeError: It cannot, such as `Compression` itself.
+    """
+    if not all(callable(getattr(compression, way, None)) for way in ("compress", "decompress")):
+        raise TypeError(
+            f"compression={compression!r} cannot compress; pass hvd.Compression.none, "
+            "hvd.Compression.fp16, or a class that has compress and decompress"
+        )
+    way: type[Compressor] = compression
+    return way

@@ -13,7 +13,7 @@ from gradring.gradients.reduction import Reduction
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import agree
 from gradring.horovod.tensorflow.collectives import reduce_dense
-from gradring.horovod.tensorflow.compression import Compression, Compressor
+from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
 from gradring.tensorflow.reduction import reduce_leaves
 
@@ -36,6 +36,7 @@ class Options:
 
     Raises:
         NotImplementedError: Another op.
+        TypeError: ``compression`` cannot compress.
         ValueError: A factor is given for a sum; or ``groups`` is a number below 1.
     """
 
@@ -48,6 +49,7 @@ class Options:
     scale_local_gradients: bool = True
 
     def __post_init__(self) -> None:
+        checked(self.compression)
         linear(chosen(self.op, None), "gradients")
         if self.predivide_factor != 1.0 and self.op is not Average:
             raise ValueError("gradient_predivide_factor has a meaning for op=hvd.Average only")

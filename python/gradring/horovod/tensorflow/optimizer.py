@@ -63,6 +63,7 @@ def DistributedOptimizer(
 
     Raises:
         NotImplementedError: Another op; or an optimizer of TensorFlow 1.
+        TypeError: `compression` cannot compress.
         ValueError: A factor is given for a sum, `groups` are no groups, `backward_passes_per_step`
             is below 1, or the optimizer is distributed already.
     """
@@ -186,6 +187,21 @@ class _Reducing:
 
 class _ReducingWhenApplied(_Reducing):
     """An optimizer of Keras 3."""
+
+    def apply_gradients(self, grads_and_vars: Iterable[Any], **kwargs: Any) -> Any:
+        """As the optimizer's, which does not say what it lacks.
+
+        Raises:
+            ValueError: There are no gradients.
+        """
+        pairs = list(grads_and_vars)
+        if not pairs:
+            raise ValueError(
+                f"{type(self).__name__}.apply_gradients: there are no gradients; give it pairs of "
+                "a gradient and a variable, and leave it out where nothing is trained"
+            )
+        apply_gradients: Callable[..., Any] = super().apply_gradients  # type: ignore[misc]
+        return apply_gradients(pairs, **kwargs)
 
     def apply(self, grads: Iterable[Gradient], trainable_variables: Any = None) -> Any:
         """As the optimizer's, with the gradients of all ranks."""

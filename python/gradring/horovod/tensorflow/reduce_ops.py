@@ -56,5 +56,8 @@ def linear(op: ReduceOp, what: str) -> ReduceOp:
         NotImplementedError: It is another one.
     """
     if op not in LINEAR:
-        raise NotImplementedError(f"{what}: only hvd.Average and hvd.Sum, not {op.name.title()}")
+        raise NotImplementedError(
+            f"{what}: only hvd.Average and hvd.Sum, not {op.name.title()}; use one of them, or "
+            "hvd.allreduce of a dense tensor, which takes every op"
+        )
     return op
