@@ -416,7 +416,8 @@ class Collectives:
             The object; on ``root`` it is ``value`` itself.
 
         Raises:
-            TypeError: JSON cannot say it, or would silently change it; nothing is sent then.
+            TypeError: JSON cannot say it, or would silently change it; nothing is sent then. Or
+                this rank cannot unpickle it.
             ValueError: ``root`` is not a rank.
             GradringError: As in `all_reduce`; a `MismatchError` also if ranks differ in ``pickle``.
         """
@@ -425,7 +426,7 @@ class Collectives:
         is_root = self.rank == root
         own = objects.encode(value, pickle, "broadcast_object") if is_root else b""
         received = broadcast_bytes(self, own, root, name)
-        return value if is_root else objects.decode(received, pickle)
+        return value if is_root else objects.decode(received, pickle, root, "broadcast_object")
 
     def all_gather_object(self, value: Any, *, pickle: bool = False, name: str = "") -> list[Any]:
         """Gives every rank the objects of all ranks.
@@ -444,7 +445,10 @@ class Collectives:
         """
         own = objects.encode(value, pickle, "all_gather_object")
         gathered = all_gather_bytes(self, own, _name_of_object(name, pickle))
-        return [objects.decode(received, pickle) for received in gathered]
+        return [
+            objects.decode(received, pickle, rank, "all_gather_object")
+            for rank, received in enumerate(gathered)
+        ]
 
 
 class Work(Generic[T]):

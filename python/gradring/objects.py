@@ -34,9 +34,27 @@ def encode(value: object, pickled: bool, of: str) -> bytes:
     return text.encode()
 
 
-def decode(received: bytes, pickled: bool) -> Any:
-    """The object of these bytes; where they are a pickle, whatever their sender likes is run."""
-    return pickle.loads(received) if pickled else json.loads(received)
+def decode(received: bytes, pickled: bool, rank: int, of: str) -> Any:
+    """The object of these bytes; where they are a pickle, whatever their sender likes is run.
+
+    Args:
+        received: What `encode` has made.
+        pickled: As there.
+        rank: Who has sent them, for messages.
+        of: As there.
+
+    Raises:
+        TypeError: They cannot be unpickled here.
+    """
+    if not pickled:
+        return json.loads(received)
+    try:
+        return pickle.loads(received)
+    except Exception as error:
+        raise TypeError(
+            f"{of}: the object of rank {rank} cannot be unpickled here: {type(error).__name__}: "
+            f"{error}; its class must be one that every rank can import"
+        ) from error
 
 
 _WAY_OUT = "send lists, dicts with text for keys, text, numbers, bools and None, or pickle=True"

@@ -132,3 +132,32 @@ def different_in_pickle() -> str:
 def test_ranks_that_do_not_all_pickle_are_told() -> None:
     for message in run_ranks(different_in_pickle, 2):
         assert "'object/sizes" in message and "'object/pickled/sizes" in message
+
+
+class Misunderstood:
+    """What is pickled well, and unpickled nowhere."""
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
+def not_unpickled() -> list[str]:
+    with gradring.init() as comm:
+        with pytest.raises(TypeError) as gathered:
+            comm.all_gather_object(Misunderstood(), pickle=True)
+        said = [str(gathered.value)]
+        if comm.rank == 1:
+            comm.broadcast_object(Misunderstood(), root=1, pickle=True)
+        else:
+            with pytest.raises(TypeError) as sent:
+                comm.broadcast_object(None, root=1, pickle=True)
+            said.append(str(sent.value))
+        comm.barrier()
+        return said
+
+
+def test_what_cannot_be_unpickled_is_told_with_its_rank() -> None:
+    (gathered, sent), (other,) = run_ranks(not_unpickled, 2)
+    assert gathered == other
+    assert "all_gather_object: the object of rank 0 cannot be unpickled here: Value" in gathered
+    assert "broadcast_object: the object of rank 1 cannot be unpickled" in sent
