@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -155,6 +156,8 @@ def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[A
     array = _travelling(x, "all_to_all")
     rows = place.equal_rows(array, "all_to_all")
     received = _result(out, array.shape, array.dtype, "all_to_all")
+    if out is not None and np.shares_memory(array, out):
+        raise ValueError("all_to_all: out and x share memory; pass another array, or none")
     received[rows] = array[rows]
     collective = _native.Collective.all_to_all()
     return Call(collective, [_sendable(array), received], received, array.shape)
@@ -203,9 +206,10 @@ def check_root(root: int, world_size: int, of: str) -> None:
 
 
 def _is_rank(given: Any, world_size: int) -> bool:
-    if type(given) is not int and not (hasattr(given, "__index__") and np.ndim(given) == 0):
+    try:
+        return np.ndim(given) == 0 and operator.index(given) in range(world_size)
+    except TypeError:
         return False
-    return given in range(world_size)
 
 
 def check_out(
@@ -251,7 +255,22 @@ def contents(x: Any) -> NDArray[Any]:
         return x if isinstance(x, np.ndarray) else np.asarray(memoryview(x))
     except TypeError:
         lent = _native.lent(x)
-        return np.asarray(x) if lent is None else _shown(*lent)
+    return _of_numbers(x) if lent is None else _shown(*lent)
+
+
+def _of_numbers(x: Any) -> NDArray[Any]:
+    """An array of what is no memory, such as a list.
+
+    Raises:
+        TypeError: There is none.
+    """
+    try:
+        array = np.asarray(x)
+    except ValueError as error:
+        raise TypeError(f"this {type(x).__name__} is no array ({error}); pass one") from error
+    if array.dtype == object and not isinstance(x, np.generic):
+        raise TypeError(f"a {type(x).__name__} is no array; pass one, a number or a list of them")
+    return array
 
 
 def split(length: int, parts: int) -> list[int]:
