@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import gradring.elastic
@@ -12,6 +12,7 @@ from gradring.communicator import Communicator
 from gradring.elastic.run import Regroup
 from gradring.errors import ConfigError, GradringError
 from gradring.horovod import basics
+from gradring.horovod.tensorflow.optimizer import forget_sums
 
 #: What a function of the state may catch, and raises again: a collective that has failed, and
 #: processes that join or leave. `run` does what follows.
@@ -123,6 +124,11 @@ class TensorFlowKerasState(State):
     def optimizer(self) -> Any:
         """Its optimizer."""
         return self._optimizer or getattr(self._model, "optimizer", None)
+
+    def _assign(self, values: Mapping[str, Any]) -> None:
+        super()._assign(values)
+        # A rank that joins has added up nothing, and all have to come to an update together.
+        forget_sums(self.optimizer)
 
 
 class TensorFlowState(State):

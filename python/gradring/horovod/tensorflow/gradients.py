@@ -73,6 +73,7 @@ class LocalVariables:
         return id(variable) in self._variables
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def reduce_gradients(
     gradients: Sequence[Gradient],
     variables: Sequence[Any],

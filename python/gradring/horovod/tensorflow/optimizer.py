@@ -90,6 +90,13 @@ def distribute(optimizer: Any, options: Options) -> None:
     optimizer._begin_reducing()
 
 
+def forget_sums(optimizer: Any) -> None:
+    """Drops the gradients of a step that is not over; nothing, if the optimizer adds up none."""
+    sums = optimizer._sums() if isinstance(optimizer, _Reducing) else None
+    if sums is not None:
+        sums.forget()
+
+
 def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> Any:
     if passes < 1:
         raise ValueError(f"backward_passes_per_step={passes!r} is not at least 1")
@@ -134,6 +141,12 @@ class _Sums:
         self.counter.assign_add(1)
         return [total.read_value() for total in self._sums]
 
+    def forget(self) -> None:
+        """The next ones begin with nothing."""
+        for total in self._sums or ():
+            total.assign(tf.zeros_like(total))
+        self.counter.assign(0)
+
     def is_full(self) -> tf.Tensor:
         """Whether as many have been added as a step has."""
         return tf.equal(self.counter, self._passes)
@@ -143,9 +156,7 @@ class _Sums:
         assert self._sums is not None, "gradients have been added"
         totals = [total.read_value() for total in self._sums]
         with tf.control_dependencies(totals):
-            for total in self._sums:
-                total.assign(tf.zeros_like(total))
-        self.counter.assign(0)
+            self.forget()
         if self._averages:
             totals = [total / tf.cast(self._passes, total.dtype) for total in totals]
         return totals
@@ -175,7 +186,8 @@ class _Reducing:
 
     def _reduced(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
         local: LocalVariables = self._local_vars  # type: ignore[attr-defined]
-        return reduce_gradients(gradients, variables, self._options, local)
+        reduced: list[Gradient] = reduce_gradients(gradients, variables, self._options, local)
+        return reduced
 
     def _sums(self) -> _Sums | None:
         sums: _Sums | None = self._agg_helper  # type: ignore[attr-defined]
