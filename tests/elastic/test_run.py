@@ -37,6 +37,7 @@ from gradring.elastic import State
 from gradring.errors import AbortedError, ConfigError, MismatchError, RendezvousError
 from gradring.testing import run_ranks, simulated_hosts
 from gradring.testing.network import why_unavailable
+from pairs import Pair
 from waiting import wait_until
 
 STEPS = 5
@@ -265,6 +266,13 @@ def train_for_unequal_times(plan: Plan, stage: Stage) -> None:
                 state.commit()
 
         elastic(State(step=0))
+
+
+def test_a_group_that_has_failed_says_so_when_it_is_to_be_elastic() -> None:
+    with Pair() as pair:
+        pair.peer.abort("has had enough")
+        with pytest.raises(AbortedError, match="has had enough"):
+            gradring.elastic.run(pair.comm)(lambda _: None)(State(step=0))
 
 
 def test_a_process_whose_training_ends_before_the_others_is_named_by_all(stage: Stage) -> None:

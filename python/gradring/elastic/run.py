@@ -273,13 +273,15 @@ class _Job:
     def _take_part(self) -> _native.Participant:
         communicator = self._communicator
         seeds = communicator._joins
+        if not seeds:
+            self._has_state = True
+            # First of all, because it says what is wrong with a group that has failed.
+            compare(communicator, self._alike, has_state=True)
         participant = participant_of(communicator, seeds, self._patience_s)
         self._participant = participant
         if seeds:
             participant.join(list(seeds), *self._workers)
             return participant
-        self._has_state = True
-        compare(communicator, self._alike, has_state=True)
         self._id, address = participant.peer
         told = all_gather_bytes(communicator, self._id + address.encode(), "elastic/members")
         peers = [(each[:_ID_BYTES], each[_ID_BYTES:].decode()) for each in told]
