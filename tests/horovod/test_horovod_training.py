@@ -33,7 +33,7 @@ def train_all() -> Found:
     take_one_thread()
     hvd.init()
     found: Found = {"tape": by_tape(), "accumulated": by_accumulation()}
-    found |= {**by_fit(), **local_layers(), **state()}
+    found |= {**by_fit(), **fitted_again(), **local_layers(), **state()}
     hvd.shutdown()
     return found
 
@@ -151,6 +151,21 @@ def by_fit() -> Found:
     }
 
 
+def fitted_again() -> Found:
+    """Ranks have other weights again before a second `fit`, as one that has joined has."""
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow.keras as hvd
+
+    model = model_of(hvd.rank())
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    for _ in range(2):
+        model.set_weights(weights_of(model_of(hvd.rank())))
+        model.fit(*mine(batches()[0]), epochs=1, verbose=0, callbacks=callbacks)
+    return {"fitted again": weights_of(model)}
+
+
 def local_layers() -> Found:
     """The first layer keeps its gradients, divided by the number of ranks."""
     import tensorflow as tf
@@ -221,6 +236,11 @@ def test_fit_keeps_ranks_equal_and_follows_the_callbacks(ranks: list[Found]) -> 
     assert first["history"] == second["history"]
     assert first["history"]["loss"][-1] < first["history"]["loss"][0]
     np.testing.assert_allclose(first["history"]["lr"], [0.075, 0.1, 0.1, 0.05], rtol=1e-6)
+
+
+def test_every_fit_begins_with_the_roots_variables(ranks: list[Found]) -> None:
+    for one, other in zip(*(found["fitted again"] for found in ranks), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_loaded_model_goes_on_with_all_ranks_gradients(ranks: list[Found]) -> None:

@@ -45,6 +45,10 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         """Leaves a variable as it is."""
         self._local.add(var)
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        """In an elastic job, ranks that have joined come to their first batch with the others."""
+        self._is_done = False
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """After the first batch the optimizer has its variables, too."""
         if self._is_done:
