@@ -41,6 +41,7 @@ def worker() -> Any:
         results |= control_flow(tf, comm)
         results |= gradients(tf, comm)
         results |= gradients_of_rows(tf, comm)
+        results["second of broadcast"] = second_of_broadcast(tf, comm)
         results |= memory(tf, comm)
         results |= reducer(tf, comm)
         return results
@@ -244,6 +245,23 @@ def gradients_of_rows(tf: Any, comm: Any) -> Any:
     return found
 
 
+def second_of_broadcast(tf: Any, comm: Any) -> Any:
+    """A second derivative, in a branch of a graph."""
+    from gradring.tensorflow import broadcast
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def second(x: Any) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                sent = tf.cond(x[0] > 0, lambda: broadcast(x**3, 1, "root's", comm), lambda: x)
+            first = inner.gradient(sent, x)
+        return outer.gradient(first, x)
+
+    return second(tf.constant([1.0, 2.0])).numpy().tolist()
+
+
 def rows_of(counts: tuple[int, ...], rank: int) -> Any:
     """A rank's rows; every element differs."""
     return np.arange(2 * counts[rank], dtype=np.float32).reshape(-1, 2) + 10 * rank + 1
@@ -431,6 +449,11 @@ def test_gradients_go_back_to_the_ranks_that_had_the_rows(
         )
         np.testing.assert_allclose(first, 3 * x**2 * own[rank], 1e-5)
         np.testing.assert_allclose(second, 6 * x * own[rank] ** 2, 1e-5)
+
+
+def test_a_broadcast_in_a_branch_has_a_second_derivative(ranks: Ranks) -> None:
+    # The root's, for both ranks' losses.
+    assert [result["second of broadcast"] for result in ranks] == [[0.0, 0.0], [12.0, 24.0]]
 
 
 def test_tensors_that_nobody_else_reads_are_reduced_in_place(ranks: Ranks) -> None:

@@ -244,7 +244,10 @@ def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
 def _reduce_to(root: int, tensors: list[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
     """The sums of all ranks' tensors, on the root; zeros on all others."""
     (sums,) = wait([_start("reduce", tensors, collective, "sum", root)])
-    is_root = tf.constant(collective.communicator.rank == root)
+    # Not known to TensorFlow's optimizer, which would free what follows from its order with others.
+    is_root = tf.raw_ops.PlaceholderWithDefault(
+        input=tf.constant(collective.communicator.rank == root), shape=[]
+    )
     # All ranks go on from the reduction, so that its own derivative is every rank's.
     return [tf.where(is_root, total, tf.zeros_like(total)) for total in sums]
 
