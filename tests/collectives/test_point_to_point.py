@@ -122,6 +122,30 @@ def test_arrays_of_any_layout_numbers_and_buckets_can_be_sent() -> None:
     run_ranks(what_may_be_sent, 2)
 
 
+def one_array_for_all() -> None:
+    """The same memory may be sent several times at once, and not received into meanwhile."""
+    with gradring.init() as comm:
+        others = [rank for rank in range(comm.world_size) if rank != comm.rank]
+        x = np.full(100_000, comm.rank)
+        works = [comm.send_async(part, to) for to in others for part in (x, x[:7], x)]
+        with pytest.raises(ValueError, match="under way"):
+            comm.recv(x[50:60], others[0])
+        with pytest.raises(ValueError, match="under way"):
+            comm.all_reduce_async(x)
+        for source in others:
+            for count in (100_000, 7, 100_000):
+                assert (comm.recv(np.empty(count, np.int64), source) == source).all()
+        for work in works:
+            work.wait()
+        gathered = [comm.gather_async(x, root=root) for root in range(comm.world_size)]
+        assert sum(part.wait() is not None for part in gathered) == 1
+        comm.all_reduce_async(x).wait()
+
+
+def test_one_array_can_be_sent_to_several_at_a_time() -> None:
+    run_ranks(one_array_for_all, 3)
+
+
 def refused() -> None:
     with gradring.init() as comm:
         x = np.ones(3)

@@ -119,6 +119,17 @@ impl Collective {
         }
     }
 
+    /// Whether the buffer of `rank` may change.
+    #[must_use]
+    pub const fn writes(&self, rank: usize) -> bool {
+        match self {
+            Self::Send { .. } => false,
+            Self::Gather { root, .. } => rank == *root,
+            Self::Scatter { root, .. } => rank != *root,
+            _ => true,
+        }
+    }
+
     /// The rank that has a part of its own, where there is one.
     #[must_use]
     pub const fn root(&self) -> Option<usize> {

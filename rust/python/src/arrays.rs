@@ -27,23 +27,27 @@ pub(crate) struct Bucket {
     /// Such as `[3,4] [7]`.
     shapes: String,
     owners: Owners,
+    /// Whether the collective writes to the memory.
+    writes: bool,
 }
 
 /// What keeps the arrays' memory alive.
 pub(crate) type Owners = SmallVec<[Py<PyAny>; 1]>;
 
 impl Bucket {
-    /// Checks and collects an array, or a list of arrays.
+    /// Checks and collects an array, or a list of arrays, for a collective that `writes` to them or
+    /// does not.
     ///
     /// An array is one of numpy's, or has the buffer protocol or `__dlpack__`. Raises `TypeError`
     /// for something else, for an element type that is not supported, or for several; `ValueError`
     /// for arrays that are read-only, not C-contiguous, not aligned, or that overlap.
-    pub(crate) fn parse(arrays: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn parse(arrays: &Bound<'_, PyAny>, writes: bool) -> PyResult<Self> {
         let mut bucket = Self {
             dtype: None,
             slices: SmallVec::new(),
             shapes: String::with_capacity(SHAPES_BYTES),
             owners: Owners::new(),
+            writes,
         };
         if let Ok(array) = arrays.cast_exact::<PyUntypedArray>() {
             bucket.add_numpy(array)?;
@@ -56,7 +60,7 @@ impl Bucket {
         }
         let element_bytes = bucket.dtype().size_bytes();
         check_disjoint(&bucket.slices, element_bytes)?;
-        check_unclaimed(&bucket.slices, element_bytes)?;
+        check_unclaimed(&bucket.slices, element_bytes, writes)?;
         Ok(bucket)
     }
 
@@ -144,12 +148,22 @@ impl Bucket {
         )))
     }
 
-    /// Claims the arrays' memory: nothing else may be launched on it before the claim is dropped.
+    /// Claims the arrays' memory: nothing that writes to it may be launched before the claim is
+    /// dropped, and if this collective writes, nothing at all.
     pub(crate) fn claim(&self) -> Claim {
         let ranges = ranges(&self.slices, self.dtype().size_bytes());
-        CLAIMED.lock().extend(ranges.iter().copied());
+        let mut claimed = CLAIMED.lock();
+        match self.writes {
+            true => claimed.written.extend(ranges.iter().copied()),
+            false => ranges
+                .iter()
+                .for_each(|&range| *claimed.read.entry(range).or_default() += 1),
+        }
         CLAIMS.fetch_add(ranges.len(), Ordering::Relaxed);
-        Claim(ranges)
+        Claim {
+            ranges,
+            writes: self.writes,
+        }
     }
 
     /// What keeps the memory alive; from now on it is the one who takes it that does.
@@ -237,36 +251,62 @@ fn ranges(slices: &[Slice], element_bytes: usize) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// The memory of asynchronous collectives under way, of any communicator: from the first
-/// address to the last.
-static CLAIMED: PerProcess<BTreeMap<usize, usize>> = PerProcess::new();
+/// The memory of asynchronous collectives under way, of any communicator.
+static CLAIMED: PerProcess<Claimed> = PerProcess::new();
 /// How many ranges that are; small messages notice a lock.
 static CLAIMS: AtomicUsize = AtomicUsize::new(0);
 
+#[derive(Default)]
+struct Claimed {
+    /// From the first address to the last; these overlap with nothing.
+    written: BTreeMap<usize, usize>,
+    /// The same of what is only read, and how often, because it may be sent several times.
+    read: BTreeMap<(usize, usize), usize>,
+}
+
+impl Claimed {
+    /// Whether a collective must not work on this memory.
+    fn forbids(&self, (start, end): (usize, usize), writes: bool) -> bool {
+        // Of those that do not overlap, only the last one that begins before the end can.
+        let before = self.written.range(..end).next_back();
+        if before.is_some_and(|(_, written_end)| *written_end > start) {
+            return true;
+        }
+        let mut before = self.read.range(..(end, 0));
+        writes && before.any(|((_, read_end), _)| *read_end > start)
+    }
+}
+
 /// Memory that belongs to a collective under way.
-pub(crate) struct Claim(Vec<(usize, usize)>);
+pub(crate) struct Claim {
+    ranges: Vec<(usize, usize)>,
+    writes: bool,
+}
 
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut claimed = CLAIMED.lock();
-        for (start, _) in &self.0 {
-            claimed.remove(start);
+        for range in &self.ranges {
+            if self.writes {
+                claimed.written.remove(&range.0);
+            } else if let Some(count) = claimed.read.get_mut(range) {
+                *count -= 1;
+                if *count == 0 {
+                    claimed.read.remove(range);
+                }
+            }
         }
-        CLAIMS.fetch_sub(self.0.len(), Ordering::Relaxed);
+        CLAIMS.fetch_sub(self.ranges.len(), Ordering::Relaxed);
     }
 }
 
-fn check_unclaimed(slices: &[Slice], element_bytes: usize) -> PyResult<()> {
+fn check_unclaimed(slices: &[Slice], element_bytes: usize, writes: bool) -> PyResult<()> {
     if CLAIMS.load(Ordering::Relaxed) == 0 {
         return Ok(());
     }
     let claimed = CLAIMED.lock();
-    // Claims do not overlap, so only the last one that begins before the end can.
-    let is_claimed = |&(start, end): &(usize, usize)| {
-        let before = claimed.range(..end).next_back();
-        before.is_some_and(|(_, claimed_end)| *claimed_end > start)
-    };
-    if ranges(slices, element_bytes).iter().any(is_claimed) {
+    let mut ranges = ranges(slices, element_bytes).into_iter();
+    if ranges.any(|range| claimed.forbids(range, writes)) {
         return Err(PyValueError::new_err(
             "an array shares memory with one of an asynchronous collective that is under way; \
              wait() for that work first",

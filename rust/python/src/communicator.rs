@@ -189,7 +189,8 @@ impl Communicator {
         shape: Option<Vec<usize>>,
     ) -> PyResult<Work> {
         enter(py, || {
-            let mut bucket = Bucket::parse(arrays)?;
+            let writes = collective.0.writes(self.inner.rank);
+            let mut bucket = Bucket::parse(arrays, writes)?;
             let keepalive = Box::new((bucket.claim(), bucket.take_owners()));
             bucket.agree_on(shape.as_deref());
             // SAFETY: the arrays are kept alive; the documentation asks the program to leave them
@@ -318,7 +319,8 @@ impl Communicator {
         collective: collective::Collective,
     ) -> PyResult<()> {
         enter(py, || {
-            let mut bucket = Bucket::parse(arrays)?;
+            let writes = collective.writes(self.inner.rank);
+            let mut bucket = Bucket::parse(arrays, writes)?;
             let _owners = bucket.take_owners();
             bucket.agree_on(shape);
             // SAFETY: the owners outlive the collective; the documentation asks other threads of
