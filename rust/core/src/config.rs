@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result, Unusable};
-use crate::schedule::choice::{MESH_RANKS_MAX, Rules};
+use crate::schedule::choice::MESH_RANKS_MAX;
+use crate::schedule::wishes::Rules;
 
 /// Most TCP connections to each peer in each direction.
 pub const STREAMS_MAX: usize = 16;

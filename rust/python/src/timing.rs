@@ -3,7 +3,7 @@
 use gradring_core::collective::Call;
 use gradring_core::error::Result;
 use gradring_core::schedule::Algorithm;
-use gradring_core::schedule::choice::Rules;
+use gradring_core::schedule::wishes::Rules;
 use gradring_core::timing::{self, Network, Path, Timing, Uplink};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -11,8 +11,9 @@ use gradring_core::collective::{Call, Collective};
 use gradring_core::drive::Limits;
 use gradring_core::dtype::DType;
 use gradring_core::schedule::Algorithm;
-use gradring_core::schedule::choice::{Policy, Rules};
+use gradring_core::schedule::choice::Policy;
 use gradring_core::schedule::topology::Topology;
+use gradring_core::schedule::wishes::Rules;
 
 /// Everything about a run that is settled before it begins.
 pub(super) struct Scenario {

@@ -197,8 +197,9 @@ fn size(bytes: usize) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::super::choice::{Measured, Rules};
+    use super::super::choice::Measured;
     use super::super::topology::Topology;
+    use super::super::wishes::Rules;
     use super::*;
 
     fn explained(policy: &Policy) -> Vec<(&'static str, String)> {

@@ -28,6 +28,7 @@ mod star;
 pub mod topology;
 #[cfg(test)]
 mod verify;
+pub mod wishes;
 
 use choice::MESH_RANKS_MAX;
 use halving::Halving;

@@ -18,7 +18,8 @@ use crate::caller::Interrupt;
 use crate::collective::Call;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
-use crate::schedule::choice::{Cost, MEASURED_SIZES, Measured, Policy, Rules};
+use crate::schedule::choice::{Cost, MEASURED_SIZES, Measured, Policy};
+use crate::schedule::wishes::Rules;
 
 mod lines;
 mod network;
