@@ -1,13 +1,12 @@
 //! Halving: ranks talk to one other at a time, each time about half as much, and then the way back.
 //!
-//! Of N ranks the first P take part, where P is the largest power of two up to N. Each of the others
-//! is the *guest* of one of them: rank P+g of rank g.
+//! P of N ranks take part, and the others are guests (`pairs`).
 //!
 //! 1. *Guests* send all they have to their hosts. Invariant: the P ranks hold all contributions.
-//! 2. *Reduce-scatter.* In step k rank r exchanges halves with rank r XOR 2^k: both have the same
-//!    part of the buffer; the one whose bit k is 0 keeps its lower half, and reduces what it gets of
-//!    it. Invariant after step k: a part of 1/2^(k+1) holds the contributions of the 2^(k+1) ranks
-//!    that differ in the lowest k+1 bits. log2(P) steps, S(P-1)/P bytes.
+//! 2. *Reduce-scatter.* In step k rank r exchanges halves with the rank that it meets: both have the
+//!    same part of the buffer; the lower one keeps its lower half, and reduces what it gets of it.
+//!    Invariant after step k: a part of 1/2^(k+1) holds the contributions of the 2^(k+1) ranks that
+//!    differ in the lowest k+1 bits. log2(P) steps, S(P-1)/P bytes.
 //! 3. *All-gather* is the same in reverse, with final values. As many steps and bytes.
 //! 4. Guests get the result.
 //!
@@ -21,14 +20,12 @@
 
 use std::ops::Range;
 
+use super::pairs::Pairs;
 use super::{Action, Contents, Receive, Schedule, Send, Step, even_parts};
 
-/// One rank's place.
+/// One rank's part.
 pub(super) struct Halving {
-    rank: usize,
-    /// Ranks that take part: a power of two.
-    members: usize,
-    world_size: usize,
+    pairs: Pairs,
 }
 
 /// One exchange of halves.
@@ -41,18 +38,16 @@ struct Exchange {
 impl Halving {
     pub(super) const fn new(rank: usize, world_size: usize) -> Self {
         Self {
-            rank,
-            members: 1 << world_size.ilog2(),
-            world_size,
+            pairs: Pairs::new(rank, world_size),
         }
     }
 
     /// Leaves each of the members with a part of `block` that is final.
     pub(super) fn reduce_scatter(&self, block: &Range<usize>) -> Schedule {
-        if let Some(host) = self.host() {
+        if let Some(host) = self.pairs.host() {
             return vec![Step::send(host, block.clone(), Contents::Partial)];
         }
-        let guest = self.guest();
+        let guest = self.pairs.guest();
         let of_guest = guest.map(|peer| Step::receive(peer, block.clone(), Action::Reduce));
         let exchanges = self.exchanges(block);
         let last = exchanges.len() - 1;
@@ -68,57 +63,30 @@ impl Halving {
 
     /// Gives every rank what all ranks' `reduce_scatter` of `block` left.
     pub(super) fn all_gather(&self, block: &Range<usize>) -> Schedule {
-        if let Some(host) = self.host() {
+        if let Some(host) = self.pairs.host() {
             return vec![Step::receive(host, block.clone(), Action::Copy)];
         }
         let exchanges = self.exchanges(block).into_iter().rev();
         let halves = exchanges
             .map(|exchange| both(exchange.peer, exchange.kept, exchange.given, Action::Copy));
-        let to_guest = self.guest();
+        let to_guest = self.pairs.guest();
         let to_guest = to_guest.map(|peer| Step::send(peer, block.clone(), Contents::Final));
         halves.chain(to_guest).collect()
-    }
-
-    /// Every rank that this one talks to.
-    pub(super) fn partners(&self) -> Vec<usize> {
-        match self.host() {
-            Some(host) => vec![host],
-            None => (0..self.members.ilog2())
-                .map(|step| self.rank ^ (1 << step))
-                .chain(self.guest())
-                .collect(),
-        }
     }
 
     /// With whom this rank exchanges which halves of `block`, the nearest first.
     fn exchanges(&self, block: &Range<usize>) -> Vec<Exchange> {
         let mut part = block.clone();
-        (0..self.members.ilog2())
-            .map(|step| {
-                let bit = 1 << step;
-                let [lower, upper] = <[_; 2]>::try_from(even_parts(&part, 2)).expect("two halves");
-                let (kept, given) = match self.rank & bit {
-                    0 => (lower, upper),
-                    _ => (upper, lower),
-                };
-                part = kept.clone();
-                Exchange {
-                    peer: self.rank ^ bit,
-                    kept,
-                    given,
-                }
-            })
-            .collect()
-    }
-
-    /// The member that this rank is the guest of, if it is one.
-    const fn host(&self) -> Option<usize> {
-        self.rank.checked_sub(self.members)
-    }
-
-    fn guest(&self) -> Option<usize> {
-        let guest = self.rank + self.members;
-        (guest < self.world_size).then_some(guest)
+        let exchange = |(peer, is_lower)| {
+            let [lower, upper] = <[_; 2]>::try_from(even_parts(&part, 2)).expect("two halves");
+            let (kept, given) = match is_lower {
+                true => (lower, upper),
+                false => (upper, lower),
+            };
+            part = kept.clone();
+            Exchange { peer, kept, given }
+        };
+        self.pairs.meetings().map(exchange).collect()
     }
 }
 

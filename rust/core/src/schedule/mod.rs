@@ -23,6 +23,7 @@ mod explanation;
 mod halving;
 mod hierarchical;
 pub(crate) mod likeness;
+mod pairs;
 mod ring;
 mod star;
 pub mod topology;
@@ -33,6 +34,7 @@ pub mod wishes;
 use choice::MESH_RANKS_MAX;
 use halving::Halving;
 use hierarchical::Levels;
+use pairs::Pairs;
 use ring::Ring;
 use topology::Topology;
 
@@ -242,7 +244,7 @@ impl Algorithm {
 pub(crate) fn partners(rank: usize, world_size: usize) -> Vec<usize> {
     let mut partners: BTreeSet<usize> = match world_size {
         ..=MESH_RANKS_MAX => (0..world_size).collect(),
-        _ => Halving::new(rank, world_size)
+        _ => Pairs::new(rank, world_size)
             .partners()
             .into_iter()
             .chain([
