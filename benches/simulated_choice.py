@@ -32,7 +32,7 @@ def candidates(ranks: int, ranks_per_host: int, size: int) -> list[str]:
     """What a group of so many ranks can choose for a buffer of so many bytes."""
     names = [name for name in ALGORITHMS if name != "auto"]
     if ranks > MESH_RANKS_MAX:
-        names = ["ring", "halving"]
+        names = ["ring", "halving", "doubling"]
     elif ranks > MESH_RANKS_MAX // 2 and size > FLAT_BYTES_MAX:
         names = [name for name in names if name not in ("direct", "one_shot", "star")]
     if ranks_per_host == 1 and "hierarchical" in names:

@@ -7,6 +7,9 @@ import pytest
 
 from gradring.testing import run_ranks
 
+#: Those that need no hosts.
+ALGORITHMS = ["ring", "direct", "one_shot", "star", "halving", "doubling"]
+
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 def test_every_dtype_op_and_count_is_exact_on_every_rank(world_size: int) -> None:
@@ -21,14 +24,14 @@ def test_every_collective_and_dtype_is_exact_on_every_rank(world_size: int) -> N
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot", "star", "halving"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_does_every_collective_exactly(algorithm: str, transport: str) -> None:
     env = {"GRADRING_TRANSPORT": transport}
     assert run_ranks(grid.every_collective_dtype_and_count, 3, algorithm, env=env) == [[]] * 3
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot", "star", "halving"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_is_exact_on_every_rank(algorithm: str, transport: str) -> None:
     env = {"GRADRING_TRANSPORT": transport}
     assert run_ranks(grid.every_dtype_op_and_count, 3, algorithm, env=env) == [[]] * 3

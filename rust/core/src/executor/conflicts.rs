@@ -17,7 +17,7 @@ pub(super) type Conflict = (usize, Range<usize>);
 #[derive(Default)]
 pub(super) struct History {
     buffer: Touched,
-    fold: Touched,
+    beside: Touched,
 }
 
 /// What was done to elements of one memory: disjoint ranges by their starts. Elements of which
@@ -50,8 +50,8 @@ impl History {
             Use::Read => self.buffer.read(number, range, &mut found),
             Use::Write => self.buffer.write(number, range, &mut found),
         }
-        if access.folds {
-            self.fold.write(number, range, &mut found);
+        if access.beside {
+            self.beside.write(number, range, &mut found);
         }
         first..conflicts.len()
     }

@@ -24,7 +24,7 @@ mod operands;
 mod outline;
 mod plan;
 
-use operands::{FoldMemory, Operands};
+use operands::{BesideMemory, Operands};
 pub(crate) use outline::{Outline, Way, Work};
 use plan::{Operation, Plan, Plans};
 
@@ -41,7 +41,7 @@ const PARTS: usize = 64;
 /// Reusable memory of an executor.
 pub(crate) struct Scratch {
     tile: Vec<u64>,
-    fold: FoldMemory,
+    beside: BesideMemory,
     plans: Plans,
     headers_sent: Vec<usize>,
     arrivals: Vec<Arrival>,
@@ -52,7 +52,7 @@ impl Default for Scratch {
     fn default() -> Self {
         Self {
             tile: vec![0; TILE_BYTES / size_of::<u64>()],
-            fold: FoldMemory::default(),
+            beside: BesideMemory::default(),
             plans: Plans::default(),
             headers_sent: Vec::new(),
             arrivals: Vec::new(),
@@ -144,7 +144,7 @@ impl<'a> Execution<'a> {
     ) -> Result<Self, Error> {
         let Scratch {
             tile,
-            fold,
+            beside,
             plans,
             headers_sent,
             arrivals,
@@ -157,7 +157,7 @@ impl<'a> Execution<'a> {
         arrivals.resize(plan.incoming.len(), Arrival::NOTHING);
         let (op, world_size) = (call.collective.op(), topology.world_size());
         Ok(Self {
-            operands: Operands::new(buffer, op, world_size, plan, fold)?,
+            operands: Operands::new(buffer, op, world_size, plan, beside)?,
             rank,
             header,
             plan,
@@ -461,7 +461,8 @@ impl<'a> Execution<'a> {
         self.plan.pass_received(pipe, number);
     }
 
-    /// Folds a tile of this rank's own contribution, if its turn has come.
+    /// Folds a tile of this rank's own contribution, or reduces one that it has set aside, if its turn
+    /// has come.
     fn advance_own(&mut self) -> bool {
         let Some(number) = self.plan.own.head() else {
             return false;
@@ -478,10 +479,11 @@ impl<'a> Execution<'a> {
         if operation.left_bytes() == 0 {
             self.plan.own.advance();
         }
-        let Action::Fold(turn) = action else {
-            unreachable!("only folds take this rank's own contribution");
-        };
-        self.operands.fold_own(turn, first..first + count);
+        let range = first..first + count;
+        match action {
+            Action::Fold(turn) => self.operands.fold_own(turn, range),
+            _ => self.operands.reduce_set_aside(action, range),
+        }
         true
     }
 

@@ -13,12 +13,13 @@ use super::plan::{Offsets, Plan};
 
 /// Bytes that are widened at a time, into memory that stays in L1 cache.
 const WIDE_BYTES: usize = 16 << 10;
+const HAS_MEMORY: &str = "what is kept beside the buffer has memory";
 
-/// Reusable memory for folds.
+/// Reusable memory for what is kept beside the buffer.
 #[derive(Default)]
-pub(super) struct FoldMemory {
-    /// Grows to what the folds of a call needed at most.
-    results: Vec<u64>,
+pub(super) struct BesideMemory {
+    /// Grows to what folds, or what was set aside, needed at most in a call.
+    beside: Vec<u64>,
     /// Grows to the largest accumulator.
     partials: Vec<u64>,
     widened: Vec<u64>,
@@ -31,12 +32,12 @@ pub(super) struct Operands<'a> {
     world_size: usize,
     /// Where partial results are kept, if not in the buffer itself.
     accumulator: Option<Buffer>,
-    /// Where contributions are folded, if the schedule does.
-    fold: Option<Fold>,
+    /// Where contributions are folded, or partial results are set aside, if the schedule does.
+    beside: Option<Beside>,
     widened: &'a mut Vec<u64>,
 }
 
-struct Fold {
+struct Beside {
     results: Buffer,
     offsets: Arc<Offsets>,
 }
@@ -47,7 +48,7 @@ impl<'a> Operands<'a> {
         op: Option<ReduceOp>,
         world_size: usize,
         plan: &Plan,
-        memory: &'a mut FoldMemory,
+        memory: &'a mut BesideMemory,
     ) -> Result<Self> {
         let accumulator = match op.filter(|_| plan.keeps_partials) {
             // SAFETY: the memory is borrowed for as long as these operands live; nothing else
@@ -55,15 +56,15 @@ impl<'a> Operands<'a> {
             Some(op) => unsafe { buffer.accumulator(op, &mut memory.partials)? },
             None => None,
         };
-        let fold = match op.filter(|_| plan.offsets.count() > 0) {
+        let beside = match op.filter(|_| plan.offsets.count() > 0) {
             Some(op) => {
                 let (dtype, count) = (buffer.dtype().accumulator(op), plan.offsets.count());
-                make_room(&mut memory.results, count * dtype.size_bytes(), "results")?;
-                Some(Fold {
+                make_room(&mut memory.beside, count * dtype.size_bytes(), "results")?;
+                Some(Beside {
                     // SAFETY: the memory is borrowed for as long as these operands live, and has
                     // room for `count` elements; nothing else refers to it.
                     results: unsafe {
-                        Buffer::contiguous(dtype, memory.results.as_mut_ptr().cast(), count)
+                        Buffer::contiguous(dtype, memory.beside.as_mut_ptr().cast(), count)
                     },
                     offsets: Arc::clone(&plan.offsets),
                 })
@@ -76,7 +77,7 @@ impl<'a> Operands<'a> {
             op,
             world_size,
             accumulator,
-            fold,
+            beside,
             widened: &mut memory.widened,
         })
     }
@@ -104,14 +105,15 @@ impl<'a> Operands<'a> {
             Action::Reduce | Action::ReduceAndFinish => {
                 let target = self.accumulator.as_mut().unwrap_or(self.buffer);
                 target.reduce_from(op, first, received);
-                if action == Action::ReduceAndFinish {
-                    let accumulator = self.accumulator.as_ref().map(|wide| (wide, first));
-                    self.buffer
-                        .finish_from(accumulator, op, self.world_size, range);
-                }
+                self.finish_reduction(action, op, range);
+            }
+            Action::SetAside => {
+                let Beside { results, offsets } = self.beside.as_mut().expect(HAS_MEMORY);
+                let dtype = results.dtype();
+                results.widen_from(offsets.of(first), dtype, received);
             }
             Action::Fold(turn) => {
-                let Fold { results, offsets } = self.fold.as_mut().expect("folds have memory");
+                let Beside { results, offsets } = self.beside.as_mut().expect(HAS_MEMORY);
                 let dtype = self.buffer.dtype();
                 fold(
                     turn,
@@ -130,7 +132,7 @@ impl<'a> Operands<'a> {
     /// Folds this rank's own contribution to `range`.
     pub(super) fn fold_own(&mut self, turn: Turn, range: Range<usize>) {
         let op = self.op.expect("only reductions fold");
-        let Fold { results, offsets } = self.fold.as_mut().expect("folds have memory");
+        let Beside { results, offsets } = self.beside.as_mut().expect(HAS_MEMORY);
         let dtype = self.buffer.dtype();
         let mut at = offsets.of(range.start);
         for piece in self.buffer.elements(range.clone()) {
@@ -140,9 +142,31 @@ impl<'a> Operands<'a> {
         self.finish_fold(turn, op, range);
     }
 
+    /// Reduces what was set aside of `range`.
+    pub(super) fn reduce_set_aside(&mut self, action: Action, range: Range<usize>) {
+        let op = self.op.expect("only reductions set aside");
+        let Beside { results, offsets } = self.beside.as_ref().expect(HAS_MEMORY);
+        let first = offsets.of(range.start);
+        let target = self.accumulator.as_mut().unwrap_or(self.buffer);
+        let mut at = range.start;
+        for piece in results.elements(first..first + range.len()) {
+            target.reduce_from(op, at, piece);
+            at += piece.len() / results.dtype().size_bytes();
+        }
+        self.finish_reduction(action, op, range);
+    }
+
+    fn finish_reduction(&mut self, action: Action, op: ReduceOp, range: Range<usize>) {
+        if action == Action::ReduceAndFinish {
+            let accumulator = self.accumulator.as_ref().map(|wide| (wide, range.start));
+            self.buffer
+                .finish_from(accumulator, op, self.world_size, range);
+        }
+    }
+
     fn finish_fold(&mut self, turn: Turn, op: ReduceOp, range: Range<usize>) {
         if turn == Turn::Last {
-            let Fold { results, offsets } = self.fold.as_ref().expect("folds have memory");
+            let Beside { results, offsets } = self.beside.as_ref().expect(HAS_MEMORY);
             let first = offsets.of(range.start);
             self.buffer
                 .finish_from(Some((results, first)), op, self.world_size, range);

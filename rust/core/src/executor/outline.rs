@@ -97,7 +97,7 @@ impl Outline {
                     bytes: number((end - start) * operation.element_bytes),
                     follows_end: number(outline.follows.len()),
                     work: match operation.action {
-                        None | Some(Action::Copy) => Work::Move,
+                        None | Some(Action::Copy | Action::SetAside) => Work::Move,
                         Some(_) => Work::MoveAndFold,
                     },
                 });

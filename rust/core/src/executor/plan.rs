@@ -11,7 +11,7 @@ use super::conflicts::{Conflict, History};
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::schedule::topology::Topology;
-use crate::schedule::{self, Access, Action, Algorithm, Contents, Schedule, Turn};
+use crate::schedule::{self, Access, Action, Algorithm, Contents, Schedule};
 
 /// How many plans are kept: more than a step of most models has buckets.
 const PLANS_MAX: usize = 64;
@@ -24,9 +24,9 @@ const BLOCK_BYTES: usize = 1 << 20;
 const CHUNK_BYTES_MIN: usize = 128 << 10;
 /// Bound on the number of blocks, and so on the length of a plan.
 const BLOCKS_MAX: usize = 256;
-/// Folds that have memory at a time, more than blocks are under way: each takes the memory of an
-/// earlier one, which is still in cache.
-const FOLDS_MAX: usize = 4;
+/// Ranges of which something is kept beside the buffer at a time, more than blocks are under way: each
+/// takes the memory of an earlier one, which is still in cache.
+const KEPT_MAX: usize = 4;
 
 /// How many elements of an all-reduce are under way at a time, give or take.
 pub(super) fn block_elements(call: &Call, dtype: DType, topology: &Topology) -> usize {
@@ -47,14 +47,14 @@ pub(super) struct Plan {
     pub(super) outgoing: Vec<Pipe>,
     /// Receives, by sender.
     pub(super) incoming: Vec<Pipe>,
-    /// Folds of this rank's own contribution.
+    /// What this rank does with its own: with its contribution, or with what it has set aside.
     pub(super) own: Pipe,
     /// Whether partial results travel.
     pub(super) keeps_partials: bool,
     pub(super) offsets: Arc<Offsets>,
 }
 
-/// One send, receive or own fold.
+/// One send, receive, fold of an own contribution, or reduction of what was set aside.
 pub(super) struct Operation {
     pub(super) range: Range<usize>,
     pub(super) element_bytes: usize,
@@ -140,12 +140,7 @@ impl Plan {
         let mut plan = Self {
             keeps_partials: receives().any(|r| r.action.contents() == Contents::Partial)
                 || sends().any(|s| s.contents == Contents::Partial),
-            offsets: Arc::new(Offsets::new(
-                receives()
-                    .filter(|receive| receive.action == Action::Fold(Turn::First))
-                    .map(|receive| receive.range.clone())
-                    .filter(|range| !range.is_empty()),
-            )),
+            offsets: Arc::new(Offsets::new(ranges_beside(&schedule, rank))),
             operations: Vec::new(),
             conflicts: Vec::new(),
             outgoing: vec![Pipe::new((rank + 1) % world_size)],
@@ -153,8 +148,9 @@ impl Plan {
             own: Pipe::new(rank),
         };
         let mut history = History::default();
-        // By fold, the operation that ends it: who takes its memory follows that.
-        let mut folds = Vec::new();
+        // What is kept beside the buffer, with the last operation on it so far: who takes its memory
+        // follows that.
+        let mut kept: Vec<(Range<usize>, usize)> = Vec::new();
         for step in schedule {
             // A step's send and receive touch different elements, so their order is free.
             if let Some(send) = step.send {
@@ -170,13 +166,17 @@ impl Plan {
                 let access = Access::receive(rank, receive.peer, receive.action);
                 let (size, action) = (element_bytes(contents), Some(receive.action));
                 let range = receive.range;
-                let number = plan.add(&mut history, range, size, action, contents, access);
-                match (receive.action, number) {
-                    (Action::Fold(Turn::First), Some(number)) if folds.len() >= FOLDS_MAX => {
-                        plan.follow(number, folds[folds.len() - FOLDS_MAX]);
+                let number = plan.add(&mut history, range.clone(), size, action, contents, access);
+                if let Some(number) = number.filter(|_| access.beside) {
+                    match kept.last_mut() {
+                        Some((of, last)) if *of == range => *last = number,
+                        _ => {
+                            if let Some(before) = kept.len().checked_sub(KEPT_MAX) {
+                                plan.follow(number, kept[before].1);
+                            }
+                            kept.push((range, number));
+                        }
                     }
-                    (Action::Fold(Turn::Last), Some(number)) => folds.push(number),
-                    _ => {}
                 }
                 let pipe = match receive.peer == rank {
                     true => &mut plan.own,
@@ -274,6 +274,18 @@ impl Operation {
     }
 }
 
+/// The ranges of which `rank` keeps something beside the buffer, in order.
+fn ranges_beside(schedule: &Schedule, rank: usize) -> Vec<Range<usize>> {
+    let receives = schedule.iter().filter_map(|step| step.receive.as_ref());
+    let beside = receives
+        .filter(|receive| Access::receive(rank, receive.peer, receive.action).beside)
+        .map(|receive| receive.range.clone())
+        .filter(|range| !range.is_empty());
+    let mut ranges: Vec<_> = beside.collect();
+    ranges.dedup();
+    ranges
+}
+
 /// The pipe of `peer`, which is added if it is new.
 fn pipe(pipes: &mut Vec<Pipe>, peer: usize) -> &mut Pipe {
     let known = pipes.iter().position(|pipe| pipe.peer == peer);
@@ -284,7 +296,7 @@ fn pipe(pipes: &mut Vec<Pipe>, peer: usize) -> &mut Pipe {
     &mut pipes[index]
 }
 
-/// Where results of folds are kept until they are final: in turn in one of a few places.
+/// Where something is kept beside the buffer for a while: in turn in one of a few places.
 pub(super) struct Offsets {
     /// Each range's first element and its offset, in order.
     starts: Vec<(usize, usize)>,
@@ -292,13 +304,13 @@ pub(super) struct Offsets {
 }
 
 impl Offsets {
-    fn new(ranges: impl Iterator<Item = Range<usize>> + Clone) -> Self {
-        let room = ranges.clone().map(|range| range.len()).max().unwrap_or(0);
-        let starts: Vec<_> = ranges
-            .enumerate()
-            .map(|(number, range)| (range.start, number % FOLDS_MAX * room))
+    fn new(ranges: Vec<Range<usize>>) -> Self {
+        let room = ranges.iter().map(Range::len).max().unwrap_or(0);
+        let starts: Vec<_> = (0..)
+            .zip(ranges)
+            .map(|(number, range)| (range.start, number % KEPT_MAX * room))
             .collect();
-        let count = starts.len().min(FOLDS_MAX) * room;
+        let count = starts.len().min(KEPT_MAX) * room;
         Self { starts, count }
     }
 
@@ -307,7 +319,7 @@ impl Offsets {
         self.count
     }
 
-    /// The offset of an element that is folded.
+    /// The offset of an element of which something is kept.
     pub(super) fn of(&self, element: usize) -> usize {
         let after = self.starts.partition_point(|&(start, _)| start <= element);
         let (start, offset) = self.starts[after - 1];

@@ -287,7 +287,11 @@ impl Policy {
 
     /// Whether a group of so many ranks has the links for `algorithm`.
     pub(super) fn connects(&self, algorithm: Algorithm) -> bool {
-        self.is_mesh() || matches!(algorithm, Algorithm::Ring | Algorithm::Halving)
+        self.is_mesh()
+            || matches!(
+                algorithm,
+                Algorithm::Ring | Algorithm::Halving | Algorithm::Doubling
+            )
     }
 
     /// Whether `algorithm` has its links, and sums in the order that is asked for.
@@ -338,7 +342,7 @@ impl Policy {
         match algorithm {
             Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => true,
             Algorithm::Ring => self.ring_is_direct(call),
-            Algorithm::Hierarchical | Algorithm::Halving => false,
+            Algorithm::Hierarchical | Algorithm::Halving | Algorithm::Doubling => false,
         }
     }
 

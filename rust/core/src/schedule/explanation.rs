@@ -13,7 +13,7 @@ use super::choice::{
 };
 use crate::collective::Call;
 
-const TOO_MANY_RANKS: &str = "so many ranks are connected for ring and halving only";
+const TOO_MANY_RANKS: &str = "so many ranks are connected for ring, halving and doubling only";
 
 /// Sizes from one bound to the next, for which all choices are the same.
 struct Range {

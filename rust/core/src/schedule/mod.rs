@@ -4,7 +4,7 @@
 //! and the receive of one step side by side. The executor overlaps steps as far as their element
 //! ranges do not conflict, which cannot be told apart from that meaning by its result.
 //! A fold keeps its intermediate result beside the buffer: until its last turn it conflicts with
-//! other turns only.
+//! other turns only. What is set aside conflicts with nothing but what takes it from there.
 //!
 //! Words: N ranks, a buffer of `count` elements, cut into N chunks. Contents travel as
 //! *contributions* (what a rank put in), as *partial* results (still to be reduced, in the
@@ -19,6 +19,7 @@ use crate::names::named;
 
 pub mod choice;
 mod direct;
+mod doubling;
 mod explanation;
 mod halving;
 mod hierarchical;
@@ -32,6 +33,7 @@ mod verify;
 pub mod wishes;
 
 use choice::MESH_RANKS_MAX;
+use doubling::Doubling;
 use halving::Halving;
 use hierarchical::Levels;
 use pairs::Pairs;
@@ -88,7 +90,8 @@ pub struct Send {
 /// An element range that comes from a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receive {
-    /// The rank that sends it; this rank itself where its own contribution is folded.
+    /// The rank that sends it; this rank itself where its own contribution is folded, or where it
+    /// reduces what it has set aside.
     pub peer: usize,
     /// Which elements.
     pub range: Range<usize>,
@@ -96,11 +99,11 @@ pub struct Receive {
     pub action: Action,
 }
 
-/// What an operation does to elements of the buffer and to those of a fold.
+/// What an operation does to elements of the buffer, and whether to those that are kept beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) buffer: Use,
-    pub(crate) folds: bool,
+    pub(crate) beside: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,19 +116,24 @@ pub(crate) enum Use {
 impl Access {
     pub(crate) const SEND: Self = Self {
         buffer: Use::Read,
-        folds: false,
+        beside: false,
     };
 
     /// Of what `rank` does with something from `source`.
     pub(crate) const fn receive(rank: usize, source: usize, action: Action) -> Self {
         let buffer = match action {
             Action::Fold(Turn::First | Turn::Middle) if rank != source => Use::Nothing,
+            Action::SetAside => Use::Nothing,
             Action::Fold(Turn::First | Turn::Middle) => Use::Read,
             _ => Use::Write,
         };
         Self {
             buffer,
-            folds: matches!(action, Action::Fold(_)),
+            beside: match action {
+                Action::Fold(_) | Action::SetAside => true,
+                Action::Reduce | Action::ReduceAndFinish => rank == source,
+                Action::Copy => false,
+            },
         }
     }
 
@@ -134,7 +142,7 @@ impl Access {
     pub(crate) fn conflicts(self, other: Self) -> bool {
         let untouched = self.buffer == Use::Nothing || other.buffer == Use::Nothing;
         let unchanged = self.buffer != Use::Write && other.buffer != Use::Write;
-        (self.folds && other.folds) || !(untouched || unchanged)
+        (self.beside && other.beside) || !(untouched || unchanged)
     }
 }
 
@@ -160,6 +168,8 @@ pub enum Action {
     Copy,
     /// Combine a contribution with those of lower ranks, beside the buffer.
     Fold(Turn),
+    /// Keep partial results beside the buffer until this rank reduces them.
+    SetAside,
 }
 
 /// Place of a contribution among those to one range.
@@ -178,7 +188,7 @@ impl Action {
     #[must_use]
     pub const fn contents(self) -> Contents {
         match self {
-            Self::Reduce | Self::ReduceAndFinish => Contents::Partial,
+            Self::Reduce | Self::ReduceAndFinish | Self::SetAside => Contents::Partial,
             Self::Copy => Contents::Final,
             Self::Fold(_) => Contents::Contribution,
         }
@@ -200,6 +210,8 @@ named! {
         Star: "star",
         /// Every rank exchanges halves with one other, then halves of these with the next.
         Halving: "halving",
+        /// Every rank exchanges everything with one other, then with the next.
+        Doubling: "doubling",
     }
 }
 
@@ -224,7 +236,7 @@ impl Algorithm {
                 collective,
                 Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
             ),
-            Self::Halving => matches!(
+            Self::Halving | Self::Doubling => matches!(
                 collective,
                 Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
             ),
@@ -302,7 +314,10 @@ pub fn build(
         }
         (Algorithm::Ring, Collective::Broadcast { root }) => ring.broadcast(count, *root),
         // Everybody's contribution to one element passes through everybody.
-        (Algorithm::Ring | Algorithm::Star | Algorithm::Halving, Collective::Barrier) => {
+        (
+            Algorithm::Ring | Algorithm::Star | Algorithm::Halving | Algorithm::Doubling,
+            Collective::Barrier,
+        ) => {
             let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
             build(algorithm, &all_reduce, rank, topology, 1, block)
         }
@@ -366,6 +381,16 @@ pub fn build(
                 ahead,
                 |block| halving.reduce_scatter(block),
                 |block| halving.all_gather(block),
+            )
+        }
+        (Algorithm::Doubling, Collective::AllReduce { .. } | Collective::Reduce { .. }) => {
+            let doubling = Doubling::new(rank, world_size);
+            in_blocks(
+                count,
+                block,
+                ahead,
+                |block| doubling.reduce(block),
+                |block| doubling.spread(block),
             )
         }
         (Algorithm::Hierarchical, Collective::AllReduce { .. } | Collective::Reduce { .. })

@@ -15,13 +15,14 @@ use super::{Access, Action, Algorithm, Contents, Schedule, Turn, build};
 use crate::collective::Collective;
 use crate::dtype::ReduceOp;
 
-/// Which ranks contributed to an element, whether it is a final value, and which contributions
-/// have been folded beside it: always those of the lowest ranks.
+/// Which ranks contributed to an element, whether it is a final value, which contributions have been
+/// folded beside it, always those of the lowest ranks, and which those in what was set aside are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Element {
     contributions: u64,
     is_final: bool,
     folded: u64,
+    aside: u64,
     /// Where it was in the buffer of the rank that put it in.
     place: usize,
 }
@@ -63,11 +64,7 @@ fn run(
                     continue;
                 };
                 let (send, receive) = (&operations[sender][index], &operations[receiver][other]);
-                // A rank that takes its own contribution sends it to itself.
-                let contents = match sender == receiver {
-                    true => Contents::Contribution,
-                    false => send.contents,
-                };
+                let contents = send.contents;
                 if send.range.len() != receive.range.len() || contents != receive.contents {
                     return Err(format!("rank {sender} and rank {receiver} do not pair up"));
                 }
@@ -79,7 +76,16 @@ fn run(
                 {
                     return Err("something else was sent as a contribution".into());
                 }
-                sent.iter_mut().for_each(|element| element.folded = 0);
+                if sender == receiver && contents == Contents::Partial {
+                    for (source, target) in
+                        sent.iter_mut().zip(&mut state[sender][send.range.clone()])
+                    {
+                        source.contributions = std::mem::take(&mut target.aside);
+                    }
+                }
+                for element in &mut sent {
+                    (element.folded, element.aside) = (0, 0);
+                }
                 let action = receive.action.expect("a receive has an action");
                 for (target, source) in state[receiver][receive.range.clone()].iter_mut().zip(sent)
                 {
@@ -189,6 +195,10 @@ fn apply(action: Action, all: u64, target: &mut Element, source: Element) -> Res
                 };
             }
         }
+        Action::SetAside if source.is_final || source.contributions == 0 || target.aside != 0 => {
+            return Err("something else was set aside than partial results".into());
+        }
+        Action::SetAside => target.aside = source.contributions,
         Action::Reduce | Action::ReduceAndFinish => {
             if source.is_final || target.is_final {
                 return Err("a final value was reduced again".into());
@@ -236,6 +246,7 @@ fn own_contribution(rank: usize, place: usize) -> Element {
         contributions: 1 << rank,
         is_final: false,
         folded: 0,
+        aside: 0,
         place,
     }
 }
@@ -313,6 +324,7 @@ fn is_complete(topology: &Topology, elements: &[Element]) -> bool {
         contributions: u64::MAX >> (64 - topology.world_size()),
         is_final: true,
         folded: 0,
+        aside: 0,
         place,
     };
     let expected = (0..elements.len()).map(complete);

@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::dtype::ReduceOp;
+use crate::schedule::Turn;
 use crate::schedule::choice::MESH_RANKS_MAX;
 
 const MIB: usize = 1 << 20;
@@ -36,14 +37,19 @@ fn an_operation_has_few_conflicts_however_long_the_plan_is() {
     }
 }
 
-/// The plans of all ranks for all-reduces that fold, in one block and in many, of which some have no
-/// elements for some ranks.
-fn plans_that_fold() -> Vec<Plan> {
+/// The plans of all ranks for all-reduces that keep something beside the buffer, in one block and in
+/// many, of which some have no elements for some ranks.
+fn plans_that_keep() -> Vec<Plan> {
     let collective = Collective::AllReduce { op: ReduceOp::Sum };
     let mut all = Vec::new();
     for world_size in (2..=8).chain([16, 33, MESH_RANKS_MAX]) {
         let topology = Topology::one_host(world_size);
-        for algorithm in [Algorithm::Direct, Algorithm::OneShot, Algorithm::Star] {
+        for algorithm in [
+            Algorithm::Direct,
+            Algorithm::OneShot,
+            Algorithm::Star,
+            Algorithm::Doubling,
+        ] {
             for (count, block) in [(3 * world_size + 1, 7), (100, 40), (61, 3)] {
                 for rank in 0..world_size {
                     let steps =
@@ -57,8 +63,8 @@ fn plans_that_fold() -> Vec<Plan> {
 }
 
 #[test]
-fn a_fold_takes_memory_that_no_other_one_needs_in_whatever_order_bytes_move() {
-    for (seed, mut plan) in plans_that_fold().into_iter().enumerate() {
+fn what_is_kept_takes_memory_that_nothing_else_needs_in_whatever_order_bytes_move() {
+    for (seed, mut plan) in plans_that_keep().into_iter().enumerate() {
         // By place in the memory: the element whose result is there.
         let mut results = vec![None; plan.offsets.count()];
         let mut random = seed;
@@ -77,13 +83,20 @@ fn a_fold_takes_memory_that_no_other_one_needs_in_whatever_order_bytes_move() {
             let operation = &mut plan.operations[number];
             // A few elements, of one byte each.
             let moved = end.min(operation.moved_bytes + 1 + (random >> 40) % 8);
-            if let Some(Action::Fold(turn)) = operation.action {
+            let is_own = plan.own.head() == Some(number);
+            // Whether something is kept before and after.
+            let kept = match operation.action {
+                Some(Action::Fold(turn)) => Some((turn != Turn::First, turn != Turn::Last)),
+                Some(Action::SetAside) => Some((false, true)),
+                _ => is_own.then_some((true, false)),
+            };
+            if let Some((before, after)) = kept {
                 let first = operation.range.start;
                 for element in first + operation.moved_bytes..first + moved {
                     let result = &mut results[plan.offsets.of(element)];
-                    let before = (turn != Turn::First).then_some(element);
-                    assert_eq!(*result, before, "{turn:?} of element {element}");
-                    *result = (turn != Turn::Last).then_some(element);
+                    let expected = before.then_some(element);
+                    assert_eq!(*result, expected, "{:?} of {element}", operation.action);
+                    *result = after.then_some(element);
                 }
             }
             operation.moved_bytes = moved;
@@ -107,9 +120,9 @@ fn memory_of_folds_does_not_grow_with_the_number_of_blocks() {
     for (algorithm, folded) in [(Algorithm::Direct, MIB / 4), (Algorithm::OneShot, MIB)] {
         assert_eq!(room(4, MIB, algorithm), folded);
     }
-    assert_eq!(room(4, 64 * MIB, Algorithm::Direct), FOLDS_MAX * MIB / 4);
+    assert_eq!(room(4, 64 * MIB, Algorithm::Direct), KEPT_MAX * MIB / 4);
     // Blocks are larger where there would be too many.
-    assert_eq!(room(4, 1024 * MIB, Algorithm::Direct), FOLDS_MAX * MIB);
+    assert_eq!(room(4, 1024 * MIB, Algorithm::Direct), KEPT_MAX * MIB);
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! Algorithms between which a size may decide freely, because their results are the same to the bit.
+
+use std::thread;
+
+use gradring_core::buffer::{Buffer, Slice};
+use gradring_core::collective::{Collective, Request};
+use gradring_core::communicator::Communicator;
+use gradring_core::config::{Config, Settings};
+use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::schedule::Algorithm;
+use gradring_core::schedule::wishes::Rules;
+
+use common::free_address;
+
+mod common;
+
+/// More than a tile, and no multiple of anything.
+const WORDS: usize = 40_009;
+
+/// Any bits at all, half of them those of floats that are no numbers, of zeros, or at the extremes.
+fn words(rank: usize) -> Vec<u64> {
+    let awkward = [
+        0x7FC0_0001_FFC0_0002,
+        0x7FF8_0000_0000_0001,
+        0x8000_0000_0000_0000,
+        0x0000_8000_7F80_FF80,
+        0x7C00_FC00_7E01_8001,
+    ];
+    (0..WORDS)
+        .map(|index| {
+            let mixed = (index * 64 + rank + 1) as u64;
+            let mixed = mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            match mixed >> 63 {
+                0 => mixed,
+                _ => awkward[(mixed >> 32) as usize % awkward.len()],
+            }
+        })
+        .collect()
+}
+
+fn all_reduced(group: &Communicator, dtype: DType, op: ReduceOp) -> Vec<u64> {
+    let mut words = words(group.rank);
+    let slice = Slice {
+        start: words.as_mut_ptr().cast(),
+        count: size_of_val(&*words) / dtype.size_bytes(),
+    };
+    let request = Request {
+        collective: Collective::AllReduce { op },
+        // SAFETY: `run` ends before `words` is used again.
+        buffer: unsafe { Buffer::new(dtype, [slice], Box::new(())) },
+        name: "x".into(),
+        shapes: "[]".into(),
+    };
+    group.engine.run(request, &mut || false).unwrap();
+    words
+}
+
+/// By rank, what `algorithm` makes of every dtype and op.
+fn results(algorithm: Algorithm, world_size: usize) -> Vec<Vec<Vec<u64>>> {
+    let address = &free_address();
+    let run = |rank| {
+        let settings = Settings {
+            algorithm: Rules::always(algorithm),
+            ..Settings::default()
+        };
+        let config = Config {
+            settings,
+            ..Config::new(rank, world_size, address)
+        };
+        let group = Communicator::connect(&config, &mut || false).unwrap();
+        let calls = DType::ALL
+            .into_iter()
+            .flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)));
+        calls
+            .map(|(dtype, op)| all_reduced(&group, dtype, op))
+            .collect()
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..world_size)
+            .map(|rank| scope.spawn(move || run(rank)))
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.unwrap()).collect()
+    })
+}
+
+#[test]
+fn doubling_has_the_bits_of_halving() {
+    for world_size in [2, 3, 4, 6, 8, 13, 16] {
+        let halved = results(Algorithm::Halving, world_size);
+        assert!(
+            halved.iter().all(|of_rank| *of_rank == halved[0]),
+            "ranks differ"
+        );
+        let doubled = results(Algorithm::Doubling, world_size);
+        assert!(halved == doubled, "{world_size} ranks");
+    }
+}
