@@ -2,7 +2,8 @@
 //!
 //! What decides between sums of different order, and so between different bits, depends on nothing
 //! but the call, the number of ranks, and which of them share a host. Direct, one-shot and star sum in
-//! the same order; among these the times measured when the group formed decide.
+//! the same order; among these the times measured when the group formed decide. So do halving and
+//! doubling; between these the size decides.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -34,6 +35,17 @@ const FLAT_BYTES_MAX: usize = 32 << 10;
 
 /// The same where some ranks would be guests in a schedule of halves, and send all they have.
 const GUEST_BYTES_MAX: usize = 48 << 10;
+
+/// Largest buffer, in bytes, that goes by doubling where pairs of ranks reduce it: larger ones take
+/// longer to send than a step's latency.
+const DOUBLED_BYTES_MAX: usize = 16 << 10;
+
+/// Most bytes that the ranks of one host send together in a step of it.
+const DOUBLED_HOST_BYTES_MAX: usize = 48 << 10;
+
+/// Fewest ranks, each on its own host, for which the steps of doubling take less time than as many
+/// messages as there are ranks.
+const DOUBLED_RANKS_MIN: usize = 32;
 
 /// Largest buffer, in bytes, for which measured times count: they are of much smaller ones, and on a
 /// busy machine their slope may be anything.
@@ -136,6 +148,8 @@ pub(super) enum Reason {
     SharedHosts,
     /// With so many ranks, a number of steps that grows with their logarithm is less.
     FewHalvings,
+    /// The same, and the buffer is so small that only steps count.
+    FewDoublings,
     /// Between two ranks a ring is direct.
     TwoRanks,
     /// Sums must be folds in the order of ranks.
@@ -239,6 +253,7 @@ impl Policy {
             | Collective::Receive { .. } => (Algorithm::Direct, Reason::NoOther),
             _ if !self.is_mesh() => self.decide_by_size(call),
             Collective::Broadcast { .. } => (Algorithm::Ring, Reason::NoOther),
+            Collective::Barrier if self.doubled().contains(&0) => self.decide_by_size(call),
             Collective::Barrier if self.star_is_fastest(0) => {
                 (Algorithm::Star, Reason::FewerMessages)
             }
@@ -268,7 +283,9 @@ impl Policy {
             algorithm.performs(&call.collective, &self.topology) && self.allows(algorithm, call)
         };
         let bytes = call.bytes();
-        if is_possible(Algorithm::Halving) && self.halved().contains(&bytes) {
+        if is_possible(Algorithm::Doubling) && self.doubled().contains(&bytes) {
+            (Algorithm::Doubling, Reason::FewDoublings)
+        } else if is_possible(Algorithm::Halving) && self.paired().contains(&bytes) {
             (Algorithm::Halving, Reason::FewHalvings)
         } else if is_possible(Algorithm::Hierarchical) && bytes > self.flat_bytes_max() {
             (Algorithm::Hierarchical, Reason::SharedHosts)
@@ -319,22 +336,34 @@ impl Policy {
         }
     }
 
-    /// Sizes, in bytes, of the buffers that many ranks reduce by halves. If all ranks take part, and
-    /// neighbours share hosts, no schedule sends fewer bytes between these.
-    pub(super) fn halved(&self) -> RangeInclusive<usize> {
+    /// Sizes, in bytes, of the buffers that many ranks reduce in pairs, by halves or by doubling. If all
+    /// ranks take part, and neighbours share hosts, no schedule sends fewer bytes between these than
+    /// halving.
+    pub(super) fn paired(&self) -> RangeInclusive<usize> {
         let (ranks, hosts) = (self.world_size(), self.topology.hosts().len());
         let is_even = ranks.is_power_of_two() && self.topology.has_even_blocks();
         match (ranks, hosts) {
             (..=DIRECT_RANKS_MAX, _) => NONE,
             (..=MESH_RANKS_MAX, _) if !is_even => NONE,
-            (..=MESH_RANKS_MAX, 2..) if hosts < ranks => ONE_PACKET_BYTES_MAX + 1..=usize::MAX,
+            (..=MESH_RANKS_MAX, 2..) if hosts < ranks => 0..=usize::MAX,
             // Each has its own host.
-            (MESH_RANKS_MAX, 2..) => ONE_PACKET_BYTES_MAX + 1..=DIRECT_CHUNK_BYTES_MAX,
+            (MESH_RANKS_MAX, 2..) => 0..=DIRECT_CHUNK_BYTES_MAX,
+            (DOUBLED_RANKS_MIN.., 2..) if self.is_mesh() => 0..=DOUBLED_BYTES_MAX,
             (..=MESH_RANKS_MAX, _) => NONE,
             _ if is_even => 0..=usize::MAX,
             (_, 1) => 0..=GUEST_BYTES_MAX * ranks,
             _ => 0..=GUEST_BYTES_MAX * hosts / self.topology.local_ranks_max(),
         }
+    }
+
+    /// Those of them that go by doubling: both ways have the same bits.
+    pub(super) fn doubled(&self) -> RangeInclusive<usize> {
+        let paired = self.paired();
+        let limit = match self.topology.hosts().len() {
+            1 => DOUBLED_BYTES_MAX,
+            _ => DOUBLED_BYTES_MAX.min(DOUBLED_HOST_BYTES_MAX / self.topology.local_ranks_max()),
+        };
+        *paired.start()..=limit.min(*paired.end())
     }
 
     /// Whether `algorithm` sums in the order of ranks.
@@ -445,15 +474,15 @@ mod tests {
     }
 
     #[test]
-    fn more_than_eight_ranks_on_hosts_reduce_by_halves_if_these_are_even() {
+    fn more_than_eight_ranks_on_hosts_reduce_in_pairs_if_these_are_even() {
         let chosen = |policy: Policy| {
             let floats = [1, 1 << 10, 1 << 12, 1 << 16, 1 << 22];
             floats.map(|count| policy.choose(&call(DType::F32, count)).name())
         };
         let [one_shot, direct, ring] = ["one_shot", "direct", "ring"];
-        let [halving, hierarchical] = ["halving", "hierarchical"];
-        let halved = [one_shot, halving, halving, halving, halving];
-        assert_eq!(chosen(on_hosts(4, 4)), halved);
+        let [halving, doubling, hierarchical] = ["halving", "doubling", "hierarchical"];
+        let paired = [doubling, doubling, halving, halving, halving];
+        assert_eq!(chosen(on_hosts(4, 4)), paired);
         assert_eq!(
             chosen(on_hosts(3, 4)),
             [one_shot, one_shot, direct, hierarchical, hierarchical]
@@ -465,7 +494,15 @@ mod tests {
         );
         assert_eq!(
             chosen(on_hosts(64, 1)),
-            [one_shot, halving, halving, direct, ring]
+            [doubling, doubling, doubling, direct, ring]
+        );
+        assert_eq!(
+            chosen(on_hosts(32, 1)),
+            [doubling, doubling, doubling, direct, ring]
+        );
+        assert_eq!(
+            chosen(on_hosts(16, 1)),
+            [one_shot, one_shot, direct, direct, ring]
         );
         assert_eq!(
             chosen(on_hosts(9, 1)),
@@ -473,20 +510,24 @@ mod tests {
         );
         assert_eq!(chosen(on_hosts(2, 4))[1..3], [one_shot, direct]);
         // The ranks of 96 that are guests would send all they have over their hosts' lines.
-        assert_eq!(chosen(on_hosts(12, 8))[1..], [halving, halving, ring, ring]);
+        assert_eq!(
+            chosen(on_hosts(12, 8))[1..],
+            [doubling, halving, ring, ring]
+        );
     }
 
     #[test]
-    fn many_ranks_reduce_by_halves_except_where_that_sends_more() {
+    fn many_ranks_reduce_in_pairs_except_where_that_sends_more() {
         let (small, large) = (call(DType::F32, 1), call(DType::F32, 10_000_000));
         for (world_size, of_large) in [(65, Algorithm::Ring), (128, Algorithm::Halving)] {
             let choose = |rules: &str, call: &Call| policy(world_size, rules).choose(call);
-            assert_eq!(choose("auto", &small), Algorithm::Halving);
+            assert_eq!(choose("auto", &small), Algorithm::Doubling);
             assert_eq!(choose("auto", &large), of_large);
+            assert_eq!(choose("auto", &call(DType::F32, 5000)), Algorithm::Halving);
             assert_eq!(choose("ring", &small), Algorithm::Ring);
             assert_eq!(choose("halving", &large), Algorithm::Halving);
             // There are no links for it.
-            assert_eq!(choose("direct", &small), Algorithm::Halving);
+            assert_eq!(choose("direct", &small), Algorithm::Doubling);
             let broadcast = Call {
                 collective: Collective::Broadcast { root: 1 },
                 ..call(DType::F32, 1)

@@ -91,7 +91,8 @@ impl Policy {
             .chain(equal.into_iter().flatten())
             .chain([ONE_PACKET_BYTES_MAX, MEASURED_BYTES_MAX])
             .chain([self.direct_bytes_max(), self.flat_bytes_max()])
-            .chain(Some(*self.halved().end()).filter(|&limit| limit < usize::MAX))
+            .chain([*self.doubled().end()])
+            .chain(Some(*self.paired().end()).filter(|&limit| limit < usize::MAX))
             .map(|bytes| Call::float_sum(bytes).bytes())
             .collect();
         bounds.sort_unstable();
@@ -145,6 +146,10 @@ impl Policy {
             (Reason::FewHalvings, _) => {
                 let ranks = self.topology.world_size();
                 format!("few steps for {ranks} ranks")
+            }
+            (Reason::FewDoublings, _) => {
+                let ranks = self.topology.world_size();
+                format!("fewest steps for {ranks} ranks")
             }
             (Reason::ManyRanks, _) => format!("more than {DIRECT_RANKS_MAX} ranks"),
         }
