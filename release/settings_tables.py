@@ -30,6 +30,7 @@ TYPES = {
     "port or range": "tuple[int, int]",
     "seconds": "float",
     "secret": "bytes",
+    "text": "str",
 }
 
 

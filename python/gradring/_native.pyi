@@ -85,6 +85,7 @@ def tensorflow_failure(message: str) -> GradringError | None: ...
 class Options(TypedDict, total=False):
     streams: int | None
     checksum: bool | None
+    rack: str | None
     stall_timeout: float | None
     stall_warning: float | None
 
@@ -104,6 +105,7 @@ class SettingValues:
     algorithm: str
     reproducible: bool
     wire_dtype: str | None
+    rack: str | None
     timeout: float
     stall_timeout: float
     stall_warning: float

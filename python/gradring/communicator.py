@@ -112,6 +112,10 @@ class Communicator(Collectives):
               proxy or memory on the way has changed are a `ProtocolError` on every rank, which
               names the link, instead of a wrong result. Costs time; ``gradring bench all-reduce
               --checksum`` measures how much.
+            * ``rack``: a name, of at most 24 characters, that this host has in common with those
+              with which it shares a line to all others; each rank says its own. Larger buffers are
+              then reduced inside racks before they leave them. None: unknown, which counts for the
+              whole group.
             * ``stall_timeout``: seconds without any movement after which a collective fails
               although all ranks live, such as one that a rank does not enter; 1800 by default. A
               rank that is dead or silent is lost long before, whatever this is.

@@ -192,6 +192,7 @@ _READERS: dict[str, Callable[[str, Any, Setting], Any]] = {
     "port": _port,
     "port or range": lambda name, found, _: parse.ports(found, name),
     "seconds": _seconds,
+    "text": _text,
 }
 
 

@@ -57,6 +57,7 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
         "algorithm": "ring",
         "reproducible": False,
         "wire_dtype": None,
+        "rack": None,
         "streams": 1,
         "checksum": False,
         "announce": None,

@@ -31,6 +31,7 @@ def test_variables_are_read() -> None:
         "GRADRING_STALL_TIMEOUT_S": "90",
         "GRADRING_STALL_WARNING_S": "1.5",
         "GRADRING_CHECKSUM": "1",
+        "GRADRING_RACK": "row 7",
         "GRADRING_LOG": "info",
     }
     expected = Settings(
@@ -42,6 +43,7 @@ def test_variables_are_read() -> None:
         stall_timeout=90.0,
         stall_warning=1.5,
         checksum=True,
+        rack="row 7",
         log=20,
     )
     assert Settings.from_environ(environ) == expected

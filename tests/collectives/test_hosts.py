@@ -84,6 +84,31 @@ def test_more_than_eight_ranks_on_hosts_are_exact_by_what_auto_chooses(
     assert run_on_hosts(chosen_for_large_arrays, placed) == [[algorithm]] * len(placed)
 
 
+def in_racks(rack_of_each_rank: list[str], algorithm: str) -> list[str]:
+    """What is wrong, and the algorithms of smaller and larger sums."""
+    rack = rack_of_each_rank[int(os.environ["GRADRING_RANK"])]
+    with gradring.init(rack=rack, algorithm=algorithm) as comm:
+        found = []
+        for count in (30_001, 1_000_003):
+            places = np.arange(count) % 5
+            x = (places + (comm.rank == 3)).astype(np.float32)
+            if not np.array_equal(comm.all_reduce(x), places * comm.world_size + 1):
+                found.append(f"all_reduce of {count}")
+            found.append(str(comm.stats()["algorithm"]))
+        return found
+
+
+@pytest.mark.parametrize("racks", ["xxxxyyyyzzzz", "xyzxyzxyzxyz"], ids=["in a row", "in turn"])
+@pytest.mark.parametrize(
+    ("algorithm", "chosen"),
+    [("auto", ["hierarchical", "ring"]), ("hierarchical", ["hierarchical"] * 2)],
+)
+def test_hosts_in_racks_reduce_exactly(racks: str, algorithm: str, chosen: list[str]) -> None:
+    placed = [rank // 2 if racks[0] == racks[1] else rank % 6 for rank in range(12)]
+    found = run_on_hosts(in_racks, placed, list(racks), algorithm)
+    assert found == [chosen] * 12
+
+
 def every_other_collective() -> list[Any]:
     with gradring.init(algorithm="ring") as comm:
         scattered = comm.reduce_scatter(np.arange(7.0))

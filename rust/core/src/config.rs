@@ -200,6 +200,8 @@ settings! {
         "fold sums in the order of ranks";
     wire_dtype: Option<DType> = "", "GRADRING_WIRE_DTYPE", "one of" ["bfloat16", "float16"], ALL,
         "float32 travels in half the bytes";
+    rack: Rack = "", "GRADRING_RACK", "text" [], EACH,
+        "equal for hosts that share a line to others";
     timeout: Duration = "300", "GRADRING_TIMEOUT_S", "seconds" [], EACH, "bound on forming the group";
     stall_timeout: Duration = "1800", "GRADRING_STALL_TIMEOUT_S", "seconds" [], EACH,
         "stall that ends a collective";
@@ -297,6 +299,26 @@ impl Value for String {
 
     fn shown(&self) -> String {
         self.clone()
+    }
+}
+
+/// So that a roster of all ranks fits into a message.
+pub(crate) const RACK_BYTES_MAX: usize = 24;
+
+/// What the hosts of one rack call it, or nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rack(pub(crate) String);
+
+impl Value for Rack {
+    fn read(name: &str, text: &str) -> Result<Self> {
+        match text.len() {
+            ..=RACK_BYTES_MAX => Ok(Self(text.into())),
+            _ => Err(wrong(name, text, "a name of at most 24 bytes")),
+        }
+    }
+
+    fn shown(&self) -> String {
+        self.0.clone()
     }
 }
 

@@ -391,6 +391,7 @@ fn member() -> Member {
         host_id: "node-a 7b1c".into(),
         job: "slurm 4711.0".into(),
         settings: "algorithm=auto".into(),
+        rack: "r7".into(),
         transports: vec!["shm".into(), "tcp".into()],
     }
 }

@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::error::{Breach, Error, ErrorKind, NotFormed, NotServed, Result, Text, Unusable};
 use crate::forming::lobby::Lobby;
 use crate::forming::members;
-use crate::forming::peers::{connects_to, initiates};
+use crate::forming::peers::initiates;
 use crate::forming::turned_away::{Initiator, TurnedAway};
 use crate::host::host_name;
 use crate::link::forks::PerProcess;
@@ -501,7 +501,7 @@ impl Admission {
                 rank == 0
             }
             Purpose::Data { stream } => {
-                *stream < settings.streams && connects_to(hello.rank, world_size).contains(&rank)
+                *stream < settings.streams && initiates(hello.rank, rank, world_size)
             }
             Purpose::OnDemand { stream, .. } => {
                 *stream < settings.streams && initiates(hello.rank, rank, world_size)

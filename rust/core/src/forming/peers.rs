@@ -3,39 +3,35 @@
 use std::collections::BTreeMap;
 
 use crate::link::tcp::connection::Connection;
-use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::schedule::partners;
+use crate::schedule::topology::Topology;
 
-/// The ranks to which `rank` connects, so that every two partners connect once: of all, the half that
-/// stands before it; of few, those of a lower rank.
-pub(crate) fn connects_to(rank: usize, world_size: usize) -> Vec<usize> {
-    if world_size > MESH_RANKS_MAX {
-        let mut partners = partners(rank, world_size);
-        partners.retain(|&peer| peer < rank);
-        return partners;
-    }
-    let before = (1..world_size).map(|distance| (rank + world_size - distance) % world_size);
-    before
-        .filter(|&peer| initiates(rank, peer, world_size))
-        .collect()
-}
-
-/// Whether `rank` is the one of the two that connects, where any two may have to: to the half that
-/// stands before it.
-pub(crate) const fn initiates(rank: usize, peer: usize, world_size: usize) -> bool {
-    // Opposite ranks would connect to each other.
-    let distances = match rank < world_size.div_ceil(2) {
-        true => (world_size - 1) / 2,
-        false => world_size / 2,
-    };
-    (rank + world_size - peer) % world_size <= distances
+/// The ranks to which `rank` connects, the nearest first.
+pub(crate) fn connects_to(rank: usize, topology: &Topology) -> Vec<usize> {
+    let world_size = topology.world_size();
+    let mut partners = partners(rank, topology);
+    partners.retain(|&peer| initiates(rank, peer, world_size));
+    partners.sort_by_key(|peer| (rank + world_size - peer) % world_size);
+    partners
 }
 
 /// The ranks that connect to `rank`.
-pub(crate) fn accepts_from(rank: usize, world_size: usize) -> Vec<usize> {
-    let mut partners = partners(rank, world_size);
-    partners.retain(|&peer| connects_to(peer, world_size).contains(&rank));
+pub(crate) fn accepts_from(rank: usize, topology: &Topology) -> Vec<usize> {
+    let mut partners = partners(rank, topology);
+    partners.retain(|&peer| initiates(peer, rank, topology.world_size()));
     partners
+}
+
+/// Whether of two ranks it is `initiator` that connects, if they have something to say to each other:
+/// to the half that stands before it.
+pub(crate) const fn initiates(initiator: usize, responder: usize, world_size: usize) -> bool {
+    // Opposite ranks would connect to each other.
+    let distances = match initiator < world_size.div_ceil(2) {
+        true => (world_size - 1) / 2,
+        false => world_size / 2,
+    };
+    let distance = (initiator + world_size - responder) % world_size;
+    0 < distance && distance <= distances
 }
 
 /// Every stream of every peer, by rank and index.
@@ -63,19 +59,17 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::schedule::choice::MESH_RANKS_MAX;
 
     #[test]
     fn every_pair_of_a_mesh_connects_once() {
         for world_size in 1..=MESH_RANKS_MAX {
+            let topology = Topology::one_host(world_size);
             let mut connected = BTreeSet::new();
             for rank in 0..world_size {
-                let responders = connects_to(rank, world_size);
-                assert!(
-                    responders
-                        .len()
-                        .abs_diff(accepts_from(rank, world_size).len())
-                        <= 1
-                );
+                let responders = connects_to(rank, &topology);
+                let initiators = accepts_from(rank, &topology);
+                assert!(responders.len().abs_diff(initiators.len()) <= 1);
                 for peer in responders {
                     assert_ne!(peer, rank);
                     assert!(connected.insert((rank.min(peer), rank.max(peer))));
@@ -87,22 +81,35 @@ mod tests {
 
     #[test]
     fn many_ranks_connect_with_few_each_pair_once() {
-        for world_size in [MESH_RANKS_MAX + 1, 128, 1000, 2048] {
+        let racks = |ranks: usize, of_host: usize, of_rack: usize| {
+            let host = move |rank| rank / of_host;
+            let topology = Topology::by_host((0..ranks).map(host));
+            topology.in_racks(move |rank| (host(rank) / of_rack).to_string())
+        };
+        for (topology, more) in [
+            (Topology::one_host(MESH_RANKS_MAX + 1), 3),
+            (Topology::one_host(128), 3),
+            (Topology::one_host(1000), 3),
+            (Topology::one_host(2048), 3),
+            (racks(1000, 8, 25), 9),
+            (racks(1920, 5, 16), 9),
+            (racks(96, 1, 12), 7),
+            // Too uneven for links of their own.
+            (racks(96, 8, 5), 3),
+        ] {
+            let world_size = topology.world_size();
             let mut connected = BTreeSet::new();
             for rank in 0..world_size {
-                let partners = partners(rank, world_size);
-                assert!(partners.len() <= 3 + world_size.ilog2() as usize);
+                let partners = partners(rank, &topology);
+                assert!(partners.len() <= more + world_size.ilog2() as usize);
                 assert!(partners.contains(&((rank + 1) % world_size)));
-                for peer in connects_to(rank, world_size) {
-                    assert!(accepts_from(peer, world_size).contains(&rank));
+                for peer in connects_to(rank, &topology) {
+                    assert!(accepts_from(peer, &topology).contains(&rank));
                     assert!(connected.insert((peer, rank)));
                 }
-            }
-            for (rank, peer) in (0..world_size).flat_map(|rank| {
-                let partners = partners(rank, world_size);
-                partners.into_iter().map(move |peer| (rank, peer))
-            }) {
-                assert!(connected.contains(&(rank.min(peer), rank.max(peer))));
+                for peer in partners {
+                    assert!(super::partners(peer, &topology).contains(&rank));
+                }
             }
         }
     }

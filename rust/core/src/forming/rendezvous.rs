@@ -144,13 +144,14 @@ impl<'a> Forming<'a> {
         );
         let streams = self.config.settings.streams;
         let mut data = BTreeMap::new();
-        for (peer, stream) in each_stream(connects_to(rank, world_size), streams) {
+        let topology = roster.topology();
+        for (peer, stream) in each_stream(connects_to(rank, &topology), streams) {
             let connection = self.connect_to(&roster, peer, &Purpose::Data { stream })?;
             data.insert((peer, stream), connection);
         }
         let control_to_successor = self.connect_to(&roster, successor, &Purpose::Control)?;
-        let mut missing: BTreeSet<_> =
-            each_stream(accepts_from(rank, world_size), streams).collect();
+        let expected: BTreeSet<_> = each_stream(accepts_from(rank, &topology), streams).collect();
+        let mut missing = expected.clone();
         let mut control_from_predecessor = None;
         while !missing.is_empty() || control_from_predecessor.is_none() {
             let Some((hello, connection)) = self.next_member(&listener)? else {
@@ -169,12 +170,14 @@ impl<'a> Forming<'a> {
                 return Err(Error::from(fact).blaming(late, &member.host));
             };
             match hello.purpose {
-                Purpose::Data { stream } => {
+                Purpose::Data { stream } if expected.contains(&(hello.rank, stream)) => {
                     missing.remove(&(hello.rank, stream));
                     data.insert((hello.rank, stream), connection);
                 }
                 Purpose::Control => control_from_predecessor = Some((predecessor, connection)),
-                Purpose::Join(_)
+                // The listener knows no racks, and so not all partners.
+                Purpose::Data { .. }
+                | Purpose::Join(_)
                 | Purpose::OnDemand { .. }
                 | Purpose::Inquiry
                 | Purpose::Membership { .. }

@@ -27,10 +27,11 @@ impl Roster {
         &self.members[rank].host
     }
 
-    /// Which ranks share a host.
+    /// Which ranks share a host, and which hosts a rack.
     #[must_use]
     pub(crate) fn topology(&self) -> Topology {
-        Topology::by_host(self.members.iter().map(|member| &member.host_id))
+        let hosts = self.members.iter().map(|member| &member.host_id);
+        Topology::by_host(hosts).in_racks(|rank| &self.members[rank].rack)
     }
 
     /// Whether two ranks say that they run on the same host.
@@ -59,6 +60,7 @@ pub(crate) fn this_member(address: String, config: &Config, kinds: &[Kind]) -> M
         address,
         host: host_name(),
         host_id: host_id(),
+        rack: config.settings.rack.0.clone(),
         job: config.job.clone(),
         settings: config.settings.compared(),
         transports: kinds.iter().map(|kind| kind.name.into()).collect(),
@@ -75,6 +77,7 @@ mod tests {
             address: String::new(),
             host: host.into(),
             host_id: host.into(),
+            rack: String::new(),
             job: String::new(),
             settings: String::new(),
             transports: Vec::new(),

@@ -157,7 +157,7 @@ pub(crate) fn pairs_of_a_host(topology: &Topology) -> usize {
         .flat_map(|(host, ranks)| ranks.iter().map(move |&rank| (rank, host)))
         .collect();
     let ends = |(host, ranks): (usize, &Vec<usize>)| {
-        let partners = ranks.iter().flat_map(|&rank| partners(rank, host_of.len()));
+        let partners = ranks.iter().flat_map(|&rank| partners(rank, topology));
         partners.filter(|peer| host_of[peer] == host).count()
     };
     let most = (0..).zip(topology.hosts()).map(ends).max();

@@ -1,9 +1,9 @@
 //! Which algorithm performs a collective.
 //!
 //! What decides between sums of different order, and so between different bits, depends on nothing
-//! but the call, the number of ranks, and which of them share a host. Direct, one-shot and star sum in
-//! the same order; among these the times measured when the group formed decide. So do halving and
-//! doubling; between these the size decides.
+//! but the call, the number of ranks, and which of them share a host or a rack. Direct, one-shot and star
+//! sum in the same order; among these the times measured when the group formed decide. So do halving
+//! and doubling; between these the size decides.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -33,7 +33,19 @@ const DIRECT_CHUNK_BYTES_MAX_BETWEEN_HOSTS: usize = 128 << 10;
 /// host. They send to all others over a line that they share.
 const FLAT_BYTES_MAX: usize = 32 << 10;
 
-/// The same where some ranks would be guests in a schedule of halves, and send all they have.
+/// Most bytes for each host, where racks are known, that are not better sent around a ring: it enters
+/// each rack once, and only its steps cost.
+const LEVELS_BYTES_MAX: usize = 64 << 10;
+
+/// Most bytes, times ranks and times those of a host, that many ranks in racks send to each: what they
+/// send to other racks shares a line.
+const RACK_FLAT_BYTES_MAX: usize = 512 << 10;
+
+/// Most bytes that the ranks of one host send together in pairs where levels have their links, and some
+/// ranks would be guests, or pairs would cross racks anywhere.
+const RACK_PAIRED_BYTES_MAX: usize = 64 << 10;
+
+/// As `FLAT_BYTES_MAX`, where some ranks would be guests in a schedule of halves, and send all they have.
 const GUEST_BYTES_MAX: usize = 48 << 10;
 
 /// Largest buffer, in bytes, that goes by doubling where pairs of ranks reduce it: larger ones take
@@ -146,6 +158,8 @@ pub(super) enum Reason {
     FewerMessages,
     /// Ranks share hosts, and bytes between hosts count.
     SharedHosts,
+    /// Hosts share racks, and bytes between racks count.
+    SharedRacks,
     /// With so many ranks, a number of steps that grows with their logarithm is less.
     FewHalvings,
     /// The same, and the buffer is so small that only steps count.
@@ -283,12 +297,20 @@ impl Policy {
             algorithm.performs(&call.collective, &self.topology) && self.allows(algorithm, call)
         };
         let bytes = call.bytes();
-        if is_possible(Algorithm::Doubling) && self.doubled().contains(&bytes) {
+        let has_racks = !self.topology.racks().is_empty();
+        if has_racks && is_possible(Algorithm::Ring) && bytes > self.levels_bytes_max() {
+            (Algorithm::Ring, Reason::SharedRacks)
+        } else if is_possible(Algorithm::Doubling) && self.doubled().contains(&bytes) {
             (Algorithm::Doubling, Reason::FewDoublings)
         } else if is_possible(Algorithm::Halving) && self.paired().contains(&bytes) {
             (Algorithm::Halving, Reason::FewHalvings)
         } else if is_possible(Algorithm::Hierarchical) && bytes > self.flat_bytes_max() {
-            (Algorithm::Hierarchical, Reason::SharedHosts)
+            let reason = if has_racks {
+                Reason::SharedRacks
+            } else {
+                Reason::SharedHosts
+            };
+            (Algorithm::Hierarchical, reason)
         } else if self.ring_is_direct(call) {
             (Algorithm::Ring, Reason::TwoRanks)
         } else if !self.allows(Algorithm::Ring, call) {
@@ -304,11 +326,12 @@ impl Policy {
 
     /// Whether a group of so many ranks has the links for `algorithm`.
     pub(super) fn connects(&self, algorithm: Algorithm) -> bool {
-        self.is_mesh()
-            || matches!(
-                algorithm,
-                Algorithm::Ring | Algorithm::Halving | Algorithm::Doubling
-            )
+        let needs_few = match algorithm {
+            Algorithm::Ring | Algorithm::Halving | Algorithm::Doubling => true,
+            Algorithm::Hierarchical => self.topology.has_even_racks(),
+            Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => false,
+        };
+        needs_few || self.is_mesh()
     }
 
     /// Whether `algorithm` has its links, and sums in the order that is asked for.
@@ -332,8 +355,16 @@ impl Policy {
         let hosts = self.topology.hosts().len();
         match self.world_size() {
             ..=DIRECT_RANKS_MAX => whole_parts(DIRECT_CHUNK_BYTES_MAX, hosts),
+            ranks if !self.topology.racks().is_empty() => {
+                RACK_FLAT_BYTES_MAX / (ranks * self.topology.local_ranks_max())
+            }
             _ => FLAT_BYTES_MAX * hosts / self.topology.local_ranks_max(),
         }
+    }
+
+    /// Largest buffer, in bytes, that hosts in racks do not send around a ring.
+    pub(super) fn levels_bytes_max(&self) -> usize {
+        whole_parts(LEVELS_BYTES_MAX, self.topology.hosts().len())
     }
 
     /// Sizes, in bytes, of the buffers that many ranks reduce in pairs, by halves or by doubling. If all
@@ -351,6 +382,9 @@ impl Policy {
             (DOUBLED_RANKS_MIN.., 2..) if self.is_mesh() => 0..=DOUBLED_BYTES_MAX,
             (..=MESH_RANKS_MAX, _) => NONE,
             _ if is_even => 0..=usize::MAX,
+            _ if self.topology.has_even_racks() => {
+                0..=RACK_PAIRED_BYTES_MAX / self.topology.local_ranks_max()
+            }
             (_, 1) => 0..=GUEST_BYTES_MAX * ranks,
             _ => 0..=GUEST_BYTES_MAX * hosts / self.topology.local_ranks_max(),
         }
@@ -513,6 +547,43 @@ mod tests {
         assert_eq!(
             chosen(on_hosts(12, 8))[1..],
             [doubling, halving, ring, ring]
+        );
+    }
+
+    fn in_racks(racks: usize, hosts_in_each: usize, ranks_on_each: usize) -> Policy {
+        let ranks_in_each = hosts_in_each * ranks_on_each;
+        let hosts = (0..racks * ranks_in_each).map(|rank| rank / ranks_on_each);
+        let topology = Topology::by_host(hosts);
+        Policy::new(topology.in_racks(|rank| (rank / ranks_in_each).to_string()))
+    }
+
+    #[test]
+    fn ranks_in_racks_reduce_inside_them_first_and_large_buffers_on_a_ring_that_enters_each_once() {
+        let chosen = |policy: Policy| {
+            let floats = [1, 1 << 10, 1 << 13, 1 << 16, 1 << 22];
+            floats.map(|count| policy.choose(&call(DType::F32, count)).name())
+        };
+        let [one_shot, direct, ring] = ["one_shot", "direct", "ring"];
+        let [halving, doubling, hierarchical] = ["halving", "doubling", "hierarchical"];
+        assert_eq!(
+            chosen(in_racks(3, 5, 4)),
+            [one_shot, hierarchical, hierarchical, hierarchical, ring]
+        );
+        assert_eq!(
+            chosen(in_racks(3, 4, 1)),
+            [one_shot, one_shot, direct, hierarchical, ring]
+        );
+        assert_eq!(
+            chosen(in_racks(4, 4, 4)),
+            [doubling, doubling, halving, halving, ring]
+        );
+        assert_eq!(
+            chosen(in_racks(4, 3, 8)),
+            [doubling, doubling, hierarchical, hierarchical, ring]
+        );
+        assert_eq!(
+            chosen(in_racks(2, 4, 1)),
+            [one_shot, one_shot, direct, direct, ring]
         );
     }
 

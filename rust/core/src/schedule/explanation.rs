@@ -13,7 +13,7 @@ use super::choice::{
 };
 use crate::collective::Call;
 
-const TOO_MANY_RANKS: &str = "so many ranks are connected for ring, halving and doubling only";
+const TOO_MANY_RANKS: &str = "so many ranks are connected for rings, halving and doubling only";
 
 /// Sizes from one bound to the next, for which all choices are the same.
 struct Range {
@@ -90,7 +90,11 @@ impl Policy {
             .filter(|&limit| limit < usize::MAX)
             .chain(equal.into_iter().flatten())
             .chain([ONE_PACKET_BYTES_MAX, MEASURED_BYTES_MAX])
-            .chain([self.direct_bytes_max(), self.flat_bytes_max()])
+            .chain([
+                self.direct_bytes_max(),
+                self.flat_bytes_max(),
+                self.levels_bytes_max(),
+            ])
             .chain([*self.doubled().end()])
             .chain(Some(*self.paired().end()).filter(|&limit| limit < usize::MAX))
             .map(|bytes| Call::float_sum(bytes).bytes())
@@ -107,7 +111,9 @@ impl Policy {
             return Some(TOO_MANY_RANKS);
         }
         if !algorithm.performs(&call.collective, &self.topology) {
-            return Some("it needs several hosts, and several ranks on one of them");
+            return Some(
+                "it needs several hosts, and several ranks on one of them or several hosts in a rack",
+            );
         }
         (!self.allows(algorithm, &call)).then_some("its sums are not reproducible")
     }
@@ -135,6 +141,10 @@ impl Policy {
             (Reason::SharedHosts, _) => {
                 let hosts = self.topology.hosts().len();
                 format!("several ranks on one of {hosts} hosts")
+            }
+            (Reason::SharedRacks, _) => {
+                let racks = self.topology.racks().len();
+                format!("hosts in {racks} racks")
             }
             (Reason::TwoRanks, _) => "2 ranks".into(),
             (Reason::Reproducible, _) => "sums in the order of ranks".into(),
@@ -251,7 +261,7 @@ mod tests {
                 ("direct", "above 4 KiB: at most 8 ranks".to_owned()),
                 (
                     "hierarchical",
-                    "never: it needs several hosts, and several ranks on one of them".into()
+                    "never: it needs several hosts, and several ranks on one of them or several hosts in a rack".into()
                 ),
                 ("one_shot", "above 1 KiB, up to 4 KiB: fewer steps".into()),
                 (

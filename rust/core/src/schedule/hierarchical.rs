@@ -1,140 +1,260 @@
-//! Two levels: inside hosts, where bytes are cheap, and across hosts, where they are not.
+//! Levels: inside hosts, where bytes are cheap, then between the hosts of a rack, if racks are known,
+//! and then across, where bytes are dear.
 //!
-//! The buffer is cut into as many shards as the largest host has ranks, and every host deals the
-//! shards out to its ranks in turn: with L ranks on each of H hosts, local rank l owns shard l.
+//! A level has *units*, and puts them into groups: the lowest one puts ranks into hosts, the next one
+//! hosts into racks. On a level, a part of the buffer is cut into as many shards as the largest group
+//! has units, and every group deals the shards out to its units in turn: with L units in each group, unit
+//! l owns shard l. The owners of one shard, one in each group, are the units of the level above.
 //!
-//! 1. *Local reduce-scatter.* Every rank sends its elements of each shard to the owner on its
-//!    host. Invariant: an owner's shard holds the contributions of its whole host.
-//! 2. *Across hosts*, the owners of one shard, one on each host, are a ring: reduce-scatter and
-//!    all-gather as in `ring`. Invariant: an owner's shard is final.
-//! 3. *Local all-gather.* Every owner sends its shards to the other ranks of its host.
+//! 1. *Reduce-scatter in groups*, from the lowest level up. Every unit sends its elements of each shard
+//!    to the owner in its group. Invariant: an owner's shard holds the contributions of its whole group.
+//! 2. *Across*, the owners of one shard, one in each group of the highest level, are a ring:
+//!    reduce-scatter and all-gather as in `ring`. Invariant: an owner's shard is final.
+//! 3. *All-gather in groups*, from the highest level down. Every owner sends its shards to the others of
+//!    its group.
+//!
+//! Above 64 ranks, where few are connected, units of a group are a ring, too, if there are equally many
+//! in each: a unit owns one shard, and talks to two others on each level. Only then there are links.
 //!
 //! For a reduce, owners send what is final to the root instead of steps 2b and 3.
 //!
-//! A host sends 2S(H-1)/H bytes to others, however many ranks it has, which is the least possible;
-//! `direct` would send L times as much. The price is 2H steps in a row. Hosts may have different
-//! numbers of ranks: on a smaller one, ranks own several shards and have a larger part of its
-//! traffic. Partial results travel, as on a ring, in the accumulator type.
+//! With two levels a host sends 2S(H-1)/H bytes to others, of H hosts, however many ranks it has, which
+//! is the least possible; `direct` would send as much for each of its ranks. The price is 2H steps in a
+//! row. With racks it is 2S(R-1)/R bytes from each of R racks, in 2R+2 steps. Groups may have different
+//! numbers of units: in a smaller one, units own several shards and have a larger part of its traffic.
+//! Partial results travel, as on a ring, in the accumulator type.
 //!
 //! See M. Cho, U. Finkler, D. Kung and H. Hunter, "BlueConnect: decomposing all-reduce for deep
 //! learning on heterogeneous network hierarchy", Proc. Machine Learning and Systems 1 (2019).
 
 use std::ops::Range;
 
+use super::choice::MESH_RANKS_MAX;
 use super::ring::Ring;
 use super::topology::Topology;
 use super::{Action, Contents, Schedule, Step, even_parts};
 
-/// One rank's place in the two levels.
+/// One rank's place in all levels.
 pub(super) struct Levels<'a> {
-    topology: &'a Topology,
-    /// The ranks of this host.
-    local_ranks: &'a [usize],
-    local_rank: usize,
-    host: usize,
-    shards: usize,
+    rank: usize,
+    ranks: Vec<usize>,
+    /// The units of each group, the lowest level first.
+    groups: Vec<&'a [Vec<usize>]>,
+    /// Whether units of a group are connected in a ring only.
+    has_few_links: bool,
+}
+
+/// One level of a part of the buffer: its units are ranks, one for each group of the level below.
+struct Level<'a> {
+    groups: &'a [Vec<usize>],
+    units: &'a [usize],
+    shards: Vec<Range<usize>>,
+}
+
+/// The group of a rank on one level, and its place there.
+struct Place {
+    members: Vec<usize>,
+    own: usize,
 }
 
 impl<'a> Levels<'a> {
     pub(super) fn of(rank: usize, topology: &'a Topology) -> Self {
-        let (host, local_rank) = topology.position(rank);
-        let sizes = topology.hosts().iter().map(Vec::len);
+        let levels = [topology.hosts(), topology.racks()];
         Self {
-            topology,
-            local_ranks: &topology.hosts()[host],
-            local_rank,
-            host,
-            shards: sizes.max().expect("there is a host"),
+            rank,
+            has_few_links: topology.world_size() > MESH_RANKS_MAX && topology.has_even_racks(),
+            ranks: (0..topology.world_size()).collect(),
+            groups: levels
+                .into_iter()
+                .filter(|level| !level.is_empty())
+                .collect(),
         }
     }
 
-    /// Reduces `block` up to the chunks of this rank's shards that are final on this host.
+    /// Reduces `block` up to the chunks of this rank's shards that are final on this rank.
     pub(super) fn reduce_scatter(&self, block: &Range<usize>) -> Schedule {
-        let shards = even_parts(block, self.shards);
-        let mut steps = Schedule::new();
-        for (receiver, sender) in self.local_peers() {
-            steps.extend(self.owned_by(receiver).map(|shard| {
-                let peer = self.local_ranks[receiver];
-                Step::send(peer, shards[shard].clone(), Contents::Partial)
-            }));
-            steps.extend(self.owned_by(self.local_rank).map(|shard| {
-                let peer = self.local_ranks[sender];
-                Step::receive(peer, shards[shard].clone(), Action::Reduce)
-            }));
-        }
-        for shard in self.owned_by(self.local_rank) {
-            steps.extend(
-                self.across(shard)
-                    .reduce_scatter(&self.chunks(&shards[shard])),
-            );
-        }
-        steps
+        self.reduce_scatter_from(0, &self.ranks, block)
     }
 
     /// Gives every rank what all ranks' `reduce_scatter` of `block` left.
     pub(super) fn all_gather(&self, block: &Range<usize>) -> Schedule {
-        let shards = even_parts(block, self.shards);
-        let mut steps = Schedule::new();
-        for shard in self.owned_by(self.local_rank) {
-            steps.extend(self.across(shard).all_gather(&self.chunks(&shards[shard])));
-        }
-        for (receiver, sender) in self.local_peers() {
-            steps.extend(self.owned_by(self.local_rank).map(|shard| {
-                let peer = self.local_ranks[receiver];
-                Step::send(peer, shards[shard].clone(), Contents::Final)
-            }));
-            steps.extend(self.owned_by(sender).map(|shard| {
-                let peer = self.local_ranks[sender];
-                Step::receive(peer, shards[shard].clone(), Action::Copy)
-            }));
-        }
-        steps
+        self.all_gather_from(0, &self.ranks, block)
     }
 
     /// Gives rank `root` what all ranks' `reduce_scatter` of `block` left.
     pub(super) fn gather(&self, block: &Range<usize>, root: usize) -> Schedule {
-        let rank = self.local_ranks[self.local_rank];
-        let shards = even_parts(block, self.shards).into_iter().enumerate();
-        let owned = shards.flat_map(|(number, shard)| {
-            let chunks = self.chunks(&shard);
-            self.owners(number).into_iter().zip(chunks)
-        });
-        if rank == root {
+        let owned = self.owned_from(0, &self.ranks, block).into_iter();
+        if self.rank == root {
             return owned
                 .filter(|(owner, _)| *owner != root)
                 .map(|(owner, chunk)| Step::receive(owner, chunk, Action::Copy))
                 .collect();
         }
         owned
-            .filter(|(owner, _)| *owner == rank)
+            .filter(|(owner, _)| *owner == self.rank)
             .map(|(_, chunk)| Step::send(root, chunk, Contents::Final))
             .collect()
     }
 
-    /// Turn by turn, to which local rank this one sends, and which local rank sends to this one.
-    fn local_peers(&self) -> impl Iterator<Item = (usize, usize)> {
-        let (own, size) = (self.local_rank, self.local_ranks.len());
-        (1..size).map(move |distance| ((own + distance) % size, (own + size - distance) % size))
+    /// Every rank that this one talks to, where all groups of a level have equally many units.
+    pub(super) fn partners(&self) -> Vec<usize> {
+        let (mut partners, mut units) = (Vec::new(), self.ranks.clone());
+        for groups in &self.groups {
+            let level = Level {
+                groups,
+                units: &units,
+                shards: Vec::new(),
+            };
+            let place = level.place(self.rank);
+            partners.extend(self.around(&place).neighbours());
+            units = level.owners(place.own);
+        }
+        partners.extend(self.across(&units).neighbours());
+        partners
     }
 
-    /// The shards of a local rank of this host.
-    fn owned_by(&self, local_rank: usize) -> impl Iterator<Item = usize> {
-        (local_rank..self.shards).step_by(self.local_ranks.len())
+    fn reduce_scatter_from(&self, height: usize, units: &[usize], part: &Range<usize>) -> Schedule {
+        let Some(level) = self.level(height, units, part) else {
+            let ring = self.across(units);
+            return ring.reduce_scatter(&ring.parts(part));
+        };
+        let place = level.place(self.rank);
+        let mut steps = match self.has_few_links {
+            true => self.around(&place).reduce_scatter_partially(&level.shards),
+            false => level.reduce_scatter_directly(&place),
+        };
+        for shard in level.owned_by(&place, place.own) {
+            let owners = level.owners(shard);
+            steps.extend(self.reduce_scatter_from(height + 1, &owners, &level.shards[shard]));
+        }
+        steps
     }
 
-    /// The owners of a shard, one on each host.
+    fn all_gather_from(&self, height: usize, units: &[usize], part: &Range<usize>) -> Schedule {
+        let Some(level) = self.level(height, units, part) else {
+            let ring = self.across(units);
+            return ring.all_gather(&ring.parts(part));
+        };
+        let place = level.place(self.rank);
+        let mut steps = Schedule::new();
+        for shard in level.owned_by(&place, place.own) {
+            let owners = level.owners(shard);
+            steps.extend(self.all_gather_from(height + 1, &owners, &level.shards[shard]));
+        }
+        steps.extend(match self.has_few_links {
+            true => self.around(&place).all_gather(&level.shards),
+            false => level.all_gather_directly(&place),
+        });
+        steps
+    }
+
+    /// Which rank has which part of `part` in the end of a reduce-scatter.
+    fn owned_from(
+        &self,
+        height: usize,
+        units: &[usize],
+        part: &Range<usize>,
+    ) -> Vec<(usize, Range<usize>)> {
+        let Some(level) = self.level(height, units, part) else {
+            let chunks = even_parts(part, units.len());
+            return units.iter().copied().zip(chunks).collect();
+        };
+        let of_shard = |(number, shard)| self.owned_from(height + 1, &level.owners(number), shard);
+        level.shards.iter().enumerate().flat_map(of_shard).collect()
+    }
+
+    /// The level at this height, or none above the highest.
+    fn level<'b>(
+        &'b self,
+        height: usize,
+        units: &'b [usize],
+        part: &Range<usize>,
+    ) -> Option<Level<'b>> {
+        let groups = self.groups.get(height)?;
+        let sizes = groups.iter().map(Vec::len);
+        Some(Level {
+            groups,
+            units,
+            shards: even_parts(part, sizes.max().expect("there is a group")),
+        })
+    }
+
+    /// The ring through a group.
+    fn around(&self, place: &Place) -> Ring {
+        Ring::through(place.members.clone(), self.rank)
+    }
+
+    /// The ring of a shard's owners, one in each of the largest groups.
+    fn across(&self, owners: &[usize]) -> Ring {
+        Ring::through(owners.to_vec(), self.rank)
+    }
+}
+
+impl Level<'_> {
+    /// Every unit sends its elements of each shard to the owner in its group.
+    fn reduce_scatter_directly(&self, place: &Place) -> Schedule {
+        let mut steps = Schedule::new();
+        for (receiver, sender) in place.turns() {
+            steps.extend(self.owned_by(place, receiver).map(|shard| {
+                let peer = place.members[receiver];
+                Step::send(peer, self.shards[shard].clone(), Contents::Partial)
+            }));
+            steps.extend(self.owned_by(place, place.own).map(|shard| {
+                let peer = place.members[sender];
+                Step::receive(peer, self.shards[shard].clone(), Action::Reduce)
+            }));
+        }
+        steps
+    }
+
+    /// Every owner sends its shards to the others of its group.
+    fn all_gather_directly(&self, place: &Place) -> Schedule {
+        let mut steps = Schedule::new();
+        for (receiver, sender) in place.turns() {
+            steps.extend(self.owned_by(place, place.own).map(|shard| {
+                let peer = place.members[receiver];
+                Step::send(peer, self.shards[shard].clone(), Contents::Final)
+            }));
+            steps.extend(self.owned_by(place, sender).map(|shard| {
+                let peer = place.members[sender];
+                Step::receive(peer, self.shards[shard].clone(), Action::Copy)
+            }));
+        }
+        steps
+    }
+
+    /// The ranks of a group.
+    fn members(&self, group: &[usize]) -> Vec<usize> {
+        group.iter().map(|&unit| self.units[unit]).collect()
+    }
+
+    fn place(&self, rank: usize) -> Place {
+        let mut groups = self.groups.iter().map(|group| self.members(group));
+        let place = groups.find_map(|members| {
+            let own = members.iter().position(|&member| member == rank)?;
+            Some(Place { members, own })
+        });
+        place.expect("the rank is a unit")
+    }
+
+    /// The shards of the unit at `index` in a group.
+    fn owned_by(&self, place: &Place, index: usize) -> impl Iterator<Item = usize> + use<> {
+        (index..self.shards.len()).step_by(place.members.len())
+    }
+
+    /// The owners of a shard, one in each group.
     fn owners(&self, shard: usize) -> Vec<usize> {
-        let hosts = self.topology.hosts().iter();
-        hosts.map(|ranks| ranks[shard % ranks.len()]).collect()
+        let groups = self.groups.iter();
+        groups
+            .map(|group| self.units[group[shard % group.len()]])
+            .collect()
     }
+}
 
-    /// The ring of a shard's owners.
-    fn across(&self, shard: usize) -> Ring {
-        Ring::new(self.owners(shard), self.host)
-    }
-
-    /// The chunks of a shard, one for each host.
-    fn chunks(&self, shard: &Range<usize>) -> Vec<Range<usize>> {
-        even_parts(shard, self.topology.hosts().len())
+impl Place {
+    /// Turn by turn, to which index in the group this one sends, and which sends to this one.
+    fn turns(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (own, size) = (self.own, self.members.len());
+        (1..size).map(move |distance| ((own + distance) % size, (own + size - distance) % size))
     }
 }

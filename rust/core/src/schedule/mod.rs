@@ -204,7 +204,7 @@ named! {
         Direct: "direct",
         /// Every rank sends everything to every other, in one step.
         OneShot: "one_shot",
-        /// Ranks reduce inside their hosts first, then across hosts.
+        /// Ranks reduce inside their hosts first, then in racks, then across.
         Hierarchical: "hierarchical",
         /// Every rank sends everything to rank 0, which sends the result to every other.
         Star: "star",
@@ -252,19 +252,21 @@ impl Algorithm {
 }
 
 /// The ranks with which `rank` has links, in ascending order: all others, or, where these are too
-/// many, those that it talks to on a ring and by halving.
-pub(crate) fn partners(rank: usize, world_size: usize) -> Vec<usize> {
-    let mut partners: BTreeSet<usize> = match world_size {
-        ..=MESH_RANKS_MAX => (0..world_size).collect(),
-        _ => Pairs::new(rank, world_size)
-            .partners()
-            .into_iter()
-            .chain([
-                (rank + 1) % world_size,
-                (rank + world_size - 1) % world_size,
-            ])
-            .collect(),
-    };
+/// many, those that it talks to on a ring, in pairs, and between racks.
+pub(crate) fn partners(rank: usize, topology: &Topology) -> Vec<usize> {
+    let world_size = topology.world_size();
+    if world_size <= MESH_RANKS_MAX {
+        return (0..world_size).filter(|&peer| peer != rank).collect();
+    }
+    let ring = Ring::through_all(topology, rank);
+    let mut partners: BTreeSet<usize> = Pairs::new(rank, world_size)
+        .partners()
+        .into_iter()
+        .chain(ring.neighbours())
+        .collect();
+    if topology.has_even_racks() {
+        partners.extend(Levels::of(rank, topology).partners());
+    }
     partners.remove(&rank);
     partners.into_iter().collect()
 }

@@ -24,7 +24,7 @@ use std::ops::Range;
 
 use super::choice::MESH_RANKS_MAX;
 use super::topology::Topology;
-use super::{Action, Contents, Receive, Schedule, Send, Step};
+use super::{Action, Contents, Receive, Schedule, Send, Step, even_parts};
 
 /// Ranks that each talk to the next one of them, seen from one of them.
 pub(super) struct Ring {
@@ -33,8 +33,9 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// The ring through `members`, seen from the one at `position`.
-    pub(super) const fn new(members: Vec<usize>, position: usize) -> Self {
+    /// The ring through `members`, seen from `rank`, which is one of them.
+    pub(super) fn through(members: Vec<usize>, rank: usize) -> Self {
+        let position = position(&members, rank);
         Self { members, position }
     }
 
@@ -46,8 +47,12 @@ impl Ring {
             // More ranks are connected in this order only.
             _ => (0..world_size).collect(),
         };
-        let position = position(&members, rank);
-        Self { members, position }
+        Self::through(members, rank)
+    }
+
+    /// `whole`, cut into a chunk for each member.
+    pub(super) fn parts(&self, whole: &Range<usize>) -> Vec<Range<usize>> {
+        even_parts(whole, self.members.len())
     }
 
     /// What belongs to each rank, in the order of the ring.
@@ -58,16 +63,28 @@ impl Ring {
 
     /// Leaves each member with its own of `chunks`, which are in the order of the ring.
     pub(super) fn reduce_scatter(&self, chunks: &[Range<usize>]) -> Schedule {
-        let last = self.members.len() - 2;
+        self.reduce(chunks, Action::ReduceAndFinish)
+    }
+
+    /// The same where what each member is left with lacks contributions of others.
+    pub(super) fn reduce_scatter_partially(&self, chunks: &[Range<usize>]) -> Schedule {
+        self.reduce(chunks, Action::Reduce)
+    }
+
+    fn reduce(&self, chunks: &[Range<usize>], at_last: Action) -> Schedule {
         self.exchange(|step| {
             let (sent, received) = (self.behind(step + 1), self.behind(step + 2));
-            let action = if step == last {
-                Action::ReduceAndFinish
-            } else {
-                Action::Reduce
+            let action = match step + 2 == self.members.len() {
+                true => at_last,
+                false => Action::Reduce,
             };
             (chunks[sent].clone(), chunks[received].clone(), action)
         })
+    }
+
+    /// The two members that this one talks to; itself, if it is alone.
+    pub(super) fn neighbours(&self) -> [usize; 2] {
+        [self.successor(), self.predecessor()]
     }
 
     /// Gives every member all `chunks`, of which each has its own, in the order of the ring.

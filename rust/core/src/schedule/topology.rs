@@ -1,10 +1,16 @@
 //! Which ranks share a host: what schedules need to know about a group beside its size.
 
-/// The ranks of a group by host; equal on all ranks.
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The ranks of a group by host, and the hosts by rack; equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// Ranks of each host in ascending order; hosts in the order of their first ranks.
+    /// Ranks of each host in ascending order; hosts in the order of their first ranks, but those of a
+    /// rack in a row.
     hosts: Vec<Vec<usize>>,
+    /// Hosts of each rack by index; none where racks are not known, or all would be alike.
+    racks: Vec<Vec<usize>>,
 }
 
 impl Topology {
@@ -27,7 +33,38 @@ impl Topology {
                 }
             }
         }
-        Self { hosts }
+        Self {
+            hosts,
+            racks: Vec::new(),
+        }
+    }
+
+    /// The same with racks, each host in the one that its first rank names; an empty name is none.
+    ///
+    /// Racks count if every host has one, there are several, and one of them has several hosts.
+    #[must_use]
+    pub fn in_racks<Name: AsRef<str>>(mut self, rack_of: impl Fn(usize) -> Name) -> Self {
+        let named: Vec<Name> = self.hosts.iter().map(|ranks| rack_of(ranks[0])).collect();
+        let mut order = BTreeMap::new();
+        for name in &named {
+            let next = order.len();
+            order.entry(name.as_ref()).or_insert(next);
+        }
+        let racks = order.len();
+        if named.iter().any(|name| name.as_ref().is_empty()) || racks < 2 || racks == named.len() {
+            return self;
+        }
+        let mut placed: Vec<_> = (named.iter().map(|name| order[name.as_ref()]))
+            .zip(self.hosts)
+            .collect();
+        placed.sort_by_key(|(rack, _)| *rack);
+        let of_rack = |rack: usize| -> Range<usize> {
+            let first = |rack| placed.partition_point(|(of, _)| *of < rack);
+            first(rack)..first(rack + 1)
+        };
+        self.racks = (0..racks).map(|rack| of_rack(rack).collect()).collect();
+        self.hosts = placed.into_iter().map(|(_, ranks)| ranks).collect();
+        self
     }
 
     /// Number of ranks.
@@ -36,10 +73,18 @@ impl Topology {
         self.hosts.iter().map(Vec::len).sum()
     }
 
-    /// The ranks of each host in ascending order; hosts in the order of their first ranks.
+    /// The ranks of each host in ascending order; hosts in the order of their first ranks, but those of
+    /// a rack in a row.
     #[must_use]
     pub fn hosts(&self) -> &[Vec<usize>] {
         &self.hosts
+    }
+
+    /// The hosts of each rack by index, one rack after the other; none where racks are not known, or
+    /// all would be alike.
+    #[must_use]
+    pub fn racks(&self) -> &[Vec<usize>] {
+        &self.racks
     }
 
     /// Index of the host of `rank`, and of `rank` among the ranks there.
@@ -56,10 +101,11 @@ impl Topology {
         position.expect("every rank has a host")
     }
 
-    /// Whether there are several hosts, and one of them has several ranks.
+    /// Whether there are several hosts, and one of them has several ranks, or a rack several hosts.
     #[must_use]
     pub fn has_levels(&self) -> bool {
-        self.hosts.len() > 1 && self.hosts.iter().any(|ranks| ranks.len() > 1)
+        let shares_host = self.hosts.iter().any(|ranks| ranks.len() > 1);
+        self.hosts.len() > 1 && (shares_host || !self.racks.is_empty())
     }
 
     /// Ranks of the host that has most.
@@ -68,14 +114,24 @@ impl Topology {
         self.hosts.iter().map(Vec::len).max().unwrap_or_default()
     }
 
-    /// Whether all hosts have equally many ranks, a power of two, and those of a host stand in a row.
+    /// Whether racks are known, and all have equally many hosts, and all hosts equally many ranks.
+    #[must_use]
+    pub fn has_even_racks(&self) -> bool {
+        let alike = |groups: &[Vec<usize>]| groups.iter().all(|of| of.len() == groups[0].len());
+        !self.racks.is_empty() && alike(&self.racks) && alike(&self.hosts)
+    }
+
+    /// Whether all hosts have equally many ranks, a power of two, and those of a host stand in a row; and
+    /// the same of racks, if there are any.
     #[must_use]
     pub fn has_even_blocks(&self) -> bool {
         let size = self.local_ranks_max();
         let mut hosts = self.hosts.iter().flatten().copied().zip(0..);
         let in_order = hosts.all(|(rank, position)| rank == position);
         let is_even = self.hosts.iter().all(|ranks| ranks.len() == size);
-        in_order && is_even && size.is_power_of_two()
+        let hosts = self.racks.first().map_or(1, Vec::len);
+        let are_even = self.racks.iter().all(|rack| rack.len() == hosts);
+        in_order && is_even && size.is_power_of_two() && are_even && hosts.is_power_of_two()
     }
 }
 
@@ -92,6 +148,29 @@ mod tests {
         assert!(topology.has_levels());
     }
 
+    fn in_racks(hosts: &str, racks: &'static str) -> Topology {
+        let rack_of = |rank| racks[rank..=rank].trim().to_owned();
+        Topology::by_host(hosts.chars()).in_racks(rack_of)
+    }
+
+    #[test]
+    fn hosts_of_a_rack_stand_in_a_row() {
+        let topology = in_racks("abcabc", "xyxxyx");
+        assert_eq!(topology.hosts(), [vec![0, 3], vec![2, 5], vec![1, 4]]);
+        assert_eq!(topology.racks(), [vec![0, 1], vec![2]]);
+        assert_eq!(topology.position(2), (1, 0));
+        // Of ranks of one host that name different racks, the first one counts.
+        assert_eq!(in_racks("abcabc", "xyxyyx"), topology);
+        assert!(in_racks("abc", "xxy").has_levels());
+    }
+
+    #[test]
+    fn racks_count_if_all_are_known_and_differ_from_hosts_and_from_the_group() {
+        for racks in ["xx x", "xxxx", "abcd", "    "] {
+            assert_eq!(in_racks("abcd", racks), Topology::by_host("abcd".chars()));
+        }
+    }
+
     #[test]
     fn blocks_are_even_if_hosts_have_the_same_power_of_two_of_ranks_in_a_row() {
         let is_even = |hosts: &str| Topology::by_host(hosts.chars()).has_even_blocks();
@@ -105,6 +184,9 @@ mod tests {
                 .into_iter()
                 .any(is_even)
         );
+        assert!(in_racks("aabbccdd", "xxxxyyyy").has_even_blocks());
+        assert!(!in_racks("aabbccdd", "xxyyxxyy").has_even_blocks());
+        assert!(!in_racks("aabbccdd", "xxxxxxyy").has_even_blocks());
     }
 
     #[test]

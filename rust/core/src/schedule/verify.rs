@@ -10,19 +10,23 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::choice::Policy;
 use super::topology::Topology;
 use super::{Access, Action, Algorithm, Contents, Schedule, Turn, build};
 use crate::collective::Collective;
 use crate::dtype::ReduceOp;
 
+/// A bit for each rank.
+type Ranks = u128;
+
 /// Which ranks contributed to an element, whether it is a final value, which contributions have been
 /// folded beside it, always those of the lowest ranks, and which those in what was set aside are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Element {
-    contributions: u64,
+    contributions: Ranks,
     is_final: bool,
-    folded: u64,
-    aside: u64,
+    folded: Ranks,
+    aside: Ranks,
     /// Where it was in the buffer of the rank that put it in.
     place: usize,
 }
@@ -53,7 +57,7 @@ fn run(
         .collect();
     // What is left to do.
     let mut operations: Vec<Vec<Operation>> = (0..).zip(schedules).map(flatten).collect();
-    let all = u64::MAX >> (64 - schedules.len());
+    let all = Ranks::MAX >> (Ranks::BITS as usize - schedules.len());
     loop {
         let mut progressed = false;
         for sender in 0..schedules.len() {
@@ -170,7 +174,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start.max(b.start) < a.end.min(b.end)
 }
 
-fn apply(action: Action, all: u64, target: &mut Element, source: Element) -> Result<(), String> {
+fn apply(action: Action, all: Ranks, target: &mut Element, source: Element) -> Result<(), String> {
     if action != Action::Copy && source.place != target.place {
         return Err("elements of different places were combined".into());
     }
@@ -296,6 +300,43 @@ fn groups_on_hosts() -> impl Iterator<Item = Topology> {
     });
     even.chain(uneven)
         .flat_map(|sizes| in_a_row_and_interleaved(&sizes))
+        .chain(groups_in_racks())
+}
+
+/// Groups on hosts with as many and with different numbers of ranks, in racks with as many and with
+/// different numbers of hosts, whose hosts stand in a row or in turn.
+fn groups_in_racks() -> impl Iterator<Item = Topology> {
+    let shapes = [
+        vec![1; 4],
+        vec![1; 9],
+        vec![2; 6],
+        vec![3; 8],
+        vec![3, 1, 2, 2, 5],
+        vec![1, 1, 8, 1, 1, 1, 2],
+        vec![4; 6],
+    ];
+    shapes.into_iter().flat_map(|sizes| {
+        let hosts = sizes.len();
+        let racks = move |host| {
+            [
+                host / 2,
+                host % 2,
+                host % 3,
+                usize::from(host > 0),
+                host * host % 5,
+            ]
+        };
+        let groups = in_a_row_and_interleaved(&sizes);
+        (0..5).flat_map(move |way| {
+            groups.clone().map(|topology| {
+                let mut rack_of = HashMap::new();
+                for (host, ranks) in topology.hosts().iter().enumerate() {
+                    rack_of.insert(ranks[0], racks(host % hosts)[way].to_string());
+                }
+                topology.in_racks(|rank| rack_of[&rank].clone())
+            })
+        })
+    })
 }
 
 /// Small enough for several blocks where there are more elements than ranks.
@@ -321,7 +362,7 @@ fn reduced(schedules: &[Schedule], topology: &Topology, count: usize) -> Vec<Vec
 
 fn is_complete(topology: &Topology, elements: &[Element]) -> bool {
     let complete = |place| Element {
-        contributions: u64::MAX >> (64 - topology.world_size()),
+        contributions: Ranks::MAX >> (Ranks::BITS as usize - topology.world_size()),
         is_final: true,
         folded: 0,
         aside: 0,
@@ -625,6 +666,64 @@ fn hierarchical_sends_as_little_as_possible_between_hosts() {
             2 * count * (hosts - 1),
             "{topology:?}"
         );
+    }
+}
+
+#[test]
+fn hierarchical_sends_as_little_as_possible_between_racks() {
+    for topology in groups_in_racks().filter(|topology| !topology.racks().is_empty()) {
+        let racks = topology.racks();
+        let rack = |rank| {
+            let host = topology.position(rank).0;
+            racks.iter().position(|hosts| hosts.contains(&host))
+        };
+        let count = racks.len() * 720;
+        let all_reduce = Collective::AllReduce { op: OP };
+        let schedules = schedules(Algorithm::Hierarchical, &all_reduce, &topology, count);
+        let sent = schedules.iter().enumerate().map(|(rank, schedule)| {
+            let sends = schedule.iter().filter_map(|step| step.send.as_ref());
+            let leaving = sends.filter(|send| rack(send.peer) != rack(rank));
+            leaving.map(|send| send.range.len()).sum::<usize>()
+        });
+        assert_eq!(
+            sent.sum::<usize>(),
+            2 * count * (racks.len() - 1),
+            "{topology:?}"
+        );
+    }
+}
+
+#[test]
+fn many_ranks_reduce_over_the_links_that_they_have() {
+    let racks = |ranks: usize, of_host: usize, of_rack: usize| {
+        let host = move |rank: usize| rank * 7 % ranks / of_host;
+        let topology = Topology::by_host((0..ranks).map(host));
+        topology.in_racks(move |rank| (host(rank) / of_rack).to_string())
+    };
+    for topology in [
+        Topology::one_host(65),
+        racks(72, 2, 6),
+        racks(120, 5, 3),
+        racks(128, 8, 4),
+        racks(96, 1, 12),
+    ] {
+        let count = topology.world_size() + 7;
+        for algorithm in Algorithm::ALL {
+            let all_reduce = Collective::AllReduce { op: OP };
+            let connects = Policy::new(topology.clone()).connects(algorithm);
+            if !connects || !algorithm.performs(&all_reduce, &topology) {
+                continue;
+            }
+            let schedules: Vec<_> = (0..topology.world_size())
+                .map(|rank| build(algorithm, &all_reduce, rank, &topology, count, count))
+                .collect();
+            for (rank, schedule) in schedules.iter().enumerate() {
+                let partners = super::partners(rank, &topology);
+                let sends = schedule.iter().filter_map(|step| step.send.as_ref());
+                assert!(sends.into_iter().all(|send| partners.contains(&send.peer)));
+            }
+            prove_all_reduce(&schedules, &topology, count);
+        }
     }
 }
 

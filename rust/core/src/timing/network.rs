@@ -53,7 +53,11 @@ pub struct Uplink {
 
 impl Network {
     pub(super) fn topology(&self) -> Topology {
-        Topology::by_host((0..self.world_size).map(|rank| self.host(rank)))
+        let topology = Topology::by_host((0..self.world_size).map(|rank| self.host(rank)));
+        match self.uplink {
+            None => topology,
+            Some(_) => topology.in_racks(|rank| self.rack(self.host(rank)).to_string()),
+        }
     }
 
     pub(super) const fn host(&self, rank: usize) -> usize {

@@ -141,6 +141,8 @@ pub(crate) struct Member {
     pub host: String,
     /// Equal for two ranks exactly if they run on the same booted system and network.
     pub host_id: String,
+    /// Equal for two hosts exactly if they share what connects them with others; empty if unknown.
+    pub rack: String,
     /// The job that started it, such as `slurm 4711.0`; empty if nothing says so.
     pub job: String,
     /// Settings that must be equal on all ranks, as text.

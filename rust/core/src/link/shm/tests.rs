@@ -8,6 +8,7 @@ use super::*;
 use crate::link::poll::{self, WakeUp};
 use crate::link::tcp::on_each_core;
 use crate::schedule::partners;
+use crate::schedule::topology::Topology;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -259,7 +260,8 @@ fn memory_that_could_shrink_or_has_another_size_is_refused() {
 #[test]
 fn the_rings_of_a_host_stay_within_its_bound_with_up_to_400_ranks() {
     for ranks in 2..=400 {
-        let links = (0..ranks).map(|rank| partners(rank, ranks).len());
+        let topology = Topology::one_host(ranks);
+        let links = (0..ranks).map(|rank| partners(rank, &topology).len());
         let pairs = links.sum::<usize>() / 2;
         let ring = ring_bytes(pairs);
         assert!(ring.is_power_of_two());

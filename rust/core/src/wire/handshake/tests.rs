@@ -1,6 +1,7 @@
 use std::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::config::RACK_BYTES_MAX;
 use crate::error::Lost;
 
 /// Lets an initiator and a responder with these tokens meet.
@@ -423,6 +424,7 @@ fn the_roster_of_the_largest_group_fits_into_a_message() {
         host_id: "i".repeat(64 + " 01234567-89ab-cdef-0123-456789abcdef net:[4026531840]".len()),
         job: "j".repeat(32),
         settings: "p".repeat(150),
+        rack: "r".repeat(RACK_BYTES_MAX),
         transports: vec!["shm".into(), "tcp".into()],
     };
     let roster = vec![member; WORLD_SIZE_MAX];
