@@ -8,7 +8,7 @@ import pytest
 from gradring.testing import run_ranks
 
 #: Those that need no hosts.
-ALGORITHMS = ["ring", "direct", "one_shot", "star", "halving", "doubling"]
+ALGORITHMS = ["ring", "two_rings", "direct", "one_shot", "star", "halving", "doubling"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
