@@ -59,6 +59,9 @@ const DOUBLED_HOST_BYTES_MAX: usize = 48 << 10;
 /// messages as there are ranks.
 const DOUBLED_RANKS_MIN: usize = 32;
 
+/// The same where some ranks would be guests, for which there are two steps more.
+const DOUBLED_WITH_GUESTS_RANKS_MIN: usize = 48;
+
 /// Largest buffer, in bytes, for which measured times count: they are of much smaller ones, and on a
 /// busy machine their slope may be anything.
 pub(super) const MEASURED_BYTES_MAX: usize = 256 << 10;
@@ -377,6 +380,11 @@ impl Policy {
         let is_even = ranks.is_power_of_two() && self.topology.has_even_blocks();
         match (ranks, hosts) {
             (..=DIRECT_RANKS_MAX, _) => NONE,
+            (DOUBLED_WITH_GUESTS_RANKS_MIN..=MESH_RANKS_MAX, _)
+                if !is_even && hosts == ranks && self.topology.racks().is_empty() =>
+            {
+                0..=DOUBLED_BYTES_MAX
+            }
             (..=MESH_RANKS_MAX, _) if !is_even => NONE,
             (..=MESH_RANKS_MAX, 2..) if hosts < ranks => 0..=usize::MAX,
             // Each has its own host.
@@ -537,6 +545,10 @@ mod tests {
         );
         assert_eq!(
             chosen(on_hosts(32, 1)),
+            [doubling, doubling, doubling, direct, ring]
+        );
+        assert_eq!(
+            chosen(on_hosts(48, 1)),
             [doubling, doubling, doubling, direct, ring]
         );
         assert_eq!(
