@@ -95,7 +95,7 @@ class Communicator(Collectives):
             else. A collective that the wish does not fit is done as by ``auto``: ``hierarchical``
             needs several hosts, and several ranks on one of them or several hosts in one rack.
         reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
-            the algorithm, the transport and the buckets; at most 64 ranks.
+            the algorithm, the transport and the buckets.
         wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions of 64 KiB and
             more are rounded to it for travelling, which halves the traffic; the owner of each
             element sums them in float32, and rounds the result once. Smaller ones, such as losses,

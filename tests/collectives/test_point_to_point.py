@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -221,7 +222,8 @@ def differing(what: str) -> str:
 )
 def test_a_send_and_a_recv_that_differ_are_told_on_every_rank(what: str, told: str) -> None:
     for message in run_ranks(differing, 3, what):
-        assert told in message and "send(dest=2) (rank 1)" in message, message
+        sent = "send(dest=2) with 6 elements of float64"
+        assert told in message and sent in message and "(rank 1)" in message, message
 
 
 def end(comm: gradring.Communicator, how: str, sends: bool, x: Any) -> None:
@@ -294,8 +296,8 @@ def waits_in_vain(sends: bool) -> Any:
 
 @pytest.mark.parametrize("sends", [False, True])
 def test_a_partner_that_does_not_come_is_named(sends: bool) -> None:
-    told = run_ranks(waits_in_vain, 2, sends)
-    assert told == [(1, "recv(source=0)" if sends else "send(dest=0)")] * 2
+    calls = ["send(dest=1) float64[3]" if sends else "recv(source=1) float64[3]", "barrier"]
+    assert run_ranks(waits_in_vain, 2, sends) == [(1, call) for call in calls]
 
 
 def waits_with_patience(sends: bool) -> str:
@@ -341,9 +343,47 @@ def interrupted(directory: Path) -> str:
         return "interrupted"
 
 
-def test_a_recv_can_be_interrupted(tmp_path: Path) -> None:
+def test_a_recv_can_be_interrupted_and_its_rank_is_named(tmp_path: Path) -> None:
     first, second = run_ranks(interrupted, 2, tmp_path)
-    assert first == "interrupted" and "was interrupted" in second
+    assert first == "interrupted" and "rank 0 on" in second and "was interrupted" in second
+
+
+def all_send_first() -> Any:
+    """Each rank sends to the next one, and nobody receives."""
+    with gradring.init(stall_timeout=2.0) as comm:
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            comm.send(np.ones(3), (comm.rank + 1) % comm.world_size)
+        return str(caught.value)
+
+
+def test_a_circle_of_sends_is_called_one() -> None:
+    for message in run_ranks(all_send_first, 3):
+        assert re.search(
+            r"waits in a circle: ranks [012], [012], [012] wait for each other", message
+        )
+        assert "send_async" in message
+
+
+def closes_beside_one_that_is_stopped() -> float:
+    """Rank 0 expects a connection from rank 1, which is stopped, and leaves."""
+    comm = gradring.init()
+    pid = int(comm.all_gather(np.array([os.getpid()]))[1])
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(60)
+    os.kill(pid, signal.SIGSTOP)
+    comm.recv_async(np.ones(3), 1)
+    time.sleep(2.5)  # it is looked at by now
+    started = time.monotonic()
+    comm.close()
+    took_s = time.monotonic() - started
+    os.kill(pid, signal.SIGKILL)
+    return took_s
+
+
+def test_a_communicator_closes_beside_a_partner_that_is_stopped() -> None:
+    outcome, _ = run_ranks(closes_beside_one_that_is_stopped, 2, check=False)
+    assert outcome.value < 5, outcome  # the look itself may take 10 s
 
 
 def closed_under_way() -> str:

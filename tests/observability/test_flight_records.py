@@ -19,7 +19,7 @@ import pytest
 import gradring
 from gradring import cli
 from gradring.observe.explanation import explain
-from gradring.records import FORMAT, Collective, Record, parse, read
+from gradring.records import FORMAT, Channel, Collective, Record, parse, read
 from gradring.testing import run_ranks
 from waiting import meet, wait_until
 
@@ -330,6 +330,18 @@ def test_ranks_that_wait_at_different_places_are_told_apart() -> None:
     assert re.fullmatch(rf"{been} \(ranks 0 and 2 at train\.py:31; rank 1 at eval\.py:9\)\.", apart)
     assert re.fullmatch(rf"{been} \(rank 1 at eval\.py:9\)\.", said(None, "eval.py:9", None))
     assert re.fullmatch(rf"{been}\.", said(None, None, None))
+
+
+def test_who_waits_for_a_partner_is_not_said_to_have_stayed_away() -> None:
+    waits = record(1)
+    recv = replace(record(0, (1, "recv(source=2) 'x'", "failed")).collectives[0], place="a.py:3")
+    waits = replace(waits, channels=(Channel(2, (recv,)),))
+    sentences = explain([record(0, (7, "b", "running")), waits, record(2, (6, "b", "done"))])
+    assert sentences[0].startswith("rank 2 on host-2 never entered b (#7); rank 0 has waited since")
+    assert re.fullmatch(
+        r"rank 1 on host-1 was in recv\(source=2\) 'x' since .*, for .* s \(a\.py:3\)\.",
+        sentences[-1],
+    )
 
 
 def test_a_rank_that_has_gone_on_is_mentioned() -> None:

@@ -14,7 +14,13 @@ def explain(records: Sequence[Record]) -> list[str]:
     failed = any(record.failure for record in records)
     # A record from before the failure says nothing about where its rank was then.
     current = [record for record in records if record.failure or not failed]
-    return [*_failure(records), *_missing(records), *_position(current), *_clocks(current)]
+    return [
+        *_failure(records),
+        *_missing(records),
+        *_position(current),
+        *_kept_beside(current),
+        *_clocks(current),
+    ]
 
 
 def _failure(records: Sequence[Record]) -> Iterator[str]:
@@ -47,7 +53,8 @@ def _position(records: Sequence[Record]) -> Iterator[str]:
     found = _native.diagnose(records[0].world_size, [_statement(record) for record in records])
     if found is None:
         for record in records:
-            yield f"{_name(record)} is in no collective; {_last_done(record)}."
+            if _beside(record) is None:
+                yield f"{_name(record)} is in no collective; {_last_done(record)}."
         return
     sequence, calls = found["sequence"], found["calls"]
     there = {record.rank: record.find(sequence) for record in records}
@@ -80,7 +87,28 @@ def _statement(
     known: list[tuple[int, str | None, int, bool]] = [
         (call.sequence, call.call, call.step, call.state == "done") for call in record.collectives
     ]
-    return record.rank, known, [], 0.0
+    beside = _beside(record)
+    return record.rank, known, [beside[0]] if beside else [], 0.0
+
+
+def _beside(record: Record) -> tuple[int, Collective] | None:
+    """The partner, and the ``send`` or ``recv`` in which the program stands still, if it does."""
+    for channel in record.channels:
+        for call in channel.calls:
+            # What was begun in advance keeps nobody.
+            if call.state in ("running", "failed") and (call.place or call.awaited_ns):
+                return channel.partner, call
+    return None
+
+
+def _kept_beside(records: Sequence[Record]) -> Iterator[str]:
+    for record in records:
+        beside = _beside(record)
+        if beside is not None:
+            _, call = beside
+            since = _since({record.rank: call}, [record])
+            place = f" ({call.place})" if call.place else ""
+            yield f"{_name(record)} was in {call.call}{since}{place}."
 
 
 def _since(entered: dict[int, Collective], latest: Sequence[Record]) -> str:

@@ -427,7 +427,7 @@ impl Config {
             }
         }
         let most = MESH_RANKS_MAX;
-        if settings.reproducible && world_size > most {
+        if settings.reproducible && settings.transport == "shm" && world_size > most {
             return Err(Unusable::TooManyForReproducible { world_size, most }.into());
         }
         Ok(())

@@ -380,7 +380,7 @@ impl Shared {
     }
 
     fn blame_self(&self, error: Error) -> Error {
-        error.blaming(self.rank, host_name())
+        error.blaming(self.supervisor.in_group(self.rank), host_name())
     }
 }
 

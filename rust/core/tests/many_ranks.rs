@@ -168,7 +168,8 @@ fn any_two_of_many_ranks_connect_when_they_have_something_to_say_to_each_other()
     let address = free_address();
     let ranks: Vec<_> = (0..RANKS_IN_A_MESH)
         .map(|rank| {
-            let config = config(rank, RANKS_IN_A_MESH, &address);
+            let mut config = config(rank, RANKS_IN_A_MESH, &address);
+            config.settings.reproducible = true;
             thread::spawn(move || {
                 let communicator = Communicator::connect(&config, &mut || false).unwrap();
                 let mut token = [rank as f64];
@@ -179,6 +180,16 @@ fn any_two_of_many_ranks_connect_when_they_have_something_to_say_to_each_other()
                     _ => {}
                 }
                 assert!(rank > 0 || token == [50.0]);
+                let contribution = |rank: usize| (rank as f32 + 0.1) * 1e3;
+                let mut values = [contribution(rank); 5];
+                communicator
+                    .all_reduce(&mut values, ReduceOp::Sum, "x")
+                    .unwrap();
+                let in_order = (1..RANKS_IN_A_MESH).map(contribution);
+                assert_eq!(
+                    values,
+                    [in_order.fold(contribution(0), |sum, own| sum + own); 5]
+                );
                 for _ in 0..2 {
                     from_all_to_all(&communicator, rank, RANKS_IN_A_MESH);
                 }

@@ -10,12 +10,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use crate::collective::{Collective, Request};
 use crate::drive::{Stall, Supervisor, Suspicion};
 use crate::engine::{Engine, Parts, SpinPolicy};
-use crate::error::{Abort, Error, ErrorKind, Late, NotFormed, Result, Text, Unusable};
+use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Text, Unusable};
 use crate::forming::on_demand::Connector;
 use crate::link::mesh::Mesh;
 use crate::link::poll::WakeUp;
@@ -86,7 +85,13 @@ impl Channels {
         if let Some(engine) = engines.get(&(peer, sends)) {
             return Ok(Arc::clone(engine));
         }
-        let engine = Arc::new(self.make(connector, peer, sends)?);
+        let engine = self.make(connector, peer, sends).map_err(|error| {
+            // The partner may wait for this rank by now.
+            let error = error.blaming(rank, connector.roster.host(rank));
+            connector.supervisor.abort(error.clone());
+            error
+        })?;
+        let engine = Arc::new(engine);
         engines.insert((peer, sends), Arc::clone(&engine));
         Ok(engine)
     }
@@ -126,6 +131,7 @@ impl Channels {
             supervisor: Arc::new(SupervisorOfTwo {
                 connector: Arc::clone(connector),
                 ranks,
+                recorder: Arc::clone(&self.recorder),
             }),
             abort: Arc::clone(&connector.abort),
             recorder,
@@ -156,6 +162,8 @@ struct SupervisorOfTwo {
     connector: Arc<Connector>,
     /// The sender and the receiver, as they are called in the group.
     ranks: [usize; 2],
+    /// The group's.
+    recorder: Arc<FlightRecorder>,
 }
 
 impl SupervisorOfTwo {
@@ -175,17 +183,6 @@ impl SupervisorOfTwo {
             true => format!("send(dest={receiver})"),
             false => format!("recv(source={sender})"),
         }
-    }
-
-    /// Nothing has moved for too long.
-    fn late(&self, peer: usize, sequence: u64, idle: Duration) {
-        let how = match peer {
-            0 => Late::SendsNothing,
-            _ => Late::NotEntered,
-        };
-        let rank = self.ranks[peer];
-        let error = Error::from(how).after(idle);
-        self.blame(error.during(self.call_of(rank), sequence), rank);
     }
 }
 
@@ -216,35 +213,37 @@ impl Supervisor for SupervisorOfTwo {
                 peer,
                 sequence,
                 called,
+                own,
             } => {
                 // Both have noticed, and one of them tells; the lower one is taken to be right.
-                let (own, other) = (self.own(), ranks[peer]);
-                if own < other {
+                let (rank, other) = (self.own(), ranks[peer]);
+                if rank < other {
                     let call = self.call_of(other);
                     let error = Error::new(ErrorKind::Mismatch {
                         theirs: format!("{call} with {called}").into(),
-                        others: format!("{} (rank {own})", self.call_of(own)).into(),
+                        others: format!("{} with {own} (rank {rank})", self.call_of(rank)).into(),
                     });
                     self.blame(error.during(call, sequence), other);
                 }
                 return;
             }
-            Suspicion::Stalled {
-                awaited,
-                sequence,
+            // The partner may be kept by somebody else: all ranks are asked how far they are, by the
+            // next place in their order.
+            Suspicion::Stalled { awaited, idle, .. } => Suspicion::Stalled {
+                awaited: awaited.iter().map(|&end| ranks[end]).collect(),
+                sequence: self.recorder.next_sequence(),
                 idle,
-            } => {
-                // A rank waits for the only other one.
-                let peer = awaited.first().copied().unwrap_or_default();
-                self.late(peer, sequence, idle);
-                return;
-            }
+            },
         };
         self.connector.supervisor.investigate(of_group);
     }
 
     fn abort(&self, cause: Error) {
         self.connector.supervisor.abort(cause);
+    }
+
+    fn in_group(&self, rank: usize) -> usize {
+        self.ranks[rank]
     }
 
     fn warn(&self, stall: &Stall<'_>) {

@@ -124,11 +124,12 @@ impl<'a> StallDetector<'a> {
             }
             Fault::Header { peer, received } => match contract::way(&received) {
                 way if way == (peer, execution.rank()) => {
-                    let called = contract::told(&received, &self.launched.header).into();
+                    let own = &self.launched.header;
                     Suspicion::HeadersDiffer {
                         peer,
                         sequence,
-                        called,
+                        called: contract::told(&received, own).into(),
+                        own: contract::told(own, &received).into(),
                     }
                 }
                 (from, to) => {

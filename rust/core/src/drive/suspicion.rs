@@ -16,6 +16,11 @@ pub trait Supervisor {
 
     /// Tells people about a collective that may be in trouble.
     fn warn(&self, stall: &Stall);
+
+    /// How a rank is called in the group whose failures these are.
+    fn in_group(&self, rank: usize) -> usize {
+        rank
+    }
 }
 
 /// A collective in which nothing has moved for a while.

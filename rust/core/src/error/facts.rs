@@ -75,7 +75,10 @@ facts! {
         NoSuchRank { rank: usize, world_size: usize },
         #[error("world_size={world_size} is too large: a group has at most {most} ranks")]
         WorldTooLarge { world_size: usize, most: usize },
-        #[error("reproducible=True works with at most {most} ranks, not {world_size}")]
+        #[error(
+            "reproducible=True with transport=\"shm\" works with at most {most} ranks, not {world_size}; use \
+             transport=\"auto\""
+        )]
         TooManyForReproducible { world_size: usize, most: usize },
         #[error("{name} is no setting of a group")]
         NoSuchSetting { name: Text },
@@ -392,7 +395,7 @@ facts! {
         #[error("in {call} (collective #{sequence}) the connection from rank {peer} {broken}")]
         Corrupted { peer: usize, broken: Broken, call: Text, sequence: u64 },
         #[error("rank {peer} called something else as collective #{sequence}: {called}")]
-        HeadersDiffer { peer: usize, sequence: u64, called: Text },
+        HeadersDiffer { peer: usize, sequence: u64, called: Text, own: Text },
         #[error(
             "collective #{sequence}, waiting for {}, did not move for {:.1} s",
             ranks(awaited), idle.as_secs_f64()
@@ -410,6 +413,11 @@ facts! {
         SendsNothing,
         #[error("has entered this collective but sends nothing")]
         EnteredSendsNothing,
+        #[error(
+            "waits in a circle: {} wait for each other; let one of them call send_async or recv_async",
+            ranks(circle)
+        )]
+        InACircle { circle: Vec<usize> },
         #[error("has not ended within the {} s of this wait", limit.as_secs_f64())]
         ThisWait { limit: Duration },
     }

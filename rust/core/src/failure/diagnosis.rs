@@ -203,7 +203,8 @@ impl Diagnosis {
         }
         let silent = (0..self.reports.len()).filter(|&rank| self.has_entered(rank).is_none());
         let silent = silent.max_by_key(|&rank| (self.waiting_for(rank), Reverse(rank)));
-        let late = self.late().next();
+        // Who is nobody's partner may do something of its own.
+        let late = (self.late()).max_by_key(|&rank| (self.waiting_for(rank).0 > 0, Reverse(rank)));
         match (late, silent, self.starving()) {
             (Some(rank), _, _) => (Problem::Late, Some(rank)),
             (_, Some(rank), _) => (Problem::Silent, Some(rank)),
@@ -234,6 +235,10 @@ impl Diagnosis {
             (Problem::Late, _) => timeout(Late::NotEntered),
             (Problem::Silent, _) => timeout(Late::Silent),
             (Problem::Stuck, _) if entered => timeout(Late::EnteredSendsNothing),
+            (Problem::Stuck, _) if self.calls().next().is_none() => {
+                let circle = rank.map(|rank| self.circle(rank)).unwrap_or_default();
+                timeout(Late::InACircle { circle })
+            }
             (Problem::Stuck, _) => timeout(Late::SendsNothing),
         };
         if let Some(rank) = rank {
@@ -263,6 +268,25 @@ impl Diagnosis {
         let blamed =
             awaited.max_by_key(|&rank| (!self.waits(rank), self.waiting_for(rank), Reverse(rank)));
         blamed.or_else(|| self.stalled.as_ref()?.0.first().copied())
+    }
+
+    /// The ranks that wait for each other, from one on: those that each waits for first.
+    fn circle(&self, from: usize) -> Vec<usize> {
+        let next = |rank: &usize| {
+            let report = self.reports[*rank].as_ref()?;
+            let next = *report.waits.as_ref()?.awaited.first()?;
+            (next < self.reports.len()).then_some(next)
+        };
+        let way: Vec<usize> = std::iter::successors(Some(from), next)
+            .take(self.reports.len() + 1)
+            .collect();
+        // The way into the circle is no part of it.
+        let entry = way.last().copied().unwrap_or(from);
+        let mut circle: Vec<usize> = way.into_iter().rev().skip(1).collect();
+        let end = circle.iter().position(|&rank| rank == entry);
+        circle.truncate(end.map_or(circle.len(), |end| end + 1));
+        circle.reverse();
+        circle
     }
 
     fn waits(&self, rank: usize) -> bool {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::config::TlsFiles;
-use crate::error::{Error, NotFormed, Result, Text};
+use crate::error::{Abort, Error, NotFormed, Result, Text};
 use crate::forming::listener::is_worth_another_try;
 use crate::forming::rendezvous::connect::{
     LOOK_UP_GOES_ON, RETRY_INTERVAL, connect, in_time, resolve,
@@ -25,6 +25,17 @@ pub fn inquire(
     tls: Option<&TlsFiles>,
     limit: Duration,
 ) -> Result<State> {
+    inquire_while(address, token, tls, limit, &|| true)
+}
+
+/// As `inquire`, as long as `goes_on`.
+pub(super) fn inquire_while(
+    address: &str,
+    token: &[u8],
+    tls: Option<&TlsFiles>,
+    limit: Duration,
+    goes_on: &dyn Fn() -> bool,
+) -> Result<State> {
     let tls = tls.map(Tls::load).transpose()?;
     let deadline = Instant::now() + limit;
     let unreachable = |error: std::io::Error| {
@@ -35,12 +46,17 @@ pub fn inquire(
     };
     let name = address.to_owned();
     let look_up = move || resolve(&name);
-    let addresses = in_time(deadline, LOOK_UP_GOES_ON, &mut || Ok(()), look_up)?;
+    let mut check = || match goes_on() {
+        true => Ok(()),
+        false => Err(Abort::InterruptedForming.into()),
+    };
+    let addresses = in_time(deadline, LOOK_UP_GOES_ON, &mut check, look_up)?;
     let addresses = addresses.map_err(unreachable)?;
     let ask = || {
         let tcp = connect(&addresses, deadline).map_err(unreachable)?;
-        let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut || true)?;
-        let mut stream = DeadlineStream::new(&mut connection, deadline);
+        let mut go_on = || goes_on();
+        let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
+        let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
         // The process that asks has no rank in the group.
         handshake::initiate(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
         handshake::read_message(&mut stream)
@@ -53,7 +69,10 @@ pub fn inquire(
             Err(error) if Instant::now() >= deadline => return Err(known.unwrap_or(error)),
             Err(error) => error,
         };
-        if !is_worth_another_try(&error) || Instant::now() + RETRY_INTERVAL >= deadline {
+        if !goes_on()
+            || !is_worth_another_try(&error)
+            || Instant::now() + RETRY_INTERVAL >= deadline
+        {
             return Err(error);
         }
         known = Some(error);

@@ -287,6 +287,8 @@ fn serve(
 ) {
     let admitted: Arc<Mutex<BTreeSet<(usize, usize)>>> = Arc::default();
     let pending = Arc::new(Pending::default());
+    // Whether the last who was greeted was a stranger: a flood of them is let in slowly.
+    let stranger = Arc::new(AtomicBool::new(false));
     let pause = |limit| poll::wait([shared.wake_up.awaited()], limit);
     loop {
         // Whatever woke it, it sleeps again, unless it is to close.
@@ -325,9 +327,11 @@ fn serve(
         let greeting = {
             let (admission, sender) = (Arc::clone(admission), sender.clone());
             let (admitted, turned_away) = (Arc::clone(&admitted), Arc::clone(turned_away));
+            let stranger = Arc::clone(&stranger);
             move || {
                 let mut initiator = Initiator::new(from.ip());
                 let greeted = greet(tcp, &mut initiator, slot, &admission, &admitted);
+                stranger.store(greeted.is_err(), Ordering::Relaxed);
                 // Only a forming group reads this; once it has failed, nothing does.
                 if !admission.lets_members_in() {
                     return;
@@ -349,7 +353,7 @@ fn serve(
             .stack_size(HANDSHAKE_STACK_BYTES)
             .spawn(greeting);
         shared.note_trouble(greeted.err().map(|error| Error::no_thread(&error)));
-        if formed {
+        if formed && stranger.load(Ordering::Relaxed) {
             pause(INQUIRY_PAUSE);
         }
     }

@@ -14,7 +14,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::inquiry::inquire;
+use super::inquiry::inquire_while;
 use super::lobby::Lobby;
 use super::peers::initiates;
 use super::rendezvous::Forming;
@@ -23,8 +23,7 @@ use crate::abort::{AbortSwitch, Waker};
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::config::Config;
 use crate::drive::Supervisor;
-use crate::error::{Breakage, Error, ErrorKind, Result, Suspicion, Text, Unusable};
-use crate::host::host_name;
+use crate::error::{Breakage, Error, ErrorKind, NotFormed, Result, Suspicion, Text, Unusable};
 use crate::link::Link;
 use crate::link::kind::{Introduction, Kind};
 use crate::link::mesh::Dialer;
@@ -42,6 +41,8 @@ mod dialers;
 
 use dialers::{ForCollectives, ForTwo};
 
+/// How long a listener may take to let a rank in: one that nobody answers for is found by others.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 /// How long two ranks that are both there may take to agree on a link.
 const AGREEMENT_LIMIT: Duration = Duration::from_secs(30);
 /// After how long a rank that is to connect is looked at, and then at the latest after how long again.
@@ -101,15 +102,13 @@ impl Connector {
             .within(self.group);
         let mut connect = |stream| {
             let purpose = Purpose::OnDemand { traffic, stream };
+            forming.begin_anew(CONNECTION_LIMIT);
             forming.connect_to(&self.roster, peer, &purpose)
         };
         let connections = (0..self.config.settings.streams).map(&mut connect);
         connections
             .collect::<Result<_>>()
-            .map_err(|error| match error.kind {
-                ErrorKind::Exhausted { .. } => Trouble::Own(error),
-                _ => Trouble::Link(Text::of(error)),
-            })
+            .map_err(|error| unreachable(&error))
     }
 
     /// The link that this rank and `peer` agree on, once both want it; `None` if nobody wants it any
@@ -141,7 +140,7 @@ impl Connector {
                     return Ok(None);
                 }
                 if probe.is_due() {
-                    probe.look(self)?;
+                    probe.look(self, goes_on)?;
                 }
             }
         };
@@ -172,7 +171,8 @@ impl Connector {
         let (rank, host) = (self.config.rank, self.roster.host(peer));
         match trouble {
             Trouble::Own(error) => {
-                self.supervisor.abort(error.blaming(rank, host_name()));
+                self.supervisor
+                    .abort(error.blaming(rank, self.roster.host(rank)));
             }
             Trouble::Kinds(reason) => {
                 let error = Error::from(Unusable::NoLink { rank, reason });
@@ -184,6 +184,23 @@ impl Connector {
                 self.supervisor.investigate(suspicion);
             }
         }
+    }
+}
+
+/// What it means that a rank of a formed group, whose listener is open by that, is not found.
+fn unreachable(error: &Error) -> Trouble {
+    match &error.kind {
+        ErrorKind::Exhausted { .. } => Trouble::Own(error.clone()),
+        ErrorKind::Rendezvous(
+            NotFormed::Unreachable { address, error, .. }
+            | NotFormed::NobodyThere { address, error },
+        ) => Trouble::Link(Text::of(format!(
+            "at {address}, where the rank listened as long as it was in the group: {error}"
+        ))),
+        ErrorKind::Authentication(_) => {
+            Trouble::Link("another job listens where the rank did".into())
+        }
+        _ => Trouble::Link(Text::of(error)),
     }
 }
 
@@ -246,11 +263,12 @@ impl Probe {
         Instant::now() >= self.next
     }
 
-    fn look(&mut self, connector: &Connector) -> Result<(), Trouble> {
+    fn look(&mut self, connector: &Connector, goes_on: GoesOn<'_>) -> Result<(), Trouble> {
         let Connector { config, roster, .. } = connector;
         let address = &roster.members()[self.peer].address;
-        let state = inquire(address, &config.token, config.tls.as_ref(), PROBE_LIMIT)
-            .map_err(|error| Trouble::Link(Text::of(error)))?;
+        let tls = config.tls.as_ref();
+        let state = inquire_while(address, &config.token, tls, PROBE_LIMIT, goes_on)
+            .map_err(|error| unreachable(&error))?;
         let is_elsewhere = match state.phase {
             Phase::Formed { group, .. } => group != connector.group,
             Phase::Forming { .. } => state.rank != self.peer,

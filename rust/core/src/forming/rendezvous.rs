@@ -38,6 +38,10 @@ use connect::{Resolve, resolve};
 /// How much longer than the timeout rank 0 waits for the others' word on who is late.
 const READY_GRACE: Duration = Duration::from_secs(1);
 
+/// For how long the address of a member of a formed group may refuse connections: its listener is
+/// open by then, and closes at the end only.
+const REFUSED_AT_MOST: Duration = Duration::from_millis(500);
+
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
     pub roster: Roster,
@@ -94,6 +98,8 @@ pub(super) struct Forming<'a> {
     /// When people are told the next time that it takes long, and how long that is after `started`.
     warn_after: Duration,
     own_state: Arc<OwnState>,
+    /// For how long an address may refuse before nobody is expected there.
+    refused_at_most: Duration,
 }
 
 impl<'a> Forming<'a> {
@@ -118,16 +124,23 @@ impl<'a> Forming<'a> {
             started,
             warn_after: config.settings.stall_warning.max(INTERRUPT_INTERVAL),
             own_state,
+            refused_at_most: Duration::MAX,
         }
     }
 
     /// The same as a member of a group that has formed: all its listeners are open.
     pub(super) fn within(mut self, group: GroupId) -> Self {
         self.group = group;
-        self.deadline = self.started + self.config.conversation_limit();
         // The collective that waits for this tells people.
         self.warn_after = Duration::MAX;
+        self.refused_at_most = REFUSED_AT_MOST;
         self
+    }
+
+    /// There is so much time for what comes next.
+    pub(super) fn begin_anew(&mut self, limit: Duration) {
+        self.started = Instant::now();
+        self.deadline = self.started + limit;
     }
 
     fn run(&mut self) -> Result<Formed> {

@@ -181,6 +181,15 @@ impl FlightRecorder {
         lock(&self.left_step).clone()
     }
 
+    /// The ordinal of the collective that this rank launches next.
+    #[must_use]
+    pub fn next_sequence(&self) -> u64 {
+        lock(&self.memory)
+            .entries
+            .back()
+            .map_or(1, |entry| entry.sequence + 1)
+    }
+
     /// The collective under way, if there is one, and the one that ended last.
     #[must_use]
     pub fn now(&self) -> (Option<Entry>, Option<Entry>) {

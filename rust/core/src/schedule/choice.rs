@@ -259,7 +259,12 @@ impl Policy {
     /// The algorithm for `call`, and why.
     pub(super) fn decide(&self, call: &Call) -> (Algorithm, Reason) {
         let wished = self.rules.choose(call, &self.topology);
-        if let Some(chosen) = wished.filter(|&algorithm| self.allows(algorithm, call)) {
+        // What is asked for by name is worth the connections that it takes.
+        let can_be = |algorithm| {
+            let connects = self.connects(algorithm) || self.connects_on_demand;
+            connects && self.sums_as_asked(algorithm, call)
+        };
+        if let Some(chosen) = wished.filter(|&algorithm| can_be(algorithm)) {
             return (chosen, Reason::Wish);
         }
         match call.collective {
@@ -327,7 +332,7 @@ impl Policy {
         }
     }
 
-    /// Whether a group of so many ranks has the links for `algorithm`.
+    /// Whether a group of so many ranks has the links for `algorithm` from its start.
     pub(super) fn connects(&self, algorithm: Algorithm) -> bool {
         let needs_few = match algorithm {
             Algorithm::Ring | Algorithm::TwoRings | Algorithm::Halving | Algorithm::Doubling => {
@@ -341,9 +346,12 @@ impl Policy {
 
     /// Whether `algorithm` has its links, and sums in the order that is asked for.
     pub(super) fn allows(&self, algorithm: Algorithm, call: &Call) -> bool {
-        let reduces = call.collective.op().is_some();
-        let in_order = !(self.reproducible && reduces) || self.folds(algorithm, call);
-        in_order && self.connects(algorithm)
+        self.connects(algorithm) && self.sums_as_asked(algorithm, call)
+    }
+
+    pub(super) fn sums_as_asked(&self, algorithm: Algorithm, call: &Call) -> bool {
+        let sums = call.collective.op().is_some() && call.collective != Collective::Barrier;
+        !(self.reproducible && sums) || self.folds(algorithm, call)
     }
 
     /// Largest buffer, in bytes, that many ranks send each other directly.
@@ -614,8 +622,22 @@ mod tests {
             assert_eq!(choose("auto", &call(DType::F32, 5000)), Algorithm::Halving);
             assert_eq!(choose("ring", &small), Algorithm::Ring);
             assert_eq!(choose("halving", &large), Algorithm::Halving);
-            // There are no links for it.
-            assert_eq!(choose("direct", &small), Algorithm::Doubling);
+            assert_eq!(choose("direct", &small), Algorithm::Direct);
+            let few_links = Policy {
+                connects_on_demand: false,
+                ..policy(world_size, "direct")
+            };
+            assert_eq!(few_links.choose(&small), Algorithm::Doubling);
+            let in_order = Policy {
+                reproducible: true,
+                ..policy(world_size, "auto")
+            };
+            assert_eq!(in_order.choose(&large), Algorithm::Direct);
+            let barrier = Call {
+                collective: Collective::Barrier,
+                ..call(DType::U8, 1)
+            };
+            assert_eq!(in_order.choose(&barrier), Algorithm::Doubling);
             let broadcast = Call {
                 collective: Collective::Broadcast { root: 1 },
                 ..call(DType::F32, 1)

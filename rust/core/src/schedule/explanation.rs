@@ -107,7 +107,7 @@ impl Policy {
     /// What prevents an algorithm from ever summing float32, if something does.
     fn obstacle(&self, algorithm: Algorithm) -> Option<&'static str> {
         let call = Call::float_sum(0);
-        if !self.connects(algorithm) {
+        if !self.connects(algorithm) && !self.reproducible {
             return Some(TOO_MANY_RANKS);
         }
         if !algorithm.performs(&call.collective, &self.topology) {
@@ -115,7 +115,7 @@ impl Policy {
                 "it needs several hosts, and several ranks on one of them or several hosts in a rack",
             );
         }
-        (!self.allows(algorithm, &call)).then_some("its sums are not reproducible")
+        (!self.sums_as_asked(algorithm, &call)).then_some("its sums are not reproducible")
     }
 
     fn words(&self, reason: Reason) -> String {

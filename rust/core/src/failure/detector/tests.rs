@@ -67,6 +67,7 @@ fn what_was_suspected_elsewhere_does_not_mix_with_an_earlier_question() {
         peer: 2,
         sequence: 4,
         called: "something else".into(),
+        own: "this".into(),
     };
     detector.investigate(suspicion, now);
     for rank in 1..4 {

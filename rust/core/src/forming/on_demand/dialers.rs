@@ -10,7 +10,6 @@ use super::{Connector, GoesOn, Probe, configure};
 use crate::abort::Waker;
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::error::Error;
-use crate::host::host_name;
 use crate::link::mesh::Dialer;
 use crate::link::poll::WakeUp;
 use crate::link::tcp::connection::Connection;
@@ -55,7 +54,9 @@ impl<T: Send + 'static> Worker<T> {
                 thread: Some(thread),
             }),
             Err(error) => {
-                let own = Error::no_thread(&error).blaming(connector.config.rank, host_name());
+                let own = Error::no_thread(&error);
+                let rank = connector.config.rank;
+                let own = own.blaming(rank, connector.roster.host(rank));
                 connector.supervisor.abort(own);
                 None
             }
@@ -162,7 +163,7 @@ fn connect_each(
             .find(|probe| probe.is_due())
             .cloned();
         let Some(mut probe) = due else { continue };
-        if let Err(trouble) = probe.look(connector) {
+        if let Err(trouble) = probe.look(connector, goes_on) {
             return connector.report(probe.peer, trouble, goes_on);
         }
         // It may have come meanwhile.

@@ -80,7 +80,9 @@ impl Forming<'_> {
                 Err(error) => error,
             };
             self.check()?;
-            if Instant::now() + RETRY_INTERVAL >= self.deadline {
+            let is_refused = reason.kind() == std::io::ErrorKind::ConnectionRefused;
+            let is_over = is_refused && self.started.elapsed() >= self.refused_at_most;
+            if is_over || Instant::now() + RETRY_INTERVAL >= self.deadline {
                 let fact = NotFormed::Unreachable {
                     initiator: self.config.rank,
                     address: address.into(),

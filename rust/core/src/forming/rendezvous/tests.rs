@@ -46,6 +46,7 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
         started: Instant::now(),
         warn_after: TIMEOUT,
         own_state: Arc::new(OwnState::new(1, 2, 0)),
+        refused_at_most: Duration::MAX,
     };
     let (_door, roster) = forming.join().unwrap();
     let mut connections: Vec<_> = streams
@@ -119,6 +120,7 @@ fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
         started: Instant::now(),
         warn_after: TIMEOUT,
         own_state: Arc::new(OwnState::new(config.rank, 2, 0)),
+        refused_at_most: Duration::MAX,
     };
     forming.run().err().expect("nobody else comes")
 }
