@@ -23,6 +23,7 @@ from gradring.errors import (
     MismatchError,
     PeerLostError,
 )
+from gradring.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 from waiting import wait_until
 
@@ -407,6 +408,29 @@ def closed_under_way() -> str:
 
 def test_a_recv_ends_with_its_communicator() -> None:
     assert run_ranks(closed_under_way, 2)[0] == "closed"
+
+
+def kept_though_closed(rendezvous: list[str]) -> list[int]:
+    """Descriptors after each of several groups that were closed and are kept."""
+    place = gradring.init()
+    kept, open_then = [], []
+    for address in rendezvous:
+        comm = gradring.Communicator(place.rank, 2, address, transport="auto")
+        x = np.ones(3)
+        comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+        comm.recv_async(x, 1) if comm.rank == 0 else comm.send_async(x, 0)
+        comm.barrier()
+        comm.close()
+        kept.append(comm)
+        place.barrier()
+        open_then.append(len(os.listdir("/proc/self/fd")))
+    return open_then
+
+
+def test_a_closed_communicator_keeps_no_descriptors_of_its_channels() -> None:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
+    for counts in run_ranks(kept_though_closed, 2, addresses):
+        assert counts[1:] == [counts[0]] * 3, counts
 
 
 def a_chain_waits(directory: Path) -> Any:

@@ -114,19 +114,12 @@ impl Channels {
         let mesh = Mesh::new(vec![None, None], Arc::clone(&doorbell))
             .map_err(cannot)?
             .with_dialer(|waker| connector.for_two(peer, sends, doorbell, waker));
-        let roster = &connector.roster;
+        let hosts = [true, connector.roster.same_host(own, other)];
         let recorder = Arc::new(FlightRecorder::new(connector.config.generation));
         self.recorder.add_beside(peer, Arc::clone(&recorder));
         Engine::new(Parts {
             rank: usize::from(!sends),
-            policy: Policy::new(Topology::by_host(
-                ranks
-                    .map(|rank| {
-                        // Two that share a host do so in the group, too.
-                        roster.topology().position(rank).0
-                    })
-                    .into_iter(),
-            )),
+            policy: Policy::new(Topology::by_host(hosts.iter())),
             transport: Box::new(mesh),
             supervisor: Arc::new(SupervisorOfTwo {
                 connector: Arc::clone(connector),
@@ -153,6 +146,9 @@ impl Channels {
         let open = lock(&self.open).take();
         for engine in open.into_iter().flat_map(Engines::into_values) {
             engine.close();
+        }
+        if let Some(connector) = &self.connector {
+            connector.lobby.close();
         }
     }
 }

@@ -13,13 +13,25 @@ use crate::lock::{self, lock};
 use crate::wire::handshake::Traffic;
 
 /// Connections that wait for this rank.
-#[derive(Default)]
 pub(crate) struct Lobby {
-    /// By who made them, what they are for, and the stream.
-    connections: Mutex<BTreeMap<(usize, Traffic, usize), Connection>>,
+    /// `None` once nobody will want them any more.
+    connections: Mutex<Option<Connections>>,
     arrived: Condvar,
     /// Of those who do not wait inside of `wait`.
     wakers: Mutex<Vec<Arc<Waker>>>,
+}
+
+/// By who made them, what they are for, and the stream.
+type Connections = BTreeMap<(usize, Traffic, usize), Connection>;
+
+impl Default for Lobby {
+    fn default() -> Self {
+        Self {
+            connections: Mutex::new(Some(Connections::new())),
+            arrived: Condvar::new(),
+            wakers: Mutex::default(),
+        }
+    }
 }
 
 impl Lobby {
@@ -36,7 +48,9 @@ impl Lobby {
         stream: usize,
         connection: Connection,
     ) {
-        lock(&self.connections).insert((rank, traffic, stream), connection);
+        if let Some(connections) = &mut *lock(&self.connections) {
+            connections.insert((rank, traffic, stream), connection);
+        }
         self.arrived.notify_all();
         for waker in &*lock(&self.wakers) {
             waker();
@@ -50,7 +64,7 @@ impl Lobby {
         traffic: Traffic,
         streams: usize,
     ) -> Option<Vec<Connection>> {
-        take(&mut lock(&self.connections), rank, traffic, streams)
+        self.wait(rank, traffic, streams, Duration::ZERO)
     }
 
     /// As `take`, but waits for them, at most for `limit`.
@@ -61,31 +75,24 @@ impl Lobby {
         streams: usize,
         limit: Duration,
     ) -> Option<Vec<Connection>> {
-        let mut connections = lock::wait_while(
-            &self.arrived,
-            lock(&self.connections),
-            limit,
-            |connections| !are_here(connections, rank, traffic, streams),
-        );
-        take(&mut connections, rank, traffic, streams)
+        let are_here = |connections: &Connections| {
+            (0..streams).all(|stream| connections.contains_key(&(rank, traffic, stream)))
+        };
+        let mut connections = lock(&self.connections);
+        if !limit.is_zero() {
+            connections = lock::wait_while(&self.arrived, connections, limit, |connections| {
+                connections.as_ref().is_some_and(|them| !are_here(them))
+            });
+        }
+        let connections = connections.as_mut().filter(|them| are_here(them))?;
+        let connection = |stream| connections.remove(&(rank, traffic, stream));
+        (0..streams).map(connection).collect()
     }
-}
 
-type Connections = BTreeMap<(usize, Traffic, usize), Connection>;
-
-fn are_here(connections: &Connections, rank: usize, traffic: Traffic, streams: usize) -> bool {
-    (0..streams).all(|stream| connections.contains_key(&(rank, traffic, stream)))
-}
-
-fn take(
-    connections: &mut Connections,
-    rank: usize,
-    traffic: Traffic,
-    streams: usize,
-) -> Option<Vec<Connection>> {
-    if !are_here(connections, rank, traffic, streams) {
-        return None;
+    /// Lets go of all that is here, and of what comes.
+    pub(crate) fn close(&self) {
+        lock(&self.connections).take();
+        lock(&self.wakers).clear();
+        self.arrived.notify_all();
     }
-    let connection = |stream| connections.remove(&(rank, traffic, stream));
-    (0..streams).map(connection).collect()
 }
