@@ -62,6 +62,12 @@ const DOUBLED_RANKS_MIN: usize = 32;
 /// The same where some ranks would be guests, for which there are two steps more.
 const DOUBLED_WITH_GUESTS_RANKS_MIN: usize = 48;
 
+/// The same for ranks that share hosts, though not evenly; those of a host stand in a row.
+const DOUBLED_SHARED_RANKS_MIN: usize = 20;
+
+/// Largest buffer, in bytes, that these reduce in pairs.
+const DOUBLED_SHARED_BYTES_MAX: usize = 4 << 10;
+
 /// Largest buffer, in bytes, for which measured times count: they are of much smaller ones, and on a
 /// busy machine their slope may be anything.
 pub(super) const MEASURED_BYTES_MAX: usize = 256 << 10;
@@ -393,6 +399,14 @@ impl Policy {
             {
                 0..=DOUBLED_BYTES_MAX
             }
+            (DOUBLED_SHARED_RANKS_MIN..=MESH_RANKS_MAX, 2..)
+                if !is_even
+                    && hosts < ranks
+                    && self.topology.has_blocks()
+                    && self.topology.racks().is_empty() =>
+            {
+                0..=DOUBLED_SHARED_BYTES_MAX
+            }
             (..=MESH_RANKS_MAX, _) if !is_even => NONE,
             (..=MESH_RANKS_MAX, 2..) if hosts < ranks => 0..=usize::MAX,
             // Each has its own host.
@@ -568,6 +582,10 @@ mod tests {
             [one_shot, one_shot, direct, direct, ring]
         );
         assert_eq!(chosen(on_hosts(2, 4))[1..3], [one_shot, direct]);
+        let uneven = [doubling, doubling, direct, hierarchical, hierarchical];
+        assert_eq!(chosen(on_hosts(6, 8)), uneven);
+        let turned = Policy::new(Topology::by_host((0..24).map(|rank| rank % 3)));
+        assert_eq!(chosen(turned)[..2], [one_shot, one_shot]);
         // The ranks of 96 that are guests would send all they have over their hosts' lines.
         assert_eq!(
             chosen(on_hosts(12, 8))[1..],

@@ -126,12 +126,18 @@ impl Topology {
     #[must_use]
     pub fn has_even_blocks(&self) -> bool {
         let size = self.local_ranks_max();
-        let mut hosts = self.hosts.iter().flatten().copied().zip(0..);
-        let in_order = hosts.all(|(rank, position)| rank == position);
         let is_even = self.hosts.iter().all(|ranks| ranks.len() == size);
         let hosts = self.racks.first().map_or(1, Vec::len);
         let are_even = self.racks.iter().all(|rack| rack.len() == hosts);
-        in_order && is_even && size.is_power_of_two() && are_even && hosts.is_power_of_two()
+        let powers = size.is_power_of_two() && hosts.is_power_of_two();
+        self.has_blocks() && is_even && are_even && powers
+    }
+
+    /// Whether the ranks of each host stand in a row.
+    #[must_use]
+    pub fn has_blocks(&self) -> bool {
+        let mut ranks = self.hosts.iter().flatten().copied().zip(0..);
+        ranks.all(|(rank, position)| rank == position)
     }
 }
 
