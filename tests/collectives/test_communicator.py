@@ -514,7 +514,13 @@ def test_a_timeout_may_be_longer_than_any_clock() -> None:
         ({"rank": 0, "world_size": 1, "ports": (0, 70000)}, "ports='0-70000' is neither"),
         ({"rank": 0, "world_size": 1, "announce": "h"}, "announce='h' is not host:port"),
         ({"rank": 0, "world_size": 2, "rendezvous": "h"}, "rendezvous='h' is not host:port"),
-        ({"rank": 0, "world_size": 65, "rendezvous": "h:1", "reproducible": True}, "64 ranks"),
+        (
+            {
+                **{"rank": 0, "world_size": 65, "rendezvous": "h:1", "reproducible": True},
+                "transport": "shm",
+            },
+            "64 ranks",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_config_errors(arguments: Any, says: str) -> None:

@@ -100,8 +100,9 @@ def test_a_stranger_gets_no_facts_out_of_a_listener() -> None:
         answers = []
         for greeting in (b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 1 << 30), b"\0" * 4000):
             with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as stranger:
-                stranger.sendall(greeting)
-                stranger.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # it may have been sent away by now
+                    stranger.sendall(greeting)
+                    stranger.shutdown(socket.SHUT_WR)
                 with contextlib.suppress(ConnectionError), stranger.makefile("rb") as answer:
                     answers.append(answer.read())
         assert all(len(message) < 200 for answer in answers for message in frames(answer))
