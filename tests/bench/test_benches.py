@@ -266,3 +266,11 @@ def test_auto_is_simulated_to_be_near_the_best_algorithm(layout: tuple[int, int]
         *layout, [4096, 256 << 10, 4 << 20]
     ):
         assert took_s <= 1.2 * best_s, (size, chosen, best)
+
+
+def test_what_two_ranks_pay_to_send_is_compared_with_a_broadcast() -> None:
+    done = run("point_to_point", "--rounds", 1, "--sizes", "4,4096", "--transport", "tcp")
+    assert done.returncode == 0, done.stderr
+    assert (
+        len(re.findall(r"^tcp 4 (?:B|KiB): send .* / .*; broadcast .* / ", done.stdout, re.M)) == 2
+    )
