@@ -4,8 +4,8 @@
 //! Everybody is greeted in a thread of their own and has a few seconds in all. There are slots for
 //! so many; when all are taken, those who have stayed longer than a member needs must go. So
 //! neither slow nor many strangers keep members out for long, and they cost a bounded number of
-//! threads and file descriptors. A job that runs has few slots, and takes its time between two
-//! initiators, so a flood costs it next to nothing.
+//! threads and file descriptors. A job that runs has few slots, and takes its time after a
+//! stranger, so a flood costs it next to nothing.
 //!
 //! A process may form one group after the other at the same address, also before it has closed the
 //! one before: the listener of a formed group gives way to a new one, and asks initiators who want to join
@@ -46,10 +46,10 @@ const INQUIRY_LIMIT: Duration = Duration::from_secs(5);
 /// Connections in their handshake at the same time, while the group forms. Each takes two file
 /// descriptors, of which a process often has 1024.
 const PENDING_MAX: usize = 128;
-/// The same for a group that has formed, where only people ask.
+/// The same for a group that has formed, where people ask and a few members connect at a time.
 const INQUIRERS_MAX: usize = 16;
-/// Pause of a formed group between two initiators: strangers' handshakes, with TLS up to a millisecond
-/// of computing each, take little of what the job could use.
+/// Pause of a formed group after a stranger: their handshakes, with TLS up to a millisecond of
+/// computing each, take little of what the job could use.
 const INQUIRY_PAUSE: Duration = Duration::from_millis(20);
 /// How long an initiator is left in peace when others wait: a handshake takes milliseconds.
 const PEACE: Duration = Duration::from_millis(250);

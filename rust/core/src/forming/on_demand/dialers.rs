@@ -115,12 +115,11 @@ impl ForCollectives {
             );
             to_worker
         });
-        if self.connector.initiates(peer) {
-            // A thread that has ended has ended the group.
-            let _ = to_worker.send(peer);
-        } else {
+        if !self.connector.initiates(peer) {
             lock(&self.expected).insert(peer, Probe::new(peer));
         }
+        // A thread that has ended has ended the group.
+        let _ = to_worker.send(peer);
     }
 
     /// The connections with a rank, once they are there.
@@ -141,7 +140,8 @@ impl ForCollectives {
     }
 }
 
-/// Connects to those that are `asked` for, and looks at those that are `expected`.
+/// Connects to those that are `asked` for, or looks at them as long as they are `expected`; sleeps
+/// when there is neither.
 fn connect_each(
     connector: &Connector,
     asked: &Receiver<usize>,
@@ -150,7 +150,14 @@ fn connect_each(
     hand_over: &dyn Fn((usize, Vec<Connection>)),
 ) {
     loop {
-        match asked.recv_timeout(INTERRUPT_INTERVAL) {
+        // In a statement of its own, so that the lock does not last.
+        let expects_nobody = lock(expected).is_empty();
+        let next = match expects_nobody {
+            true => asked.recv().map_err(RecvTimeoutError::from),
+            false => asked.recv_timeout(INTERRUPT_INTERVAL),
+        };
+        match next {
+            Ok(peer) if !connector.initiates(peer) => {}
             Ok(peer) => match connector.connect(peer, Traffic::Collectives, goes_on) {
                 Ok(connections) => hand_over((peer, connections)),
                 Err(trouble) => return connector.report(peer, trouble, goes_on),
