@@ -73,6 +73,7 @@ class Job:
     """A job that has ended."""
 
     def __init__(self, directory: Path, launch: Sequence[object], **plan: Any) -> None:
+        self._directory = directory
         (directory / "program.py").write_text(PROGRAM)
         plan = {"epochs": 3, "least": 1, "most": 4, "how": "kill", **plan}
         program = [sys.executable, directory / "program.py", directory, json.dumps(plan)]
@@ -95,9 +96,11 @@ class Job:
         return [epoch["size"] for epoch in self.epochs]
 
     def never_got_beyond_the_first_epoch_of(self, size: int) -> bool:
-        """A group does it again if a rank fails before all have committed it."""
-        first_ones = set(self.sizes()) == {size}
-        return first_ones and self.generations() == sorted(set(self.generations()))
+        """A group does it again if a rank fails before all have committed it.
+
+        So does the job if one that has failed is started again before the last one fails.
+        """
+        return set(self.sizes()) == {size} and not (self._directory / "list-2").exists()
 
     def generations(self) -> list[int]:
         """Of the group, by epoch."""

@@ -67,7 +67,7 @@ struct Shared {
     address: String,
     progress: Mutex<Progress>,
     changed: Condvar,
-    /// Open while there is no group.
+    /// Open while there is no group, and for others that leave when this has left.
     between: Mutex<Option<Listener>>,
 }
 
@@ -300,10 +300,17 @@ impl Participant {
         if progress.has_left {
             return;
         }
-        let farewells = progress.member.as_mut().map(farewell);
+        let farewells = progress.member.as_mut().map(farewell).unwrap_or_default();
         progress.has_left = true;
         self.shared.tell(progress);
-        let sent = farewells.into_iter().flatten().map(|(address, envelope)| {
+        if farewells.is_empty() {
+            lock(&self.shared.between).take();
+            return;
+        }
+        // Others may leave now, too: each would wait for an answer that nobody gives. If it cannot be
+        // given, they wait for their limit.
+        drop(self.shared.listen_between());
+        let sent = farewells.into_iter().map(|(address, envelope)| {
             let shared = Arc::clone(&self.shared);
             thread::Builder::new()
                 .stack_size(REQUEST_STACK_BYTES)
@@ -314,7 +321,6 @@ impl Participant {
             // One that does not hear it finds nobody at the address.
             drop(farewell.join());
         }
-        lock(&self.shared.between).take();
     }
 }
 
@@ -544,4 +550,30 @@ fn own_ip(addresses: &[String]) -> Result<IpAddr> {
         }
         .into()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_that_leave_at_the_same_time_do_not_wait_for_each_other() {
+        let both = [(); 2].map(|()| {
+            let mut config = Config::new(0, 1, "127.0.0.1:0");
+            config.listen = Some("127.0.0.1:0".into());
+            Participant::new(&config, None, &[], Duration::from_secs(60)).unwrap()
+        });
+        for participant in &both {
+            participant.found(both.iter().map(Participant::peer).collect(), 1, 1..=2);
+            // As when the group that had taken its place is closed: connections wait unanswered.
+            lock(&participant.shared.between).take();
+        }
+        let began = Instant::now();
+        thread::scope(|scope| {
+            for participant in &both {
+                scope.spawn(|| participant.leave(true));
+            }
+        });
+        assert!(began.elapsed() < Timing::default().request);
+    }
 }
