@@ -17,7 +17,9 @@ from gradring.testing import run_ranks
 from waiting import meet
 
 
-def form_with_few(victim: int, rounds: dict[int, int], directory: Path) -> dict[int, str]:
+def form_with_few(
+    victim: int, rounds: dict[int, int], directory: Path, transport: str
+) -> dict[int, str]:
     """Forms groups, by how many more files than before the victim may open: at which port."""
     said = {}
     rank = int(os.environ["GRADRING_RANK"])
@@ -28,7 +30,8 @@ def form_with_few(victim: int, rounds: dict[int, int], directory: Path) -> dict[
             used = max(map(int, os.listdir("/proc/self/fd"))) + 1
             resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, hard))
         try:
-            with gradring.init(rendezvous=f"127.0.0.1:{port}", transport="tcp", timeout=8) as comm:
+            rendezvous = f"127.0.0.1:{port}"
+            with gradring.init(rendezvous=rendezvous, transport=transport, timeout=8) as comm:
                 comm.barrier()
                 said[more] = "formed"
         except errors.GradringError as error:
@@ -42,7 +45,7 @@ def test_a_rank_without_descriptors_says_so_and_which_limit_to_raise(
     victim: int, files: tuple[int, ...], tmp_path: Path
 ) -> None:
     rounds = dict(zip([*files, 100], free_ports(len(files) + 1), strict=True))
-    said = run_ranks(form_with_few, 2, victim, rounds, tmp_path, timeout=250)
+    said = run_ranks(form_with_few, 2, victim, rounds, tmp_path, "tcp", timeout=250)
     assert [of_rank[100] for of_rank in said] == ["formed"] * 2
     own, others = said[victim], said[1 - victim]
     assert sum(of_rank == "formed" for of_rank in own.values()) < 3
@@ -52,6 +55,20 @@ def test_a_rank_without_descriptors_says_so_and_which_limit_to_raise(
         assert own[more].startswith(f"ConfigError {victim}: rank {victim} on "), own[more]
         assert "(ulimit -n)" in own[more] and "firewall" not in own[more], own[more]
         assert f"rank {victim}" in others[more], others[more]
+
+
+@pytest.mark.parametrize(("victim", "files"), [(0, (6, 7, 8, 9)), (1, (6, 7, 8))])
+def test_who_cannot_share_memory_for_want_of_descriptors_is_named_by_both(
+    victim: int, files: tuple[int, ...], tmp_path: Path
+) -> None:
+    rounds = dict(zip([*files, 100], free_ports(len(files) + 1), strict=True))
+    both = run_ranks(form_with_few, 2, victim, rounds, tmp_path, "shm", timeout=250)
+    assert [said[100] for said in both] == ["formed"] * 2
+    failed = [said[more] for said in both for more in files if said[more] != "formed"]
+    refused = [text for text in failed if "share memory" in text]
+    assert len(refused) > len(failed) / 2, both
+    for text in refused:
+        assert f": rank {victim}: Too many open files" in text and "(ulimit -n)" in text, text
 
 
 @pytest.fixture(autouse=True)

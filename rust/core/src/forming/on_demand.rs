@@ -148,6 +148,7 @@ impl Connector {
         meet(&mut connections[0], &mut go_on)?;
         let mut introduction = Introduction {
             connections,
+            rank: self.config.rank,
             initiator,
             doorbell: doorbell.as_fd(),
             pairs: pairs_of_a_host(&self.roster.topology()),

@@ -26,6 +26,8 @@ pub type Lanes = Vec<Box<dyn Link>>;
 pub struct Introduction<'a> {
     /// Between them, at least one; payload has not travelled on them.
     pub connections: Vec<Connection>,
+    /// This one.
+    pub rank: usize,
     /// Whether this side begins; exactly one of both does.
     pub initiator: bool,
     /// An eventfd that the peer may ring to wake this rank.

@@ -93,6 +93,7 @@ pub fn agree(
     for peer in in_rounds {
         let mut introduction = Introduction {
             connections: connections.remove(&peer).unwrap_or_default(),
+            rank,
             initiator: rank < peer,
             doorbell: doorbell.as_fd(),
             pairs,

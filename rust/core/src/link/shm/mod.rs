@@ -33,7 +33,7 @@ mod pairing;
 mod passing;
 mod pipe;
 
-use pairing::pair;
+use pairing::{Own, pair};
 
 /// What a ring holds at most. When ranks share a core, each change from one to the other moves at
 /// most this.
@@ -56,15 +56,14 @@ pub const KIND: Kind = Kind {
     name: "shm",
     link: |introduction: &mut Introduction<'_>| {
         let stream = &mut introduction.connections[0];
-        let (initiator, doorbell) = (introduction.initiator, &introduction.doorbell);
+        let own = Own {
+            rank: introduction.rank,
+            initiator: introduction.initiator,
+            doorbell: introduction.doorbell,
+        };
+        let ring_bytes = ring_bytes(introduction.pairs);
         let deadline = introduction.deadline;
-        let paired = pair(
-            stream,
-            initiator,
-            (doorbell, ring_bytes(introduction.pairs)),
-            deadline,
-            &mut *introduction.go_on,
-        )?;
+        let paired = pair(stream, &own, ring_bytes, deadline, &mut *introduction.go_on)?;
         Ok(paired.map(|memory| {
             // One connection stays, which ends with the peer's process.
             let witness = introduction.connections.swap_remove(0);

@@ -12,7 +12,8 @@
 //! The Unix socket has an abstract name, which exists only in this host's network namespace, so to
 //! reach it proves more than any comparison of host names. Everybody on the host can see the name
 //! and connect; only the nonce, known over TCP alone, is answered. A side that cannot go on says "why not"
-//! over TCP, and nothing follows: both sides agree, and the connection is as before.
+//! over TCP. After an initiator's nothing follows, and it has the last word: both sides know the same
+//! reason, and the connection is as before.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -28,6 +29,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::arena::Arena;
 use super::{ShmLink, passing};
 use crate::caller::INTERRUPT_INTERVAL;
+use crate::error::Error;
 use crate::link::poll;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn, gave_up};
@@ -44,19 +46,41 @@ const REACHING_PART: u32 = 2;
 
 type Nonce = [u8; RANDOM_BYTES];
 
+/// What one side brings.
+pub(super) struct Own<'a> {
+    /// Who it is.
+    pub(super) rank: usize,
+    /// Exactly one of both is.
+    pub(super) initiator: bool,
+    /// An eventfd that the other side rings.
+    pub(super) doorbell: BorrowedFd<'a>,
+}
+
+impl Own<'_> {
+    /// What this process lacks, said of its rank, as the other one hears it, too.
+    fn shortage(&self, error: &io::Error) -> Option<String> {
+        let shortage = Error::out_of_resources(error, &format!("rank {}", self.rank))?;
+        Some(shortage.kind.to_string())
+    }
+
+    fn reason(&self, what: &str, error: &io::Error) -> String {
+        self.shortage(error)
+            .unwrap_or_else(|| format!("{what}: {error}"))
+    }
+}
+
 /// Tries to share memory with the process at the other end of `stream`, which runs this at the
-/// same time; exactly one of both is the initiator.
+/// same time. Both know what a ring of the memory holds.
 ///
-/// Returns the link, or why there is none: the same on both sides. `stream` carries nothing of this
-/// afterwards. The other side rings `doorbell`, an eventfd; both know what a ring of the memory
-/// holds. It asks now and then whether to go on.
+/// Returns the link, or why there is none. `stream` carries nothing of this afterwards. It asks now
+/// and then whether to go on.
 ///
 /// # Errors
 /// When the connection fails, the other side is not done by `deadline`, or `go_on` says no.
 pub(super) fn pair(
     stream: &mut Connection,
-    initiator: bool,
-    (doorbell, ring_bytes): (&impl AsFd, usize),
+    own: &Own<'_>,
+    ring_bytes: usize,
     deadline: Instant,
     go_on: GoOn<'_>,
 ) -> io::Result<Result<ShmLink, String>> {
@@ -65,46 +89,52 @@ pub(super) fn pair(
         deadline,
         go_on,
     };
-    if initiator {
-        initiate(&mut talk, doorbell.as_fd(), ring_bytes)
+    if own.initiator {
+        initiate(&mut talk, own, ring_bytes)
     } else {
-        respond(&mut talk, doorbell.as_fd(), ring_bytes)
+        respond(&mut talk, own, ring_bytes)
     }
 }
 
 fn initiate(
     talk: &mut Talk<'_>,
-    doorbell: BorrowedFd<'_>,
+    own: &Own<'_>,
     ring_bytes: usize,
 ) -> io::Result<Result<ShmLink, String>> {
-    let offer = match Offer::new(ring_bytes) {
+    let offer = match Offer::new(own, ring_bytes) {
         Ok(offer) => offer,
         Err(reason) => return talk.refuse(reason),
     };
     talk.go_on(&[offer.name, offer.nonce].concat())?;
     let responder = offer.await_responder(talk).and_then(|responder| {
-        let descriptors = [offer.file.as_fd(), doorbell];
+        let descriptors = [offer.file.as_fd(), own.doorbell];
         passing::send(&responder, &descriptors)?;
         Ok(responder)
     });
     // A responder that waits in vain notices here, and says so.
     drop(offer.listener);
-    if let Err(reason) = talk.hear()? {
-        return Ok(Err(reason));
-    }
-    // The responder's doorbell came before its answer.
-    match responder.and_then(|responder| receive_doorbell(&responder)) {
+    let other_doorbell = match (talk.hear()?, responder) {
+        // The responder's doorbell came before its answer.
+        (Ok(_), Ok(responder)) => {
+            receive_doorbell(&responder).map_err(|error| own.reason("the initiator failed", &error))
+        }
+        (Err(reason), Ok(_)) => Err(reason),
+        // Why the responder has waited in vain is known here only.
+        (Ok(_), Err(error)) => Err(own.reason("the initiator failed", &error)),
+        (Err(reason), Err(error)) => Err(own.shortage(&error).unwrap_or(reason)),
+    };
+    match other_doorbell {
         Ok(other_doorbell) => {
             talk.go_on(&[])?;
             Ok(Ok(ShmLink::new(offer.arena, 0, other_doorbell)))
         }
-        Err(error) => talk.refuse(format!("the initiator failed: {error}")),
+        Err(reason) => talk.refuse(reason),
     }
 }
 
 fn respond(
     talk: &mut Talk<'_>,
-    doorbell: BorrowedFd<'_>,
+    own: &Own<'_>,
     ring_bytes: usize,
 ) -> io::Result<Result<ShmLink, String>> {
     let accepted = match talk.hear()? {
@@ -112,17 +142,26 @@ fn respond(
             let left = talk.deadline.saturating_duration_since(Instant::now());
             let limit = REACHING_LIMIT.min(left / REACHING_PART);
             let limit = limit.max(Duration::from_millis(1));
-            accept(&offer, doorbell, ring_bytes, limit)
+            accept(&offer, own, ring_bytes, limit)
         }
         Err(reason) => return Ok(Err(reason)),
     };
-    match accepted {
+    answer(talk, accepted)
+}
+
+/// Tells the initiator what has come of its offer, and hears whether both use it.
+fn answer(
+    talk: &mut Talk<'_>,
+    accepted: Result<ShmLink, String>,
+) -> io::Result<Result<ShmLink, String>> {
+    let accepted = match accepted {
         Ok(link) => {
             talk.go_on(&[])?;
-            Ok(talk.hear()?.map(|_| link))
+            Ok(link)
         }
-        Err(reason) => talk.refuse(reason),
-    }
+        Err(reason) => talk.refuse(reason)?,
+    };
+    Ok(talk.hear()?.and(accepted))
 }
 
 /// What the other side needs in order to share memory.
@@ -135,15 +174,15 @@ struct Offer {
 }
 
 impl Offer {
-    fn new(ring_bytes: usize) -> Result<Self, String> {
+    fn new(own: &Own<'_>, ring_bytes: usize) -> Result<Self, String> {
         let (arena, file) = Arena::create(ring_bytes)
-            .map_err(|error| format!("no shared memory from the system: {error}"))?;
+            .map_err(|error| own.reason("no shared memory from the system", &error))?;
         let (mut name, mut nonce) = ([0; RANDOM_BYTES], [0; RANDOM_BYTES]);
         getrandom::fill(&mut name)
             .and_then(|()| getrandom::fill(&mut nonce))
             .map_err(|error| format!("no random numbers from the system: {error}"))?;
         let listener =
-            listen(&name).map_err(|error| format!("no Unix socket from the system: {error}"))?;
+            listen(&name).map_err(|error| own.reason("no Unix socket from the system", &error))?;
         Ok(Self {
             arena,
             file,
@@ -157,7 +196,7 @@ impl Offer {
     fn await_responder(&self, talk: &mut Talk<'_>) -> io::Result<UnixStream> {
         let mut pending = VecDeque::with_capacity(PENDING_MAX + 1);
         loop {
-            while let Ok((connection, _)) = self.listener.accept() {
+            while let Some((connection, _)) = unless_later(self.listener.accept())? {
                 connection.set_nonblocking(true)?;
                 if passing::is_same_user(&connection)? {
                     pending.push_back(connection);
@@ -199,7 +238,7 @@ impl Offer {
 /// The responder's part over the Unix socket.
 fn accept(
     offer: &[u8],
-    doorbell: BorrowedFd<'_>,
+    own: &Own<'_>,
     ring_bytes: usize,
     limit: Duration,
 ) -> Result<ShmLink, String> {
@@ -207,7 +246,7 @@ fn accept(
         return Err("the offer is too short".into());
     };
     let mut initiator = reach(name, limit)
-        .map_err(|error| format!("different hosts or network namespaces ({error})"))?;
+        .map_err(|error| own.reason("different hosts or network namespaces", &error))?;
     let exchange = |initiator: &mut UnixStream| {
         if !passing::is_same_user(initiator)? {
             return Err(io::Error::other("different users"));
@@ -216,10 +255,10 @@ fn accept(
         let [file, other_doorbell] = despite_signals(limit, || passing::receive(initiator))?;
         check_doorbell(&other_doorbell)?;
         let arena = Arena::open(file, ring_bytes)?;
-        passing::send(initiator, &[doorbell])?;
+        passing::send(initiator, &[own.doorbell])?;
         Ok(ShmLink::new(arena, 1, other_doorbell))
     };
-    exchange(&mut initiator).map_err(|error| format!("the memory did not get across: {error}"))
+    exchange(&mut initiator).map_err(|error| own.reason("the memory did not get across", &error))
 }
 
 fn receive_doorbell(responder: &UnixStream) -> io::Result<OwnedFd> {
@@ -324,6 +363,14 @@ impl Talk<'_> {
 fn is_equal(a: &Nonce, b: &Nonce) -> bool {
     let difference = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
     std::hint::black_box(difference) == 0
+}
+
+/// What there is by now.
+fn unless_later<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Err(error) if is_later(error.kind()) => Ok(None),
+        outcome => outcome.map(Some),
+    }
 }
 
 fn is_later(kind: ErrorKind) -> bool {

@@ -5,8 +5,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 
@@ -42,6 +43,10 @@ pub(super) fn receive<const N: usize>(socket: &UnixStream) -> io::Result<[OwnedF
     }
     if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // The system drops descriptors for which this process has no room.
+        return Err(Errno::MFILE.into());
     }
     descriptors
         .try_into()

@@ -22,14 +22,22 @@ fn pair_within(
     doorbell: &impl AsFd,
     patience: Duration,
 ) -> Outcome {
-    let deadline = Instant::now() + patience;
+    let own = own(initiator, doorbell);
     pair(
         stream,
-        initiator,
-        (doorbell, RING_BYTES),
-        deadline,
+        &own,
+        RING_BYTES,
+        Instant::now() + patience,
         &mut || true,
     )
+}
+
+fn own(initiator: bool, doorbell: &impl AsFd) -> Own<'_> {
+    Own {
+        rank: usize::from(!initiator),
+        initiator,
+        doorbell: doorbell.as_fd(),
+    }
 }
 
 /// Runs an initiator against `responder`, which gets the other end of its connection.
@@ -64,13 +72,8 @@ fn respond_with(
 ) -> Outcome {
     let mut go_on = || true;
     let mut talk = talk(&mut stream, &mut go_on);
-    match accept(talk.hear()?.unwrap()) {
-        Ok(link) => {
-            talk.go_on(&[])?;
-            Ok(talk.hear()?.map(|_| link))
-        }
-        Err(reason) => talk.refuse(reason),
-    }
+    let accepted = accept(talk.hear()?.unwrap());
+    answer(&mut talk, accepted)
 }
 
 fn talk<'a>(stream: &'a mut Connection, go_on: GoOn<'a>) -> Talk<'a> {
@@ -131,7 +134,7 @@ fn strangers_that_connect_first_are_sent_away() {
                     .unwrap();
                 strangers.push(stranger);
             }
-            accept(&offer, bell.as_fd(), RING_BYTES, PATIENCE)
+            accept(&offer, &own(false, &bell), RING_BYTES, PATIENCE)
         })
     });
     assert_connected(
@@ -156,10 +159,15 @@ fn a_responder_that_signals_interrupt_waits_on() {
     let handler = handle as extern "C" fn(libc::c_int);
     // SAFETY: the handler does nothing but count, and nothing else uses this signal.
     unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
-    let offer = Offer::new(RING_BYTES).unwrap();
+    let offer = Offer::new(&own(true, &WakeUp::new().unwrap()), RING_BYTES).unwrap();
     let said = [offer.name, offer.nonce].concat();
     let responder = std::thread::spawn(move || {
-        accept(&said, WakeUp::new().unwrap().as_fd(), RING_BYTES, PATIENCE)
+        accept(
+            &said,
+            &own(false, &WakeUp::new().unwrap()),
+            RING_BYTES,
+            PATIENCE,
+        )
     });
     let (mut ours, _theirs) = connection();
     let mut go_on = || true;
@@ -187,7 +195,7 @@ fn who_does_not_find_the_socket_is_on_another_host() {
     let reason = common_reason(with_initiator(|stream| {
         respond_with(stream, |mut offer| {
             offer[0] ^= 1;
-            accept(&offer, bell.as_fd(), RING_BYTES, PATIENCE)
+            accept(&offer, &own(false, &bell), RING_BYTES, PATIENCE)
         })
     }));
     assert!(reason.starts_with("different hosts"), "{reason}");
@@ -199,7 +207,7 @@ fn who_says_a_wrong_nonce_gets_nothing() {
     let reason = common_reason(with_initiator(|stream| {
         respond_with(stream, |mut offer| {
             offer[RANDOM_BYTES] ^= 1;
-            accept(&offer, bell.as_fd(), RING_BYTES, PATIENCE)
+            accept(&offer, &own(false, &bell), RING_BYTES, PATIENCE)
         })
     }));
     assert!(
@@ -213,7 +221,7 @@ fn memory_of_another_size_than_agreed_is_refused() {
     let bell = WakeUp::new().unwrap();
     let reason = common_reason(with_initiator(|stream| {
         respond_with(stream, |offer| {
-            accept(&offer, bell.as_fd(), 2 * RING_BYTES, PATIENCE)
+            accept(&offer, &own(false, &bell), 2 * RING_BYTES, PATIENCE)
         })
     }));
     assert!(reason.ends_with("the memory has another size"), "{reason}");
@@ -248,14 +256,8 @@ fn a_partner_that_goes_or_says_nothing_is_an_error() {
         let (mut ours, theirs) = connection();
         let outcome = pair_within(&mut ours, initiator, &bell, Duration::from_millis(50));
         assert_eq!(kind(outcome), ErrorKind::TimedOut);
-        let deadline = Instant::now() + PATIENCE;
-        let outcome = pair(
-            &mut ours,
-            initiator,
-            (&bell, RING_BYTES),
-            deadline,
-            &mut || false,
-        );
+        let (own, deadline) = (own(initiator, &bell), Instant::now() + PATIENCE);
+        let outcome = pair(&mut ours, &own, RING_BYTES, deadline, &mut || false);
         assert_eq!(kind(outcome), ErrorKind::Other);
         drop(theirs);
         let (mut ours, theirs) = connection();
