@@ -12,7 +12,6 @@ use crate::failure::diagnosis::Diagnosis;
 use crate::observe::clock;
 use crate::observe::journal::Journal;
 use crate::observe::neighbour_clock::NeighbourClock;
-use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::wire::control::{Entered, LogLine, Message, Report, Waits};
 use crate::wire::gossip::Tick;
 
@@ -28,7 +27,9 @@ pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A broken data connection alone blames its peer only after this time: if the peer itself left
 /// because of another rank, its abort arrives first.
 pub const LINK_GRACE: Duration = Duration::from_millis(500);
-/// And so much later for each rank above [`MESH_RANKS_MAX`]: the abort goes from neighbour to neighbour.
+/// And so much later for each rank above so many: the abort goes from neighbour to neighbour, and
+/// ranks may share a few cores.
+const LINK_GRACE_RANKS: usize = 16;
 const LINK_GRACE_PER_RANK: Duration = Duration::from_millis(10);
 /// A rank that has not entered the collective in question waits so long before it says so.
 const REPORT_GRACE: Duration = Duration::from_millis(500);
@@ -171,7 +172,7 @@ impl Detector {
                 // Of two ranks that lose each other, one speaks first, and the other hears it: the one
                 // that noticed first, or the lower one if both notice before they hear of it.
                 let rank = self.journal.rank;
-                let many = self.journal.hosts.len().saturating_sub(MESH_RANKS_MAX);
+                let many = self.journal.hosts.len().saturating_sub(LINK_GRACE_RANKS);
                 let base = LINK_GRACE + LINK_GRACE_PER_RANK * u32::try_from(many).unwrap_or(0);
                 let grace = if self.broken_links.contains(&(peer, rank)) {
                     2 * base
