@@ -150,6 +150,16 @@ fn halving_takes_2_log2_n_steps_of_halves() {
 }
 
 #[test]
+fn doubling_takes_log2_n_steps_of_the_whole() {
+    for (log2, world_size) in [(1, 2), (3, 8), (6, 64), (8, 256)] {
+        let bytes = 4096;
+        let timing = timing(bytes, Algorithm::Doubling, &uniform(world_size));
+        let step = 10e-6 + bytes as f64 / 1e9;
+        assert_ticks(timing.seconds, f64::from(log2) * step);
+    }
+}
+
+#[test]
 fn ranks_that_stand_for_others_find_what_all_find() {
     for network in networks() {
         for bytes in [network.world_size * 4 * 100, network.world_size << 18] {
