@@ -109,6 +109,13 @@ def test_hosts_in_racks_reduce_exactly(racks: str, algorithm: str, chosen: list[
     assert found == [chosen] * 12
 
 
+@pytest.mark.slow
+def test_more_ranks_than_a_mesh_has_reduce_exactly_in_racks() -> None:
+    placed, racks = [rank % 12 for rank in range(72)], list("xyz" * 24)
+    found = run_on_hosts(in_racks, placed, racks, "auto", timeout=200)
+    assert found == [["hierarchical", "ring"]] * 72
+
+
 def every_other_collective() -> list[Any]:
     with gradring.init(algorithm="ring") as comm:
         scattered = comm.reduce_scatter(np.arange(7.0))
