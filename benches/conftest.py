@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +14,6 @@ import pytest
 
 import gradring
 from benches import peer_rank
-from gradring import machine
 from gradring.bench import table
 from gradring.bench.measurement import Measurement
 from gradring.bench.options import Options
@@ -27,11 +25,23 @@ from gradring.launch.ranks import rank_environments
 WORLD_SIZE = 2
 #: Time for rank 1 to end by itself.
 PEER_END_S = 30
-RESULTS = Path(__file__).parent / "results"
+#: Beside what pytest-benchmark keeps, which git ignores.
+RECORD = Path(__file__).parents[1] / ".benchmarks" / "all-reduce.json"
+
+NATIVE = "tensorflow-raw is CollectiveReduceV2, tensorflow-strategy MultiWorkerMirroredStrategy."
+
+#: Of the run: its date and its load are of before anything is measured.
+BEGUN = pytest.StashKey[Record]()
 
 
-#: Of the machine before anything is measured; tells whether others were using it.
-LOAD_AT_START = machine.load()
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_ = "where `pytest benches` records what it measured (default .benchmarks/all-reduce.json)"
+    parser.addoption("--record", type=Path, default=RECORD, metavar="FILE.json", help=help_)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    command = shlex.join(["pytest", *config.invocation_params.args])
+    config.stash[BEGUN] = Record.begin(command, None, ["tensorflow"])
 
 
 @pytest.fixture(scope="session")
@@ -57,19 +67,23 @@ def systems(comm: gradring.Communicator) -> Sequence[LocalSystem]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Prints times as ratios; records them if everything was measured and right."""
+    """Prints times as ratios; records them if all results were right."""
     benchmarks = config._benchmarksession.benchmarks  # type: ignore[attr-defined]
-    measured = [_measurement(b) for b in benchmarks if "system" in b.extra_info]
-    if not measured:
+    record = config.stash[BEGUN]
+    record.measurements[:] = [_measurement(b) for b in benchmarks if "system" in b.extra_info]
+    if not record.measurements:
         return
     terminalreporter.section("p50, p90 and p99")
-    for line in table.compared(measured):
+    terminalreporter.write_line(NATIVE)
+    for line in table.compared(record.measurements):
         terminalreporter.write_line(line)
-    if any(terminalreporter.stats.get(kind) for kind in ("failed", "error", "deselected")):
-        terminalreporter.write_line("not recorded: not everything was measured, or right")
+    if any(terminalreporter.stats.get(kind) for kind in ("failed", "error")):
+        terminalreporter.write_line("not recorded: not everything was right")
         return
-    path = _record(measured)
-    terminalreporter.write_line(f"recorded in {path.relative_to(config.rootpath)}")
+    path: Path = config.getoption("record", RECORD)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record.write(path)
+    terminalreporter.write_line(f"recorded in {path}")
 
 
 def _measurement(benchmark: Any) -> Measurement:
@@ -79,13 +93,3 @@ def _measurement(benchmark: Any) -> Measurement:
         dtype=peer_rank.DTYPE,
         **benchmark.extra_info,
     )
-
-
-def _record(measured: list[Measurement]) -> Path:
-    ended = Record.begin("make bench", None, ["tensorflow"])
-    record = replace(ended, load_at_start=LOAD_AT_START, measurements=measured)
-    place = re.sub(r"[^a-z0-9]+", "-", record.machine.lower()).strip("-")
-    path = RESULTS / f"{record.date.split()[0]}-{place}.json"
-    RESULTS.mkdir(exist_ok=True)
-    record.write(path)
-    return path

@@ -1,7 +1,7 @@
 """Rank 1 of the benchmarks: takes part in whatever rank 0, the pytest process, says next.
 
-It says a system and a size, then how often to reduce, again and again until that is 0; a size of 0
-is the end.
+It says a system and a size, then how often to reduce and whether that is timed, again and again
+until it is 0 times; a size of 0 is the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import gradring
 from gradring.bench import values
 from gradring.bench.systems import LocalReduction, LocalSystem, load_peer
-from gradring.bench.systems.own import Gradring
 
 OP, DTYPE = "sum", "float32"
 #: As TensorFlow's own: shared memory would be no like to gRPC.
@@ -34,16 +33,17 @@ def prepared(comm: gradring.Communicator, system: LocalSystem, size_bytes: int) 
     return system.prepare(values.Problem(comm.rank, comm.world_size, count, OP, DTYPE))
 
 
-def total(comm: gradring.Communicator, wrong: int) -> int:
-    """Wrong elements of all ranks."""
-    return comm.all_reduce(wrong, name="bench/wrong")
+def totals(comm: gradring.Communicator, wrong: int, cpu_s: float) -> tuple[int, float]:
+    """Wrong elements and processor time of all ranks."""
+    both = comm.all_reduce(np.array([wrong, cpu_s]), name="bench/totals")
+    return int(both[0]), float(both[1])
 
 
 def open_systems(comm: gradring.Communicator) -> Sequence[LocalSystem]:
-    """Opens our system and TensorFlow's; all ranks call it."""
+    """Opens TensorFlow's systems, and ours inside TensorFlow; all ranks call it."""
     # Nothing of TensorFlow needs to be closed.
-    tensorflow = load_peer("tensorflow").open_systems(comm, contextlib.ExitStack())
-    return [Gradring(comm), *cast("Sequence[LocalSystem]", tensorflow)]
+    opened = load_peer("tensorflow").open_systems(comm, contextlib.ExitStack())
+    return cast("Sequence[LocalSystem]", opened)
 
 
 def follow() -> None:
@@ -51,10 +51,12 @@ def follow() -> None:
         systems = open_systems(comm)
         while (order := told(comm))[1]:
             reduction = prepared(comm, systems[order[0]], order[1])
-            wrong = 0
-            while iterations := told(comm)[0]:
-                wrong += reduction.iterate(iterations, comm.barrier).wrong
-            total(comm, wrong)
+            wrong, cpu_s = 0, 0.0
+            while (turn := told(comm))[0]:
+                samples = reduction.iterate(turn[0], comm.barrier)
+                wrong += samples.wrong
+                cpu_s += samples.cpu_s * turn[1]
+            totals(comm, wrong, cpu_s)
 
 
 if __name__ == "__main__":

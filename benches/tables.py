@@ -1,6 +1,6 @@
-"""The tables of recorded runs in a page: `python -m benches.tables docs/performance.md`.
+"""The tables of recorded runs in pages: `python -m benches.tables docs/performance.md README.md`.
 
-Wherever the page has a comment like the following, the table after it is written anew from the
+Wherever a page has a comment like the following, the table after it is written anew from the
 record, so that no number of it is typed by hand:
 
     <!-- table of benches/results/all-reduce.json: array over TCP -->
@@ -36,7 +36,7 @@ from gradring.bench.comparison import (
 from gradring.bench.measurement import Measurement
 from gradring.bench.options import format_size
 from gradring.bench.systems.link import NAME
-from gradring.bench.table import format_ratio, format_time
+from gradring.bench.table import compared, format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]
 RANGES = "ranges"
@@ -52,6 +52,10 @@ _ROWS = {
 _PLACE = re.compile(r"--hosts (?P<hosts>\d+) --rate (?P<rate>\S+)")
 _TABLE = re.compile(
     r"(?P<comment><!-- table of (?P<record>\S+): (?P<kind>[^>]+) -->\n\n)(?P<rows>(?:\|.*\n)+)"
+)
+_OUTPUT = re.compile(
+    r"(?P<head><!-- output of (?P<record>\S+) -->\n\n```text\n).*?(?P<end>^```\n)",
+    re.DOTALL | re.MULTILINE,
 )
 _TITLES = {
     "gradring+checksum": "gradring, checksums",
@@ -136,7 +140,11 @@ def rewritten(page: str, root: Path = ROOT) -> str:
         head, *rows = (f"| {' | '.join(cells)} |\n" for cells in table)
         return "".join([found["comment"], head, "|" + "---|" * len(table[0]) + "\n", *rows])
 
-    return _TABLE.sub(written, page)
+    def printed(found: re.Match[str]) -> str:
+        lines = compared(Recorded.read(root / found["record"]).measurements)
+        return "".join([found["head"], *(f"{line}\n" for line in lines), found["end"]])
+
+    return _OUTPUT.sub(printed, _TABLE.sub(written, page))
 
 
 def _table(recorded: Recorded, kind: str) -> list[list[str]]:
@@ -244,12 +252,13 @@ def _range(ratios: Sequence[float | None]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Rewrites a page."""
+    """Rewrites pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("page", type=Path, metavar="PAGE.md")
+    parser.add_argument("pages", type=Path, metavar="PAGE.md", nargs="+")
     options = parser.parse_args(arguments)
     try:
-        options.page.write_text(rewritten(options.page.read_text()))
+        for page in options.pages:
+            page.write_text(rewritten(page.read_text()))
     except (OSError, ValueError) as error:
         raise SystemExit(f"benches.tables: {error}") from None
 

@@ -1,9 +1,13 @@
-"""Our all-reduce against TensorFlow's own collectives; float32 sum over TCP, two ranks here.
+"""Our all-reduce inside TensorFlow against TensorFlow's own; float32 sum over TCP, two ranks here.
+
+Each group has like with like at one size: our op beside the raw op of TensorFlow's collectives, or
+`ReplicaContext.all_reduce` under our strategy beside that under `MultiWorkerMirroredStrategy`.
+Arrays have no native system in TensorFlow; `gradring bench all-reduce --compare gloo,mpi` has them.
 
 The pytest process is rank 0, and what pytest-benchmark times is rank 0's own call, from a barrier
 to the complete result. Rank 1 is a process of its own that takes part in whatever rank 0 announces.
-The untimed set-up of each round announces it, compares the result of the round before on both
-ranks, element by element, copies the input into place, and passes the barrier.
+The untimed set-up of each round announces it, copies the input into place, and passes the barrier;
+after the round both ranks compare the result, element by element.
 
 The systems follow one another at each size. `gradring bench all-reduce --compare tensorflow` mixes
 them round by round instead, which is fairer on a machine whose speed drifts.
@@ -11,28 +15,21 @@ them round by round instead, which is fairer on a machine whose speed drifts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import gradring
-from benches.peer_rank import prepared, told, total
+from benches.peer_rank import prepared, told, totals
 from gradring.bench.comparison import called
-from gradring.bench.measurement import P99_ITERATIONS
 from gradring.bench.options import DEFAULT_SIZES, format_size, parse_sizes
+from gradring.bench.rank import affordable
 from gradring.bench.systems import LocalSystem
 
-SYSTEMS = (
-    "gradring",
-    "gradring-op",
-    "tensorflow-raw",
-    "gradring-strategy",
-    "tensorflow-strategy",
-)
+SYSTEMS = ("gradring-op", "tensorflow-raw", "gradring-strategy", "tensorflow-strategy")
 SIZES = parse_sizes(DEFAULT_SIZES)
-CELL_S = 2.0
-MIN_ROUNDS, MAX_ROUNDS = P99_ITERATIONS, 1000
 WARM_UP_ROUNDS = 3
 
 
@@ -52,26 +49,32 @@ def test_all_reduce(
     reduction = prepared(comm, systems[number], size_bytes)
     told(comm, WARM_UP_ROUNDS)
     warm_up = reduction.iterate(WARM_UP_ROUNDS, comm.barrier)
-    wrong = warm_up.wrong
+    wrong, cpu_s = warm_up.wrong, 0.0
 
     def line_up() -> None:
-        nonlocal wrong
-        wrong += reduction.count_wrong()
-        told(comm, 1)
+        nonlocal cpu_s
+        told(comm, 1, True)
         reduction.reset()
         comm.barrier()
+        cpu_s -= time.process_time()
 
-    rounds = min(max(int(CELL_S / warm_up.durations_s[-1]), MIN_ROUNDS), MAX_ROUNDS)
-    benchmark.pedantic(reduction.run, setup=line_up, rounds=rounds)
+    def look() -> None:
+        nonlocal wrong, cpu_s
+        cpu_s += time.process_time()
+        wrong += reduction.count_wrong()
+
+    rounds = affordable(min(warm_up.durations_s))
+    benchmark.pedantic(reduction.run, setup=line_up, teardown=look, rounds=rounds)
     algorithm = systems[number].algorithm
 
     told(comm, 0)
-    wrong = total(comm, wrong + reduction.count_wrong())
+    wrong, cpu_s = totals(comm, wrong, cpu_s)
     benchmark.extra_info.update(
         system=system,
         transport=systems[number].transport,
         algorithm=algorithm,
         size_bytes=size_bytes,
+        cpu_s=cpu_s,
         wrong=wrong,
     )
     assert wrong == 0

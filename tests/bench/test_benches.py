@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from benches import simulated_choice
-from benches.tables import LINES, MANY, TIMES
+from benches.tables import LINES, MANY, TIMES, rewritten
 
+from gradring import build_info
 from gradring.bench.comparison import comparisons
 from gradring.bench.measurement import Measurement
 from gradring.testing.network import why_unavailable
@@ -92,6 +93,21 @@ def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
     assert copy.read_text() == page.read_text(), "run: python -m benches.tables docs/performance.md"
 
 
+def test_the_block_of_an_output_is_written_anew_from_its_record(tmp_path: Path) -> None:
+    rows = [row | {"command": "pytest benches", "versions": "today"} for row in measurements()]
+    (tmp_path / "run.json").write_text(json.dumps(rows))
+    page = "one\n\n<!-- output of run.json -->\n\n```text\nold\n```\n\n```text\nkept\n```\n"
+    head, block, rest = rewritten(page, tmp_path).split("```", 2)
+    assert head == page.partition("```")[0] and rest.endswith("```text\nkept\n```\n")
+    assert block.startswith("text\nLike with like") and "old" not in block
+    assert len(re.findall(r"100 MiB .* gloo .*x$", block, re.MULTILINE)) == 1
+
+
+def test_the_readme_has_the_output_of_the_record() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert rewritten(readme) == readme, "run: python -m benches.tables README.md"
+
+
 def test_the_page_shows_all_that_was_recorded() -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
     keys = [field.name for field in fields(Measurement)]
@@ -100,6 +116,8 @@ def test_the_page_shows_all_that_was_recorded() -> None:
         assert f"<!-- table of benches/results/{several}-*.json: {kind} -->" in page
         paths -= set((ROOT / "benches" / "results").glob(f"{several}-*.json"))
     for path in paths - {RULES_RECORD}:
+        if f"<!-- output of benches/results/{path.name} -->" in page:
+            continue
         recorded = json.loads(path.read_text())
         rows = [Measurement(**{key: row[key] for key in keys if key in row}) for row in recorded]
         for kind in {comparison.kind for comparison in comparisons(rows)}:
@@ -137,6 +155,38 @@ def test_the_record_says_with_which_congestion_control_it_was_made() -> None:
     (documented,) = (line for line in commands if line.endswith(" --congestion reno"))
     assert documented in _commands_of_make_bench()
     assert " --congestion" not in _commands_of_make_bench("CONGESTION=")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+@pytest.mark.skipif(build_info()["debug"], reason="a debug build is not measured")
+def test_the_smallest_size_is_measured_to_the_table_and_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "record.json"
+    options = ("-k", "4B", "--record", str(path))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "benches", "-q", *options],
+        cwd=ROOT,
+        # pytest-benchmark measures nothing where it finds itself beside other tests.
+        env={name: it for name, it in os.environ.items() if not name.startswith("PYTEST_")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    groups = re.findall(r"benchmark 'all-reduce 4 B, (.*)': (\d) tests", done.stdout)
+    assert sorted(groups) == [("TensorFlow op", "2"), ("strategy", "2")]
+    names = ["gradring-op", "tensorflow-raw", "gradring-strategy", "tensorflow-strategy"]
+    table, _, end = done.stdout.partition(" p50, p90 and p99 ")[2].partition("recorded in ")
+    assert end.startswith(str(path))
+    row = r"^ +4 B .* over TCP +(\S+)(?: +[\d.]+ [mu]s){3}((?: +[\d.]+x)*)$"
+    shown = re.findall(row, table, re.MULTILINE)
+    assert [(name, len(ratios.split())) for name, ratios in shown] == list(
+        zip(names, (0, 3, 0, 3), strict=True)
+    )
+    rows = json.loads(path.read_text())
+    assert [row["system"] for row in rows] == names
+    assert all(row["wrong"] == 0 and row["p99_us"] and row["cpu_s_per_gb"] > 0 for row in rows)
+    assert {row["command"] for row in rows} == {f"pytest benches -q {' '.join(options)}"}
 
 
 def _commands_of_make_bench(*variables: str) -> str:
@@ -274,3 +324,36 @@ def test_what_two_ranks_pay_to_send_is_compared_with_a_broadcast() -> None:
     assert (
         len(re.findall(r"^tcp 4 (?:B|KiB): send .* / .*; broadcast .* / ", done.stdout, re.M)) == 2
     )
+
+
+#: Those that have no test of their own, at their smallest, with what the last line says.
+PROGRAMS: dict[str, tuple[tuple[object, ...], str]] = {
+    "compressed_updates": (("--size", "4MiB", "--rounds", 1), "PowerSGD"),
+    "gradient_check": (("--width", 64, "--layers", 2), "ratio"),
+    "overlap": (("--batch", 8, "--rounds", 1), "hidden_share_of_possible"),
+    "parameter_servers": ((), "push and pull takes"),
+    "simulated_choice": (("--sizes", "4"), "cases, at most"),
+    "simulated_times": (("--sizes", "1MiB", "--iterations", 1), "median"),
+    "sparse_gradients": (("--ranks", 2, "--rounds", 1), "40%   100%"),
+}
+ON_SIMULATED_HOSTS = ("compressed_updates", "simulated_times")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_runs_to_its_last_line(program: str) -> None:
+    if program in ON_SIMULATED_HOSTS and (reason := why_unavailable()) is not None:
+        pytest.skip(reason)
+    arguments, said = PROGRAMS[program]
+    done = run(program, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout.splitlines()[-1]
+
+
+def test_every_program_is_run_by_a_test() -> None:
+    sources = {path.stem: path.read_text() for path in (ROOT / "benches").glob("*.py")}
+    programs = {name for name, source in sources.items() if '__name__ == "__main__"' in source}
+    run_here = set(re.findall(r'run\(\s*"(\w+)"', Path(__file__).read_text()))
+    # Rank 1 of `pytest benches`.
+    assert programs - run_here - {*PROGRAMS} == {"peer_rank"}
