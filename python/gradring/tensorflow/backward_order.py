@@ -1,11 +1,28 @@
-"""Lets each bucket of gradients start before the backward pass works on the next.
+"""The order of a backward pass: each bucket of gradients starts before the next is worked on.
 
 For every layer a backward pass computes the gradient of the layer's weights, which can be sent,
 and that of its inputs, on which the layers before it wait. TensorFlow runs whichever is ready,
 and with few threads it runs all gradients of inputs first: the gradients of weights, and with
-them the communication, come at the very end, when there is nothing left to hide behind. Control
-edges from each Start to what only later buckets need make the gradients ready in the order in
-which they are sent, and send them when they are.
+them the communication, come at the very end, when there is nothing left to hide behind. Gates
+make the gradients ready in the order in which they are sent: a gate is an op of ours that passes
+a tensor on once a Start has run.
+
+**Why no rewrite of the graph makes a cycle of it.** Stage s is what bucket s is the first to need.
+Every tensor that the backward pass hands from an earlier stage to stage s goes through a gate of
+Start s-1, and only such tensors do. So:
+
+1. In the graph as it is, tensors, control edges, tokens and gates lead from a stage to the same or
+   a later one, and into a gate's stage from earlier ones only. That is a proof, for what is there.
+2. Control edges that TensorFlow adds when the function ends (automatic control dependencies) lead
+   from an op to one that was made later, both with side effects. Stages count all these as there.
+3. Optimizers merge ops that share an input, or of which one takes the other's only output. Two ops
+   of different stages share no tensor of the backward pass, since the later one has it from a gate;
+   and an output that crosses is not the only one. A gate they neither know nor merge. What is left
+   to share are tensors of the forward pass, constants, and integers. What this relies on: no
+   optimizer merges an op of the backward pass with another one because both take an activation.
+
+A control edge instead of a gate has no third property: an optimizer that merges two gradients of
+one layer does not look for a way from one to the other that is no tensor.
 """
 
 from __future__ import annotations
@@ -14,58 +31,94 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from gradring.tensorflow import compat
+from gradring.tensorflow import compat, refused_graphs
+
+#: By which TensorFlow calls what a tape makes.
+_BACKWARD = "gradient_tape/"
+
+_PASSED_ON = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 
 def start_as_soon_as_ready(
-    buckets: Sequence[Sequence[tf.Tensor]], starts: Sequence[tf.Tensor]
+    buckets: Sequence[Sequence[tf.Tensor]], handles: Sequence[tf.Tensor]
 ) -> None:
-    """Adds control edges to the graph that computes the buckets; does nothing when eager.
-
-    An operation belongs to the first bucket that needs it. Edges lead from the Start of a bucket
-    to operations of the next one. Since tensors flow from earlier buckets to later ones only, no
-    cycle can arise; collectives issued before, as by a synchronised batch normalisation, come
-    before the first Start in the order of the token, so they and all they need belong to the
-    first bucket.
+    """Adds gates to the graph that computes the buckets; does nothing when eager.
 
     Args:
         buckets: Tensors of each bucket, in the order in which the buckets are sent.
-        starts: A tensor made by the Start op of each bucket.
+        handles: That of the Start op of each bucket.
     """
-    if len(buckets) < 2 or tf.executing_eagerly():
+    if len(buckets) < 2 or tf.executing_eagerly() or refused_graphs.is_tracing_again():
         return
-    start_ops = [tensor.op for tensor in starts]
-    graph, token = start_ops[0].graph, start_ops[0].inputs[0]
-    bucket_of: dict[tf.Operation, int] = {}
-    _add_ancestors(set(token.consumers()) - set(start_ops), bucket_of, 0)
-    for number, bucket in enumerate(buckets):
-        # A tensor from outside the graph is ready anyhow.
-        ends = [tensor.op for tensor in bucket if tensor.graph is graph]
-        for op in _add_ancestors(ends, bucket_of, number):
-            if number > 0 and _waits_for_earlier_alone(op, bucket_of, number):
-                compat.add_control_input(op, start_ops[number - 1])
+    # A gate is on the CPU; there and back would cost more than is hidden.
+    if tf.config.list_physical_devices("GPU"):
+        return
+    stages = _Stages(buckets, [handle.op for handle in handles])
+    gates: dict[tuple[str, int], tf.Tensor] = {}
+    for op, stage in stages.later():
+        for index, tensor in enumerate(op.inputs):
+            if stages.is_crossing(tensor, stage):
+                key = tensor.name, stage
+                if key not in gates:
+                    gates[key] = compat.gate(tensor, handles[stage - 1])
+                    refused_graphs.note(op.name)
+                compat.replace_input(op, index, gates[key])
 
 
-def _add_ancestors(
-    ends: Iterable[tf.Operation], bucket_of: dict[tf.Operation, int], number: int
-) -> list[tf.Operation]:
-    """Marks `ends` and all they need, unless an earlier bucket did; returns what it marked."""
-    added: list[tf.Operation] = []
-    to_visit = list(ends)
-    while to_visit:
-        op = to_visit.pop()
-        if op not in bucket_of:
-            bucket_of[op] = number
-            added.append(op)
-            to_visit += [tensor.op for tensor in op.inputs]
-            to_visit += op.control_inputs
-    return added
+class _Stages:
+    """To which bucket each operation of a graph belongs: the first one that needs it."""
 
+    def __init__(
+        self, buckets: Sequence[Sequence[tf.Tensor]], starts: Sequence[tf.Operation]
+    ) -> None:
+        graph, token = starts[0].graph, starts[0].inputs[0]
+        own = set(starts)
+        self._operations = [op for op in graph.get_operations() if op not in own]
+        self._made = {op: number for number, op in enumerate(self._operations)}
+        self._ordered = [op for op in self._operations if compat.has_side_effects(op)]
+        self._stage: dict[tf.Operation, int] = {}
+        self._first = next((number for op, number in self._made.items() if _BACKWARD in op.name), 0)
+        # The token orders what was started before, as by a synchronised batch normalisation.
+        self._add_ancestors(set(token.consumers()) - own, 0)
+        for number, (bucket, start) in enumerate(zip(buckets, starts, strict=True)):
+            # A tensor from outside the graph is ready anyhow.
+            ends = [tensor.op for tensor in bucket if tensor.graph is graph]
+            self._add_ancestors([*ends, *start.control_inputs], number)
+        for op in self._operations:
+            if op not in self._stage:
+                self._stage[op] = max((self._stage[tensor.op] for tensor in op.inputs), default=0)
 
-def _waits_for_earlier_alone(
-    op: tf.Operation, bucket_of: dict[tf.Operation, int], number: int
-) -> bool:
-    """Whether `op` could run as soon as earlier buckets' operations have."""
-    needed = [bucket_of[tensor.op] for tensor in op.inputs]
-    # Without inputs it is a constant, which TensorFlow must remain free to fold.
-    return bool(needed) and max(needed) < number
+    def later(self) -> list[tuple[tf.Operation, int]]:
+        """The operations after the first stage, and their stages."""
+        return [(op, self._stage[op]) for op in self._operations if self._stage[op] > 0]
+
+    def is_crossing(self, tensor: tf.Tensor, stage: int) -> bool:
+        """Whether the backward pass hands the tensor to this stage from an earlier one."""
+        op = tensor.op
+        return (
+            self._stage[op] < stage
+            and self._made[op] >= self._first
+            and tensor.dtype in _PASSED_ON
+            # TensorFlow must remain free to fold it.
+            and op.type != "Const"
+        )
+
+    def _add_ancestors(self, ends: Iterable[tf.Operation], stage: int) -> None:
+        """Puts `ends` and all they need into a stage, unless they are in an earlier one."""
+        to_visit = list(ends)
+        while to_visit:
+            op = to_visit.pop()
+            if op not in self._stage:
+                self._stage[op] = stage
+                to_visit += [tensor.op for tensor in op.inputs]
+                to_visit += op.control_inputs
+                to_visit += self._ordered_before(op)
+
+    def _ordered_before(self, op: tf.Operation) -> list[tf.Operation]:
+        """What TensorFlow may order before an operation, unless it was returned already."""
+        if not self._ordered or not compat.has_side_effects(op):
+            return []
+        number = self._made[op]
+        before = [other for other in self._ordered if self._made[other] < number]
+        self._ordered = self._ordered[len(before) :]
+        return before

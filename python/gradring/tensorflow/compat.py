@@ -5,6 +5,7 @@ Each name below is the same in TensorFlow 2.16 to 2.21.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -24,8 +25,18 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute import values as distribute_values
 from tensorflow.python.eager import context, execute, forwardprop
-from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
-from tensorflow.python.framework import func_graph, op_def_library, op_def_registry, ops
+from tensorflow.python.eager.polymorphic_function import (
+    concrete_function,
+    function_context,
+    polymorphic_function,
+)
+from tensorflow.python.framework import (
+    auto_control_deps,
+    func_graph,
+    op_def_library,
+    op_def_registry,
+    ops,
+)
 from tensorflow.python.ops import (
     cond_v2,
     control_flow_v2_func_graphs,
@@ -47,6 +58,8 @@ CollectiveKeys = cross_device_utils.CollectiveKeys
 CheckpointInitialValue = trackable_base.CheckpointInitialValue
 DistributedValues = distribute_values.DistributedValues
 EagerTensor = ops.EagerTensor
+#: What `tf.function` makes.
+Function = polymorphic_function.Function
 #: Every dataset is made by a function of one of these modules.
 DATASET_OPS = (gen_dataset_ops, gen_experimental_dataset_ops)
 #: Takes batches out of this process's part of a distributed dataset, in graphs too.
@@ -130,6 +143,59 @@ def _is_control_flow(graph: tf.Graph) -> bool:
     return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
 
 
+def can_take(tensor: tf.Tensor) -> bool:
+    """Whether what is being built may take the tensor of this graph or of one around it.
+
+    A `tf.function` in between must not: it may be called from another graph without being traced.
+    """
+    if isinstance(tensor, ops.EagerTensor):
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not tensor.graph:
+        if not _is_control_flow(graph):
+            return False
+        graph = graph.outer_graph
+    return True
+
+
+def count_in_iterators(
+    count: Callable[[Any, tf.Tensor, list[Any]], tf.Tensor | None],
+    note: Callable[[Any, Any], None],
+) -> None:
+    """Has others count what the iterators over distributed datasets take.
+
+    Args:
+        count: Takes the strategy, how many replicas of this process have a value, of shape `[1]`,
+            and their optional values; returns how many of all replicas have one, a scalar, or None
+            if TensorFlow is to count.
+        note: Takes the strategy and a batch of an iterator that need not count.
+    """
+    base = input_lib.DistributedIteratorBase
+    calculate, get_next = input_lib._calculate_replicas_with_values, base.get_next
+    get_optional = base.get_next_as_optional
+
+    def calculated(strategy: Any, workers: Any, optionals: list[list[Any]]) -> tf.Tensor:
+        ours = [optional for worker in optionals for optional in worker]
+        has_values = [tf.cast(optional.has_value(), tf.int64) for optional in ours]
+        counted = count(strategy, tf.reduce_sum(has_values, keepdims=True), ours)
+        return calculate(strategy, workers, optionals) if counted is None else counted
+
+    def next_batch(self: Any, name: str | None = None) -> Any:
+        batch = get_next(self, name)
+        if not self._enable_get_next_as_optional:
+            note(self._strategy, batch)
+        return batch
+
+    def next_optional(self: Any) -> Any:
+        batch = get_optional(self)
+        if self._cardinality == tf.data.INFINITE_CARDINALITY:
+            note(self._strategy, batch.get_value())
+        return batch
+
+    input_lib._calculate_replicas_with_values = calculated
+    base.get_next, base.get_next_as_optional = next_batch, next_optional
+
+
 def plain_variable(
     value: float,
     name: str,
@@ -142,6 +208,19 @@ def plain_variable(
         return resource_variable_ops.ResourceVariable(
             tf.fill(shape, tf.constant(value, dtype)), trainable=False, dtype=dtype, name=name
         )
+
+
+def wrap_device(wrapper: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+    """From now on, `tf.device(name)` is `wrapper(original, name)`, by all of its names; once."""
+    original = ops.device
+    if not hasattr(original, "_gradring"):
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def device(device_name_or_function: Any) -> Any:
+            return wrapper(original, device_name_or_function)
+
+        device._gradring = True
+        ops.device = tf.compat.v1.device = device
 
 
 def dataset_function() -> str | None:
@@ -169,6 +248,16 @@ def has_one_element(variant: tf.Tensor | None) -> bool:
     return variant is not None and int(gen_dataset_ops.dataset_cardinality(variant)) == 1
 
 
+def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
+    """The ops in all functions of a dataset, and of those that it is made of."""
+    found: set[str] = set().union(*map(ops_of_functions, dataset._inputs()))
+    for wrapper in dataset._functions():
+        definition = wrapper.function.graph.as_graph_def()
+        called = (node for function in definition.library.function for node in function.node_def)
+        found.update(node.op for node in itertools.chain(definition.node, called))
+    return found
+
+
 _make_function_context = function_context.make_function_context
 
 
@@ -176,17 +265,30 @@ def trace_functions_for(what: Hashable) -> None:
     """From now on, a `tf.function` runs a graph that was traced since this was said, or traces one.
 
     Args:
-        what: None is what is said before anything is: TensorFlow's own function is back then.
+        what: None is what is said before anything is.
     """
+    _trace_functions_by("for", lambda: what)
+
+
+def trace_functions_apart_if(condition: Callable[[], bool]) -> None:
+    """From now on, a `tf.function` has other graphs where the condition holds than elsewhere."""
+    _trace_functions_by("apart", lambda: condition() or None)
+
+
+#: By which TensorFlow is to find a graph among those of a function, beside its own reasons.
+_reasons: dict[str, Callable[[], Hashable]] = {}
+
+
+def _trace_functions_by(name: str, reason: Callable[[], Hashable]) -> None:
+    _reasons[name] = reason
 
     def make_function_context(*args: Any, **kwargs: Any) -> Any:
-        # By which TensorFlow finds the graph among those of a function.
         made = _make_function_context(*args, **kwargs)
-        return made._replace(context=(made.context, what))
+        found = {name: reason() for name, reason in _reasons.items()}
+        given = frozenset((name, value) for name, value in found.items() if value is not None)
+        return made._replace(context=(made.context, given)) if given else made
 
-    function_context.make_function_context = (
-        _make_function_context if what is None else make_function_context
-    )
+    function_context.make_function_context = make_function_context
 
 
 def is_function(value: Any) -> bool:
@@ -217,9 +319,27 @@ def positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
     return [found.index(name) for name in names] if set(names) <= set(found) else None
 
 
-def add_control_input(op: tf.Operation, before: tf.Operation) -> None:
-    """Lets `op`, of a graph that is still being built, run only after the operation `before`."""
-    op._add_control_input(before)
+def has_side_effects(op: tf.Operation) -> bool:
+    """Whether TensorFlow may order it with others when the function ends that is being traced.
+
+    Its own rule says so for fewer, and depends on resources of functions that are called.
+    """
+    kinds = (tf.resource, tf.variant)
+    return auto_control_deps.op_is_stateful(op) or any(t.dtype in kinds for t in op.inputs)
+
+
+def gate(tensor: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
+    """The tensor, once the Start of this handle has run; no tape sees it."""
+    with tf.device("/device:CPU:0"), tf.control_dependencies(None):
+        *_, (passed,) = op_def_library._apply_op_helper(
+            "GradringGate", tensor=tensor, handle=handle
+        )
+    return passed
+
+
+def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Lets `op`, of a graph that is still being built, take another tensor like the one it has."""
+    op._update_input(index, tensor)
 
 
 def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:

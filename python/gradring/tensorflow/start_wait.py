@@ -211,6 +211,11 @@ def _wait_gradient(_op: Any, *gradients: Any) -> list[Any]:
     return [*gradients, None]
 
 
+@tf.RegisterGradient("GradringGate")  # type: ignore[untyped-decorator]
+def _gate_gradient(_op: Any, gradient: Any) -> list[Any]:
+    return [gradient, None]
+
+
 @tf.RegisterGradient("GradringStart")  # type: ignore[untyped-decorator]
 def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
     """Each rank's loss depends on other ranks' inputs, so gradients go where these came from."""

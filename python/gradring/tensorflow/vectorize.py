@@ -23,6 +23,7 @@ def register() -> None:
     compat.RegisterPFor("GradringStart")(_start)
     compat.RegisterPFor("GradringAllGatherStart")(_all_gather_start)
     compat.RegisterPFor("GradringWait")(_wait)
+    compat.RegisterPFor("GradringGate")(_gate)
 
 
 def _start(loop: Any) -> list[Any]:
@@ -60,6 +61,11 @@ def _wait(loop: Any) -> list[Any]:
     if tensors[0].is_stacked and tensors[0].t.op.type == "GradringAllGatherStart":
         results = [_exchanged(result) for result in results]
     return _like(tensors, results)
+
+
+def _gate(loop: Any) -> list[Any]:
+    """Lets the tensor pass: what is vectorised has no backward pass of its own to order."""
+    return [loop.inputs[0]]
 
 
 def _again(op: Any, inputs: list[Any]) -> list[Any]:

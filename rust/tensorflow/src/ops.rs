@@ -6,6 +6,7 @@
 //! order even across `tf.cond` and `tf.while_loop`. The tensors named `inflight` lead shapes and
 //! gradients through the graph. Their contents mean nothing: the engine is at work on them, and a
 //! Wait returns the memory that `inflight.rs` keeps, not the tensors that it is handed.
+//! `GradringGate` passes a tensor on once a Start has run: what takes the tensor from it runs later.
 
 use std::ffi::{CStr, c_int};
 
@@ -15,6 +16,7 @@ use crate::status::{Code, Failure, Status, set};
 pub(crate) const START: &CStr = c"GradringStart";
 pub(crate) const ALL_GATHER_START: &CStr = c"GradringAllGatherStart";
 pub(crate) const WAIT: &CStr = c"GradringWait";
+pub(crate) const GATE: &CStr = c"GradringGate";
 
 /// Attributes, by the names used in graphs.
 pub(crate) mod attr {
@@ -69,6 +71,7 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         inputs: &[c"token: resource", c"tensors: N * T"],
         outputs: &[c"inflight: N * T", c"handle: int64"],
         attrs: &[&start_attrs[..], &START_ATTRS].concat(),
+        is_stateful: true,
         shapes: start_shapes,
     }
     .register(api)?;
@@ -77,6 +80,7 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         inputs: &[c"token: resource", c"counts: int64", c"tensor: T"],
         outputs: &[c"inflight: T", c"handle: int64"],
         attrs: &START_ATTRS,
+        is_stateful: true,
         shapes: unknown_shapes,
     }
     .register(api)?;
@@ -85,7 +89,17 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         inputs: &[c"inflight: N * T", c"handle: int64"],
         outputs: &[c"reduced: N * T"],
         attrs: &[LENGTH, ELEMENT_TYPES],
-        shapes: wait_shapes,
+        is_stateful: true,
+        shapes: passed_on_shapes,
+    }
+    .register(api)?;
+    Op {
+        name: GATE,
+        inputs: &[c"tensor: T", c"handle: int64"],
+        outputs: &[c"passed: T"],
+        attrs: &[ELEMENT_TYPES],
+        is_stateful: false,
+        shapes: passed_on_shapes,
     }
     .register(api)
 }
@@ -96,11 +110,13 @@ struct Op<'a> {
     inputs: &'a [&'a CStr],
     outputs: &'a [&'a CStr],
     attrs: &'a [&'a CStr],
+    /// A stateful op is neither merged with an equal one, nor folded, nor pruned. Automatic control
+    /// dependencies order it with others.
+    is_stateful: bool,
     shapes: InferShapes,
 }
 
 impl Op<'_> {
-    /// A stateful op is neither merged with an equal one, nor folded, nor pruned.
     fn register(&self, api: &'static Api) -> Result<(), RegisterError> {
         let status = Status::new(api);
         let parts = [
@@ -116,7 +132,10 @@ impl Op<'_> {
             for (add, specs) in parts {
                 specs.iter().for_each(|spec| add(builder, spec.as_ptr()));
             }
-            (api.op_set_stateful)(builder, true);
+            // TensorFlow ignores the value.
+            if self.is_stateful {
+                (api.op_set_stateful)(builder, true);
+            }
             (api.op_set_shapes)(builder, self.shapes);
             (api.register_op)(builder, status.as_ptr());
         }
@@ -147,7 +166,7 @@ unsafe extern "C" fn start_shapes(context: *mut ShapeContext, status: *mut RawSt
 }
 
 /// Outputs have the shapes of the inputs; the last input is the handle.
-unsafe extern "C" fn wait_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
+unsafe extern "C" fn passed_on_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
     // SAFETY: TensorFlow passes live objects.
     unsafe {
         infer(context, status, |shapes| {
