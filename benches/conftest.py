@@ -23,8 +23,6 @@ from gradring.launch.processes import RankProcesses
 from gradring.launch.ranks import rank_environments
 
 WORLD_SIZE = 2
-#: Time for rank 1 to end by itself.
-PEER_END_S = 30
 #: Beside what pytest-benchmark keeps, which git ignores.
 RECORD = Path(__file__).parents[1] / ".benchmarks" / "all-reduce.json"
 
@@ -51,13 +49,12 @@ def comm() -> Iterator[gradring.Communicator]:
     Options(WORLD_SIZE, (4,), peers=("tensorflow",)).check()
     own, other = rank_environments(os.environ, WORLD_SIZE, tf_config=False)
     with RankProcesses() as processes:
-        peer = processes.start([sys.executable, peer_rank.__file__], other)
+        processes.start([sys.executable, peer_rank.__file__], other)
         with patch.dict(os.environ, own):
             comm = gradring.init(transport=peer_rank.TRANSPORT)
         with comm:
             yield comm
             peer_rank.told(comm, 0, 0)
-        peer.popen.wait(PEER_END_S)
 
 
 @pytest.fixture(scope="session")
