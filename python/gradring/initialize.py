@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -148,21 +149,22 @@ def init(
     members = members_to_join(cluster, wanted)
     if members and cluster.job_id is None:
         cluster = replace(cluster, job_id=parse.given_job_id(os.environ))
-    communicator = Communicator(
-        rank=0 if members else cluster.rank,
-        world_size=1 if members else cluster.world_size,
-        rendezvous=cluster.rendezvous,
-        listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
-        interface=wanted.interface,
-        ports=wanted.port,
-        announce=parse.address(announce, "announce") if announce is not None else None,
-        addresses=cluster.addresses,
-        job_id=cluster.job_id,
-        token=wanted.token,
-        tls=wanted.tls,
-        require_auth=wanted.require_auth,
-        **{setting.name: getattr(wanted, setting.name) for setting in GROUP},
-    )
+    with _ending_with_the_job(wanted):
+        communicator = Communicator(
+            rank=0 if members else cluster.rank,
+            world_size=1 if members else cluster.world_size,
+            rendezvous=cluster.rendezvous,
+            listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
+            interface=wanted.interface,
+            ports=wanted.port,
+            announce=parse.address(announce, "announce") if announce is not None else None,
+            addresses=cluster.addresses,
+            job_id=cluster.job_id,
+            token=wanted.token,
+            tls=wanted.tls,
+            require_auth=wanted.require_auth,
+            **{setting.name: getattr(wanted, setting.name) for setting in GROUP},
+        )
     communicator._joins = members
     remember(communicator, membership)
     try:
@@ -208,6 +210,16 @@ def resolve(
         )
     reason = "rank and world_size are arguments of init()."
     return Cluster.of(place, address, "arguments", reason, job_id=parse.given_job_id(environ))
+
+
+def _ending_with_the_job(wanted: Settings) -> AbstractContextManager[None]:
+    """For a process that may have to join: inside, it ends if the job has ended well."""
+    if not wanted.join:
+        return nullcontext()
+    # Other processes can do without what is elastic.
+    from gradring.elastic.latecomer import ends_with_the_job
+
+    return ends_with_the_job()
 
 
 def _warn_of_misspelt_variables() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from gradring.errors import ConfigError
 RENDEZVOUS, JOB_ID, PORT = "GRADRING_RENDEZVOUS", "GRADRING_JOB_ID", "GRADRING_PORT"
 #: Where the ranks of a running job may be, for a process that is to join them.
 JOIN = "GRADRING_JOIN"
+#: By which such a process hears from `gradring run` that the job has ended well without it. Where
+#: nobody waits for this signal, the system drops it.
+JOB_HAS_ENDED = signal.SIGURG
 #: Of rank 0, where a launcher tells its host only; that of torch and Kubeflow, too.
 DEFAULT_PORT = 29500
 MAX_PORT = 65535

@@ -30,7 +30,7 @@ from elastic.training import (
 from faults.stage import Stage
 from gradring import _native
 from gradring.elastic import State
-from gradring.errors import GradringError, RendezvousError
+from gradring.errors import GradringError, MismatchError, RendezvousError
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import wait_until
@@ -223,6 +223,23 @@ def test_a_joiner_with_another_token_is_told_why_and_disturbs_nobody(stage: Stag
     assert isinstance(joiner.exception, RendezvousError), joiner.details()
     assert "does not let this process join" in str(joiner.exception)
     assert "different tokens" in str(joiner.exception)
+
+
+def one_does_something_else(trainee: Trainee) -> bool:
+    call(trainee)
+    if trainee.place == 2:
+        trainee.comm.broadcast(np.zeros(3), name="what the others have made")
+    return trainee.stage.told("ended-2") is not None and trainee.steps_here >= STEPS
+
+
+def test_one_that_joins_and_does_something_else_ends_alone(stage: Stage) -> None:
+    plan = planned(one_does_something_else, 2)
+    *others, joiner = outcomes_of(plan, stage, joiners=1)
+    assert isinstance(joiner.exception, MismatchError), joiner.details()
+    assert "has joined, and its first steps are not those of the others" in str(joiner.exception)
+    assert "called broadcast(root=0) 'what the others have made'" in str(joiner.exception)
+    for seen in check(plan, others, repeated=0):
+        assert [group.world_size for group in seen.groups][-2:] == [3, 2]
 
 
 def look_for_a_job(plan: Plan, stage: Stage) -> list[str]:

@@ -110,6 +110,34 @@ def test_a_rank_that_starts_again_is_told_its_place_and_where_the_others_are(
     assert {name: again[name] for name in place} == {name: one[name] for name in place}
 
 
+def test_a_rank_that_comes_to_join_when_the_others_have_ended_well_ends_so_too(
+    tmp_path: Path,
+) -> None:
+    """One has found the job, and asks in vain to join; one finds none, and would begin another."""
+    ranks = program(
+        tmp_path,
+        "import gradring, gradring.elastic\n"
+        "own = int(os.environ['GRADRING_RANK'])\n"
+        "if joins and own == 1: wait_for('over')\n"
+        "with gradring.init() as comm:\n"
+        "    if joins: note('found'), wait_for('over')\n"
+        "    @gradring.elastic.run(comm)\n"
+        "    def train(state):\n"
+        "        if own: wait_for('begun'), die()\n"
+        "        note('begun'), wait_for('found')\n"
+        "        while comm.world_size > 1: comm.barrier()\n"
+        "    train(gradring.elastic.State())\n"
+        "    print('trained', flush=True)\n"
+        "note('over')\n",
+    )
+    done = gradring("run", "-np", 3, "--min-np", 1, *ranks)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0] trained\n"
+    assert "Traceback" not in done.stderr
+    said = "the job has ended well before this process has joined it: nothing is left to do"
+    assert done.stderr.count(said) == 2
+
+
 def test_first_ranks_form_a_group_at_their_ports(tmp_path: Path) -> None:
     ranks = program(
         tmp_path,

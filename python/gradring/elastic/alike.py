@@ -11,8 +11,11 @@ from gradring.communicator import Communicator
 from gradring.errors import GradringError, MismatchError
 
 
-def compare(communicator: Communicator, own: Mapping[str, str], has_state: bool) -> None:
+def compare(communicator: Communicator, own: Mapping[str, str], has_state: bool) -> bool:
     """Every rank must call it; ``has_state`` says that this one has the job's values already.
+
+    Returns:
+        Whether all have.
 
     Raises:
         gradring.errors.MismatchError: On all ranks, if those differ that have the job's values;
@@ -36,3 +39,4 @@ def compare(communicator: Communicator, own: Mapping[str, str], has_state: bool)
                     rank=rank,
                     host=hosts[rank],
                 )
+    return len(of_job) == len(told)

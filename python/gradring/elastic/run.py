@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import signal
@@ -26,12 +27,14 @@ from gradring.communicator import (
     participant_of,
 )
 from gradring.elastic.alike import compare
+from gradring.elastic.latecomer import ends_with_the_job
 from gradring.elastic.state import State
 from gradring.errors import (
     AbortedError,
     CollectiveTimeoutError,
     ConfigError,
     GradringError,
+    MismatchError,
     PeerLostError,
     ProtocolError,
     RendezvousError,
@@ -180,6 +183,8 @@ class _Job:
         self._participant: _native.Participant | None = None
         #: Whether this process has the state of the job.
         self._has_state = False
+        #: Until the first commit of a group: whether others have joined it, or this process has.
+        self._took_others_in = self._is_new = False
         #: As what process it was in its last group; another one if it has been left out since.
         self._id = b""
         #: The generation of the group that was there before, if it was.
@@ -220,7 +225,7 @@ class _Job:
         communicator, participant = self._communicator, self._take_part()
         result = None
         while True:
-            agreement = participant.agree()
+            agreement = self._agree(participant)
             if agreement is None:
                 # It has returned like all others, of whom one knew it before the group failed.
                 participant.finish()
@@ -255,6 +260,7 @@ class _Job:
             except Exception as error:
                 self._left_s = time.monotonic()
                 if not self._is_survivable(error):
+                    self._explain(error)
                     raise
                 if not self._has_formed:
                     unreached = self._to_leave_out(error, agreement)
@@ -265,10 +271,12 @@ class _Job:
             finally:
                 self._state._after_commit = None
                 self._leaves.waits = False
-            # What the function had is gone by now, such as iterators of TensorFlow.
-            self._log_time("let go of its last group")
             core_of(communicator).close()
             participant.reform(unreached)
+            # While the others agree. Iterators of Keras are garbage that would stay for long, and
+            # the older they are, the longer TensorFlow waits for their threads at the end.
+            gc.collect()
+            self._log_time("let go of its last group")
 
     def _take_part(self) -> _native.Participant:
         communicator = self._communicator
@@ -289,6 +297,13 @@ class _Job:
         participant.found(peers, self._founded, *self._workers)
         return participant
 
+    def _agree(self, participant: _native.Participant) -> Agreement | None:
+        """Waits for the next group; None if all have come to the end."""
+        if not self._communicator._joins:
+            return participant.agree()
+        with ends_with_the_job():
+            return participant.agree()
+
     def _enter(self, participant: _native.Participant, agreement: Agreement) -> None:
         """Connects the group, and gives the newest commit to all."""
         communicator = self._communicator
@@ -300,7 +315,9 @@ class _Job:
         if generation != self._founded:
             form_again(communicator, participant, agreement)
             communicator._joins = ()
-            compare(communicator, self._alike, self._has_state)
+            are_all_of_job = compare(communicator, self._alike, self._has_state)
+            self._is_new = not self._has_state
+            self._took_others_in = self._has_state and not are_all_of_job
         communicator.generation = generation
         self._log_time("connected")
         self._state._sync(communicator, self._has_state)
@@ -326,6 +343,7 @@ class _Job:
         """Lets processes join and leave."""
         if has_committed:
             self._losses = 0
+            self._took_others_in = self._is_new = False
         communicator, participant = self._communicator, self._participant
         assert participant is not None
         has_room = communicator.world_size < self._workers[1]
@@ -350,7 +368,9 @@ class _Job:
         if failure is None or not is_open(self._communicator):
             return False
         if self._has_formed:
-            survivable = isinstance(failure, _SURVIVABLE) and core_of(self._communicator).has_failed
+            # Who does something else than before is one that has joined, and ends by it.
+            kinds = (*_SURVIVABLE, MismatchError) if self._took_others_in else _SURVIVABLE
+            survivable = isinstance(failure, kinds) and core_of(self._communicator).has_failed
         else:
             # Whatever is wrong with those that join, the others were right together.
             survivable = self._has_state or isinstance(failure, (*_SURVIVABLE, RendezvousError))
@@ -366,6 +386,24 @@ class _Job:
             _fact_of(failure),
         )
         return True
+
+    def _explain(self, error: Exception) -> None:
+        """Says what to do where a process that has joined does something else than the others.
+
+        Raises:
+            MismatchError: That is what has happened.
+        """
+        failure = error if isinstance(error, GradringError) else _behind(error)
+        if self._is_new and isinstance(failure, MismatchError):
+            who = self._communicator
+            raise MismatchError(
+                f"rank {who.rank} on {who.host} has joined, and its first steps are not those of "
+                f"the others: {_fact_of(failure)}; what they have made once and keep, such as the "
+                "variables of a layer or an optimizer, has to be in the State, and so be made "
+                "before elastic.run's function begins",
+                rank=who.rank,
+                host=who.host,
+            ) from error
 
 
 def _fact_of(error: GradringError) -> str:

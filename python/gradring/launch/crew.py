@@ -23,11 +23,13 @@ from gradring.launch.ranks import environments_at, joining
 from gradring.launch.report import kind_left
 from gradring.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, problem
 from gradring.launch.world import World, with_token
-from gradring.parse import JOIN, PORT, joined_address, ports, value
+from gradring.parse import JOB_HAS_ENDED, JOIN, PORT, joined_address, ports, value
 from gradring.ports import LOOPBACK, free_ports
 
 #: How often the script is asked which hosts there are, and how long it may take.
 DISCOVERY_S, DISCOVERY_LIMIT_S = 1.0, 10.0
+#: How often a process that may have come too late is told so.
+TELLING_S = 0.5
 #: The error of a process that has found no group to join.
 APART = "RendezvousError"
 
@@ -94,6 +96,7 @@ class Crew:
         self._addresses: dict[int, str] = {}
         self._own_name: str | None = None
         self._kill_at: dict[RankProcess, float] = {}
+        self._tell_at = now
         self._failed: list[RankProcess] = []
 
     @property
@@ -135,6 +138,7 @@ class Crew:
                 del self._kill_at[process]
             elif now >= at:
                 process.signal(SIGKILL)
+        self._tell_the_end(now)
         self._start(now)
 
     def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
@@ -201,6 +205,15 @@ class Crew:
         )
         process.signal(SIGTERM)
         self._kill_at[process] = now + self._grace_s
+
+    def _tell_the_end(self, now: float) -> None:
+        """The job has ended well: those that have not joined it yet need not wait for it."""
+        if not self.completed or now < self._tell_at:
+            return
+        self._tell_at = now + TELLING_S
+        for process in self._processes.running():
+            if process.rank in self._joining:
+                process.signal(JOB_HAS_ENDED)
 
     def _survey(self, now: float) -> None:
         for host in self._policy.to_ask(now):
