@@ -127,7 +127,8 @@ class Pushed(Updates):
         decay = float(optimizer.weight_decay or 0.0)
 
         def exchange(rate: Any, *arrays: Any) -> list[np.ndarray[Any, Any]]:
-            left = iter(arrays)
+            # What has no dimensions comes as a number.
+            left = map(np.asarray, arrays)
             pushed = [
                 (next(left), next(left))
                 if isinstance(gradient, tf.IndexedSlices)
