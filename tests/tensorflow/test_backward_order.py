@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.tensorflow import GradientReducer, all_reduce, backward_order, compat
+from gradring.tensorflow import GradientReducer, all_reduce, compat, refused_graphs
 
 Model = Callable[[Any], tuple[Any, list[Any], Any]]
 
@@ -262,7 +262,7 @@ def test_a_function_that_tensorflow_refuses_is_traced_again_without_the_order(
 
     @tf.function  # type: ignore[untyped-decorator]
     def step(x: Any) -> Any:
-        traced.append(backward_order.refused_graphs.is_tracing_again())
+        traced.append(refused_graphs.is_tracing_again())
         with tf.GradientTape() as tape:
             for weight in weights:
                 x = tf.nn.relu(x @ weight)
