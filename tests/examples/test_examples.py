@@ -31,8 +31,8 @@ THE_LINE = (
 )
 #: The one program about a method that MultiWorkerMirroredStrategy does not have.
 OURS_ALONE = "broadcast_update.py"
-#: The one program with servers: its rules are those of gradring alone.
-SERVED = "parameter_server.py"
+#: The programs with servers: their rules are those of gradring alone.
+SERVED, PLACED = "parameter_server.py", "placed_variable.py"
 #: Without TensorFlow: test_pytorch.py.
 PYTORCH = "pytorch_hook.py"
 FILES = sorted(file.name for file in EXAMPLES.glob("*.py"))
@@ -183,6 +183,28 @@ def test_workers_learn_by_servers_also_when_one_of_them_is_lost(rule: str, serve
     assert output.count(" ends: version ") == servers, output
 
 
+@needs_fit
+def test_a_placed_variable_is_on_its_server_and_learns_on_the_workers() -> None:
+    command = ["run", "-np", "2", "--ps", "2", "--", sys.executable, str(EXAMPLES / PLACED)]
+    done = subprocess.run(
+        [sys.executable, "-m", "gradring", *command],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for worker in (0, 1):
+        first, last = re.findall(rf"^\[{worker}\] loss (\S+)$", done.stdout, re.MULTILINE)
+        assert float(last) < float(first) / 2, done.stdout
+    # The variables of synchronous workers are the same, and so is the loss of the same images.
+    assert len(set(re.findall(r"loss (\S+)", done.stdout))) == 2, done.stdout
+    sent = re.findall(r"ps (\d) ends: version \d+, (\S+) MB sent", done.stdout + done.stderr)
+    of_server = {server: float(megabytes) for server, megabytes in sent}
+    assert of_server["0"] > 5 and of_server["1"] < 0.1, sent
+
+
 def process_of_rank(rank: int, launcher: int) -> int:
     """Of the processes that the launcher has started, the one with this rank."""
     for pid in machine.processes():
@@ -196,7 +218,7 @@ def process_of_rank(rank: int, launcher: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FILES if name not in (OURS_ALONE, PYTORCH, SERVED)]
+    "name", [name for name in FILES if name not in (OURS_ALONE, PYTORCH, SERVED, PLACED)]
 )
 def test_one_line_changes_the_strategy(name: str) -> None:
     """Nothing but that line uses gradring, apart from its import."""

@@ -25,6 +25,7 @@ from gradring.tensorflow import (
     data_order,
     input_time,
     iterators,
+    placement,
     retracing,
     serving,
 )
@@ -160,6 +161,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     def scope(self) -> Any:
         """Variables made inside belong to the strategy; see `tf.distribute.Strategy.scope`."""
         compat_keras.repair()
+        placement.know_servers()
         return super().scope()
 
     def run(
@@ -335,6 +337,14 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         place = Place(communicator.rank, communicator.world_size)
         self._cluster_resolver = cluster.resolver_of(place)
         self._take_place(self._cluster_resolver)
+
+    @property
+    def servers(self) -> int:
+        """How many parameter servers there are."""
+        return len(self._served.servers.addresses) if self._served is not None else 0
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        return placement.remember(super()._create_variable(next_creator, **kwargs))
 
     @contextlib.contextmanager
     def whole_data(self) -> Iterator[None]:

@@ -112,8 +112,9 @@ class ParameterServer:
     one beside three workers, and all of them run the same program. Workers need only the servers,
     so one that is lost stops nobody. The variables are spread over the servers by size.
 
-    Their *version* is the number of updates that they have had. The *staleness* of a gradient is by
-    how many versions they have gone on since its worker pulled those that it was computed with.
+    Their *version* is 1 for the initial ones, and goes on by 1 with each update. The *staleness* of
+    a gradient is by how many versions they have gone on since its worker pulled those that it was
+    computed with.
 
     ============================  ==========================================  =====================
     rule                          an update is                                a worker goes on
@@ -145,8 +146,10 @@ class ParameterServer:
             workers, are dropped. Without `backup`, no gradient of ``staleness=0`` is stale.
         backup: Without how many workers, the slowest, a synchronous update goes on; default 0.
             Their gradients are in a later one, as `late` says.
-        placement: Which server is to have which variables, whole: by the beginning of a variable's
-            path, such as its layer, the index of the server: ``{"embedding": 1}``.
+        placement: Which server is to have which variables, whole: by a part of a variable's path,
+            such as its layer or its name, the index of the server: ``{"embedding": 1}``. What is
+            made in a block of ``tf.device("/job:ps/task:1")`` in the scope of the strategy needs
+            none.
         snapshots: A directory for the servers' snapshots, in which each server makes its own, and
             from which they go on when one is started again. None (default): they go on from a
             worker's variables; the optimizer begins anew.
@@ -228,6 +231,19 @@ def check_servers(rule: ParameterServer, servers: int) -> None:
         )
 
 
+def check_server(said: str, server: int, servers: int) -> None:
+    """Whether there is the server that the program says. Alone and without any, there is server 0.
+
+    Raises:
+        gradring.errors.ConfigError: There is not; says how many there are.
+    """
+    if server >= max(1, servers):
+        raise ConfigError(
+            f"ParameterServer: {said} server {server}, and there are {servers}, counted from 0; "
+            "correct it, or start more by --ps"
+        )
+
+
 def _check_count(rule: Rule, name: str, least: int = 1) -> None:
     count = getattr(rule, name)
     if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
@@ -243,7 +259,7 @@ def _check_word(rule: Rule, name: str, words: Sequence[str]) -> None:
 
 def _check_placement(rule: ParameterServer) -> None:
     placement = rule.placement
-    problem = "does not name servers by number, by the beginnings of paths; correct it"
+    problem = "does not name servers by number, by parts of paths; correct it"
     if not isinstance(placement, Mapping):
         raise _wrong(rule, "placement", problem)
     for path, server in placement.items():

@@ -21,6 +21,7 @@ from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.gradients.names import without_counters
 from gradring.tensorflow.cluster import Served
+from gradring.tensorflow.placement import server_of
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
@@ -32,7 +33,7 @@ from gradring.tensorflow.rules.updates import (
 )
 from gradring.tensorflow.serving import door_and_settings
 from gradring.tensorflow.sparse import summed
-from gradring.updates.rules import check_servers
+from gradring.updates.rules import check_server, check_servers
 
 _log = logging.getLogger("gradring")
 
@@ -59,12 +60,8 @@ class Pushed(Updates):
             )
         if servers:
             check_servers(rule, len(servers))
-        for path, server in rule.placement.items():
-            if server >= max(1, len(servers)):
-                raise ConfigError(
-                    f"ParameterServer: placement has {path!r} on server {server}, and there are "
-                    f"{len(servers)}, counted from 0; correct it, or start more by --ps"
-                )
+        for part, server in rule.placement.items():
+            check_server(f"placement has {part!r} on", server, len(servers))
         self._served = served
         self._optimizer: Any = None
         self._trained: list[Any] = []
@@ -174,8 +171,8 @@ class Pushed(Updates):
             raise ConfigError(
                 f"{self._name} cannot train under update={self._rule}: it knows no servers"
             )
-        self._optimizer = optimizer
         self._trained = trained_by(optimizer)
+        placement = self._placement()
         client = _native.ParameterClient(
             worker=self._served.place.rank,
             addresses=list(self._served.servers.addresses),
@@ -193,8 +190,8 @@ class Pushed(Updates):
             )
             for path, variable in zip(paths, self._trained, strict=True)
         ]
-        client.begin(described, _describe(inner), self._placement())
-        self._client = client
+        client.begin(described, _describe(inner), placement)
+        self._client, self._optimizer = client, optimizer
         atexit.register(self._leave_at_exit)
         # Before a graph that is being traced has computed anything.
         with tf.init_scope():
@@ -206,16 +203,25 @@ class Pushed(Updates):
         return not all(np.array_equal(one, other) for one, other in pairs)
 
     def _placement(self) -> dict[int, int]:
-        paths = [f"/{_path(variable)}/" for variable in self._trained]
+        """By index of a variable, its server, if the program says one."""
+        paths = [_path(variable) for variable in self._trained]
         found = {}
         for part, server in self._rule.placement.items():
-            those = [index for index, path in enumerate(paths) if f"/{part}/" in path]
+            wanted = f"/{_without_output(part)}/"
+            those = [index for index, path in enumerate(paths) if wanted in f"/{path}/"]
             if not those:
                 raise ConfigError(
                     f"ParameterServer: placement has {part!r}, which is a part of no variable's "
-                    f"path; there are {', '.join(path.strip('/') for path in paths)}"
+                    f"path; there are {', '.join(paths)}"
                 )
             found.update(dict.fromkeys(those, server))
+        for index, variable in enumerate(self._trained):
+            placed = server_of(variable)
+            if placed is not None and found.setdefault(index, placed) != placed:
+                raise ConfigError(
+                    f"ParameterServer: tf.device has {paths[index]} on server {placed}, and "
+                    f"placement on server {found[index]}; leave one of them out"
+                )
         return found
 
     def _values(self) -> list[np.ndarray[Any, Any]]:
@@ -263,7 +269,12 @@ def _describe(optimizer: Any) -> dict[str, Any]:
 
 
 def _path(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))
+    return _without_output(str(getattr(variable, "path", variable.name)))
+
+
+def _without_output(name: str) -> str:
+    """`w` of `w:0`, as TensorFlow calls it."""
+    return name.removesuffix(":0")
 
 
 def _divided(gradient: Gradient, count: int) -> Gradient:
