@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,7 @@ def scenarios(comm: Any, directory: str) -> dict[str, Callable[[], Any]]:
         "rounds": lambda: {name: rounds(comm, *which) for name, which in by_hand.items()},
         "fit": lambda: local_fit(comm, os.path.join(directory, f"rank-{comm.rank}.weights.h5")),
         "looked at": lambda: looked_at(comm, os.path.join(directory, "saved.weights.h5")),
+        "checked": lambda: checked(comm),
         "elastic": lambda: elastic(comm),
         "refused": lambda: refused(comm),
         "sent": lambda: sent(comm),
@@ -206,6 +208,7 @@ def local_fit(comm: Any, path: str) -> Any:
 def looked_at(comm: Any, path: str) -> Any:
     """A loop that saves, evaluates and checks in the middle of rounds."""
     import keras
+    import tensorflow as tf
 
     from gradring.tensorflow import check_replicas, save
 
@@ -220,8 +223,6 @@ def looked_at(comm: Any, path: str) -> Any:
 
     def train() -> None:
         def replica_step() -> None:
-            import tensorflow as tf
-
             with tf.GradientTape() as tape:
                 loss = model.compute_loss(y=y[comm.rank :: 2], y_pred=model(x[comm.rank :: 2]))
             found = tape.gradient(loss, model.trainable_variables)
@@ -233,6 +234,8 @@ def looked_at(comm: Any, path: str) -> Any:
         "save": lambda: save(model, path),
         "evaluate": lambda: model.evaluate(dataset(), verbose=0),
         "check_replicas": lambda: check_replicas(model.variables + model.optimizer.variables),
+        "check_replicas, a model": lambda: check_replicas(model),
+        "check_replicas, a checkpoint": lambda: check_replicas(tf.train.Checkpoint(m=model)),
     }
     seen = {}
     for name, look in looks.items():
@@ -241,6 +244,46 @@ def looked_at(comm: Any, path: str) -> Any:
         look()
         seen[name] = apart, weights()
     return seen
+
+
+def checked(comm: Any) -> dict[str, Any]:
+    """What a check says before and after one rank alone has changed a weight, or its momentum."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.errors import MismatchError
+    from gradring.tensorflow import check_replicas
+    from gradring.tensorflow.model_variables import local_parts
+
+    keras.utils.set_random_seed(1)
+    strategy = strategy_by(updates.AllReduce())
+    model = compiled(strategy, "mlp", "SGD momentum")
+    model.fit(dataset(), verbose=0, steps_per_epoch=1)
+    with strategy.scope():
+        other = compiled(strategy, "mlp", "Adam")
+        module = tf.Module()
+        module.weight = tf.Variable([1.0], name="weight")
+
+    def said(what: Any) -> str | None:
+        try:
+            check_replicas(what)
+        except MismatchError as error:
+            return str(error)
+        return None
+
+    momentum = next(v for v in model.optimizer.variables if "kernel" in v.path)
+    found = {}
+    for name, what, variable in (
+        ("model", model, momentum),
+        ("checkpoint", tf.train.Checkpoint(of_model=other), other.layers[0].kernel),
+        ("module", module, module.weight),
+    ):
+        before = said(what)
+        if comm.rank == 1:
+            (part,) = local_parts(variable)
+            part.assign_add(tf.ones_like(part))
+        found[name] = before, said(what)
+    return found
 
 
 def elastic(comm: Any) -> Any:
@@ -386,7 +429,22 @@ def test_replicas_of_fit_differ_inside_rounds_and_agree_after_epochs(ranks: Any)
     assert_same([first["predicted"]], [second["predicted"]])
 
 
-@pytest.mark.parametrize("look", ["save", "evaluate", "check_replicas"])
+@pytest.mark.parametrize("what", ["model", "checkpoint", "module"])
+def test_a_check_of_a_model_names_the_variable_that_differs(ranks: Any, what: str) -> None:
+    for rank in ranks:
+        before, after = rank["checked"][what]
+        assert before is None
+        assert re.search(r"the replicas differ\. '\d+/.*(kernel|weight).*' is the first of", after)
+        assert "rank 1 on " in after and "has other contents than rank 0" in after
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        *("save", "evaluate"),
+        *("check_replicas", "check_replicas, a model", "check_replicas, a checkpoint"),
+    ],
+)
 def test_who_looks_at_a_model_in_a_round_sees_the_mean(ranks: Any, look: str) -> None:
     (first, after), (second, other) = (rank["looked at"][look] for rank in ranks)
     assert any((mine != theirs).any() for mine, theirs in zip(first, second, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,13 +11,17 @@ from gradring.communicator import Communicator
 from gradring.gradients.names import name_of
 from gradring.gradients.replicas import check_equal
 from gradring.tensorflow.adoption import of_tensorflow
+from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of
 from gradring.tensorflow.rules.updates import id_of
 
 
-def check_replicas(variables: Iterable[Variable], communicator: Communicator | None = None) -> None:
+def check_replicas(
+    model: tf.keras.Model | tf.train.Checkpoint | tf.Module | Iterable[Variable],
+    communicator: Communicator | None = None,
+) -> None:
     """Compares variables that must have the same bits on every rank.
 
     Every rank must call it, eagerly and between two steps. It hashes the variables (BLAKE2b) and
@@ -24,15 +29,16 @@ def check_replicas(variables: Iterable[Variable], communicator: Communicator | N
 
     ```python
     if step % 1000 == 0:
-        gradring.tensorflow.check_replicas(model.variables + optimizer.variables)
+        gradring.tensorflow.check_replicas(model)
     ```
 
     Args:
-        variables: `tf.Variable`s or Keras variables of any shapes, the same list on every rank.
-            Those that every replica has for itself until they are read (`ON_READ`, such as
-            metrics, or moving statistics that are not synchronised) are left out, and so are the
-            sums of `gradient_accumulation_steps`, which are reduced when they are complete, and
-            the state of optimizers under `gradring.updates.LocalSGD`. It calls `sync_replicas`.
+        model: A Keras model, with the optimizer that it was compiled with; a checkpoint or module;
+            or `tf.Variable`s or Keras variables of any shapes. The same on every rank. Variables
+            that every replica has for itself until they are read (`ON_READ`, such as metrics, or
+            moving statistics that are not synchronised) are left out, and so are the sums of
+            `gradient_accumulation_steps`, which are reduced when they are complete, and the state
+            of optimizers under `gradring.updates.LocalSGD`. It calls `sync_replicas`.
         communicator: As for `all_reduce`.
 
     Raises:
@@ -41,7 +47,7 @@ def check_replicas(variables: Iterable[Variable], communicator: Communicator | N
     """
     comm = communicator or current_communicator()
     arrays = {}
-    variables = list(variables)
+    variables = list(variables_of(model) if _is_model(model) else model)
     rule = rule_of(variables)
     rule.sync(variables)
     apart = {id_of(variable) for variable in rule.apart()}
@@ -52,6 +58,10 @@ def check_replicas(variables: Iterable[Variable], communicator: Communicator | N
                 value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
             arrays[f"{index}/{name_of(variable)}"] = value.numpy()
     check_equal(comm, arrays, "variables")
+
+
+def _is_model(model: Any) -> bool:
+    return hasattr(model, "load_weights") or isinstance(model, tf.train.Checkpoint | tf.Module)
 
 
 def _is_own(variable: Variable) -> bool:
