@@ -14,7 +14,8 @@ Start s-1, and only such tensors do. So:
 1. In the graph as it is, tensors, control edges, tokens and gates lead from a stage to the same or
    a later one, and into a gate's stage from earlier ones only. That is a proof, for what is there.
 2. Control edges that TensorFlow adds when the function ends (automatic control dependencies) lead
-   from an op to one that was made later, both with side effects. Stages count all these as there.
+   from an op to one that was made later and has to do with the same resource, or has side effects
+   on nothing in particular as well. Stages count all these as there.
 3. Optimizers merge ops that share an input, or of which one takes the other's only output. Two ops
    of different stages share no tensor of the backward pass, since the later one has it from a gate;
    and an output that crosses is not the only one. A gate they neither know nor merge. What is left
@@ -27,7 +28,8 @@ one layer does not look for a way from one to the other that is no tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -75,7 +77,12 @@ class _Stages:
         own = set(starts)
         self._operations = [op for op in graph.get_operations() if op not in own]
         self._made = {op: number for number, op in enumerate(self._operations)}
-        self._ordered = [op for op in self._operations if compat.has_side_effects(op)]
+        self._ordered_by = {op: compat.ordered_by(op) for op in self._operations}
+        #: By what orders them, operations that are in no stage yet.
+        self._chains: dict[Hashable, list[tf.Operation]] = {}
+        for op, reasons in self._ordered_by.items():
+            for reason in reasons:
+                self._chains.setdefault(reason, []).append(op)
         self._stage: dict[tf.Operation, int] = {}
         self._first = next((number for op, number in self._made.items() if _BACKWARD in op.name), 0)
         # The token orders what was started before, as by a synchronised batch normalisation.
@@ -116,9 +123,10 @@ class _Stages:
 
     def _ordered_before(self, op: tf.Operation) -> list[tf.Operation]:
         """What TensorFlow may order before an operation, unless it was returned already."""
-        if not self._ordered or not compat.has_side_effects(op):
-            return []
-        number = self._made[op]
-        before = [other for other in self._ordered if self._made[other] < number]
-        self._ordered = self._ordered[len(before) :]
+        before = []
+        for reason in self._ordered_by[op]:
+            chain = self._chains[reason]
+            count = bisect_left(chain, self._made[op], key=self._made.__getitem__)
+            before += chain[:count]
+            self._chains[reason] = chain[count:]
         return before

@@ -149,7 +149,7 @@ def can_take(tensor: tf.Tensor) -> bool:
     A `tf.function` in between must not: it may be called from another graph without being traced.
     """
     if isinstance(tensor, ops.EagerTensor):
-        return True
+        return tf.executing_eagerly()
     graph = tf.compat.v1.get_default_graph()
     while graph is not tensor.graph:
         if not _is_control_flow(graph):
@@ -319,13 +319,17 @@ def positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
     return [found.index(name) for name in names] if set(names) <= set(found) else None
 
 
-def has_side_effects(op: tf.Operation) -> bool:
-    """Whether TensorFlow may order it with others when the function ends that is being traced.
+def ordered_by(op: tf.Operation) -> set[Hashable]:
+    """What TensorFlow may order an operation with others by, when the function ends that is traced.
 
-    Its own rule says so for fewer, and depends on resources of functions that are called.
+    These are resources; or None for side effects on nothing in particular. Operations that have one
+    in common are chained as they were made.
     """
     kinds = (tf.resource, tf.variant)
-    return auto_control_deps.op_is_stateful(op) or any(t.dtype in kinds for t in op.inputs)
+    takes_any = any(tensor.dtype in kinds for tensor in op.inputs)
+    taken = auto_control_deps._get_resource_inputs(op) if takes_any else ()
+    resources: set[Hashable] = {tensor.name for tensor, _ in taken}
+    return resources or ({None} if auto_control_deps.op_is_stateful(op) else resources)
 
 
 def gate(tensor: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
@@ -340,6 +344,18 @@ def gate(tensor: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
 def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Lets `op`, of a graph that is still being built, take another tensor like the one it has."""
     op._update_input(index, tensor)
+
+
+def inside_called_graphs(op: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
+    """What `tensor`, an input of the operation, is in each graph that the operation calls.
+
+    These are those of a `tf.function`, of branches, or of a loop; other operations call none.
+    """
+    attrs = op.node_def.attr.values()
+    calls = [call for attr in attrs for call in (attr.func, *attr.list.func) if call.name]
+    # The first inputs of a conditional are none of its branches'.
+    place = [taken.name for taken in op.inputs].index(tensor.name) - len(op.inputs)
+    return [op.graph._get_function(call.name).graph.inputs[place] for call in calls]
 
 
 def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
