@@ -68,7 +68,8 @@ class Nesterov:
 
     Attributes:
         learning_rate: Of the outer step, above 0; default 0.7.
-        momentum: Nesterov's, from 0 to below 1; default 0.9.
+        momentum: Nesterov's, from 0 to below 1; default 0.9. Rounds of less than 16 steps need
+            less, such as 0.3.
 
     Raises:
         gradring.errors.ConfigError: One of them is something else.
