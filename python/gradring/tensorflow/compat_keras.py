@@ -19,20 +19,12 @@ import tensorflow as tf
 
 from gradring import membership
 from gradring.errors import ConfigError
-from gradring.tensorflow import fit_agreement, gradient_norm, keras_loops
+from gradring.tensorflow import fit_agreement, gradient_norm, keras_loops, synchronised_moments
 from gradring.tensorflow.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.cross_device_ops import current_variables
+from gradring.tensorflow.moving_statistics import normalise
 from gradring.tensorflow.rules import updates
 from gradring.tensorflow.rules.replicas import updates_of
-
-#: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
-_STATISTICS = (
-    "moving_mean",
-    "moving_variance",
-    "moving_stddev",
-    "renorm_mean",
-    "renorm_stddev",
-)
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -65,7 +57,11 @@ def repair() -> None:
     _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
     _replace(optimizers.Optimizer, "_all_reduce_sum_gradients", _sum_gradients, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
-    _replace(keras.layers.BatchNormalization, "call", _normalise, _in_our_replica)
+    _replace(keras.layers.BatchNormalization, "call", normalise, _in_our_replica)
+    moments = sys.modules["keras.src.backend.tensorflow.nn"]
+    if hasattr(moments, "_compute_moments_sync"):
+        together = synchronised_moments.moments
+        _replace(moments, "_compute_moments_sync", together, _in_our_replica)
     # Before Keras 3.5, models are built where they are traced.
     if hasattr(keras.Model, "_maybe_symbolic_build"):
         _replace(keras.Model, "_maybe_symbolic_build", keras_loops.symbolic_build, _is_ours)
@@ -277,39 +273,6 @@ def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) 
     """Whether all replicas' gradients are finite, so that all of them skip the same steps."""
     overflowed = tf.cast(tf.logical_not(original(optimizer, gradients)), tf.int32)
     return tf.equal(tf.distribute.get_replica_context().all_reduce(_SUM, overflowed), 0)
-
-
-# Batch normalisation
-
-
-def _normalise(
-    original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Keeps the moving statistics of unsynchronised layers equal: the mean over the replicas.
-
-    The batch is still normalised with its replica's own mean and variance. Empty batches, which a
-    replica gets when its data has ended early, do not count.
-    """
-    training = args[0] if args else kwargs.get("training")
-    if not training or not layer.trainable or layer.synchronized:
-        return original(layer, inputs, *args, **kwargs)
-    rule = updates_of(tf.distribute.get_strategy())
-    variables = [v for v in (getattr(layer, name, None) for name in _STATISTICS) if v is not None]
-    is_empty = tf.equal(tf.size(inputs), 0)
-    before = [tf.convert_to_tensor(variable) for variable in variables if rule.are_local]
-    outputs = original(layer, inputs, *args, **kwargs)
-    own = [tf.convert_to_tensor(variable) for variable in variables]
-    if rule.are_local:
-        for variable, old, new in zip(variables, before, own, strict=True):
-            variable.assign(tf.where(is_empty, old, new))
-        rule.add_statistics(variables)
-        return outputs
-    counted = [tf.where(is_empty, tf.zeros_like(value), value) for value in own]
-    weight = tf.where(is_empty, 0.0, 1.0)
-    *sums, count = tf.distribute.get_replica_context().all_reduce(_SUM, [*counted, weight])
-    for variable, total in zip(variables, sums, strict=True):
-        variable.assign(total / tf.cast(count, total.dtype))
-    return outputs
 
 
 # Losses

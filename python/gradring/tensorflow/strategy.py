@@ -31,6 +31,7 @@ from gradring.tensorflow import (
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
+from gradring.tensorflow.moving_statistics import MovingStatistics
 from gradring.tensorflow.ops import broadcast_labelled
 from gradring.tensorflow.rules.making import make
 from gradring.tensorflow.sparse import summed
@@ -307,6 +308,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._bucket_bytes = bucket_bytes
         self._check_gradients = check_gradients
         self._chosen_devices = devices
+        # A check would call them gradients.
+        self.moving_statistics = MovingStatistics(join_gradients=check_gradients is None)
         super().__init__(strategy, cluster_resolver, communication_options)
         #: What optimizers do by the rule.
         self.updates = make(
@@ -399,7 +402,10 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         )
         args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
         with tf.device(self.worker_devices[0]), context:
-            return fn(*args, **kwargs)
+            self.moving_statistics.forget()
+            outputs = fn(*args, **kwargs)
+            self.moving_statistics.combine()
+            return outputs
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
@@ -462,7 +468,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         if self._communicator.world_size == 1:
             # Embeddings train as they do on several workers.
             return tf.nest.map_structure(_with_each_index_once, value)
-        return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
+        return self.moving_statistics.all_reduce(self._cross_device_ops, reduce_op, value, options)
 
     def _batch_gather_to(
         self, value_destination_pairs: Sequence[Any], axis: Any, options: Any = None

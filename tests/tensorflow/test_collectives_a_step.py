@@ -1,0 +1,482 @@
+"""A step of a real model is a few collectives, and its moving statistics are those of all ranks.
+
+The processes have TensorFlow's defaults, as a user's have.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_models import CAN_FIT, needs_fit
+
+import gradring
+from gradring import updates
+from gradring.launch.ranks import THREAD_VARIABLES
+from gradring.testing import run_ranks
+
+RANKS, STEPS, BATCH = 2, 6, 8
+SIDE = 8
+
+#: Statistics are sums of float32 in another order than the oracle's.
+TOLERANCE = 1e-5
+
+Batch = tuple[np.ndarray, np.ndarray]
+#: For each step, what each rank has.
+Parts = list[list[Batch]]
+
+
+def parts(rows: Callable[[int, int], int] = lambda step, rank: BATCH) -> Parts:
+    draw = np.random.default_rng(0)
+    return [[_batch(draw, rows(step, rank)) for rank in range(RANKS)] for step in range(STEPS)]
+
+
+def _batch(draw: Any, rows: int) -> Batch:
+    images = draw.normal(1.0, 3.0, (rows, SIDE, SIDE, 3)).astype(np.float32)
+    return images, draw.integers(0, 5, rows)
+
+
+def convolutions(calls: int = 1, **options: Any) -> Any:
+    """Two convolutions with batch normalisation, the first of which is called `calls` times.
+
+    No bias, as in MobileNet.
+    """
+    import keras
+
+    keras.utils.set_random_seed(4)
+    inputs = keras.layers.Input((SIDE, SIDE, 3))
+    convolve = keras.layers.Conv2D(6, 3, use_bias=False, activation="tanh")
+    normalise = keras.layers.BatchNormalization(momentum=0.8, **options)
+    features = [normalise(convolve(inputs * (call + 1.0))) for call in range(calls)]
+    x = keras.layers.add(features) if calls > 1 else features[0]
+    x = keras.layers.Conv2D(12, 3, use_bias=False)(x)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization(**options)(x))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(5, activation="softmax")(x))
+
+
+def twice() -> Any:
+    return convolutions(calls=2)
+
+
+def synchronised() -> Any:
+    return convolutions(synchronized=True)
+
+
+def renormalised() -> Any:
+    import keras
+
+    keras.utils.set_random_seed(4)
+    return keras.Sequential(
+        [
+            keras.layers.Input((SIDE, SIDE, 3)),
+            keras.layers.BatchNormalization(renorm=True),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(5, activation="softmax"),
+        ]
+    )
+
+
+def followers(model: Any) -> list[Any]:
+    """The variables that follow the batches."""
+    return [v for v in model.variables if v.name.startswith(("moving", "renorm"))]
+
+
+def statistics_of(model: Any) -> list[np.ndarray]:
+    return [np.asarray(variable) for variable in followers(model)]
+
+
+def expected(
+    steps: Parts, build: Callable[[], Any] = convolutions, calls: int = 1
+) -> list[np.ndarray]:
+    """The rule: in each step, the mean over the ranks with samples of what each batch makes of what
+    was before, by `calls` calls of the model. The weights stay what they are.
+    """
+    model = build()
+    before = statistics_of(model)
+    for ranks in steps:
+        own = []
+        for images, _ in ranks:
+            if len(images):
+                for variable, value in zip(followers(model), before, strict=True):
+                    variable.assign(value)
+                for _ in range(calls):
+                    model(images, training=True)
+                own.append(statistics_of(model))
+        if own:
+            before = [np.mean(values, axis=0) for values in zip(*own, strict=True)]
+    return before
+
+
+class Case:
+    """A model under a strategy, an optimizer that leaves its weights alone, and a step."""
+
+    def __init__(
+        self,
+        comm: gradring.Communicator,
+        build: Callable[[], Any] = convolutions,
+        optimizer: Any = None,
+        **options: Any,
+    ) -> None:
+        import keras
+
+        from gradring.tensorflow import CustomCollectiveStrategy
+
+        self.comm = comm
+        self.strategy = CustomCollectiveStrategy(communicator=comm, **options)
+        with self.strategy.scope():
+            self.model = build()
+            self.optimizer = (optimizer or keras.optimizers.SGD)(0.0)
+        self.loss_of = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+
+    def forward(self, images: Any) -> Any:
+        return self.model(images, training=True)
+
+    def step(self, images: Any, labels: Any) -> Any:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(labels, self.forward(images)) / BATCH
+        variables = self.model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    def train(self, steps: Parts, function: Callable[..., Any] | None = None) -> Any:
+        """What is assigned in the end, and the collectives of a later step."""
+        import tensorflow as tf
+
+        signature = [tf.TensorSpec([None, SIDE, SIDE, 3]), tf.TensorSpec([None], tf.int64)]
+        call = function or tf.function(
+            lambda *batch: self.strategy.run(self.step, batch), input_signature=signature
+        )
+        counts = [self.comm.stats()["count"]]
+        for ranks in steps:
+            call(*map(tf.convert_to_tensor, ranks[self.comm.rank]))
+            counts.append(self.comm.stats()["count"])
+        return statistics_of(self.model), counts[-1] - counts[-2]
+
+
+def in_a_loop(comm: Any) -> Any:
+    return Case(comm).train(parts())
+
+
+def a_layer_called_twice(comm: Any) -> Any:
+    return Case(comm, twice).train(parts())
+
+
+def synchronised_layers(comm: Any) -> Any:
+    return Case(comm, synchronised).train(parts())
+
+
+def whole_batches() -> Parts:
+    return [[tuple(np.concatenate(both) for both in zip(*r, strict=True))] for r in parts()]
+
+
+def renormalisation(comm: Any) -> Any:
+    return Case(comm, renormalised).train(parts())
+
+
+def eagerly(comm: Any) -> Any:
+    case = Case(comm)
+    return case.train(parts(), lambda *batch: case.strategy.run(case.step, batch))
+
+
+def a_function_in_the_step(comm: Any) -> Any:
+    """Traced with the first of two steps that call it."""
+    import tensorflow as tf
+
+    case = Case(comm)
+    case.forward = tf.function(case.forward)  # type: ignore[method-assign]
+    return case.train(parts())
+
+
+def a_function_traced_before(comm: Any) -> Any:
+    """It is not traced again for the step that the collectives belong to."""
+    import tensorflow as tf
+
+    case = Case(comm)
+    case.forward = tf.function(case.forward)  # type: ignore[method-assign]
+    images, _ = parts()[0][comm.rank]
+    before = statistics_of(case.model)
+    case.strategy.run(case.forward, (tf.convert_to_tensor(images),))
+    for variable, value in zip(followers(case.model), before, strict=True):
+        variable.assign(value)
+    return case.train(parts())
+
+
+def a_function_that_runs_eagerly(comm: Any) -> Any:
+    import tensorflow as tf
+
+    case = Case(comm)
+    forward = tf.function(case.forward)
+    return case.train(parts(), lambda images, _: case.strategy.run(forward, (images,)))
+
+
+def accumulated(comm: Any) -> Any:
+    import keras
+
+    def optimizer(rate: float) -> Any:
+        return keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
+
+    return Case(comm, optimizer=optimizer).train(parts())
+
+
+def a_loss_scale(comm: Any) -> Any:
+    import keras
+
+    def optimizer(rate: float) -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate))
+
+    return Case(comm, optimizer=optimizer).train(parts())
+
+
+def checked_gradients(comm: Any) -> Any:
+    return Case(comm, check_gradients="raise").train(parts())
+
+
+def a_loop_in_the_step(comm: Any) -> Any:
+    """Two micro batches: both calls are in the body of a `tf.while_loop`."""
+    import tensorflow as tf
+
+    case = Case(comm)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(images: Any, labels: Any) -> None:
+        for _ in tf.range(2):
+            case.forward(images)
+        case.step(images, labels)
+
+    def three_calls(*batch: Any) -> None:
+        case.strategy.run(step, batch)
+
+    return case.train(parts(), tf.function(three_calls))
+
+
+def a_loop_around_the_steps(comm: Any) -> Any:
+    import tensorflow as tf
+
+    case = Case(comm)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def steps(images: Any, labels: Any) -> None:
+        for _ in tf.range(3):
+            case.strategy.run(case.step, (images, labels))
+
+    return case.train(parts(), steps)
+
+
+def without_rank_1() -> Parts:
+    return [[(images, labels), (images[:0], labels[:0])] for (images, labels), _ in parts()]
+
+
+def a_conditional(comm: Any) -> Any:
+    """Only rank 0 calls the layers to train; both take part in the collective."""
+    import tensorflow as tf
+
+    case = Case(comm)
+    case.forward = lambda images: tf.cond(  # type: ignore[method-assign]
+        tf.shape(images)[0] > comm.rank * BATCH,
+        lambda: case.model(images, training=True),
+        lambda: case.model(images, training=False),
+    )
+    return case.train(parts())
+
+
+def rows_of_ending_data(step: int, rank: int) -> int:
+    """Rank 1 has fewer steps, and the last one is empty on both."""
+    return BATCH * int(step < (STEPS - 1, 3)[rank])
+
+
+def ending_data(comm: Any) -> Any:
+    return Case(comm).train(parts(rows_of_ending_data))
+
+
+def local_steps(comm: Any) -> Any:
+    return Case(comm, update=updates.LocalSGD(every=2)).train(parts())
+
+
+def frozen(comm: Any) -> Any:
+    """The second layer does not follow the batches."""
+    case = Case(comm)
+    case.model.layers[-4].trainable = False
+    return case.train(parts())
+
+
+def read_in_the_step(comm: Any) -> Any:
+    """What follows the training reads the mean already."""
+    import tensorflow as tf
+
+    case = Case(comm)
+    seen = []
+    images, _ = parts()[0][0]
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def steps(*batch: Any) -> Any:
+        def step(*batch: Any) -> Any:
+            case.forward(batch[0])
+            return case.model(images, training=False)
+
+        return case.strategy.run(step, batch)
+
+    found = case.train(parts(), lambda *batch: seen.append(steps(*batch)))
+    after = case.model(images, training=False)
+    return *found, np.asarray(seen[-1]), np.asarray(after)
+
+
+def in_fit(comm: Any, **options: Any) -> Any:
+    import tensorflow as tf
+
+    batches = [batch for ranks in parts() for batch in ranks]
+    rows = tuple(np.concatenate(values) for values in zip(*batches, strict=True))
+    data = tf.data.Dataset.from_tensor_slices(rows).batch(RANKS * BATCH)
+    case = Case(comm)
+    case.model.compile(
+        case.optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], **options
+    )
+    case.model.fit(data, verbose=0)
+    return statistics_of(case.model), 0
+
+
+def in_fit_of_several_steps(comm: Any) -> Any:
+    return in_fit(comm, steps_per_execution=4)
+
+
+def in_fit_that_runs_eagerly(comm: Any) -> Any:
+    return in_fit(comm, run_eagerly=True)
+
+
+#: By case: collectives of a step, and the statistics that it should lead to.
+CASES: dict[Any, tuple[int, Callable[[], Any]]] = {
+    in_a_loop: (1, lambda: expected(parts())),
+    eagerly: (1, lambda: expected(parts())),
+    a_layer_called_twice: (1, lambda: expected(parts(), twice)),
+    # Of each layer, its moments and their gradient.
+    synchronised_layers: (5, lambda: expected(whole_batches())),
+    renormalisation: (1, lambda: expected(parts(), renormalised)),
+    a_function_in_the_step: (1, lambda: expected(parts())),
+    a_function_traced_before: (1, lambda: expected(parts())),
+    a_function_that_runs_eagerly: (1, lambda: expected(parts())),
+    a_loop_in_the_step: (1, lambda: expected(parts(), calls=3)),
+    a_loop_around_the_steps: (3, lambda: expected(parts(), calls=3)),
+    a_conditional: (1, lambda: expected(without_rank_1())),
+    ending_data: (1, lambda: expected(parts(rows_of_ending_data))),
+    # Beside the gradients, of which every second step reduces some.
+    accumulated: (2, lambda: expected(parts())),
+    # Whether all gradients are finite, in front of the gradients.
+    a_loss_scale: (3, lambda: expected(parts())),
+    checked_gradients: (2, lambda: expected(parts())),
+    local_steps: (1, lambda: expected(parts())),
+}
+IN_FIT = (in_fit, in_fit_of_several_steps, in_fit_that_runs_eagerly)
+
+
+def take_default_threads() -> None:
+    """`run_ranks` divides the cores, which TensorFlow by itself does not."""
+    for variable in THREAD_VARIABLES:
+        os.environ.pop(variable, None)
+
+
+def all_cases() -> Any:
+    take_default_threads()
+    with gradring.init() as comm:
+        cases = [*CASES, frozen, read_in_the_step, *(IN_FIT if CAN_FIT else ())]
+        found = {case.__name__: case(comm) for case in cases}
+    return found, {case.__name__: right() for case, (_, right) in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    return run_ranks(all_cases, RANKS, timeout=600)
+
+
+def assert_close(found: list[np.ndarray], right: list[np.ndarray]) -> None:
+    for mine, other in zip(found, right, strict=True):
+        np.testing.assert_allclose(mine, other, TOLERANCE, TOLERANCE)
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+def test_statistics_are_the_mean_over_the_ranks_that_had_samples(found: Any, case: str) -> None:
+    (first, right), (second, _) = found
+    assert_close(first[case][0], right[case])
+    for mine, other in zip(first[case][0], second[case][0], strict=True):
+        assert mine.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+def test_statistics_travel_with_the_gradients(found: Any, case: str) -> None:
+    counts = {case.__name__: count for case, (count, _) in CASES.items()}
+    assert [rank[case][1] for rank, _ in found] == [counts[case]] * RANKS
+
+
+def test_a_frozen_layer_keeps_its_statistics(found: Any) -> None:
+    for rank, right in found:
+        (*followed, mean, variance), _ = rank["frozen"]
+        assert_close(followed, right["in_a_loop"][:2])
+        assert (mean == 0.0).all() and (variance == 1.0).all()
+
+
+def test_a_layer_that_normalises_by_its_statistics_has_those_of_all_ranks(found: Any) -> None:
+    for rank, right in found:
+        statistics, _, seen, after = rank["read_in_the_step"]
+        assert_close(statistics, right["in_a_loop"])
+        np.testing.assert_allclose(seen, after, TOLERANCE, TOLERANCE)
+
+
+@needs_fit
+@pytest.mark.parametrize("case", [case.__name__ for case in IN_FIT])
+def test_fit_has_the_statistics_of_a_loop(found: Any, case: str) -> None:
+    for rank, right in found:
+        assert_close(rank[case][0], right["in_a_loop"])
+
+
+def mobile_net(how: str) -> Any:
+    """Collectives of each of four steps."""
+    take_default_threads()
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    with gradring.init() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        with strategy.scope():
+            model = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=10)
+            optimizer = keras.optimizers.SGD(0.01)
+            loss_of = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+        draw = np.random.default_rng(0)
+        rows = draw.normal(size=(6 * BATCH, 32, 32, 3)), draw.integers(0, 10, 6 * BATCH)
+        data = tf.data.Dataset.from_tensor_slices(rows).batch(BATCH)
+        counts: list[int] = []
+
+        def count(*_: Any, logs: Any = None) -> None:
+            counts.append(comm.stats()["count"])
+
+        def replica_step(images: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_of(labels, model(images, training=True)) / BATCH
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(batch: Any) -> Any:
+            return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
+
+        if how == "fit":
+            model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+            after = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+            model.fit(data, verbose=0, callbacks=[after])
+        else:
+            for batch in strategy.experimental_distribute_dataset(data):
+                step(batch)
+                count()
+    return np.diff(counts)[1:].tolist()
+
+
+@pytest.mark.parametrize("how", ["loop", pytest.param("fit", marks=needs_fit)])
+def test_a_step_of_a_real_model_is_its_buckets_and_two_collectives(how: str) -> None:
+    # Whether there is a batch; two buckets, with the statistics of 52 layers; the loss or the logs.
+    for counts in run_ranks(mobile_net, RANKS, how, timeout=600):
+        assert counts == [4] * 4
