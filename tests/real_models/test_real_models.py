@@ -1,0 +1,46 @@
+"""Every cell of the grid of real models, on two ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from real_models.catalogue import MODELS
+from real_models.grid import QUICK, Cell, cells
+from real_models.run import CELL_S, Result, run
+from real_models.ways import WAYS
+
+
+def marked(cell: Cell) -> ParameterSet:
+    """The cell, for `make test-all` only unless it is a quick one."""
+    slow = () if cell in QUICK else (pytest.mark.slow,)
+    return pytest.param(cell, id=cell.name, marks=slow)
+
+
+@pytest.fixture(scope="session")
+def results(request: pytest.FixtureRequest) -> dict[Cell, Result]:
+    """Of all cells that this run of pytest has: a pair of processes goes through many."""
+    chosen: list[Any] = [
+        item.callspec.params["cell"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == TEST
+    ]
+    return {result.cell: result for result in run(chosen)}
+
+
+TEST = "test_two_ranks_train_as_one_process"
+
+
+@pytest.mark.timeout(CELL_S * len(cells()))
+@pytest.mark.parametrize("cell", [marked(cell) for cell in cells()])
+def test_two_ranks_train_as_one_process(cell: Cell, results: dict[Cell, Result]) -> None:
+    problems = results[cell].problems
+    assert not problems, "\n".join(problems)
+
+
+def test_every_model_and_every_way_is_in_the_grid() -> None:
+    assert {cell.model for cell in cells()} == set(MODELS)
+    assert {cell.way for cell in cells()} == set(WAYS)
+    assert set(QUICK) <= set(cells())
