@@ -149,7 +149,7 @@ def can_take(tensor: tf.Tensor) -> bool:
     A `tf.function` in between must not: it may be called from another graph without being traced.
     """
     if isinstance(tensor, ops.EagerTensor):
-        return tf.executing_eagerly()
+        return bool(tf.executing_eagerly())
     graph = tf.compat.v1.get_default_graph()
     while graph is not tensor.graph:
         if not _is_control_flow(graph):

@@ -28,10 +28,10 @@ from gradring.tensorflow import (
     placement,
     retracing,
     serving,
+    user_buffers,
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
-from gradring.tensorflow.moving_statistics import MovingStatistics
 from gradring.tensorflow.ops import broadcast_labelled
 from gradring.tensorflow.rules.making import make
 from gradring.tensorflow.sparse import summed
@@ -308,8 +308,6 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._bucket_bytes = bucket_bytes
         self._check_gradients = check_gradients
         self._chosen_devices = devices
-        # A check would call them gradients.
-        self.moving_statistics = MovingStatistics(join_gradients=check_gradients is None)
         super().__init__(strategy, cluster_resolver, communication_options)
         #: What optimizers do by the rule.
         self.updates = make(
@@ -402,10 +400,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         )
         args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
         with tf.device(self.worker_devices[0]), context:
-            self.moving_statistics.forget()
-            outputs = fn(*args, **kwargs)
-            self.moving_statistics.combine()
-            return outputs
+            return fn(*args, **kwargs)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
@@ -468,7 +463,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         if self._communicator.world_size == 1:
             # Embeddings train as they do on several workers.
             return tf.nest.map_structure(_with_each_index_once, value)
-        return self.moving_statistics.all_reduce(self._cross_device_ops, reduce_op, value, options)
+        return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
 
     def _batch_gather_to(
         self, value_destination_pairs: Sequence[Any], axis: Any, options: Any = None
@@ -477,8 +472,13 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return super()._batch_gather_to(pairs, axis, options)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        dataset = data_order.agreed(dataset, self._communicator)
+        dataset = data_order.agreed(user_buffers.owned(dataset), self._communicator)
         return super()._experimental_distribute_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        return super()._distribute_datasets_from_function(
+            lambda context: user_buffers.owned(dataset_fn(context)), options
+        )
 
     def _update_config_proto(self, config_proto: Any) -> Any:
         return config_proto
