@@ -32,6 +32,7 @@ from gradring.tensorflow import (
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
+from gradring.tensorflow.moving_statistics import MovingStatistics
 from gradring.tensorflow.ops import broadcast_labelled
 from gradring.tensorflow.rules.making import make
 from gradring.tensorflow.sparse import summed
@@ -249,13 +250,14 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
         Returns:
             For `gradring.updates.ParameterServer`, from the first step on: the ``version`` of the
-            variables that it has, ``pushes``, of which ``dropped``, ``pulls``, ``unsettled`` pushes
-            that are neither applied nor dropped yet, ``waited_s`` in pulls, ``bytes_sent`` and
-            ``bytes_received``, ``reconnects``; and in ``servers`` what the first server has told
-            within about a second of all workers' gradients since the servers were restored: its
-            ``version``, ``updates``, the ``queue`` of those that wait, ``staleness`` (by staleness
-            in versions, how many were applied), ``dropped_late``, ``dropped_overflow`` and
-            ``dropped_lost``. For other rules nothing.
+            variables that it has, ``pushes`` of gradients, of which ``dropped``, ``pulls``,
+            ``unsettled`` pushes that are neither applied nor dropped yet, ``waited_s`` in pulls,
+            ``bytes_sent`` and ``bytes_received``, ``reconnects``; and in ``servers`` what the first
+            server has told within about a second of all workers' gradients since the servers were
+            restored: its ``version``, ``updates``, the ``queue`` of those that wait, ``pushes``
+            that are in updates, ``staleness`` (by staleness in versions, how many of these),
+            ``dropped_late``, ``dropped_overflow`` and ``dropped_lost``, and ``held_overflow``,
+            those that had to wait for room in the queue. For other rules nothing.
         """
         return self.extended.updates.stats()  # type: ignore[no-any-return]
 
@@ -308,6 +310,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._bucket_bytes = bucket_bytes
         self._check_gradients = check_gradients
         self._chosen_devices = devices
+        # A check would call them gradients.
+        self.moving_statistics = MovingStatistics(join_gradients=check_gradients is None)
         super().__init__(strategy, cluster_resolver, communication_options)
         #: What optimizers do by the rule.
         self.updates = make(
@@ -400,7 +404,10 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         )
         args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
         with tf.device(self.worker_devices[0]), context:
-            return fn(*args, **kwargs)
+            self.moving_statistics.forget()
+            outputs = fn(*args, **kwargs)
+            self.moving_statistics.combine()
+            return outputs
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
@@ -419,10 +426,21 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
                 if self._communicator.world_size == 1 or compat_keras.saves():
                     return value
+                if self._begins_alone(kwargs.get("synchronization")):
+                    return value
                 label = initial_value_of(kwargs.get("name"))
                 return broadcast_labelled(value, 0, label, self._communicator)
 
         return initial_value
+
+    def _begins_alone(self, synchronization: Any) -> bool:
+        """Whether a variable begins with this rank's own value, without the others.
+
+        That is so in an elastic job for what each replica keeps for itself, such as metrics: a rank
+        that has joined makes them when the others have theirs.
+        """
+        is_elastic = self._communicator.generation > 0
+        return is_elastic and synchronization == tf.VariableSynchronization.ON_READ
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         if not tf.nest.is_nested(value) or isinstance(value, tf.IndexedSlices):
@@ -463,7 +481,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         if self._communicator.world_size == 1:
             # Embeddings train as they do on several workers.
             return tf.nest.map_structure(_with_each_index_once, value)
-        return self._cross_device_ops._all_reduce(reduce_op, value, 0, options)
+        return self.moving_statistics.all_reduce(self._cross_device_ops, reduce_op, value, options)
 
     def _batch_gather_to(
         self, value_destination_pairs: Sequence[Any], axis: Any, options: Any = None
