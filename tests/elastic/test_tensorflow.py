@@ -35,7 +35,6 @@ class Job:
             "GRADRING_TOKEN": "secret",
             "GRADRING_JOB_ID": "elastic",
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "TF_ENABLE_ONEDNN_OPTS": "0",
         }
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
@@ -208,7 +207,7 @@ def train_with_odd_ones(stage: Stage, address: str) -> list[tuple[int, int]]:
 def test_who_joins_needs_the_devices_and_the_update_rule_of_the_others(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    env = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
     outcomes = run_ranks(
         train_with_odd_ones, 4, stage, address, check=False, env=env, timeout=TIMEOUT_S
     )

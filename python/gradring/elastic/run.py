@@ -408,7 +408,7 @@ class _Job:
 
 def _fact_of(error: GradringError) -> str:
     """Without TensorFlow's trace, and without the advice for a job that would end by it."""
-    return str(error).partition("\n")[0].partition("; ")[0]
+    return str(error).partition("\n")[0].rpartition("}} ")[2].partition("; ")[0]
 
 
 class _Terminated:

@@ -49,8 +49,8 @@ class State(elastic.State):
         Args:
             model: A Keras model that is built, or a `tf.Module`; with its optimizer, if it is
                 compiled. Its metrics are left out.
-            optimizer: Of Keras, if the model does not have it; it is built for `model`, if it is
-                not.
+            optimizer: Of Keras, if the model does not have it; if it is not built, it is, for
+                `model`, or else for `variables`.
             variables: More variables.
             values: By name, as for `gradring.elastic.State`.
 
@@ -61,8 +61,11 @@ class State(elastic.State):
                 unchanged.
         """
         check_built(model, "you make its State")
+        variables = list(variables)
         for each in (getattr(model, "optimizer", None), optimizer):
-            build(each, model)
+            build(each, model, variables)
+        self._model = model
+        self._optimizer = getattr(model, "optimizer", None)
         parts = [] if model is None else list(variables_of(model))
         parts += [*optimizer_variables(optimizer), *variables]
         kept = {id(part): part for part in parts if not _is_added_up(part)}
@@ -78,9 +81,35 @@ class State(elastic.State):
         """See `gradring.elastic.State.commit`.
 
         Where the strategy's update rule lets replicas differ, it does `sync_replicas` first.
+
+        Raises:
+            gradring.errors.ConfigError: The model has got variables since the state was made.
         """
+        self._check_complete()
         rule_of(self._variables).sync(self._variables)
         super().commit()
+
+    def _check_complete(self) -> None:
+        """Refuses to leave out what the model has got meanwhile: replicas would differ by it.
+
+        Raises:
+            gradring.errors.ConfigError: It has.
+        """
+        known = {id(variable) for variable in self._variables}
+        present = getattr(self._model, "optimizer", None)
+        if present is not self._optimizer:
+            # That of another `compile`, as a program may do in each group.
+            known |= {id(variable) for variable in optimizer_variables(present)}
+        found = () if self._model is None else variables_of(self._model)
+        late = [part for part in found if id(part) not in known and not _is_added_up(part)]
+        if late:
+            first = getattr(late[0], "path", late[0].name)
+            more = f" and {len(late) - 1} more" if late[1:] else ""
+            raise ConfigError(
+                f"the model has variables that it did not have when its State was made, and that a "
+                f"commit would lose: {first}{more}; have all of its layers built before, for "
+                "instance by calling it on a batch, as in training"
+            )
 
     def _kept(self) -> Sequence[str]:
         return [*self._variable_names, *super()._kept()]

@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.tensorflow.adoption import of_tensorflow
+from gradring.tensorflow.adoption import of_tensorflow, strategy_of
 
 
 def check_built(model: Any, before: str) -> None:
     """Refuses a Keras model that has no variables yet.
 
+    One of a class of its own may call itself built by then: its layers are when they are called.
+
     Raises:
         gradring.errors.ConfigError: It has none; says to build it `before` something.
     """
-    if not getattr(model, "built", True):
+    layers, weights = getattr(model, "layers", ()), getattr(model, "weights", True)
+    has_none = not weights and not all(layer.built for layer in layers)
+    if has_none or not getattr(model, "built", True):
         raise ConfigError(
-            f"the model {model.name!r} has no variables yet; build it, for instance by calling it "
-            f"on a batch, before {before}"
+            f"the model {model.name!r} has no variables yet; build it in the strategy's scope, for "
+            f"instance by calling it on a batch, before {before}"
         )
 
 
-def build(optimizer: Any, model: Any) -> None:
-    """Makes the variables of an optimizer, unless there is none, or it has them."""
+def build(optimizer: Any, model: Any, variables: Iterable[Any] = ()) -> None:
+    """Makes the variables of an optimizer, unless there is none, or it has them.
+
+    It is built for what is trained of `model`, or if that is None, of `variables`.
+    """
     # The sign of tf_keras is not there before.
     if getattr(optimizer, "built", getattr(optimizer, "_built", False)):
         return
     if not hasattr(optimizer, "build"):
         return
-    strategy = getattr(model, "distribute_strategy", None)
+    those = [variable for variable in variables if variable.trainable]
+    trained = those if model is None else model.trainable_variables
+    strategy = getattr(model, "distribute_strategy", strategy_of(trained))
     with contextlib.nullcontext() if strategy is None else strategy.scope():
-        optimizer.build(model.trainable_variables)
+        optimizer.build(trained)
 
 
 def variables_of(model: Any) -> Iterator[Any]:
