@@ -27,9 +27,9 @@ Batch = tuple[np.ndarray, np.ndarray]
 Parts = list[list[Batch]]
 
 
-def parts(rows: Callable[[int, int], int] = lambda step, rank: BATCH) -> Parts:
+def parts(rows: Callable[[int, int], int] = lambda step, rank: BATCH, ranks: int = RANKS) -> Parts:
     draw = np.random.default_rng(0)
-    return [[_batch(draw, rows(step, rank)) for rank in range(RANKS)] for step in range(STEPS)]
+    return [[_batch(draw, rows(step, rank)) for rank in range(ranks)] for step in range(STEPS)]
 
 
 def _batch(draw: Any, rows: int) -> Batch:
@@ -76,6 +76,16 @@ def renormalised() -> Any:
             keras.layers.Dense(5, activation="softmax"),
         ]
     )
+
+
+def sequences() -> Any:
+    """A graph does not know the shape of these kernels' gradients, if batches are of any size."""
+    import keras
+
+    dense = [keras.layers.Dense(16, activation="tanh") for _ in range(2)]
+    layers = [keras.layers.Input((SIDE, SIDE, 3)), keras.layers.Reshape((-1, 3)), *dense]
+    pooled = [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(5, activation="softmax")]
+    return keras.Sequential([*layers, *pooled])
 
 
 def followers(model: Any) -> list[Any]:
@@ -164,6 +174,10 @@ def in_a_loop(comm: Any) -> Any:
 
 def a_layer_called_twice(comm: Any) -> Any:
     return Case(comm, twice).train(parts())
+
+
+def dense_layers_of_sequences(comm: Any) -> Any:
+    return Case(comm, sequences).train(parts())
 
 
 def synchronised_layers(comm: Any) -> Any:
@@ -367,6 +381,7 @@ CASES: dict[Any, tuple[int, Callable[[], Any]]] = {
     # Whether all gradients are finite, in front of the gradients.
     a_loss_scale: (3, lambda: expected(parts())),
     checked_gradients: (2, lambda: expected(parts())),
+    dense_layers_of_sequences: (1, list),
     local_steps: (1, lambda: expected(parts())),
 }
 IN_FIT = (in_fit, in_fit_of_several_steps, in_fit_that_runs_eagerly)
@@ -429,6 +444,37 @@ def test_a_layer_that_normalises_by_its_statistics_has_those_of_all_ranks(found:
 def test_fit_has_the_statistics_of_a_loop(found: Any, case: str) -> None:
     for rank, right in found:
         assert_close(rank[case][0], right["in_a_loop"])
+
+
+def two_devices() -> Any:
+    """Each process has two replicas, of which the last one of rank 1 has no samples."""
+    take_default_threads()
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
+    tf.config.set_logical_device_configuration(cpu, logical)
+    steps = parts(lambda _, replica: BATCH * int(replica != 3), 2 * RANKS)
+    with gradring.init() as comm:
+        case = Case(comm, devices=["CPU:0", "CPU:1"])
+        distribute = case.strategy.experimental_distribute_values_from_function
+        step = tf.function(lambda *batch: case.strategy.run(case.step, batch))
+        for replicas in steps:
+            own = replicas[2 * comm.rank : 2 * comm.rank + 2]
+            values = [[batch[part] for batch in own] for part in range(2)]
+            step(
+                *[
+                    distribute(lambda at, of=of: of[at.replica_id_in_sync_group % 2])
+                    for of in values
+                ]
+            )
+        found = statistics_of(case.model)
+    return found, expected(steps)
+
+
+def test_replicas_of_one_process_combine_their_statistics() -> None:
+    for found, right in run_ranks(two_devices, RANKS, timeout=240):
+        assert_close(found, right)
 
 
 def mobile_net(how: str) -> Any:

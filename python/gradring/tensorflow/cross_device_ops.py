@@ -15,6 +15,7 @@ from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.tensorflow import compat
 from gradring.tensorflow.dtypes import as_tensor
+from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.ops import all_gather
 from gradring.tensorflow.reduction import Leaf, reduce_leaves
 
@@ -118,6 +119,8 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
         known = current_variables(len(values))
+        if known is not None:
+            with_known_shapes(values, known[0])
         name = reduce_op.name.lower()
         reduction = Reduction(
             self._communicator,

@@ -11,6 +11,7 @@ from gradring.gradients import buckets, checks
 from gradring.gradients.names import Label, Names, with_gaps
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.tensorflow.dtypes import accumulator
+from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import Leaf, Variable, reduce_leaves
 from gradring.tensorflow.start_wait import eager_step, reduce
@@ -96,6 +97,8 @@ class GradientReducer:
             raise ValueError(f"samples weigh a mean, and have no meaning for op={self._op!r}")
         if variables is not None and len(variables) != len(gradients):
             raise ValueError(f"{len(variables)} variables cannot have {len(gradients)} gradients")
+        if variables is not None:
+            with_known_shapes(gradients, variables)
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         leaves = [gradients[i] for i in present]
         named = None if variables is None else [variables[i] for i in present]

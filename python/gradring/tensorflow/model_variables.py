@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
+from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import of_tensorflow, strategy_of
 
 
@@ -70,6 +71,27 @@ def optimizer_variables(optimizer: Any) -> Sequence[Any]:
     # A method in tf_keras.
     found: Sequence[Any] = variables() if callable(variables) else variables
     return found
+
+
+def with_known_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
+    """The same gradients, which have the shapes of their variables.
+
+    A graph does not know all of them, such as that of a `Dense` layer's kernel for batches of any
+    size, and a tensor of unknown size travels by itself.
+    """
+    for gradient, variable in zip(gradients, variables, strict=True):
+        shape = getattr(variable, "shape", None)
+        if (
+            _is_of_graph(gradient)
+            and shape is not None
+            and gradient.shape.is_compatible_with(shape)
+        ):
+            gradient.set_shape(shape)
+    return gradients
+
+
+def _is_of_graph(gradient: Any) -> bool:
+    return isinstance(gradient, tf.Tensor) and not isinstance(gradient, compat.EagerTensor)
 
 
 def local_parts(variable: Any) -> Sequence[Any]:

@@ -15,6 +15,7 @@ from gradring.horovod.tensorflow.calls import agree
 from gradring.horovod.tensorflow.collectives import reduce_dense
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
+from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.reduction import reduce_leaves
 
 Gradient = Any
@@ -91,7 +92,7 @@ def reduce_gradients(
     Raises:
         gradring.errors.MismatchError: Ranks have different gradients.
     """
-    results = list(gradients)
+    results = list(with_known_shapes(gradients, variables))
     if not options.process_set.included():
         return results
     communicator = options.process_set.group()

@@ -12,7 +12,11 @@ import tensorflow as tf
 
 from gradring.tensorflow import compat
 from gradring.tensorflow.cross_device_ops import gradients_of
-from gradring.tensorflow.model_variables import local_parts, optimizer_variables
+from gradring.tensorflow.model_variables import (
+    local_parts,
+    optimizer_variables,
+    with_known_shapes,
+)
 from gradring.tensorflow.sparse import summed
 
 #: Of a variable, or None where the loss does not depend on it.
@@ -104,7 +108,7 @@ def apply(
         updates.apply(
             optimizer,
             lambda changed: original(optimizer, changed, variables),
-            list(gradients),
+            with_known_shapes(list(gradients), variables),
             variables,
         )
     finally:
