@@ -185,7 +185,8 @@ def synchronised_layers(comm: Any) -> Any:
 
 
 def whole_batches() -> Parts:
-    return [[tuple(np.concatenate(both) for both in zip(*r, strict=True))] for r in parts()]
+    together = [zip(*ranks, strict=True) for ranks in parts()]
+    return [[(np.concatenate(images), np.concatenate(labels))] for images, labels in together]
 
 
 def renormalisation(comm: Any) -> Any:
