@@ -134,8 +134,6 @@ def run_script(
         ),
         "PYTHONUTF8": "1",
         "PYTHONUNBUFFERED": "1",
-        # Otherwise TensorFlow talks about floating point in the middle of the lines to see.
-        "TF_ENABLE_ONEDNN_OPTS": "0",
     }
     environ.pop("GRADRING_FLIGHT_DIR", None)
     with subprocess.Popen(
