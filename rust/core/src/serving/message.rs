@@ -63,9 +63,9 @@ pub enum Message {
 /// What has become of all workers' gradients since servers were restored.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Counted {
-    /// Of the weights.
+    /// Updates in the weights.
     pub version: Version,
-    /// Updates that were made since; initial weights are none.
+    /// Those of them that were made since.
     pub updates: u64,
     /// Gradients that wait to be applied.
     pub queue: usize,
