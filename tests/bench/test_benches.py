@@ -209,6 +209,21 @@ def test_training_steps_reach_the_same_weights_in_all_ways(tmp_path: Path) -> No
     assert row["p90_ms"] == row["ms_per_step"] and set(row["p99_ms"].values()) == {None}
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_steps_of_models_are_recorded_by_what_they_consist_of(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    arguments = ("--models", "embedding", "--threads", "default", "--rounds", "1", "--steps", "2")
+    done = run("model_steps", *arguments, "--allow-debug", "--json", path)
+    assert done.returncode == 0, done.stderr
+    loop, fit = json.loads(path.read_text())
+    assert (loop["program"], fit["program"], fit["threads"]) == ("loop", "fit", "default")
+    assert [*loop["p50_ms"]] == ["alone", "apart", "one rank", "gradring", "MWMS"]
+    assert [*fit["p90_ms"]] == ["alone", "apart", "one rank", "gradring"]
+    for row in (loop, fit):
+        assert row["parameters"] == 6_404_810 and row["collectives"] >= 4
+        assert min(row["waits_ms"], row["moves_ms"], row["exposed_ms"], *row["p50_ms"].values()) > 0
+
+
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("tensorflow", "keras", "sklearn"))),
     reason="needs TensorFlow, Keras and scikit-learn",
