@@ -261,13 +261,14 @@ class Communicator:
 @type_check_only
 class GradientCounts(TypedDict):
     # Of all workers' gradients since the servers were last restored; 0 and {} but in server 0, and
-    # in a worker what server 0 said up to a second ago.
-    queue: int  # that wait to be applied
-    pushes: int
+    # in a worker what server 0 said up to a second ago. Initial weights are no gradient.
+    queue: int  # that wait to be applied, and are in the queue
+    pushes: int  # in updates
     updates: int
     dropped_late: int
     dropped_overflow: int
     dropped_lost: int
+    held_overflow: int  # that had to wait for room in the queue, whatever became of them then
     superfluous: int  # initial weights that came second
     staleness: dict[
         int, int
@@ -275,14 +276,14 @@ class GradientCounts(TypedDict):
 
 @type_check_only
 class CountsOfServers(GradientCounts):
-    version: int  # updates in the weights
+    version: int  # of the weights
 
 @type_check_only
 class ServerStats(GradientCounts):
     server: int
     address: str  # where it listens, with the port that it got
     term: int  # grows whenever servers are restored; 0 before the first
-    version: int  # updates in the weights; the first brings the initial weights
+    version: int  # of the weights: 1 for the initial ones, and 1 more with each update
     history: int  # equal on two servers at one version exactly if they applied the same log
     applied: dict[
         int, tuple[int, int, int]
@@ -304,7 +305,7 @@ class ClientStats(TypedDict):
     version: int  # of the weights that the last pull gave; 0 before
     term: int
     pushes: int  # that push() took
-    dropped: int  # of which push() said that they would not count
+    dropped: int  # of which are in no update, and will be in none, as far as servers have told
     pulls: int
     unsettled: int  # pushes that are not known to be applied or dropped
     bytes_sent: int

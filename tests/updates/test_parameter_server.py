@@ -320,8 +320,22 @@ def test_updates_are_what_the_rule_says(ranks: Any) -> None:
     assert stats["version"] - 1 + stats["dropped_overflow"] // 2 >= STEPS
     _, stats = last(backup)
     assert stats["version"] - 1 >= STEPS
-    for _, client, _ in (*synchronous, *each, *bounded, *queue, *backup):
-        assert client["pushes"] >= STEPS - 1
+    for those in (synchronous, each, bounded, queue, backup):
+        assert_counts_agree(those)
+
+
+def assert_counts_agree(those: Any) -> None:
+    """Each gradient of a worker is in an update or dropped, as the worker and server 0 count."""
+    clients, stats = [client for _, client, _ in those], those[0][2][0]
+    dropped = sum(stats[f"dropped_{why}"] for why in ("late", "overflow", "lost"))
+    assert all(client["pushes"] >= STEPS - 1 for client in clients)
+    assert sum(client["pushes"] for client in clients) == stats["pushes"] + dropped
+    assert sum(client["dropped"] for client in clients) == dropped
+    assert not any(client["unsettled"] for client in clients)
+    assert (stats["updates"], sum(stats["staleness"].values())) == (
+        stats["version"] - 1,
+        stats["pushes"],
+    )
 
 
 def test_staleness_queue_and_drops_are_seen(ranks: Any) -> None:

@@ -130,6 +130,8 @@ def summary(stats: _native.ServerStats) -> str:
         }
         words.append(f"{stats['updates']} updates of {stats['pushes']} gradients")
         words += [f"{count} dropped {why}" for why, count in dropped.items() if count]
+        if stats["held_overflow"]:
+            words.append(f"{stats['held_overflow']} had to wait for room")
         staleness = stats["staleness"]
         mean = mean_staleness(staleness)
         if mean is not None:

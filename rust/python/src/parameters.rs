@@ -296,6 +296,7 @@ fn set_counted(result: &Bound<'_, PyDict>, counted: Counted) -> PyResult<()> {
     result.set_item("updates", counted.updates)?;
     result.set_item("dropped_late", counts.late)?;
     result.set_item("dropped_overflow", counts.overflowed)?;
+    result.set_item("held_overflow", counts.held)?;
     result.set_item("dropped_lost", counts.lost)?;
     result.set_item("superfluous", counts.superfluous)?;
     result.set_item("staleness", counted.staleness)

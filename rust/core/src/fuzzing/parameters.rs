@@ -352,6 +352,19 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     let replies = [
         Reply::OtherTerm(terms.clone()),
         Reply::NotMember(1, Incarnation(1, 1)),
+        Reply::Go {
+            term: 1,
+            incarnation: Incarnation(1, 1),
+            number: 3,
+            version: 2,
+            settled: 2,
+            dropped: 1,
+        },
+        Reply::Left {
+            term: 1,
+            incarnation: Incarnation(1, 1),
+            dropped: 1,
+        },
         Reply::Staged(1, id),
         Reply::Weights {
             round: 8,

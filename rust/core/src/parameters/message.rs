@@ -103,6 +103,17 @@ pub enum Reply {
         version: Version,
         /// Pushes up to this number have been applied or dropped.
         settled: u64,
+        /// How many were dropped in this term.
+        dropped: u64,
+    },
+    /// It was counted out, as it wanted: all that is in no update is dropped.
+    Left {
+        /// In which term.
+        term: Term,
+        /// Under which incarnation.
+        incarnation: Incarnation,
+        /// How many of its pushes were dropped in this term.
+        dropped: u64,
     },
     /// What was pulled.
     #[serde(skip)]

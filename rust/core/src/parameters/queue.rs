@@ -33,7 +33,17 @@ struct Member {
     computes: bool,
 }
 
-/// What became of gradients.
+/// What a worker's pushes have come to.
+#[derive(Debug, Clone, Copy)]
+struct Over {
+    incarnation: Incarnation,
+    /// The last that is over.
+    number: u64,
+    /// How many of them are in no update.
+    dropped: u64,
+}
+
+/// What became of gradients. Initial weights are none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Part of an update.
@@ -42,10 +52,20 @@ pub struct Counts {
     pub late: u64,
     /// Did not fit into the queue.
     pub overflowed: u64,
+    /// Did not fit into it, and waited for room; what became of them then is counted, too.
+    pub held: u64,
     /// Initial weights, where others had brought some already.
     pub superfluous: u64,
     /// Its worker was lost.
     pub lost: u64,
+}
+
+/// Why a push is over.
+#[derive(Clone, Copy)]
+enum Fate {
+    Applied,
+    Late,
+    Overflowed,
 }
 
 /// Members, and gradients that wait.
@@ -57,8 +77,8 @@ pub struct Queue {
     pending: VecDeque<Pending>,
     /// Those for which there was no room, at most one of each worker.
     waiting: VecDeque<Pending>,
-    /// By worker, the last incarnation and the last of its pushes that is over.
-    over: BTreeMap<u32, (Incarnation, u64)>,
+    /// By worker, what has become of the pushes of its last incarnation.
+    over: BTreeMap<u32, Over>,
     counts: Counts,
     staleness: BTreeMap<u64, u64>,
 }
@@ -70,7 +90,15 @@ impl Queue {
     /// At this version, whose log ends each worker's pushes with these, and with nobody.
     #[must_use]
     pub fn new(rules: Rules, version: Version, applied: &[PushId]) -> Self {
-        let over = |id: &PushId| (id.worker, (id.incarnation, id.number));
+        let over = |id: &PushId| {
+            let (incarnation, number, dropped) = (id.incarnation, id.number, 0);
+            let over = Over {
+                incarnation,
+                number,
+                dropped,
+            };
+            (id.worker, over)
+        };
         Self {
             rules,
             version,
@@ -142,23 +170,37 @@ impl Queue {
     #[must_use]
     pub fn over(&self) -> Vec<PushId> {
         let over = self.over.iter();
-        over.map(|(&worker, &(incarnation, number))| PushId {
+        over.map(|(&worker, over)| PushId {
             worker,
-            incarnation,
-            number,
+            incarnation: over.incarnation,
+            number: over.number,
         })
         .collect()
+    }
+
+    /// How many pushes of a worker's last incarnation are in no update, and will be in none.
+    #[must_use]
+    pub fn dropped(&self, worker: u32) -> u64 {
+        self.over.get(&worker).map_or(0, |over| over.dropped)
     }
 
     /// A worker counts from now on: the last of its pushes that is over. An incarnation that has ended,
     /// or that others have followed, does not come back: what it has pushed may still be on its way.
     pub fn join(&mut self, worker: u32, incarnation: Incarnation) -> Option<u64> {
-        let latest = match self.over.get(&worker) {
-            Some(&(last, _)) if incarnation < last => return None,
-            Some(&(last, u64::MAX)) if incarnation == last => return None,
-            Some(&(last, number)) if incarnation == last => number,
-            _ => 0,
+        let over = match self.over.get(&worker) {
+            Some(over) if incarnation < over.incarnation => return None,
+            Some(over) if incarnation == over.incarnation && over.number == u64::MAX => {
+                return None;
+            }
+            Some(over) if incarnation == over.incarnation => *over,
+            _ => Over {
+                incarnation,
+                number: 0,
+                dropped: 0,
+            },
         };
+        let latest = over.number;
+        // What it had submitted beyond, it submits again.
         self.remove(worker);
         let slowest = self.members.values().map(|member| member.settled).min();
         let member = Member {
@@ -168,18 +210,25 @@ impl Queue {
             computes: false,
         };
         self.members.insert(worker, member);
-        self.over.insert(worker, (incarnation, latest));
+        self.over.insert(worker, over);
         Some(latest)
     }
 
     /// A worker counts no more, and what it submitted is dropped as far as it is in no entry.
     pub fn remove(&mut self, worker: u32) {
         if let Some(member) = self.members.remove(&worker) {
-            let before = self.pending.len() + self.waiting.len();
+            let all = self.pending.iter().chain(&self.waiting);
+            let lost = all.filter(|it| it.id.worker == worker && it.base > 0);
+            let lost = lost.count() as u64;
             self.pending.retain(|it| it.id.worker != worker);
             self.waiting.retain(|it| it.id.worker != worker);
-            self.counts.lost += (before - self.pending.len() - self.waiting.len()) as u64;
-            self.over.insert(worker, (member.incarnation, u64::MAX));
+            self.counts.lost += lost;
+            let over = Over {
+                incarnation: member.incarnation,
+                number: u64::MAX,
+                dropped: self.dropped(worker) + lost,
+            };
+            self.over.insert(worker, over);
         }
     }
 
@@ -192,23 +241,21 @@ impl Queue {
         member.latest = pushed.id.number;
         member.computes = false;
         if pushed.base > self.version || (pushed.base == 0) != (self.version == 0) {
-            self.counts.superfluous += 1;
-            self.settle(&pushed);
+            self.settle(&pushed, Fate::Late);
         } else if !self.is_full() {
             self.pending.push_back(pushed);
         } else {
             match self.rules.overflow {
-                Overflow::Wait => self.waiting.push_back(pushed),
-                Overflow::DropNewest => {
-                    self.counts.overflowed += 1;
-                    self.settle(&pushed);
+                Overflow::Wait => {
+                    self.counts.held += 1;
+                    self.waiting.push_back(pushed);
                 }
+                Overflow::DropNewest => self.settle(&pushed, Fate::Overflowed),
                 Overflow::DropOldest => {
                     // It waits before the other is over: the last that is over is the one before it.
                     self.pending.push_back(pushed);
                     if let Some(oldest) = self.pending.pop_front() {
-                        self.counts.overflowed += 1;
-                        self.settle(&oldest);
+                        self.settle(&oldest, Fate::Overflowed);
                     }
                 }
             }
@@ -225,17 +272,25 @@ impl Queue {
     }
 
     /// A push is over.
-    fn settle(&mut self, pushed: &Pending) {
+    fn settle(&mut self, pushed: &Pending, fate: Fate) {
+        // Initial weights are no step.
+        let is_step = pushed.base > 0;
+        let (counts, is_dropped) = (&mut self.counts, !matches!(fate, Fate::Applied));
+        match fate {
+            _ if !is_step => counts.superfluous += u64::from(is_dropped),
+            Fate::Applied => counts.applied += 1,
+            Fate::Late => counts.late += 1,
+            Fate::Overflowed => counts.overflowed += 1,
+        }
         let first = self.first_pending(pushed.id.worker);
         let worker = &pushed.id.worker;
-        let (Some(member), Some((_, over))) =
-            (self.members.get_mut(worker), self.over.get_mut(worker))
+        let (Some(member), Some(over)) = (self.members.get_mut(worker), self.over.get_mut(worker))
         else {
             return;
         };
-        // Initial weights are no step.
-        member.settled += u64::from(pushed.base > 0);
-        *over = first.map_or(member.latest, |first| first - 1);
+        member.settled += u64::from(is_step);
+        over.number = first.map_or(member.latest, |first| first - 1);
+        over.dropped += u64::from(is_step && is_dropped);
     }
 
     fn first_pending(&self, worker: u32) -> Option<u64> {
@@ -268,9 +323,8 @@ impl Queue {
             *self.staleness.entry(staleness).or_default() += 1;
         }
         self.version += 1;
-        self.counts.applied += count as u64;
         for it in &taken {
-            self.settle(it);
+            self.settle(it, Fate::Applied);
         }
         self.admit();
         Some(Entry {
@@ -303,12 +357,7 @@ impl Queue {
         });
         self.pending.extend(kept);
         for it in dropped {
-            if it.base == 0 {
-                self.counts.superfluous += 1;
-            } else {
-                self.counts.late += 1;
-            }
-            self.settle(&it);
+            self.settle(&it, Fate::Late);
         }
     }
 
@@ -364,7 +413,7 @@ impl Queue {
             return None;
         }
         self.members.get_mut(&worker)?.computes = true;
-        self.over.get(&worker).map(|(_, number)| *number)
+        self.over.get(&worker).map(|over| over.number)
     }
 
     /// Whether a member was told to go on.

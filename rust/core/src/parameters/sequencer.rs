@@ -380,7 +380,15 @@ impl Sequencer {
                 };
                 open.queue.submit(pending);
             }
-            Ask::Leave(_) => open.remove(worker),
+            Ask::Leave(incarnation) => {
+                open.remove(worker);
+                let left = Reply::Left {
+                    term,
+                    incarnation: *incarnation,
+                    dropped: open.queue.dropped(worker),
+                };
+                self.out.push(Output::Worker(worker, left));
+            }
             // It may not have heard that it may go on, or what is settled since.
             Ask::Submit { .. } | Ask::Join { .. } | Ask::Alive(_)
                 if open.queue.computes(worker) =>
@@ -527,6 +535,7 @@ impl Open {
             incarnation,
             number: self.queue.latest(worker),
             settled: self.settled(worker, over),
+            dropped: self.queue.dropped(worker),
             version: self.queue.version(),
         };
         Some(Output::Worker(worker, go))

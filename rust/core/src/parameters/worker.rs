@@ -73,6 +73,10 @@ pub struct Worker {
     round: u64,
     /// Pushes that may have to be said again, in order.
     unsettled: VecDeque<Push>,
+    /// Of the pushes of this incarnation, how many were dropped in this term, as the sequencer says.
+    dropped: u64,
+    /// How many were dropped before.
+    dropped_before: u64,
     /// With which weights the program computes, by server.
     base: Option<Vec<Point>>,
     /// When unanswered requests are said again.
@@ -98,6 +102,8 @@ impl Worker {
             submitted: 0,
             round: random,
             unsettled: VecDeque::new(),
+            dropped: 0,
+            dropped_before: 0,
             base: None,
             again: now,
             event: None,
@@ -152,6 +158,12 @@ impl Worker {
     #[must_use]
     pub fn unsettled(&self) -> usize {
         self.unsettled.len()
+    }
+
+    /// How many gradients are in no update, and will be in none, as far as it knows.
+    #[must_use]
+    pub const fn dropped(&self) -> u64 {
+        self.dropped_before + self.dropped
     }
 
     /// Whether a push would count: the weights that it was told to compute with are still those of the
@@ -278,7 +290,7 @@ impl Worker {
         let term = self.terms.term();
         match reply {
             Reply::OtherTerm(terms) if terms.term() > term => {
-                self.unsettled.retain(|push| terms.contains(push.base));
+                self.drop_unless(|push| terms.contains(push.base));
                 let is_past = |bases: &Vec<Point>| bases.iter().all(|it| terms.contains(*it));
                 self.base = self.base.take().filter(is_past);
                 self.terms = terms;
@@ -288,7 +300,7 @@ impl Worker {
                 if theirs == term && Some(incarnation) == self.incarnation =>
             {
                 // Whether they have been applied cannot be told under another incarnation.
-                self.unsettled.clear();
+                self.drop_unless(|_| false);
                 self.base = None;
                 self.incarnation = None;
                 self.number = 0;
@@ -317,12 +329,23 @@ impl Worker {
                 number,
                 version,
                 settled,
+                dropped,
             } if theirs == term && Some(incarnation) == self.incarnation => {
                 self.unsettled.retain(|push| push.number > settled);
+                // An older one may come later.
+                self.dropped = self.dropped.max(dropped);
                 if !matches!(self.phase, Phase::Waiting { number: ours } if ours == number) {
                     return;
                 }
                 self.may_go(number, version);
+            }
+            Reply::Left {
+                term: theirs,
+                incarnation,
+                dropped,
+            } if theirs == term && Some(incarnation) == self.incarnation => {
+                self.unsettled.clear();
+                self.dropped = dropped;
             }
             Reply::Staged(theirs, id) if theirs == term && id == self.id(id.number) => {
                 // What comes again must not make this worker say more again.
@@ -362,6 +385,14 @@ impl Worker {
             _ => return,
         }
         self.again = now;
+    }
+
+    /// Keeps some of the unsettled gradients; the sequencer counts anew.
+    fn drop_unless(&mut self, keeps: impl Fn(&Push) -> bool) {
+        let is_dropped = |push: &&Push| push.base.version > 0 && !keeps(push);
+        let dropped = self.unsettled.iter().filter(is_dropped).count() as u64;
+        self.dropped_before += mem::take(&mut self.dropped) + dropped;
+        self.unsettled.retain(keeps);
     }
 
     fn rejoin(&mut self) {

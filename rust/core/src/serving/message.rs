@@ -63,9 +63,9 @@ pub enum Message {
 /// What has become of all workers' gradients since servers were restored.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Counted {
-    /// Updates in the weights.
+    /// Of the weights.
     pub version: Version,
-    /// Those of them that were made since.
+    /// Updates that were made since; initial weights are none.
     pub updates: u64,
     /// Gradients that wait to be applied.
     pub queue: usize,

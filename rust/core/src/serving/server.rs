@@ -50,7 +50,7 @@ pub struct Place {
 pub struct Stats {
     /// Grows whenever servers are restored.
     pub term: Term,
-    /// Updates in the weights.
+    /// Of the weights: 1 for the initial ones, and 1 for each update.
     pub version: Version,
     /// Equal for servers that have applied the same log.
     pub history: u64,
@@ -269,7 +269,8 @@ fn counted(sequencer: &Sequencer) -> Counted {
     };
     Counted {
         version,
-        updates: version - sequencer.start(),
+        // The first version has the initial weights.
+        updates: version - sequencer.start().max(version.min(1)),
         queue,
         counts,
         staleness: sequencer.staleness(),
@@ -472,6 +473,8 @@ impl Core {
             (Ask::Leave(_), _) => {
                 self.attendance.away.remove(&request.worker);
                 self.attendance.left.insert(request.worker);
+                // What became of its gradients comes before the goodbye.
+                self.sequence(now)?;
                 Message::Over
             }
             (_, Some(reply)) => Message::Reply(copy, reply),

@@ -45,7 +45,7 @@ pub struct Stats {
     pub term: Term,
     /// Pushes.
     pub pushes: u64,
-    /// Those of them that would not count.
+    /// Those of them that are in no update, and will be in none, as far as is known.
     pub dropped: u64,
     /// Pulls that ended.
     pub pulls: u64,
@@ -307,8 +307,11 @@ impl Worker {
         // Otherwise it would go out when the next thing is due to be said again.
         protocol.say_again(Instant::now());
         state.turn = Turn::Pull;
-        state.stats.pushes += 1;
-        state.stats.dropped += u64::from(!counts);
+        // Initial weights are no gradient.
+        if turn == Turn::Push {
+            state.stats.pushes += 1;
+            state.stats.dropped += u64::from(!counts);
+        }
         drop(state);
         self.shared.wake_up.wake();
         Ok(counts)
@@ -324,6 +327,7 @@ impl Worker {
         Ok(Stats {
             term: protocol.map_or(0, Protocol::term),
             unsettled: protocol.map_or(0, Protocol::unsettled),
+            dropped: state.stats.dropped + protocol.map_or(0, Protocol::dropped),
             ..state.stats.clone()
         })
     }

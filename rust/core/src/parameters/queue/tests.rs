@@ -78,7 +78,7 @@ fn a_lost_worker_is_not_waited_for_and_its_gradient_is_dropped() {
     assert!(cut(&mut queue).is_none());
     queue.remove(2);
     assert_eq!(cut(&mut queue), Some(vec![(0, 1.0)]));
-    assert_eq!(queue.counts().lost, 1);
+    assert_eq!((queue.counts().lost, queue.dropped(1)), (1, 1));
     assert_eq!(queue.join(1, Incarnation(1, 1)), None, "it has ended");
     assert_eq!(queue.join(1, Incarnation(1, 9)), Some(0));
 }
@@ -101,7 +101,13 @@ fn backups_let_the_others_go_on_and_a_straggler_counts_as_the_rule_says() {
         assert!(cut(&mut queue).is_none());
         push(&mut queue, 0, 2);
         push(&mut queue, 1, 2);
+        let late_ones = 3 - second.len() as u64;
         assert_eq!(cut(&mut queue), Some(second));
+        assert_eq!(
+            (queue.counts().late, queue.dropped(2)),
+            (late_ones, late_ones)
+        );
+        assert_eq!(queue.counts().applied, 5 - late_ones);
     }
 }
 
@@ -156,10 +162,10 @@ fn an_update_is_the_mean_of_as_many_as_the_rule_says_or_of_all_there_can_be() {
 
 #[test]
 fn what_does_not_fit_waits_or_is_dropped() {
-    for (overflow, left, dropped) in [
-        (Overflow::Wait, vec![0, 1, 2], 0),
-        (Overflow::DropOldest, vec![1, 2], 1),
-        (Overflow::DropNewest, vec![0, 1], 1),
+    for (overflow, left, by_worker) in [
+        (Overflow::Wait, vec![0, 1, 2], [0, 0, 0]),
+        (Overflow::DropOldest, vec![1, 2], [1, 0, 0]),
+        (Overflow::DropNewest, vec![0, 1], [0, 0, 1]),
     ] {
         let mut queue = queue(Rules {
             overflow,
@@ -168,11 +174,47 @@ fn what_does_not_fit_waits_or_is_dropped() {
         for worker in 0..3 {
             push(&mut queue, worker, 1);
         }
-        assert_eq!((queue.len(), queue.counts().overflowed), (2, dropped));
+        let (counts, dropped) = (queue.counts(), by_worker.iter().sum());
+        assert_eq!(
+            (queue.len(), counts.overflowed, counts.held),
+            (2, dropped, 1 - dropped)
+        );
+        assert_eq!([0, 1, 2].map(|worker| queue.dropped(worker)), by_worker);
         assert_eq!(queue.go(2).is_some(), overflow != Overflow::Wait);
         let parts: Vec<_> = std::iter::from_fn(|| cut(&mut queue)).flatten().collect();
         let workers: Vec<_> = parts.into_iter().map(|(worker, _)| worker).collect();
         assert_eq!(workers, left);
         assert!(queue.go(2).is_some());
+        assert_eq!(queue.counts().applied, left.len() as u64);
     }
+}
+
+#[test]
+fn initial_weights_are_no_gradient_whatever_becomes_of_them() {
+    let mut queue = Queue::new(rules(None), 0, &[]);
+    for worker in 0..2 {
+        assert_eq!(queue.join(worker, Incarnation(1, worker)), Some(0));
+        push(&mut queue, worker, 0);
+    }
+    assert_eq!(cut(&mut queue), Some(vec![(0, 1.0)]));
+    assert!(cut(&mut queue).is_none());
+    let counts = queue.counts();
+    assert_eq!((counts.applied, counts.late, counts.superfluous), (0, 0, 1));
+    assert_eq!((queue.dropped(0), queue.dropped(1)), (0, 0));
+    assert_eq!((queue.version(), queue.go(1)), (1, Some(1)));
+}
+
+#[test]
+fn one_that_joins_again_under_its_name_keeps_its_count_and_submits_again_what_was_open() {
+    let mut queue = queue(Rules {
+        overflow: Overflow::DropNewest,
+        ..rules(None)
+    });
+    for worker in [1, 0, 1] {
+        push(&mut queue, worker, 1);
+    }
+    assert_eq!(queue.join(1, Incarnation(1, 1)), Some(0));
+    assert_eq!((queue.dropped(1), queue.len()), (1, 1));
+    assert_eq!(queue.join(1, Incarnation(1, 9)), Some(0));
+    assert_eq!(queue.dropped(1), 0, "another process counts for itself");
 }

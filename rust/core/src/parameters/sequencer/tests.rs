@@ -75,6 +75,18 @@ impl Served {
         self.sequencer.answer(&request, self.now);
     }
 
+    /// With what it is told to go on, or that it has left: how many of its pushes were dropped.
+    fn dropped(&mut self) -> Option<u64> {
+        let outputs = self.sequencer.step(self.now).into_iter();
+        let dropped = outputs.filter_map(|it| match it {
+            Output::Worker(0, Reply::Go { dropped, .. } | Reply::Left { dropped, .. }) => {
+                Some(dropped)
+            }
+            _ => None,
+        });
+        dropped.last()
+    }
+
     fn submit(&mut self, number: u64, base: Version) {
         let (worker, incarnation) = (0, self.incarnation);
         let id = PushId {
@@ -187,4 +199,36 @@ fn after_all_servers_have_forgotten_their_terms_a_new_one_is_later_than_what_wor
         })
         .collect();
     assert_eq!(terms, [6]);
+}
+
+#[test]
+fn a_worker_hears_what_was_dropped_when_it_may_go_on_and_when_it_leaves() {
+    let mut served = Served::new(Keepers {
+        servers: 1,
+        replicas: 0,
+    });
+    for number in 1..=2 * EVERY + 1 {
+        served.submit(number, u64::from(number > 1));
+        served.applied(1);
+    }
+    // One fits into the queue, and the next does not.
+    for number in 2 * EVERY + 2..=2 * EVERY + 3 {
+        served.submit(number, 1);
+    }
+    served.dropped();
+    served.applied(EVERY);
+    assert_eq!(served.dropped(), Some(1));
+    let (counts, waiting, version) = served.sequencer.counts().expect("it is open");
+    assert_eq!(
+        (counts.applied, counts.overflowed, waiting),
+        (version - 1, 1, 0)
+    );
+    // The log has room for two more, so the last is in no update yet.
+    for number in 2 * EVERY + 4..=2 * EVERY + 6 {
+        served.submit(number, 1);
+        served.applied(EVERY);
+    }
+    served.dropped();
+    served.ask(Ask::Leave(served.incarnation));
+    assert_eq!(served.dropped(), Some(2));
 }
