@@ -27,9 +27,9 @@ Batch = tuple[np.ndarray, np.ndarray]
 Parts = list[list[Batch]]
 
 
-def parts(ranks: int = RANKS) -> Parts:
+def parts(rows: Callable[[int, int], int] = lambda step, rank: BATCH, ranks: int = RANKS) -> Parts:
     draw = np.random.default_rng(0)
-    return [[_batch(draw, BATCH) for _ in range(ranks)] for _ in range(STEPS)]
+    return [[_batch(draw, rows(step, rank)) for rank in range(ranks)] for step in range(STEPS)]
 
 
 def _batch(draw: Any, rows: int) -> Batch:
@@ -299,6 +299,15 @@ def a_conditional(comm: Any) -> Any:
     return case.train(parts())
 
 
+def rows_of_ending_data(step: int, rank: int) -> int:
+    """Rank 1 has fewer steps, and the last one is empty on both."""
+    return BATCH * int(step < (STEPS - 1, 3)[rank])
+
+
+def ending_data(comm: Any) -> Any:
+    return Case(comm).train(parts(rows_of_ending_data))
+
+
 def local_steps(comm: Any) -> Any:
     return Case(comm, update=updates.LocalSGD(every=2)).train(parts())
 
@@ -367,6 +376,7 @@ CASES: dict[Any, tuple[int, Callable[[], Any]]] = {
     a_loop_in_the_step: (1, lambda: expected(parts(), calls=3)),
     a_loop_around_the_steps: (3, lambda: expected(parts(), calls=3)),
     a_conditional: (1, lambda: expected(without_rank_1())),
+    ending_data: (1, lambda: expected(parts(rows_of_ending_data))),
     # Beside the gradients, of which every second step reduces some.
     accumulated: (2, lambda: expected(parts())),
     # Whether all gradients are finite, in front of the gradients.
@@ -438,14 +448,14 @@ def test_fit_has_the_statistics_of_a_loop(found: Any, case: str) -> None:
 
 
 def two_devices() -> Any:
-    """Each process has two replicas."""
+    """Each process has two replicas, of which the last one of rank 1 has no samples."""
     take_default_threads()
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
     tf.config.set_logical_device_configuration(cpu, logical)
-    steps = parts(2 * RANKS)
+    steps = parts(lambda _, replica: BATCH * int(replica != 3), 2 * RANKS)
     with gradring.init() as comm:
         case = Case(comm, devices=["CPU:0", "CPU:1"])
         distribute = case.strategy.experimental_distribute_values_from_function

@@ -4,7 +4,6 @@ import os
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
 def join(**settings: Any) -> Any:

@@ -196,6 +196,15 @@ def count_in_iterators(
     base.get_next, base.get_next_as_optional = next_batch, next_optional
 
 
+def is_undivided(distributed: Any) -> bool:
+    """Whether each process takes all batches of its own dataset, by `AutoShardPolicy.OFF`."""
+    (part, *_) = getattr(distributed, "_cloned_datasets", None) or [None]
+    if not isinstance(part, tf.data.Dataset):
+        return False
+    policy = part.options().experimental_distribute.auto_shard_policy
+    return bool(policy == tf.data.experimental.AutoShardPolicy.OFF)
+
+
 def plain_variable(
     value: float,
     name: str,

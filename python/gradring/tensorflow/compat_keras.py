@@ -10,6 +10,7 @@ What older versions of Keras do wrongly beyond repair is refused; docs/compatibi
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,7 +20,14 @@ import tensorflow as tf
 
 from gradring import membership
 from gradring.errors import ConfigError
-from gradring.tensorflow import fit_agreement, gradient_norm, keras_loops, synchronised_moments
+from gradring.tensorflow import (
+    empty_batches,
+    fit_agreement,
+    gradient_norm,
+    keras_loops,
+    sample_shares,
+    synchronised_moments,
+)
 from gradring.tensorflow.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.moving_statistics import normalise
@@ -58,17 +66,26 @@ def repair() -> None:
     _replace(optimizers.Optimizer, "_all_reduce_sum_gradients", _sum_gradients, _in_our_replica)
     _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
     _replace(keras.layers.BatchNormalization, "call", normalise, _in_our_replica)
+    # After what else stands in for it, so that this is around that.
+    outside = empty_batches.may_come_outside
+    _replace(keras.layers.BatchNormalization, "call", empty_batches.keep_statistics, outside)
+    for kind in (keras.layers.Layer, keras.losses.Loss):
+        _replace(kind, "__call__", empty_batches.call, empty_batches.may_come)
+    _replace(keras.layers.Layer, "add_loss", empty_batches.add_loss, empty_batches.may_come)
     moments = sys.modules["keras.src.backend.tensorflow.nn"]
     if hasattr(moments, "_compute_moments_sync"):
         together = synchronised_moments.moments
         _replace(moments, "_compute_moments_sync", together, _in_our_replica)
+        _replace(moments, "_compute_moments_sync", empty_batches.moments, empty_batches.may_come)
     # Before Keras 3.5, models are built where they are traced.
     if hasattr(keras.Model, "_maybe_symbolic_build"):
         _replace(keras.Model, "_maybe_symbolic_build", keras_loops.symbolic_build, _is_ours)
-    for kind in ("train", "test", "predict"):
-        make = functools.partial(keras_loops.make_step, f"{kind}_function")
-        _replace(keras.Model, f"make_{kind}_function", make, _is_ours)
-    _replace(keras.Model, "predict_step", keras_loops.predict_step, _in_our_replica)
+    for loop in ("train", "test", "predict"):
+        make = functools.partial(keras_loops.make_step, f"{loop}_function")
+        _replace(keras.Model, f"make_{loop}_function", make, _is_ours)
+    if hasattr(keras.Model, "_make_function"):
+        _replace(keras.Model, "_make_function", sample_shares.make_function, _is_ours)
+    sample_shares.count()
     # Keras looks whether a model's own `compile` is this one.
     trainers = sys.modules["keras.src.trainers.trainer"]
     _replace(trainers.Trainer, "compile", _compile, _is_ours, traced=False)
@@ -81,11 +98,15 @@ def repair() -> None:
     _replace(keras.Model, "fit", keras_loops.warn_of_training_alone, _trains_alone, traced=False)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     _replace(trainer, "reduce_per_replica", keras_loops.reduce_logs, _always)
+    epochs = trainer.TFEpochIterator
+    _replace(epochs, "__init__", keras_loops.make_epochs, _always, traced=False)
+    _replace(epochs, "reset", keras_loops.reset_epochs, keras_loops.has_agreed, traced=False)
     if hasattr(keras.Model, "_get_metrics_result_or_logs"):
         _replace(keras.Model, "_get_metrics_result_or_logs", keras_loops.logs_of_epoch, _is_ours)
     if hasattr(keras.Model, "_aggregate_additional_loss"):
         losses = sys.modules["keras.src.losses.loss"]
         _replace(losses, "scale_loss_for_distribution", _scale_loss, _in_our_replica)
+        _replace(losses, "reduce_values", _reduce_values, _in_our_replica)
         add = "_aggregate_additional_loss"
         _replace(keras.Model, add, _additional_loss, _in_our_replica)
     saving = sys.modules["keras.src.saving.saving_lib"]
@@ -279,16 +300,27 @@ def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) 
 
 
 def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
-    """Remembers on a loss that it has been divided by the number of replicas."""
-    scaled = original(value)
+    """Weighs a loss that is divided by the number of replicas, and remembers that it is."""
+    scaled = sample_shares.weighed(original(value))
     scaled._gradring_is_scaled = True
     return scaled
+
+
+def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
+    """Divides the loss of a whole batch, such as Dice, as well; Keras forgets it."""
+    given = inspect.signature(original).bind(values, *args, **kwargs)
+    given.apply_defaults()
+    reduced = original(values, *args, **kwargs)
+    if values.shape.rank != 0 or given.arguments["reduction"] in (None, "none", "sum"):
+        return reduced
+    return sys.modules["keras.src.losses.loss"].scale_loss_for_distribution(reduced)
 
 
 def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Divides what a loss of Keras gave to `add_loss` once; Keras does so twice."""
     if getattr(loss, "_gradring_is_scaled", False):
-        loss = loss * model.distribute_strategy.num_replicas_in_sync
+        trainer = sys.modules["keras.src.trainers.trainer"].Trainer
+        return trainer._aggregate_additional_loss(model, loss)
     return original(model, loss)
 
 

@@ -11,15 +11,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gradring import membership
 from gradring.communicator import Communicator
-from gradring.tensorflow import compat, data_order
+from gradring.tensorflow import compat, data_order, empty_batches, sample_shares
 from gradring.tensorflow.adoption import adopt, communicator_of
 from gradring.tensorflow.rules.replicas import sync_model, updates_of
 
 _logger = logging.getLogger("gradring")
+
+#: Of an epoch, as ranks tell each other: only the iterator finds where it ends.
+_UNKNOWN_LENGTH = -1
 
 
 def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reduction: str) -> Any:
@@ -33,7 +37,7 @@ def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reductio
         # Tensors of different devices would not travel together.
         with tf.device(strategy.extended.worker_devices[0]):
             values = tf.nest.map_structure(_log, logs)
-        return strategy.reduce("MEAN", values, axis=0)
+        return strategy.reduce("MEAN", values, axis=None)
     return original(logs, strategy, reduction)
 
 
@@ -63,18 +67,29 @@ def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
 class _StepFunction:
     """Keras' function for one execution of its loop: a step, as `Communicator.step` has it."""
 
-    def __init__(self, function: Callable[..., Any], communicator: Communicator) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        communicator: Communicator,
+        take: Callable[[Any], Any],
+    ) -> None:
         self._function = function
         self._communicator = communicator
+        #: Prepares what the loop gives the function.
+        self._take = take
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, batches: Any) -> Any:
         with self._communicator.step():
-            return self._function(*args, **kwargs)
+            return self._function(self._take(batches))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_function":  # not yet there while it is copied
             raise AttributeError(name)
         return getattr(self._function, name)
+
+
+def _as_it_is(batches: Any) -> Any:
+    return batches
 
 
 def make_step(
@@ -87,30 +102,35 @@ def make_step(
     communicator = communicator_of(model.distribute_strategy)
     assert communicator is not None
     if not isinstance(function, _StepFunction):
-        setattr(model, name, _StepFunction(function, communicator))
+        take = _as_it_is if name == "predict_function" else sample_shares.own_batches
+        setattr(model, name, _StepFunction(function, communicator, take))
     return getattr(model, name)
 
 
-def predict_step(original: Callable[..., Any], model: Any, data: Any) -> Any:
-    """Predicts a row of zeros, and drops the result, where this replica has no row.
-
-    That is so if there are fewer rows than replicas. Many layers cannot compute no row.
-    """
-    leaves = tf.nest.flatten(data)
-    are_rows = all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves)
-    if not are_rows or all(leaf.shape[0] for leaf in leaves):
-        return original(model, data)
-    is_empty = tf.equal(tf.shape(leaves[0])[0], 0)
-    filled = tf.nest.map_structure(lambda leaf: _with_row_if(is_empty, leaf), data)
-    outputs = original(model, filled)
-    return tf.nest.map_structure(
-        lambda rows: rows[: tf.where(is_empty, 0, tf.shape(rows)[0])], outputs
-    )
+def make_epochs(original: Callable[..., Any], epochs: Any, *args: Any, **kwargs: Any) -> None:
+    """Makes Keras' iterator over epochs, which ends on all ranks with that of the most batches."""
+    original(epochs, *args, **kwargs)
+    communicator = communicator_of(epochs._distribute_strategy)
+    if communicator is None or communicator.world_size == 1:
+        return
+    own = epochs._num_batches
+    if own is None or compat.is_undivided(epochs._distributed_dataset):
+        # Keras counts batches of all ranks; of its own dataset a rank takes smaller ones.
+        own = _UNKNOWN_LENGTH
+    found = communicator.all_gather(np.array([own]), name="batches of an epoch")
+    epochs._gradring_num_batches = None if _UNKNOWN_LENGTH in found else int(found.max())
+    epochs._num_batches = epochs._gradring_num_batches
 
 
-def _with_row_if(is_empty: Any, rows: Any) -> Any:
-    shape = tf.concat([[tf.cast(is_empty, tf.int32)], tf.shape(rows)[1:]], axis=0)
-    return tf.concat([rows, tf.zeros(shape, rows.dtype)], axis=0)
+def has_agreed(epochs: Any) -> bool:
+    """Whether `make_epochs` has asked the other ranks."""
+    return hasattr(epochs, "_gradring_num_batches")
+
+
+def reset_epochs(original: Callable[..., Any], epochs: Any) -> None:
+    """Begins anew, with the number of batches on which the ranks have agreed."""
+    original(epochs)
+    epochs._num_batches = epochs._gradring_num_batches
 
 
 def warn_of_training_alone(
@@ -170,6 +190,7 @@ def symbolic_build(
             if batch is None:
                 # An epoch without steps, such as the rest of one whose last step was committed.
                 return
-            data_batch = compat.select_replica(0, batch)
+            # Its shapes are those of a batch with samples.
+            data_batch = empty_batches.with_row(compat.select_replica(0, batch))
             break
     original(model, data_batch=data_batch)

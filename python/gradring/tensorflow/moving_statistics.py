@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from gradring.tensorflow import compat
+from gradring.tensorflow import compat, empty_batches
 from gradring.tensorflow.cross_device_ops import (
     RingCrossDeviceOps,
     current_variables,
@@ -195,7 +195,7 @@ def normalise(
         statistics.combine([layer])  # they are about to be read
     if not follows or strategy.num_replicas_in_sync == 1:
         return original(layer, inputs, *args, **kwargs)
-    is_empty = _is_empty(inputs)
+    is_empty = empty_batches.is_empty(inputs)
     outputs = _unless(is_empty, layer, lambda: original(layer, inputs, *args, **kwargs))
     if updates_of(strategy).are_local:
         updates_of(strategy).add_statistics(of_layer(layer))
@@ -219,12 +219,6 @@ def _unless(is_empty: bool | tf.Tensor, layer: Any, call: Callable[[], Any]) -> 
     for variable, old in before:
         variable.assign(tf.where(is_empty, old, tf.convert_to_tensor(variable)))
     return outputs
-
-
-def _is_empty(inputs: Any) -> bool | tf.Tensor:
-    """Whether a batch has no samples; as a bool where that is known."""
-    count = inputs.shape.num_elements()
-    return tf.equal(tf.size(inputs), 0) if count is None else count == 0
 
 
 def _graph() -> tf.Graph:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from gradring.communicator import Communicator
 from gradring.errors import ConfigError
+from gradring.tensorflow import compat_keras, empty_batches
 from gradring.tensorflow.ops import current_communicator
 
 Batch = TypeVar("Batch")
@@ -33,6 +34,10 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     ```
 
+    Layers of Keras bear such a batch: where TensorFlow cannot compute no rows, they compute one and
+    drop it, and their statistics and the gradients of their weights do not count it. Other code
+    must bear it; what the mean over no samples gives, a NaN, `samples=0` takes for nothing.
+
     Before every step, ranks tell each other in 8 bytes whether they go on. Datasets of
     `strategy.experimental_distribute_dataset` end together anyway, and do not need it.
 
@@ -55,6 +60,8 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
         TypeError: A batch has something without a first dimension.
     """
     comm = communicator or current_communicator()
+    compat_keras.repair()
+    empty_batches.expect_outside()
     empty = _nothing(getattr(batches, "element_spec", None))
     iterator, has_begun = iter(batches), False
     while True:
