@@ -1,44 +1,59 @@
-"""The architectures of `keras.applications`: the smallest size of each, on the smallest images."""
+"""The architectures of `keras.applications`, on the smallest images."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 from real_models.real_model import RealModel, images
 
-SIDES = {
-    "ConvNeXtTiny": 32,
-    "DenseNet121": 32,
-    "EfficientNetB0": 32,
-    "EfficientNetV2B0": 32,
-    "InceptionResNetV2": 75,
-    "InceptionV3": 75,
-    "MobileNet": 32,
-    "MobileNetV2": 32,
-    "MobileNetV3Large": 32,
-    "MobileNetV3Small": 32,
-    "NASNetMobile": 32,
-    "ResNet50": 32,
-    "ResNet50V2": 32,
-    "VGG16": 32,
-    "VGG19": 32,
-    "Xception": 71,
-}
-"""The side of the images, in pixels."""
+SMALLEST_SIZES = (
+    "ConvNeXtTiny",
+    "DenseNet121",
+    "EfficientNetB0",
+    "EfficientNetV2B0",
+    "InceptionResNetV2",
+    "InceptionV3",
+    "MobileNet",
+    "MobileNetV2",
+    "MobileNetV3Large",
+    "MobileNetV3Small",
+    "NASNetMobile",
+    "ResNet50",
+    "ResNet50V2",
+    "VGG16",
+    "VGG19",
+    "Xception",
+)
+
+LARGER_SIZES = (
+    *(f"ConvNeXt{size}" for size in ("Small", "Base", "Large", "XLarge")),
+    *(f"DenseNet{layers}" for layers in (169, 201)),
+    *(f"EfficientNetB{size}" for size in range(1, 8)),
+    *(f"EfficientNetV2{size}" for size in ("B1", "B2", "B3", "S", "M", "L")),
+    "NASNetLarge",
+    *(f"ResNet{layers}{version}" for layers in (101, 152) for version in ("", "V2")),
+)
+"""The same layers as in a smallest one, more or larger ones."""
+
+SIDE = 32
+SIDES = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
+"""The side of the images, in pixels; of others it is 32."""
 
 
 def application(name: str) -> Any:
     """The model as it is, but for what would drop units or whole branches by chance."""
     import keras
 
-    options = {"include_preprocessing": False} if name in _WITH_PREPROCESSING else {}
-    model = getattr(keras.applications, name)(
+    architecture, side = getattr(keras.applications, name), SIDES.get(name, SIDE)
+    has_preprocessing = "include_preprocessing" in inspect.signature(architecture).parameters
+    model = architecture(
         weights=None,
         classes=10,
         classifier_activation=None,
-        input_shape=(SIDES[name], SIDES[name], 3),
-        **options,
+        input_shape=(side, side, 3),
+        **({"include_preprocessing": False} if has_preprocessing else {}),
     )
     if any("Dropout" in type(layer).__name__ for layer in model.layers):
         model = keras.models.clone_model(model, clone_function=_without_dropping)
@@ -49,18 +64,12 @@ def transfer() -> Any:
     """A frozen network with a head that is trained."""
     import keras
 
-    base = keras.applications.MobileNetV2(weights=None, include_top=False, input_shape=(32, 32, 3))
+    base = keras.applications.MobileNetV2(
+        weights=None, include_top=False, input_shape=(SIDE, SIDE, 3)
+    )
     base.trainable = False
     layers = keras.layers
     return keras.Sequential([base, layers.GlobalAveragePooling2D(), layers.Dense(10)])
-
-
-_WITH_PREPROCESSING = (
-    "ConvNeXtTiny",
-    "EfficientNetV2B0",
-    "MobileNetV3Large",
-    "MobileNetV3Small",
-)
 
 
 def _without_dropping(layer: Any) -> Any:
@@ -71,6 +80,8 @@ def _without_dropping(layer: Any) -> Any:
 
 
 MODELS = {
-    name: RealModel(functools.partial(application, name), images(side), learning_rate=1e-5)
-    for name, side in SIDES.items()
-} | {"frozen MobileNetV2 with a new head": RealModel(transfer, images(32))}
+    name: RealModel(
+        functools.partial(application, name), images(SIDES.get(name, SIDE)), learning_rate=1e-5
+    )
+    for name in (*SMALLEST_SIZES, *LARGER_SIZES)
+} | {"frozen MobileNetV2 with a new head": RealModel(transfer, images(SIDE))}

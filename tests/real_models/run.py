@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gradring.launch.ranks import THREAD_VARIABLES
 from gradring.testing import RankFailure, RankTimeout, run_ranks
-from real_models.grid import SHARED_CORES, WITHOUT_ONEDNN, WORLDS, Cell
+from real_models.grid import SHARED_CORES, WORLDS, Cell
 from real_models.training import Trained
 
 RANKS = 2
@@ -73,11 +73,15 @@ def _run_some(cells: Sequence[Cell], world: str) -> list[Result]:
     """Trains cells until one fails."""
     error = ""
     # Otherwise nothing is set: bits are compared as TensorFlow computes them by itself.
-    env = {"TF_ENABLE_ONEDNN_OPTS": "0"} if world == WITHOUT_ONEDNN else {}
     with tempfile.TemporaryDirectory(prefix="real-models-") as directory:
         try:
             run_ranks(
-                train_all, RANKS, list(cells), directory, timeout=CELL_S * len(cells), env=env
+                train_all,
+                RANKS,
+                list(cells),
+                directory,
+                timeout=CELL_S * len(cells),
+                env=WORLDS[world],
             )
         except (RankFailure, RankTimeout) as failure:
             error = str(failure)

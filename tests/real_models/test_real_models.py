@@ -40,6 +40,12 @@ def test_two_ranks_train_as_one_process(cell: Cell, results: dict[Cell, Result])
     assert not problems, "\n".join(problems)
 
 
+def test_every_architecture_of_keras_is_a_model() -> None:
+    import keras
+
+    assert {name for name in vars(keras.applications) if name[0].isupper()} <= set(MODELS)
+
+
 def test_every_model_and_every_way_is_in_the_grid() -> None:
     assert {cell.model for cell in cells()} == set(MODELS)
     assert {cell.way for cell in cells()} == set(WAYS)
