@@ -259,6 +259,22 @@ def by_fit_of_few_samples(comm: Any) -> Any:
     return state_of(model, [value for each in logs for value in each.values()])
 
 
+def by_fit_of_two_outputs(comm: Any) -> Any:
+    """Each has a loss in the logs, which Keras counts once for each batch."""
+    import keras
+
+    draw = np.random.default_rng(2)
+    x, ends = draw.normal(size=(7, 3)).astype(np.float32), ("value", "other")
+    y = {name: draw.normal(size=(7, 1)).astype(np.float32) for name in ends}
+    keras.utils.set_random_seed(5)
+    with strategy_of(comm).scope():
+        given = keras.Input((3,))
+        model = keras.Model(given, {name: keras.layers.Dense(1, name=name)(given) for name in ends})
+        model.compile(keras.optimizers.SGD(0.1), dict.fromkeys(ends, "mse"))
+    fit = model.fit(x, y, batch_size=3, epochs=2, shuffle=False, verbose=0)
+    return state_of(model, list(fit.history.values()))
+
+
 def by_batches(comm: Any) -> Any:
     """Keras' own function for a batch of each rank's."""
     model = network(comm)
@@ -424,6 +440,7 @@ WAYS = (
     by_fit_eagerly,
     by_fit_of_several_steps,
     by_fit_of_few_samples,
+    by_fit_of_two_outputs,
     by_batches,
     by_a_loop,
     by_a_loop_of_functions,

@@ -85,6 +85,7 @@ def repair() -> None:
         _replace(keras.Model, f"make_{loop}_function", make, _is_ours)
     if hasattr(keras.Model, "_make_function"):
         _replace(keras.Model, "_make_function", sample_shares.make_function, _is_ours)
+    _replace(keras.metrics.Mean, "update_state", sample_shares.update_mean, _in_our_replica)
     sample_shares.count()
     # Keras looks whether a model's own `compile` is this one.
     trainers = sys.modules["keras.src.trainers.trainer"]

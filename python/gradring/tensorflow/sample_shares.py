@@ -163,8 +163,8 @@ def _part(share: tf.Tensor, log: Any) -> Any:
 
 def weighed(loss: tf.Tensor) -> tf.Tensor:
     """A loss of Keras whose gradient is weighed by the replica's share of the samples."""
-    share = _share.get()
-    if share is None or not compat.can_take(share):
+    share = _own_share()
+    if share is None:
         return loss
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -172,3 +172,22 @@ def weighed(loss: tf.Tensor) -> tf.Tensor:
         return tf.identity(loss), lambda gradient: gradient * tf.cast(share, gradient.dtype)
 
     return weigh(loss)
+
+
+def update_mean(
+    original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
+) -> Any:
+    """Stands in for `Mean.update_state`: a number of a whole batch, such as a loss, has a weight.
+
+    Keras counts the losses of a model's outputs once for each batch, whatever its size; a replica's
+    part of a batch is therefore counted by its share.
+    """
+    share = _own_share()
+    if share is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+        sample_weight = tf.cast(share, metric.dtype)
+    return original(metric, values, sample_weight)
+
+
+def _own_share() -> tf.Tensor | None:
+    share = _share.get()
+    return None if share is None or not compat.can_take(share) else share
