@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gradring.launch.ranks import THREAD_VARIABLES
 from gradring.testing import RankFailure, RankTimeout, run_ranks
-from real_models.grid import SHARED_CORES, WORLDS, Cell
+from real_models.grid import SHARED_CORES, UNLIKE_PROCESSORS, WORLDS, Cell
 from real_models.training import Trained
 
 RANKS = 2
@@ -99,6 +99,8 @@ def train_all(cells: Sequence[Cell], directory: str) -> None:
     if cells[0].world != SHARED_CORES:
         for name in THREAD_VARIABLES:
             os.environ.pop(name, None)
+    if cells[0].world == UNLIKE_PROCESSORS:
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = os.environ["GRADRING_RANK"]
 
     import gradring
     from real_models.training import train
