@@ -419,6 +419,51 @@ def test_a_script_that_fails_later_is_named_once_and_changes_nothing(tmp_path: P
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("localhost:99999999999999999999", "write localhost:N with N from 1 to 2048"),
+        ("local\0host:2", "is not a host such as node-a:2"),
+        ("localhost:2048", ""),
+    ],
+)
+def test_no_line_of_a_script_ends_a_running_job(tmp_path: Path, line: str, said: str) -> None:
+    """The hosts that were known last count; and no more ports are held than ranks may run."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("localhost:2\n")
+    second.write_text(f"{line}\n")
+    script = tmp_path / "hosts.sh"
+    script.write_text(
+        f"#!/bin/sh\necho x >> {tmp_path}/asked\n"
+        f"if [ -e {tmp_path}/begun ]; then cat {second}; else cat {first}; fi\n"
+    )
+    script.chmod(0o755)
+    ranks = program(
+        tmp_path,
+        "note('begun')\n"
+        "asked = os.stat(f'{HERE}/asked').st_size\n"
+        "while os.stat(f'{HERE}/asked').st_size < asked + 6: time.sleep(0.05)\n",
+    )
+    done = gradring("run", "-np", 2, "--host-discovery-script", script, *ranks)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stderr and ("known last count" in done.stderr) == bool(said)
+
+
+def test_a_script_that_vanishes_changes_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text(f"#!/bin/sh\nif [ -e {tmp_path}/begun ]; then rm $0; fi\necho localhost:2\n")
+    script.chmod(0o755)
+    said = "while 'known last count' not in open(f'{HERE}/errors').read(): time.sleep(0.05)\n"
+    ranks = program(tmp_path, f"note('begun')\n{said}")
+    with launcher(tmp_path, "run", "-np", 2, "--host-discovery-script", script, *ranks) as run:
+        assert run.wait(DEADLINE_S) == 0
+
+
+def test_a_script_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    done = gradring("run", "-np", 2, "--host-discovery-script", tmp_path / "none.sh", "true")
+    assert done.returncode != 0 and "none.sh" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_too_few_hosts_end_the_job_in_time(tmp_path: Path) -> None:
     script = hosts_script(tmp_path, "localhost")
     options = ["-np", 4, "--min-np", 2, "--host-discovery-script", script]

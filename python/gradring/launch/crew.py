@@ -178,16 +178,18 @@ class Crew:
     def _discover(self, now: float) -> None:
         if self._script is None or self.completed:
             return
-        if self._script_asked is None:
-            if now >= self._ask_script_at:
-                self._script_asked = self._ask([str(self._script)], now, DISCOVERY_LIMIT_S)
-            return
         try:
+            if self._script_asked is None:
+                if now >= self._ask_script_at:
+                    self._script_asked = self._ask([str(self._script)], now, DISCOVERY_LIMIT_S)
+                return
             printed = self._script_asked.answer(now)
             if printed is None:
                 return
             hosts = hosts_in(printed.splitlines(), f"what {self._script} prints")
-        except (subprocess.SubprocessError, ValueError) as error:
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            if isinstance(error, OSError) and self.begins:
+                raise  # there never was such a program
             if not self._script_failed:
                 self._say(f"{_why(error)}; the hosts that were known last count")
             self._script_failed = True
@@ -217,11 +219,14 @@ class Crew:
 
     def _survey(self, now: float) -> None:
         for host in self._policy.to_ask(now):
-            if host.is_local:
-                self._answered(host, free_ports(host.slots, ANY_ADDRESS))
-            else:
-                question = self._ask(command(host, self._ssh), now, LIMIT_S)
-                self._hosts_asked[host.name] = (host, question)
+            try:
+                if host.is_local:
+                    self._answered(host, free_ports(host.slots, ANY_ADDRESS))
+                else:
+                    question = self._ask(command(host, self._ssh), now, LIMIT_S)
+                    self._hosts_asked[host.name] = (host, question)
+            except OSError as error:
+                self._unanswered(host, error, now)
         for name, (host, question) in list(self._hosts_asked.items()):
             try:
                 printed = question.answer(now)
@@ -229,9 +234,12 @@ class Crew:
                     continue
                 self._answered(host, ports_in(printed, host))
             except (OSError, subprocess.SubprocessError, ValueError) as error:
-                follows = self._policy.unanswered(host, now)
-                self._say(f"{problem(error, host, self._ssh)}; {follows}")
+                self._unanswered(host, error, now)
             del self._hosts_asked[name]
+
+    def _unanswered(self, host: Host, error: Exception, now: float) -> None:
+        follows = self._policy.unanswered(host, now)
+        self._say(f"{problem(error, host, self._ssh)}; {follows}")
 
     def _ask(self, words: Sequence[str], now: float, limit_s: float) -> Question:
         guardian = self._processes.guardian

@@ -144,7 +144,9 @@ class Policy:
         """Takes the newest list of hosts; returns the slots that must leave theirs."""
         if self.completed:
             return []
-        listed = {host.name: host for host in hosts}
+        # However many a host has room for, it is asked for no more ports than the job may need.
+        most = self._limits.most
+        listed = {host.name: replace(host, slots=min(host.slots, most)) for host in hosts}
         self._hosts = {
             name: self._hosts.get(name) or _Known(host, ask_at=now) for name, host in listed.items()
         }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gradring.parse import MAX_PORT, whole_number
+from gradring.parse import MAX_DIGITS, MAX_PORT, MAX_WORLD_SIZE, shown, whole_number
 from gradring.ports import LOOPBACK
 
 LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
@@ -68,13 +68,22 @@ def parse_host(entry: str, slots: str | None = None) -> Host:
     name = target.rpartition("@")[2]
     malformed = not name or set(name) & set("[]/=,") or len(target.split()) != 1
     # A name that begins with a dash would be an option of ssh.
-    if malformed or target.startswith(("-", "@")) or (tail and not tail.startswith(":")):
-        raise ValueError(f"{entry!r} is not a host such as node-a:2")
+    if (
+        malformed
+        or not target.isprintable()
+        or target.startswith(("-", "@"))
+        or (tail and not tail.startswith(":"))
+    ):
+        raise ValueError(f"{shown(entry)} is not a host such as node-a:2")
     if tail and slots is not None:
         raise ValueError(f"{entry!r} has its number of ranks twice; write it once")
     number = tail[1:] if tail else slots if slots is not None else "1"
-    if not (number.isascii() and number.isdigit()) or int(number) < 1:
-        raise ValueError(f"{entry!r} has {number!r} ranks; write {name}:N with N of at least 1")
+    is_number = number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS
+    if not is_number or not 1 <= int(number) <= MAX_WORLD_SIZE:
+        raise ValueError(
+            f"{shown(entry)} has {shown(number)} ranks; write {name}:N with N from 1 to "
+            f"{MAX_WORLD_SIZE}"
+        )
     return Host(target, int(number))
 
 

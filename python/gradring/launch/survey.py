@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import gradring
 from gradring.launch.hosts import Host
 from gradring.launch.ssh import Ssh, last_line, run
+from gradring.parse import MAX_PORT, integer, shown
 from gradring.ports import free_ports
 
 ANY_ADDRESS = "0.0.0.0"
@@ -53,12 +54,14 @@ def ports_in(printed: str, host: Host) -> list[int]:
         ValueError: It has printed something else.
     """
     answer = last_line(printed)
+    if not isinstance(answer, dict) or answer.keys() != {"version", "ports"}:
+        raise ValueError(f"it printed {shown(printed)}, which tells no ports")
     if answer["version"] != gradring.__version__:
         raise SurveyError(
-            f"host {host.target} has gradring {answer['version']}, this one "
+            f"host {host.target} has gradring {shown(answer['version'])}, this one "
             f"{gradring.__version__}; install the same"
         )
-    return list(answer["ports"])
+    return [integer(port, "a port", minimum=1, maximum=MAX_PORT) for port in answer["ports"]]
 
 
 def problem(error: Exception, host: Host, ssh: Ssh) -> str:
@@ -77,7 +80,8 @@ def problem(error: Exception, host: Host, ssh: Ssh) -> str:
             f"said: {said} (ssh must work without a password: {ssh.trial(host)}; and {ssh.python} "
             "must have gradring: --python names another interpreter)"
         )
-    return f"host {host.target} cannot run ranks: {error}; try: {ssh.trial(host)}"
+    trial = "" if host.is_local else f"; try: {ssh.trial(host)}"
+    return f"host {host.target} cannot run ranks: {error}{trial}"
 
 
 def _ports_of(host: Host, ssh: Ssh) -> list[int]:
