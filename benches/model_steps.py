@@ -149,6 +149,19 @@ class Row:
         yield f"{self.waits_ms:.1f} / {self.moves_ms:.1f} / {self.exposed_ms:.1f}"
 
 
+def recorded_steps(path: Path) -> list[Row]:
+    """What `--json` has written.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is something else.
+    """
+    try:
+        return [Row(**row) for row in json.loads(path.read_text())]
+    except TypeError:
+        raise ValueError(f"{path} has no rows of python -m benches.model_steps") from None
+
+
 HEAD = (
     *("model", "parameters", "program", "threads", *WAYS),
     *("collectives", "adds", "waits / moves / exposed"),

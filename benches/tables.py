@@ -10,7 +10,8 @@ largest ratio of each system, over all sizes; or one of those that may have seve
 as `network-*.json`. `many ranks` has p50, p90 and p99 for each number of ranks, `processor time`
 the processor seconds of all ranks for each GB. Of simulated hosts `times between hosts` has
 medians, and `lines between hosts` what each system made of the line (its bandwidth over that of raw
-links, in the same turns), with its processor seconds for each GB.
+links, in the same turns), with its processor seconds for each GB. `model steps` is of what
+`python -m benches.model_steps --json` has written.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from benches.model_steps import HEAD, recorded_steps
 from gradring.bench.comparison import (
     ARRAY,
     QUANTILES,
@@ -40,6 +42,7 @@ from gradring.bench.table import compared, format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]
 RANGES = "ranges"
+STEPS = "model steps"
 TIMES, LINES = "times between hosts", "lines between hosts"
 MANY, PROCESSOR = "many ranks", "processor time"
 #: What tells rows apart in a table of several records.
@@ -132,11 +135,12 @@ def rewritten(page: str, root: Path = ROOT) -> str:
         paths = sorted(root.glob(found["record"]))
         if not paths:
             raise ValueError(f"there is no {found['record']}")
-        records = [Recorded.read(path) for path in paths]
-        if found["kind"] in _ROWS:
-            table = _over_records(records, found["kind"])
+        if found["kind"] == STEPS:
+            table = [list(HEAD), *(list(row.cells()) for row in recorded_steps(paths[0]))]
+        elif found["kind"] in _ROWS:
+            table = _over_records([Recorded.read(path) for path in paths], found["kind"])
         else:
-            table = _table(records[0], found["kind"])
+            table = _table(Recorded.read(paths[0]), found["kind"])
         head, *rows = (f"| {' | '.join(cells)} |\n" for cells in table)
         return "".join([found["comment"], head, "|" + "---|" * len(table[0]) + "\n", *rows])
 
