@@ -108,7 +108,7 @@ def oracle(case: str, op: str) -> Any:
 
 @pytest.fixture(scope="module")
 def ranks() -> Any:
-    return run_ranks(worker, 2)
+    return run_ranks(worker, 2, timeout=280)
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -351,7 +351,7 @@ def failure_of_widths(tf: Any, comm: Any) -> str:
 
 @pytest.fixture(scope="module")
 def three_ranks() -> Any:
-    return run_ranks(three_ways, 3)
+    return run_ranks(three_ways, 3, timeout=280)
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
