@@ -26,6 +26,9 @@ from tf_worker import join
 
 from gradring.testing import run_ranks
 
+# All cases are trained by two processes and by one before the first is judged.
+pytestmark = pytest.mark.timeout(900)
+
 TOLERANCE = 1e-5
 
 #: Arguments of `train_by_fit`. The clips are well below the gradients, so that they matter.
@@ -350,8 +353,8 @@ TRAININGS = (
 
 @pytest.fixture(scope="module")
 def trained() -> Any:
-    workers = run_ranks(train_all, 2, timeout=240)
-    (alone,) = run_ranks(train_all, 1, timeout=240)
+    workers = run_ranks(train_all, 2, timeout=600)
+    (alone,) = run_ranks(train_all, 1, timeout=600)
     return workers, alone
 
 

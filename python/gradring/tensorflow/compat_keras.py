@@ -100,8 +100,8 @@ def repair() -> None:
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     _replace(trainer, "reduce_per_replica", keras_loops.reduce_logs, _always)
     epochs = trainer.TFEpochIterator
-    _replace(epochs, "__init__", keras_loops.make_epochs, _always, traced=False)
-    _replace(epochs, "reset", keras_loops.reset_epochs, keras_loops.has_agreed, traced=False)
+    for begin in ("__init__", "reset"):
+        _replace(epochs, begin, keras_loops.make_epochs, _always, traced=False)
     if hasattr(keras.Model, "_get_metrics_result_or_logs"):
         _replace(keras.Model, "_get_metrics_result_or_logs", keras_loops.logs_of_epoch, _is_ours)
     if hasattr(keras.Model, "_aggregate_additional_loss"):

@@ -131,15 +131,17 @@ def with_row(batch: Any) -> Any:
 
 def rows_of(value: Any) -> int | tf.Tensor | None:
     """The size of the first dimension, as an int or an int64 scalar; None if there is none."""
-    if isinstance(value, (np.ndarray, tf.Tensor, *_SPARSE_OR_RAGGED)) and value.shape:
-        if value.shape[0] is not None:
-            return int(value.shape[0])
-        if isinstance(value, tf.RaggedTensor):
-            return tf.cast(value.nrows(), tf.int64)
-        if isinstance(value, tf.sparse.SparseTensor):
-            return value.dense_shape[0]
-        return tf.shape(value, tf.int64)[0]
-    return None
+    if isinstance(value, np.ndarray):
+        return len(value) if value.ndim else None
+    if not isinstance(value, (tf.Tensor, *_SPARSE_OR_RAGGED)) or not value.shape.rank:
+        return None
+    if value.shape[0] is not None:
+        return int(value.shape[0])
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int64)
+    if isinstance(value, tf.sparse.SparseTensor):
+        return value.dense_shape[0]
+    return tf.shape(value, tf.int64)[0]
 
 
 def first_rows_of(nest: Any) -> int | tf.Tensor | None:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from gradring import membership
@@ -21,9 +20,6 @@ from gradring.tensorflow.adoption import adopt, communicator_of
 from gradring.tensorflow.rules.replicas import sync_model, updates_of
 
 _logger = logging.getLogger("gradring")
-
-#: Of an epoch, as ranks tell each other: only the iterator finds where it ends.
-_UNKNOWN_LENGTH = -1
 
 
 def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reduction: str) -> Any:
@@ -108,29 +104,15 @@ def make_step(
 
 
 def make_epochs(original: Callable[..., Any], epochs: Any, *args: Any, **kwargs: Any) -> None:
-    """Makes Keras' iterator over epochs, which ends on all ranks with that of the most batches."""
+    """Makes Keras' iterator over epochs, or begins anew with it: where epochs end, all ranks do.
+
+    Keras counts the batches of a dataset before it is divided. Where each rank has a dataset of its
+    own, the batches are smaller ones, and some ranks have more of them; only the iterators know.
+    """
     original(epochs, *args, **kwargs)
-    communicator = communicator_of(epochs._distribute_strategy)
-    if communicator is None or communicator.world_size == 1:
-        return
-    own = epochs._num_batches
-    if own is None or compat.is_undivided(epochs._distributed_dataset):
-        # Keras counts batches of all ranks; of its own dataset a rank takes smaller ones.
-        own = _UNKNOWN_LENGTH
-    found = communicator.all_gather(np.array([own]), name="batches of an epoch")
-    epochs._gradring_num_batches = None if _UNKNOWN_LENGTH in found else int(found.max())
-    epochs._num_batches = epochs._gradring_num_batches
-
-
-def has_agreed(epochs: Any) -> bool:
-    """Whether `make_epochs` has asked the other ranks."""
-    return hasattr(epochs, "_gradring_num_batches")
-
-
-def reset_epochs(original: Callable[..., Any], epochs: Any) -> None:
-    """Begins anew, with the number of batches on which the ranks have agreed."""
-    original(epochs)
-    epochs._num_batches = epochs._gradring_num_batches
+    is_ours = communicator_of(epochs._distribute_strategy) is not None
+    if is_ours and compat.is_undivided(epochs._distributed_dataset):
+        epochs._num_batches = None
 
 
 def warn_of_training_alone(
