@@ -5,6 +5,7 @@ Under parameter servers, which have rules for it, one of them is slower.
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
@@ -46,11 +47,17 @@ RATES = dict.fromkeys(RULES, 0.005) | {
 
 def train_all() -> dict[str, list[tuple[float, int]]]:
     with join() as comm:
-        averaged = ("all-reduce", "diloco")
+        averaged = ("all-reduce", "diloco", *(n for n in RULES if depends_on_time(n)))
         return {
             name: [train(comm, name, seed) for seed in (SEEDS if name in averaged else SEEDS[:1])]
             for name in RULES
         }
+
+
+def depends_on_time(name: str) -> bool:
+    """Whether the order of updates, and so each result, is another in every run."""
+    rule = RULES[name]
+    return isinstance(rule, updates.ParameterServer) and not rule.is_synchronous
 
 
 def train(comm: Any, name: str, seed: int) -> tuple[float, int]:
@@ -123,8 +130,10 @@ def ranks() -> Any:
 @pytest.mark.parametrize("name", RULES)
 def test_each_rule_learns_digits(ranks: Any, name: str) -> None:
     for rank in ranks:
-        for accuracy, _ in rank[name]:
-            assert accuracy >= REQUIRED_ACCURACY
+        found = [accuracy for accuracy, _ in rank[name]]
+        if depends_on_time(name):
+            found = [statistics.median(found)]
+        assert min(found) >= REQUIRED_ACCURACY
         if not isinstance(RULES[name], updates.ParameterServer):
             assert [accuracy for accuracy, _ in rank[name]] == [one for one, _ in ranks[0][name]]
 
