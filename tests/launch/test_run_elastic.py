@@ -398,19 +398,25 @@ def test_a_host_that_cannot_be_reached_is_left_out_if_others_have_room(tmp_path:
     assert "No route to host" in done.stderr and "; it is given up" in done.stderr
 
 
-def test_a_script_that_fails_later_is_named_once_and_changes_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "hosts.sh"
+def asked_again(directory: Path, then: str) -> tuple[Path, list[str]]:
+    """A script that does something else once ranks run, and ranks that run until it often has."""
+    script = directory / "hosts.sh"
     script.write_text(
-        f"#!/bin/sh\necho x >> {tmp_path}/asked\n"
-        f"if [ -e {tmp_path}/begun ]; then echo no such cluster >&2; exit 3; fi\necho localhost:2\n"
+        f"#!/bin/sh\necho x >> {directory}/asked\n"
+        f"if [ -e {directory}/begun ]; then {then}; fi\necho localhost:2\n"
     )
     script.chmod(0o755)
     ranks = program(
-        tmp_path,
+        directory,
         "note('begun')\n"
         "asked = os.stat(f'{HERE}/asked').st_size\n"
         "while os.stat(f'{HERE}/asked').st_size < asked + 6: time.sleep(0.05)\n",
     )
+    return script, ranks
+
+
+def test_a_script_that_fails_later_is_named_once_and_changes_nothing(tmp_path: Path) -> None:
+    script, ranks = asked_again(tmp_path, "echo no such cluster >&2; exit 3")
     done = gradring("run", "-np", 2, "--host-discovery-script", script, *ranks)
     assert done.returncode == 0
     assert done.stderr == (
@@ -429,21 +435,9 @@ def test_a_script_that_fails_later_is_named_once_and_changes_nothing(tmp_path: P
 )
 def test_no_line_of_a_script_ends_a_running_job(tmp_path: Path, line: str, said: str) -> None:
     """The hosts that were known last count; and no more ports are held than ranks may run."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.write_text("localhost:2\n")
+    second = tmp_path / "second"
     second.write_text(f"{line}\n")
-    script = tmp_path / "hosts.sh"
-    script.write_text(
-        f"#!/bin/sh\necho x >> {tmp_path}/asked\n"
-        f"if [ -e {tmp_path}/begun ]; then cat {second}; else cat {first}; fi\n"
-    )
-    script.chmod(0o755)
-    ranks = program(
-        tmp_path,
-        "note('begun')\n"
-        "asked = os.stat(f'{HERE}/asked').st_size\n"
-        "while os.stat(f'{HERE}/asked').st_size < asked + 6: time.sleep(0.05)\n",
-    )
+    script, ranks = asked_again(tmp_path, f"cat {second}; exit")
     done = gradring("run", "-np", 2, "--host-discovery-script", script, *ranks)
     assert done.returncode == 0, done.stderr
     assert said in done.stderr and ("known last count" in done.stderr) == bool(said)

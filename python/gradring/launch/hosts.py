@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gradring.parse import MAX_DIGITS, MAX_PORT, MAX_WORLD_SIZE, shown, whole_number
+from gradring.parse import MAX_PORT, MAX_WORLD_SIZE, shown, whole_number
 from gradring.ports import LOOPBACK
 
 LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
@@ -78,13 +78,13 @@ def parse_host(entry: str, slots: str | None = None) -> Host:
     if tail and slots is not None:
         raise ValueError(f"{entry!r} has its number of ranks twice; write it once")
     number = tail[1:] if tail else slots if slots is not None else "1"
-    is_number = number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS
-    if not is_number or not 1 <= int(number) <= MAX_WORLD_SIZE:
+    try:
+        return Host(target, whole_number(number, "slots", minimum=1, maximum=MAX_WORLD_SIZE))
+    except ValueError:
         raise ValueError(
             f"{shown(entry)} has {shown(number)} ranks; write {name}:N with N from 1 to "
             f"{MAX_WORLD_SIZE}"
-        )
-    return Host(target, int(number))
+        ) from None
 
 
 def parse_port(text: str, name: str) -> int:
