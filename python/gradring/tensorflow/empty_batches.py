@@ -16,7 +16,7 @@ What is traced once may be called from many graphs, and could not be told which 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -115,12 +115,16 @@ def keep_statistics(
     original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Stands in for the `call` of `BatchNormalization` outside of strategies."""
-    told = is_empty(inputs)
-    variables = [] if told is False else list(layer.non_trainable_variables)
-    before = [tf.convert_to_tensor(variable.value) for variable in variables]
-    outputs = original(layer, inputs, *args, **kwargs)
-    for variable, old in zip(variables, before, strict=True):
-        variable.assign(tf.where(told, old, variable.value))
+    variables = layer.non_trainable_variables
+    return unless(is_empty(inputs), variables, lambda: original(layer, inputs, *args, **kwargs))
+
+
+def unless(told: bool | tf.Tensor, variables: Sequence[Any], call: Callable[[], Any]) -> Any:
+    """What `call` returns; the variables stay what they are if `told` is true."""
+    before = [] if told is False else [(v, tf.convert_to_tensor(v)) for v in variables]
+    outputs = call()
+    for variable, old in before:
+        variable.assign(tf.where(told, old, tf.convert_to_tensor(variable)))
     return outputs
 
 

@@ -196,7 +196,9 @@ def normalise(
     if not follows or strategy.num_replicas_in_sync == 1:
         return original(layer, inputs, *args, **kwargs)
     is_empty = empty_batches.is_empty(inputs)
-    outputs = _unless(is_empty, layer, lambda: original(layer, inputs, *args, **kwargs))
+    outputs = empty_batches.unless(
+        is_empty, of_layer(layer), lambda: original(layer, inputs, *args, **kwargs)
+    )
     if updates_of(strategy).are_local:
         updates_of(strategy).add_statistics(of_layer(layer))
     elif strategy.extended._use_merge_call():
@@ -210,15 +212,6 @@ def normalise(
 def _follows(layer: Any, training: Any = None, mask: Any = None) -> bool:
     """Whether a call moves statistics by this replica's batch alone, as masked ones always do."""
     return bool(training and layer.trainable) and not (layer.synchronized and mask is None)
-
-
-def _unless(is_empty: bool | tf.Tensor, layer: Any, call: Callable[[], Any]) -> Any:
-    """Calls the layer, whose statistics stay what they are if the batch is empty."""
-    before = [] if is_empty is False else [(v, tf.convert_to_tensor(v)) for v in of_layer(layer)]
-    outputs = call()
-    for variable, old in before:
-        variable.assign(tf.where(is_empty, old, tf.convert_to_tensor(variable)))
-    return outputs
 
 
 def _graph() -> tf.Graph:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import communicator_of
-from gradring.tensorflow.empty_batches import first_rows_of
+from gradring.tensorflow.empty_batches import first_rows_of, unless
 from gradring.tensorflow.rules.replicas import updates_of
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -132,27 +132,13 @@ def _weigh(step: Callable[[], Any], model: Any, own: tf.Tensor, total: tf.Tensor
     """The logs of a step with `own` of `total` samples, as parts of a mean over the replicas."""
     count = model.distribute_strategy.num_replicas_in_sync
     share = tf.math.divide_no_nan(tf.cast(own * count, tf.float64), tf.cast(total, tf.float64))
-    variables = model.metrics_variables
-    before = [tf.convert_to_tensor(variable.value) for variable in variables]
-
-    def restore() -> None:
-        for variable, old in zip(variables, before, strict=True):
-            variable.assign(old)
-
     token = _share.set(share)
     try:
-        logs = step()
+        # The mean over no samples is a NaN, which counts for nothing.
+        logs = unless(tf.equal(own, 0), model.metrics_variables, step)
     finally:
         _share.reset(token)
-    # The mean over no samples is a NaN, which counts for nothing.
-    tf.cond(tf.equal(own, 0), lambda: _no_output(restore), lambda: _no_output(None))
     return tf.nest.map_structure(functools.partial(_part, share), logs)
-
-
-def _no_output(do: Callable[[], None] | None) -> tf.Tensor:
-    if do is not None:
-        do()
-    return tf.constant(0)
 
 
 def _part(share: tf.Tensor, log: Any) -> Any:
