@@ -1,14 +1,17 @@
 """The file of ``gradring run --hostfile``, and the choice between it and ``--hosts``."""
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 from launching import command_line, gradring
 
+from gradring import __version__
 from gradring.launch.hostfile import read_hosts
 from gradring.launch.hosts import Host
 from gradring.launch.ssh import Ssh
+from gradring.launch.survey import ports_in
 
 
 @pytest.mark.parametrize(
@@ -41,8 +44,7 @@ def test_the_formats_of_other_launchers_are_read(
         ("# nobody\n", "names no host"),
         ("a\nb slots=0\n", "line 2 of .*: 'b' has '0' ranks"),
         ("a slots=x", "'a' has 'x' ranks"),
-        ("a:2049", "'a:2049' has '2049' ranks; write a:N with N from 1 to 2048"),
-        ("a:99999999999999999999", "ranks; write a:N with N from 1 to 2048"),
+        ("a:99999999999999999999", "ranks; write a:N with N of at least 1"),
         ("a slots=" + "9" * 5000, r"'9{79}\.\.\. ranks; write a:N"),
         ("a\0b:2", r"'a\\x00b:2' is not a host"),
         ("a\x1b[2J:2", "is not a host"),
@@ -123,3 +125,18 @@ def test_options_of_the_user_come_before_ours_and_a_hosts_own_port_first() -> No
     assert words[-2:] == ["me@a", "'/opt/my env/bin/python' -m gradring.launch.survey 2"]
     assert ssh.trial(Host("a", 1, 23)) == "ssh -p 23 -o ConnectTimeout=3 -i '/a key' a true"
     assert Ssh().trial(Host("a", 1)) == "ssh a true"
+
+
+@pytest.mark.parametrize(
+    "printed", ["", "[]", '{"ports": [1]}', '{"version": "x", "ports": 5}', "hello\n17"]
+)
+def test_what_is_no_answer_of_a_host_is_a_typed_error(printed: str) -> None:
+    with pytest.raises(ValueError):
+        ports_in(printed, Host("a", 1))
+
+
+@pytest.mark.parametrize("port", [0, 65536, "1", None, True])
+def test_what_is_no_port_is_a_typed_error(port: object) -> None:
+    answer = {"version": __version__, "ports": [port]}
+    with pytest.raises(ValueError, match="a port="):
+        ports_in(json.dumps(answer), Host("a", 1))

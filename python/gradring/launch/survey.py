@@ -54,7 +54,8 @@ def ports_in(printed: str, host: Host) -> list[int]:
         ValueError: It has printed something else.
     """
     answer = last_line(printed)
-    if not isinstance(answer, dict) or answer.keys() != {"version", "ports"}:
+    is_whole = isinstance(answer, dict) and answer.keys() == {"version", "ports"}
+    if not is_whole or not isinstance(answer["ports"], list):
         raise ValueError(f"it printed {shown(printed)}, which tells no ports")
     if answer["version"] != gradring.__version__:
         raise SurveyError(
