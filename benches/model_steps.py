@@ -237,7 +237,8 @@ class Training:
         )
         # A dataset is of the batches of all replicas.
         whole = [np.concatenate([part] * self.strategy.num_replicas_in_sync) for part in self.rows]
-        data = tf.data.Dataset.from_tensors(tuple(whole)).repeat(steps + 1)
+        data = tf.data.Dataset.from_tensor_slices(tuple(whole)).repeat(steps + 1)
+        data = data.batch(len(whole[0]))  # as most programs have it: the size is not known
         self.model.fit(data, verbose=0, callbacks=[clock])
         return ends
 
@@ -354,8 +355,9 @@ def main(arguments: list[str] | None = None) -> None:
             for threads in options.threads.split(","):
                 rows.append(measure(name, program, threads, options.rounds, options.steps))
                 print(f"| {' | '.join(rows[-1].cells())} |", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+                if options.json is not None:
+                    record = [asdict(row) for row in rows]
+                    options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
