@@ -11,7 +11,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-engines fault-report elastic-report simulate soak churn conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -178,6 +178,11 @@ test-wheel: wheel setup ## installs the wheel into empty environments, of all Py
 
 test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
+
+test-real-models: wheel setup ## every real model in every way (hours; goes on where the last run ended), eight under other TensorFlows; writes docs/compatibility.md
+	PYTHONPATH=tests $(BIN)/python -m real_models.report --record
+	$(BIN)/python tests/matrix.py --real-models "$$(ls -t dist/*.whl | head -n 1)"
+	PYTHONPATH=tests $(BIN)/python -m real_models.report --page
 
 clean: ## removes what was built
 	rm -rf $(VENV) .venv-matrix .venv-ray .venv-mpi target dist site demo-report

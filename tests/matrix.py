@@ -6,10 +6,14 @@ docs/compatibility.md; everything else there is written by hand.
 
     python tests/matrix.py dist/gradring-*.whl          # all environments
     python tests/matrix.py dist/gradring-*.whl 3 4      # only the third and fourth column
+
+`make test-real-models` trains real models in the environments with the newest Keras of each
+TensorFlow, and all of them in the developer's; real_models/report.py writes their tables.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
@@ -20,6 +24,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
+
+from pages import written_between
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "compatibility.md"
@@ -58,6 +64,7 @@ MATRIX = (
     Versions("2.16.2", "3.15.1", "2.16.0"),
     Versions("2.18.1", "3.9.2", "2.18.0"),
     Versions("2.18.1", "3.10.0", "2.18.0"),
+    Versions("2.20.0", "3.12.4", "2.20.1"),
     Versions("2.21.0", "3.15.1", "2.21.0"),
 )
 
@@ -90,12 +97,25 @@ FEATURES: dict[str, tuple[str, ...]] = {
 }
 
 
-def main(wheel: str, *columns: str) -> int:
+def main() -> int:
     """Runs the chosen columns, or all; 1 if a test has failed in one of the table."""
-    for versions in [MATRIX[int(column) - 1] for column in columns] or MATRIX:
+    parser = argparse.ArgumentParser(prog="python tests/matrix.py", description=__doc__)
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("columns", type=int, nargs="*", help="from 1 on; default: all")
+    parser.add_argument("--real-models", action="store_true", help="train these; no other test")
+    given = parser.parse_args()
+    newest = {versions.tensorflow: versions for versions in MATRIX}
+    default = list(newest.values())[:-1] if given.real_models else MATRIX
+    failed = 0
+    for versions in [MATRIX[column - 1] for column in given.columns] or default:
         print(f"== TensorFlow {versions.tensorflow}, Keras {versions.keras}", flush=True)
-        make_environment(versions, Path(wheel).absolute())
-        run_tests(versions)
+        make_environment(versions, given.wheel.absolute())
+        if given.real_models:
+            failed |= train_real_models(versions)
+        else:
+            run_tests(versions)
+    if given.real_models:
+        return failed
     results = {versions: read(versions.report) for versions in MATRIX if versions.report.exists()}
     table = table_of(results)
     write(table)
@@ -155,6 +175,15 @@ def run_tests(versions: Versions) -> None:
     )
 
 
+def train_real_models(versions: Versions) -> int:
+    """The eight trainings of `make test`, of which those that went right are recorded."""
+    command = ["-m", "real_models.report", "--quick", "--record"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    return subprocess.run(
+        [str(versions.python), *command], cwd=versions.directory, env=environment, check=False
+    ).returncode
+
+
 def read(report: Path) -> list[Result]:
     return [result_of(case) for case in ElementTree.parse(report).iter("testcase")]
 
@@ -207,16 +236,13 @@ def cell(results: list[Result]) -> str:
 
 
 def write(table: str) -> None:
-    text = TABLE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
     keras_2 = ", ".join(sorted({versions.tf_keras for versions in MATRIX}))
     note = (
         f"Made by `make test-matrix` with Python {platform.python_version()} on "
         f"{platform.system()} {platform.machine()}; tf_keras {keras_2}.\n"
     )
-    TABLE.write_text(f"{before}{BEGIN}{note}\n{table}{END}{after}")
+    TABLE.write_text(written_between(TABLE.read_text(), BEGIN, END, f"{note}\n{table}"))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -14,6 +14,7 @@ module             what it has
 `grid`             which model is trained in which way, with which dtype and bucket size
 `training`         one rank's part of a cell
 `run`              the pairs of processes that go through the cells
+`record`           what was found, in a file for each version of TensorFlow
 `report`           the table of `docs/compatibility.md`
 =================  ===============================================================================
 """

@@ -1,6 +1,7 @@
 """``python -m real_models.report``: trains the grid and prints it as a Markdown table.
 
-The cells are those of the tests, and so is the judgement.
+The cells are those of the tests, and so is the judgement. With ``--record`` a run goes on where the
+last one has ended; ``--page`` writes the tables of all records into docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -8,9 +9,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from pages import written_between
 from real_models.grid import QUICK, cells
+from real_models.record import DIRECTORY, Record
 from real_models.run import Result, run
+
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+BEGIN = "<!-- made by: python -m real_models.report --page -->\n"
+END = "<!-- end of what python -m real_models.report makes -->\n"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -18,9 +26,25 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m real_models.report", description=__doc__)
     parser.add_argument("--only", default="", help="only cells with this text in their names")
     parser.add_argument("--quick", action="store_true", help="only the cells of `make test`")
+    parser.add_argument(
+        "--record", action="store_true", help="keep what went right, and do not train that again"
+    )
+    parser.add_argument("--page", action="store_true", help="trains nothing; writes the page")
     given = parser.parse_args(arguments)
+    if given.page:
+        PAGE.write_text(written_between(PAGE.read_text(), BEGIN, END, tables()))
+        return 0
     chosen = [cell for cell in (QUICK if given.quick else cells()) if given.only in cell.name]
-    results = run(chosen, tell)
+    record = Record.here() if given.record else None
+    known = [result for result in record.results if result.cell in chosen] if record else []
+    done = {result.cell for result in known}
+
+    def keep(result: Result) -> None:
+        tell(result)
+        if record:
+            record.add(result)
+
+    results = [*known, *run([cell for cell in chosen if cell not in done], keep)]
     print(table(results))
     wrong = [result for result in results if result.problems]
     print(f"\n{len(results) - len(wrong)} of {len(results)} trainings went as they must.")
@@ -35,12 +59,50 @@ def tell(result: Result) -> None:
     sys.stderr.flush()
 
 
+def tables() -> str:
+    """For the page: all cells under the newest TensorFlow, and the quick ones under each."""
+    records = [Record.read(path) for path in DIRECTORY.glob("*.json")]
+    records.sort(key=lambda record: _version(record.environment["tensorflow-cpu"]))
+    newest = records[-1]
+    return f"{_caption(newest)}\n{table(newest.results)}\n\n{_by_version(records)}\n"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _caption(record: Record) -> str:
+    days = " to ".join(dict.fromkeys((record.days[0], record.days[-1])))
+    environment = ", ".join(
+        value if name == "machine" else f"{name} {value}"
+        for name, value in record.environment.items()
+    )
+    count = f"{len(record.results)} of the {len(cells())} trainings of the grid"
+    return f"{count}, {days}, {environment}.\n"
+
+
+def _by_version(records: Sequence[Record]) -> str:
+    """The largest distances of the quick cells, one column for each version."""
+    heads = ["training"]
+    for record in records:
+        found = record.environment
+        heads.append(f"TF {found['tensorflow-cpu']}, Keras {found['keras']}")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for cell in QUICK:
+        of_versions = [
+            _worst(result for result in record.results if result.cell == cell) for record in records
+        ]
+        lines.append(f"| {' | '.join([cell.name, *of_versions])} |")
+    return "\n".join(lines)
+
+
 def table(results: Sequence[Result]) -> str:
     """One line per model; in how many trainings it is as it must be, and the worst distances."""
     heads = ["model", "parameters", "ways", "trained, equal bits", "float64", "float32", "16 bits"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for model in dict.fromkeys(result.cell.model for result in results):
-        lines.append(_line(model, [result for result in results if result.cell.model == model]))
+    for model in dict.fromkeys(cell.model for cell in cells()):
+        found = [result for result in results if result.cell.model == model]
+        lines += [_line(model, found)] if found else []
     return "\n".join(lines)
 
 

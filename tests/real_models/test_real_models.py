@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
+from pages import written_between
 from real_models.catalogue import MODELS
 from real_models.grid import QUICK, Cell, cells
+from real_models.report import BEGIN, END, PAGE, tables
 from real_models.run import CELL_S, Result, run
 from real_models.ways import WAYS
 
@@ -50,3 +52,8 @@ def test_every_model_and_every_way_is_in_the_grid() -> None:
     assert {cell.model for cell in cells()} == set(MODELS)
     assert {cell.way for cell in cells()} == set(WAYS)
     assert set(QUICK) <= set(cells())
+
+
+def test_the_page_shows_what_is_recorded() -> None:
+    text = PAGE.read_text()
+    assert text == written_between(text, BEGIN, END, tables()), "type: make test-real-models"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ class Trained:
         moved: How far the training has moved a weight; the largest.
         distance: From the weights of one process; the largest. Only rank 0 has it.
         tolerance: What rounding explains of that.
+        seconds: What all of it took.
     """
 
     parameters: int
@@ -40,6 +42,7 @@ class Trained:
     moved: float
     distance: float = 0.0
     tolerance: float = 0.0
+    seconds: float = 0.0
 
 
 def train(cell: Cell, comm: Any) -> Trained:
@@ -49,6 +52,7 @@ def train(cell: Cell, comm: Any) -> Trained:
 
     from gradring.tensorflow import CustomCollectiveStrategy, broadcast_variables
 
+    began = time.monotonic()
     real, way = MODELS[cell.model], WAYS[cell.way]
     keras.backend.clear_session()
     gc.collect()
@@ -73,7 +77,7 @@ def train(cell: Cell, comm: Any) -> Trained:
     after = [model.get_weights()[i] for i in which]
     trained = {
         "parameters": model.count_params(),
-        "bits": hashlib.sha256(b"".join(w.tobytes() for w in after)).hexdigest(),
+        "bits": hashlib.sha256(b"".join(w.tobytes() for w in after)).hexdigest()[:16],
         "loss": losses[-1],
         "moved": distance(after, [before[i] for i in which]),
     }
@@ -87,6 +91,7 @@ def train(cell: Cell, comm: Any) -> Trained:
             other = alone.train(disturbed(before, precision(cell, way)), x, y)
             trained["tolerance"] = ROUNDINGS * distance(expected, other)
     comm.barrier()
+    trained["seconds"] = round(time.monotonic() - began, 1)
     return Trained(**trained)
 
 
