@@ -15,14 +15,17 @@ from pathlib import Path
 
 import pytest
 from benches import simulated_choice
-from benches.tables import LINES, MANY, TIMES, rewritten
+from benches.model_steps import recorded_steps
+from benches.tables import LINES, MANY, STEPS, TIMES, rewritten
 
 from gradring import build_info
 from gradring.bench.comparison import comparisons
 from gradring.bench.measurement import Measurement
+from gradring.bench.table import format_ratio
 from gradring.testing.network import why_unavailable
 
 ROOT = Path(__file__).parents[2]
+STEPS_RECORD = ROOT / "benches" / "results" / "model-steps.json"
 RULES_RECORD = ROOT / "benches" / "results" / "update-rules.json"
 
 
@@ -115,7 +118,8 @@ def test_the_page_shows_all_that_was_recorded() -> None:
     for several, kind in (("network", TIMES), ("network", LINES), ("ranks", MANY)):
         assert f"<!-- table of benches/results/{several}-*.json: {kind} -->" in page
         paths -= set((ROOT / "benches" / "results").glob(f"{several}-*.json"))
-    for path in paths - {RULES_RECORD}:
+    assert f"<!-- table of benches/results/{STEPS_RECORD.name}: {STEPS} -->" in page
+    for path in paths - {RULES_RECORD, STEPS_RECORD}:
         if f"<!-- output of benches/results/{path.name} -->" in page:
             continue
         recorded = json.loads(path.read_text())
@@ -145,6 +149,17 @@ def test_the_readme_has_the_ranges_of_the_record() -> None:
     p50s, p99s = ranges[::3], ranges[2::3]
     said = re.findall(r"[\d.]+ to [\d.]+", " ".join(" ".join(bullets).split()))
     assert sorted(said) == sorted(p50s + p99s)
+
+
+def test_the_readme_has_the_ranges_of_training_steps() -> None:
+    times = [row.p50_ms for row in recorded_steps(STEPS_RECORD) if row.program == "loop"]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    said = re.search(r"MWMS it takes (.+?) times as .* and with gradring (.+?) times as", readme)
+    assert said is not None
+    pairs = (("MWMS", "gradring"), ("gradring", "apart"))
+    for text, (over, under) in zip(said.groups(), pairs, strict=True):
+        ratios = [each[over] / each[under] for each in times]
+        assert text == " to ".join(format_ratio(f(ratios)).rstrip("x") for f in (min, max))
 
 
 def test_the_record_says_with_which_congestion_control_it_was_made() -> None:
