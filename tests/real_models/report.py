@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from real_models.grid import QUICK, cells
 from real_models.record import DIRECTORY, Record
 from real_models.run import Result, run
 
+PAGE_COLUMNS = 120
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 BEGIN = "<!-- made by: python -m real_models.report --page -->\n"
 END = "<!-- end of what python -m real_models.report makes -->\n"
@@ -78,7 +80,7 @@ def _caption(record: Record) -> str:
         for name, value in record.environment.items()
     )
     count = f"{len(record.results)} of the {len(cells())} trainings of the grid"
-    return f"{count}, {days}, {environment}.\n"
+    return textwrap.fill(f"{count}, {days}, {environment}.", PAGE_COLUMNS) + "\n"
 
 
 def _by_version(records: Sequence[Record]) -> str:
