@@ -22,8 +22,8 @@ from real_models.training import Trained
 RANKS = 2
 CELL_S = 900.0
 """For one cell; one that has not ended by then hangs."""
-CELLS_OF_A_PAIR = 10
-"""So that memory of one does not add up over all."""
+CELLS_OF_A_PAIR = 5
+"""So that memory of one does not add up over all, and a run that is stopped loses little."""
 
 
 @dataclass(frozen=True)
