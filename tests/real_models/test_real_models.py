@@ -56,4 +56,4 @@ def test_every_model_and_every_way_is_in_the_grid() -> None:
 
 def test_the_page_shows_what_is_recorded() -> None:
     text = PAGE.read_text()
-    assert text == written_between(text, BEGIN, END, tables()), "type: make test-real-models"
+    assert text == written_between(text, BEGIN, END, tables()), "run: real_models.report --page"
