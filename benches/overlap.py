@@ -1,6 +1,7 @@
 """How much of the communication the backward pass hides: `python -m benches.overlap`.
 
-Two workers train an MLP of 25 million parameters (100 MB of gradients) in four ways, interleaved:
+Two workers train an MLP of 25 million parameters (100 MB of gradients), or with `--model ResNet50`
+that of keras.applications (94 MB, images of 32 x 32), in four ways, interleaved:
 
 * *forward*: the forward pass alone;
 * *compute*: forward and backward pass, no communication;
@@ -12,7 +13,7 @@ forward` what could hide it, and `saved = after - during` what was saved, all by
 wall, so that computation slowed down by communication counts against it. `hidden` is, by the
 counters of `measure_overlap`, how much less time a step is blocked than in *after*. Both shares
 are of what the backward pass could hide: of the communication, or of the backward pass if that is
-shorter. The bucket that gets ready last, here 8 of 100 MB, cannot be hidden at all.
+shorter. The bucket that gets ready last, of the MLP 8 of 100 MB, cannot be hidden at all.
 
 Where workers compute on all cores, hidden communication still takes computing time, and less is
 saved than hidden: over loopback, where all of it is computing, nothing. `--rate 5gbit` puts each
@@ -31,6 +32,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from benches.turns import in_turns
@@ -40,8 +42,50 @@ from gradring.testing import run_ranks, simulated_hosts
 SIZES = (1024, 2048, 2048, 2048, 2048, 2048, 2048, 1000)
 MODES = ("forward", "compute", "after", "during")
 
+#: The shape of a sample, the weights, and the loss of a batch.
+Built = tuple[tuple[int, ...], list[Any], Callable[[Any], Any]]
 
-def rank_main(batch: int, rounds: int, threads: int, bucket_mib: float) -> dict[str, Any]:
+
+def _mlp(tf: Any) -> Built:
+    weights = [
+        tf.Variable(tf.random.normal([rows, columns], stddev=rows**-0.5), name=f"kernel_{i}")
+        for i, (rows, columns) in enumerate(itertools.pairwise(SIZES))
+    ]
+
+    def loss_of(x: Any) -> Any:
+        for weight in weights[:-1]:
+            x = tf.nn.relu(x @ weight)
+        return tf.reduce_mean((x @ weights[-1]) ** 2)
+
+    return (SIZES[0],), weights, loss_of
+
+
+def _resnet50(tf: Any) -> Built:
+    from benches.model_steps import KINDS
+
+    kind = KINDS["ResNet50"]
+    model = kind.build(tf.keras)
+    return (
+        (kind.side, kind.side, 3),
+        [v.value if hasattr(v.value, "assign") else v for v in model.trainable_variables],
+        lambda x: tf.reduce_mean(model(x, training=True) ** 2),
+    )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, and the samples of each worker unless told otherwise."""
+
+    build: Callable[[Any], Built]
+    batch: int
+
+
+MODELS = {"mlp": Kind(_mlp, 256), "ResNet50": Kind(_resnet50, 8)}
+
+
+def rank_main(
+    model: str, batch: int, rounds: int, threads: int, bucket_mib: float
+) -> dict[str, Any]:
     """Runs all modes in turn; returns this rank's times in milliseconds."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
@@ -52,18 +96,15 @@ def rank_main(batch: int, rounds: int, threads: int, bucket_mib: float) -> dict[
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     with gradring.init() as comm:
-        weights = [
-            tf.Variable(tf.random.normal([rows, columns], stddev=rows**-0.5), name=f"kernel_{i}")
-            for i, (rows, columns) in enumerate(itertools.pairwise(SIZES))
-        ]
+        shape, weights, loss_of = MODELS[model].build(tf)
         broadcast_variables(weights, communicator=comm)
         reduce_gradients = GradientReducer(bucket_bytes=int(bucket_mib * 2**20), communicator=comm)
-        x = tf.random.stateless_normal([batch, SIZES[0]], [1, comm.rank])
+        x = tf.random.stateless_normal([batch or MODELS[model].batch, *shape], [1, comm.rank])
         overlaps: dict[str, list[Any]] = {mode: [] for mode in MODES}
         values = {}
 
         def measured(mode: str) -> Callable[[], None]:
-            step = _step(tf, mode, weights, reduce_gradients)
+            step = _step(tf, mode, weights, loss_of, reduce_gradients)
 
             def run() -> None:
                 with measure_overlap(comm) as overlap:
@@ -82,15 +123,15 @@ def rank_main(batch: int, rounds: int, threads: int, bucket_mib: float) -> dict[
         }
 
 
-def _step(tf: Any, mode: str, weights: list[Any], reduce: Any) -> Callable[[Any], Any]:
+def _step(
+    tf: Any, mode: str, weights: list[Any], loss_of: Callable[[Any], Any], reduce: Any
+) -> Callable[[Any], Any]:
     """A compiled step that returns one element of each gradient."""
 
     @tf.function  # type: ignore[untyped-decorator]
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
-            for weight in weights[:-1]:
-                x = tf.nn.relu(x @ weight)
-            loss = tf.reduce_mean((x @ weights[-1]) ** 2)
+            loss = loss_of(x)
         if mode == "forward":
             return loss
         gradients = tape.gradient(loss, weights)
@@ -100,7 +141,7 @@ def _step(tf: Any, mode: str, weights: list[Any], reduce: Any) -> Callable[[Any]
                 gradients = [gradient * 1.0 for gradient in gradients]
         if mode in ("after", "during"):
             gradients = reduce(gradients, weights)
-        return tf.stack([gradient[0, 0] for gradient in gradients])
+        return tf.stack([tf.reshape(gradient, [-1])[0] for gradient in gradients])
 
     return step  # type: ignore[no-any-return]
 
@@ -141,7 +182,8 @@ def summary(
 def main() -> None:
     """Runs the benchmark and prints the summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--batch", type=int, default=256, help="samples of each worker")
+    parser.add_argument("--model", choices=MODELS, default="mlp")
+    parser.add_argument("--batch", type=int, default=0, help="samples of each worker")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1, help="inter-op threads of each worker")
     parser.add_argument("--bucket-mib", type=float, default=16)
@@ -149,7 +191,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     refuse_debug_build()
-    arguments = (options.batch, options.rounds, options.threads, options.bucket_mib)
+    arguments = (
+        *(options.model, options.batch, options.rounds),
+        *(options.threads, options.bucket_mib),
+    )
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(simulated_hosts(2, options.rate)) if options.rate else ()
         ranks = run_ranks(rank_main, 2, *arguments, hosts=hosts)

@@ -8,7 +8,7 @@ import pytest
 from launching import gradring, script
 
 from gradring.clusters import detect
-from gradring.launch.ranks import rank_environments
+from gradring.launch.ranks import KEPT_MEMORY, rank_environments
 from gradring.ports import free_ports
 
 
@@ -71,6 +71,13 @@ def test_cores_are_divided_among_the_ranks_unless_set(name: str) -> None:
     assert int(rank_environments({}, 1)[0][name]) >= int(rank_environments({}, 2)[0][name])
     assert rank_environments({}, 10_000 // 50)[0][name] == "1"
     assert rank_environments({name: "17"}, 2)[1][name] == "17"
+
+
+@pytest.mark.parametrize("name", [*KEPT_MEMORY, "GLIBC_TUNABLES"])
+def test_memory_of_a_step_is_kept_unless_the_user_says_how(name: str) -> None:
+    assert KEPT_MEMORY.items() <= rank_environments({}, 1)[0].items()
+    (environ,) = rank_environments({name: "131072"}, 1)
+    assert {n: v for n, v in environ.items() if n in {name, *KEPT_MEMORY}} == {name: "131072"}
 
 
 def test_free_ports_differ_and_can_be_bound() -> None:

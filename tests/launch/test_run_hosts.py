@@ -23,6 +23,7 @@ from launching import pids_noted as _pids_noted
 from test_run_orphans import sleepers
 
 from gradring.launch.hosts import Host, parse_hosts, place_ranks
+from gradring.launch.ranks import KEPT_MEMORY
 from gradring.launch.ssh import forwarded
 
 HOSTS = "127.0.0.2:2,127.0.0.3"
@@ -86,7 +87,7 @@ def test_each_rank_gets_its_place_its_threads_and_tf_config(
     tmp_path: Path, ssh: dict[str, str]
 ) -> None:
     names = ["GRADRING_RANK", "GRADRING_RENDEZVOUS", "TF_CONFIG", "HERE_MINE", "HERE_GIVEN"]
-    names += ["OMP_NUM_THREADS", "KERAS_BACKEND", "GRADRING_RESTART"]
+    names += ["OMP_NUM_THREADS", "KERAS_BACKEND", "GRADRING_RESTART", *KEPT_MEMORY]
     program = script(
         tmp_path,
         "import json\n"
@@ -112,6 +113,7 @@ def test_each_rank_gets_its_place_its_threads_and_tf_config(
         assert found["GRADRING_RENDEZVOUS"] == addresses[0]
         assert found["HERE_MINE"] == "1" and found["HERE_GIVEN"] == "a b"
         assert found["KERAS_BACKEND"] == "tensorflow" and found["GRADRING_RESTART"] == "0"
+        assert KEPT_MEMORY.items() <= found.items()
         local_size = 2 if rank < 2 else 1
         assert found["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // local_size))
     assert addresses is not None

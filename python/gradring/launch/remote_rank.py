@@ -27,7 +27,7 @@ from gradring.launch.launcher import CLOSING_TICK_S, DEFAULT_GRACE_S, TICK_S
 from gradring.launch.output import FAILURE_MARK
 from gradring.launch.processes import RankProcesses, shell_exit_code
 from gradring.launch.program import Program
-from gradring.launch.ranks import thread_counts
+from gradring.launch.ranks import with_defaults
 from gradring.launch.report import left_in
 from gradring.launch.signals import arrived, signals_as_bytes
 
@@ -70,7 +70,7 @@ def main() -> int:
     # A login shell has activated no environment: the `python` of the command is to be this one.
     beside = os.path.dirname(sys.executable)
     inherited["PATH"] = os.pathsep.join([beside, inherited.get("PATH", os.defpath)])
-    environ = {**thread_counts(order["local_size"]), **inherited, **order["environ"]}
+    environ = with_defaults({**inherited, **order["environ"]}, order["local_size"])
     if order["job"] is not None:
         environ["GRADRING_TRACE"] = str(make_room(order["job"]))
     program = Program(order["words"], order["module"])

@@ -15,7 +15,7 @@ from gradring.launch.collect import collect, new_job
 from gradring.launch.hosts import Host
 from gradring.launch.processes import PIPE, RankProcess, RankProcesses
 from gradring.launch.program import Program
-from gradring.launch.ranks import environments_at, rank_environments, thread_counts
+from gradring.launch.ranks import environments_at, rank_environments, with_defaults
 from gradring.launch.ssh import RemoteRankProcess, Ssh, forwarded
 from gradring.launch.survey import survey
 from gradring.parse import joined_address
@@ -85,9 +85,9 @@ class World:
         ranks = self._placed[: len(self._placed) - self._servers]
         local_size = max(1, sum(other.name == host.name for other in ranks))
         if host.is_local:
-            divided = {**thread_counts(local_size), **environ}
-            command = program.command(divided.get("PATH"))
-            return processes.start(command, divided, rank=rank, stdout=PIPE, stderr=PIPE)
+            defaulted = with_defaults(environ, local_size)
+            command = program.command(defaulted.get("PATH"))
+            return processes.start(command, defaulted, rank=rank, stdout=PIPE, stderr=PIPE)
         return processes.add(
             lambda rank, guardian: RemoteRankProcess(
                 rank,
