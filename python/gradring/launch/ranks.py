@@ -21,9 +21,9 @@ KEPT_MEMORY = {
 }
 """Bytes, for glibc: a process keeps the memory of a training step for the next one.
 
-Otherwise it gives back what a step leaves and asks for it again in the next, page by page: gradients
-wait for each other until a bucket is whole, so more memory is in use at once than in one process,
-and more is given back. docs/performance.md has what that costs.
+Otherwise it gives back what a step leaves and asks for it again in the next, page by page.
+Gradients wait for each other until a bucket is whole, so more memory is in use at once than in one
+process, and more is given back. docs/performance.md has what that costs.
 """
 
 
