@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from gradring.testing import harness
+from rank_template import Templates
+
+#: Directories of tests whose ranks use TensorFlow.
+WITH_TENSORFLOW = ("horovod", "tensorflow", "updates")
 
 
 def pytest_configure() -> None:
@@ -28,6 +35,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--engines", action="store_true", help="runs the tests of tests/engines (Slurm, MPI, Ray)"
     )
+
+
+@pytest.fixture(scope="session")
+def templates() -> Iterator[Templates]:
+    """Processes whose copies are ranks that have imported TensorFlow."""
+    with Templates() as made:
+        yield made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_have_imported_tensorflow(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the directories whose tests use it, unless a module asks for fresh interpreters."""
+    module = request.module
+    directory = Path(module.__file__).parent.name
+    if directory not in WITH_TENSORFLOW or getattr(module, "FRESH_INTERPRETERS", False):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "start_interpreter", request.getfixturevalue("templates").start)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gradring import machine
 from gradring.launch.processes import RankProcess, RankProcesses
@@ -153,16 +153,14 @@ class _World:
         return [self._outcome(process) for process in self._processes]
 
     def _start(self, processes: RankProcesses, rank: int, environ: Mapping[str, str]) -> None:
-        # The children import what this process can import; "" is the current directory.
-        search_path = json.dumps([entry or os.getcwd() for entry in sys.path])
-        command = [
-            *(sys.executable, "-c", _BOOTSTRAP, search_path),
-            *(str(self._call), str(self._report_path(rank))),
-        ]
-        if self._hosts:
-            command = self._hosts[rank % len(self._hosts)].command(*command)
+        paths = str(self._call), str(self._report_path(rank))
         with open(self._output_path(rank), "wb") as output:
-            processes.start(command, environ, stdout=output, stderr=subprocess.STDOUT)
+            if self._hosts:
+                host = self._hosts[rank % len(self._hosts)]
+                command = host.command(*_interpreter(paths))
+                processes.start(command, environ, stdout=output, stderr=subprocess.STDOUT)
+            else:
+                start_interpreter(processes, environ, paths, output)
 
     def _collect(self, processes: RankProcesses) -> bool:
         """Notes who has ended; returns whether one of them failed."""
@@ -240,6 +238,19 @@ class _World:
 
     def _output_path(self, rank: int) -> Path:
         return self._directory / f"output-{rank}.txt"
+
+
+def start_interpreter(
+    processes: RankProcesses, environ: Mapping[str, str], paths: Sequence[str], output: BinaryIO
+) -> None:
+    """Starts one more rank, which reads its call from the first path and reports to the second."""
+    processes.start(_interpreter(paths), environ, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _interpreter(paths: Sequence[str]) -> list[str]:
+    # The children import what this process can import; "" is the current directory.
+    search_path = json.dumps([entry or os.getcwd() for entry in sys.path])
+    return [sys.executable, "-c", _BOOTSTRAP, search_path, *paths]
 
 
 def _exception(report: Report) -> BaseException:

@@ -1,0 +1,217 @@
+"""Ranks that begin as copies of a process that has imported TensorFlow.
+
+The import takes 4 s of a processor, a fork some milliseconds. What a rank does then is the same,
+from its environment to the end of its interpreter: before TensorFlow is first used, it starts no
+thread and reads nothing but variables. A template is kept for each set of the variables that are
+read when libraries are loaded; a rank whose variables differ is a copy of another one.
+
+A test whose ranks have to import TensorFlow themselves says ``FRESH_INTERPRETERS = True`` in its
+module. ``run_ranks`` of users never forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+from gradring.launch.exec_rank import PR_SET_PDEATHSIG
+from gradring.launch.guardian import Guardian
+from gradring.launch.processes import RankProcess, RankProcesses
+
+PR_SET_CHILD_SUBREAPER = 36
+MESSAGE_BYTES = 1 << 18
+TEMPLATES_MAX = 3
+#: Read when libraries are loaded; a rank cannot change them any more.
+LOADED_WITH = ("TF_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "PYTHON", "LD_", "MALLOC_", "GLIBC_")
+#: Of these, those that are read later.
+READ_LATER = ("TF_CONFIG", "TF_NUM_INTRAOP_THREADS", "TF_CPP_MIN_LOG_LEVEL")
+
+_SERVER = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from rank_template import serve
+paths = serve(int(sys.argv[2]))
+from gradring.testing.worker import main
+main(*paths)
+"""
+
+
+class Templates:
+    """Of one test process; a context manager that ends them all."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[tuple[str, str], ...], _Template] = {}
+
+    def start(
+        self,
+        processes: RankProcesses,
+        environ: Mapping[str, str],
+        paths: Sequence[str],
+        output: BinaryIO,
+    ) -> None:
+        """Starts a rank, as ``gradring.testing.harness.start_interpreter`` does."""
+        key = tuple(
+            sorted(
+                (name, value)
+                for name, value in environ.items()
+                if name.startswith(LOADED_WITH) and name not in READ_LATER
+            )
+        )
+        template = self._templates.pop(key, None) or _Template(environ)
+        self._templates[key] = template
+        for oldest in [*self._templates][:-TEMPLATES_MAX]:
+            self._templates.pop(oldest).close()
+        processes.add(
+            lambda rank, guardian: _Copy(
+                rank, template.copy(environ, paths, output.fileno()), guardian
+            )
+        )
+
+    def __enter__(self) -> Templates:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for template in self._templates.values():
+            template.close()
+
+
+class _Template:
+    """A process that forks when it is told to."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._channel, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # What is of one rank must not be in what all begin with.
+        common = {n: v for n, v in environ.items() if not n.startswith("GRADRING_")}
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVER, _search_path(), str(its.fileno())],
+                env={**common, "TF_CPP_MIN_LOG_LEVEL": "3"},
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def copy(self, environ: Mapping[str, str], paths: Sequence[str], output: int) -> int:
+        """The process id of a new rank, a child of this process."""
+        request = {
+            "parent": os.getpid(),
+            "environ": dict(environ),
+            "directory": os.getcwd(),
+            "search_path": _search_path(),
+            "paths": list(paths),
+        }
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(self._channel, [json.dumps(request).encode()], [output])
+            answer = self._channel.recv(MESSAGE_BYTES)
+        finally:
+            libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if not answer:
+            raise RuntimeError("the template of the ranks has ended; what it printed tells why")
+        return int(answer)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.wait()
+
+
+class _Copy(RankProcess):
+    """A rank on this machine that was forked instead of started."""
+
+    def __init__(self, rank: int, pid: int, guardian: Guardian) -> None:
+        self._guardian = guardian
+        self.popen = _Child(pid)  # type: ignore[assignment]
+        self.group_is_alive = True
+        guardian.watch(pid)
+        self.rank = rank
+        self.host = socket.gethostname()
+
+
+class _Child:
+    """As much of ``subprocess.Popen`` as a rank's process needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+def serve(descriptor: int) -> list[str]:
+    """Forks a rank for each message; returns in the ranks only, what their ``main`` needs."""
+    import tensorflow as tf
+
+    import gradring.tensorflow
+
+    _ = gradring.tensorflow.CustomCollectiveStrategy, tf.keras.Model
+    channel = socket.socket(fileno=descriptor)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1)
+        if not message:
+            os._exit(0)
+        (output,) = descriptors
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between:
+            os.close(writing)
+            os.close(output)
+            os.waitpid(between, 0)
+            # Only now is the rank a child of the process that asked for it.
+            channel.send(os.read(reading, 32))
+            os.close(reading)
+            continue
+        pid = os.fork()
+        if pid:
+            os.write(writing, str(pid).encode())
+            os._exit(0)
+        os.close(reading)
+        os.close(writing)
+        channel.close()
+        return _become_rank(json.loads(message), output)
+
+
+def _become_rank(request: dict[str, object], output: int) -> list[str]:
+    """Makes of a copy of the template what a started interpreter would be."""
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    parent, environ, paths = request["parent"], request["environ"], request["paths"]
+    assert isinstance(environ, dict) and isinstance(paths, list)
+    # The signal is for the death of whoever is the parent when it is asked for.
+    while os.getppid() != parent:
+        time.sleep(0.001)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(str(request["directory"]))
+    sys.path[:] = json.loads(str(request["search_path"]))
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    import numpy as np
+
+    random.seed()
+    np.random.seed()
+    return paths
+
+
+def _search_path() -> str:
+    return json.dumps([entry or os.getcwd() for entry in sys.path])
