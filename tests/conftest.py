@@ -13,6 +13,7 @@ from rank_template import Templates
 
 #: Directories of tests whose ranks use TensorFlow.
 WITH_TENSORFLOW = ("horovod", "tensorflow", "updates")
+START_INTERPRETER = harness.start_interpreter
 
 
 def pytest_configure() -> None:
@@ -46,15 +47,19 @@ def templates() -> Iterator[Templates]:
 
 @pytest.fixture(scope="module", autouse=True)
 def ranks_have_imported_tensorflow(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In the directories whose tests use it, unless a module asks for fresh interpreters."""
-    module = request.module
-    directory = Path(module.__file__).parent.name
-    if directory not in WITH_TENSORFLOW or getattr(module, "FRESH_INTERPRETERS", False):
+    """In the directories whose tests use it."""
+    if request.path.parent.name not in WITH_TENSORFLOW:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "start_interpreter", request.getfixturevalue("templates").start)
         yield
+
+
+@pytest.fixture
+def fresh_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test whose ranks import TensorFlow themselves, or must not have it."""
+    monkeypatch.setattr(harness, "start_interpreter", START_INTERPRETER)
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,13 @@
 """Ranks that begin as copies of a process that has imported TensorFlow.
 
-The import takes 4 s of a processor, a fork some milliseconds. What a rank does then is the same,
-from its environment to the end of its interpreter: before TensorFlow is first used, it starts no
-thread and reads nothing but variables. A template is kept for each set of the variables that are
-read when libraries are loaded; a rank whose variables differ is a copy of another one.
+The import takes 4 s of a processor, a fork some milliseconds. Afterwards a rank is what it would
+be otherwise, but for the order of imports: TensorFlow starts its threads and draws its seeds when
+it is first used. Ranks with even numbers and with odd ones are copies of different templates, so
+that sets of strings have other orders on them, as on ranks of users. There is a template for each
+set of the variables that are read when libraries are loaded.
 
-A test whose ranks have to import TensorFlow themselves says ``FRESH_INTERPRETERS = True`` in its
-module. ``run_ranks`` of users never forks.
+A test whose ranks have to import TensorFlow themselves, or must not have it, uses the fixture
+``fresh_interpreters``. ``run_ranks`` of users never forks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
@@ -30,11 +32,13 @@ from gradring.launch.processes import RankProcess, RankProcesses
 
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 18
-TEMPLATES_MAX = 3
+TEMPLATES_MAX = 4
+#: How long a template may take to import TensorFlow and to fork, and then to end.
+ANSWER_S, ENDING_S = 120.0, 10.0
 #: Read when libraries are loaded; a rank cannot change them any more.
 LOADED_WITH = ("TF_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "PYTHON", "LD_", "MALLOC_", "GLIBC_")
 #: Of these, those that are read later.
-READ_LATER = ("TF_CONFIG", "TF_NUM_INTRAOP_THREADS", "TF_CPP_MIN_LOG_LEVEL")
+READ_LATER = ("TF_CONFIG", "TF_NUM_INTRAOP_THREADS")
 
 _SERVER = """\
 import json, sys
@@ -50,7 +54,7 @@ class Templates:
     """Of one test process; a context manager that ends them all."""
 
     def __init__(self) -> None:
-        self._templates: dict[tuple[tuple[str, str], ...], _Template] = {}
+        self._templates: dict[object, _Template] = {}
 
     def start(
         self,
@@ -60,22 +64,23 @@ class Templates:
         output: BinaryIO,
     ) -> None:
         """Starts a rank, as ``gradring.testing.harness.start_interpreter`` does."""
-        key = tuple(
-            sorted(
-                (name, value)
-                for name, value in environ.items()
-                if name.startswith(LOADED_WITH) and name not in READ_LATER
-            )
-        )
+        loaded = {
+            (name, value)
+            for name, value in environ.items()
+            if name.startswith(LOADED_WITH) and name not in READ_LATER
+        }
+        key = frozenset(loaded), int(environ["GRADRING_RANK"]) % 2
         template = self._templates.pop(key, None) or _Template(environ)
+        try:
+            pid = template.copy(environ, paths, output.fileno())
+        except BaseException:
+            # Whatever it has answered meanwhile must not be taken for the answer to another.
+            template.close()
+            raise
         self._templates[key] = template
         for oldest in [*self._templates][:-TEMPLATES_MAX]:
             self._templates.pop(oldest).close()
-        processes.add(
-            lambda rank, guardian: _Copy(
-                rank, template.copy(environ, paths, output.fileno()), guardian
-            )
-        )
+        processes.add(lambda rank, guardian: _Copy(rank, pid, guardian))
 
     def __enter__(self) -> Templates:
         return self
@@ -90,14 +95,18 @@ class _Template:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._channel, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(ANSWER_S)
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - it outlives this call
         # What is of one rank must not be in what all begin with.
         common = {n: v for n, v in environ.items() if not n.startswith("GRADRING_")}
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, _search_path(), str(its.fileno())],
-                env={**common, "TF_CPP_MIN_LOG_LEVEL": "3"},
+                env=common,
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=self._printed,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
@@ -115,15 +124,26 @@ class _Template:
         try:
             socket.send_fds(self._channel, [json.dumps(request).encode()], [output])
             answer = self._channel.recv(MESSAGE_BYTES)
+        except OSError as error:
+            raise RuntimeError(f"no answer of the ranks' template: {self._output()}") from error
         finally:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         if not answer:
-            raise RuntimeError("the template of the ranks has ended; what it printed tells why")
+            raise RuntimeError(f"the ranks' template has ended: {self._output()}")
         return int(answer)
 
     def close(self) -> None:
         self._channel.close()
-        self._process.wait()
+        try:
+            self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._printed.close()
+
+    def _output(self) -> str:
+        self._printed.seek(0)
+        return self._printed.read().decode(errors="replace")
 
 
 class _Copy(RankProcess):
@@ -172,33 +192,33 @@ def serve(descriptor: int) -> list[str]:
             os.close(writing)
             os.close(output)
             os.waitpid(between, 0)
-            # Only now is the rank a child of the process that asked for it.
+            # Now the rank is a child of the process that asked for it.
             channel.send(os.read(reading, 32))
             os.close(reading)
             continue
-        pid = os.fork()
-        if pid:
-            os.write(writing, str(pid).encode())
+        between = os.getpid()
+        if os.fork():
             os._exit(0)
+        os.setsid()
+        os.write(writing, str(os.getpid()).encode())
         os.close(reading)
         os.close(writing)
         channel.close()
-        return _become_rank(json.loads(message), output)
+        return _become_rank(json.loads(message), between, output)
 
 
-def _become_rank(request: dict[str, object], output: int) -> list[str]:
-    """Makes of a copy of the template what a started interpreter would be."""
-    os.setsid()
+def _become_rank(request: dict[str, object], between: int, output: int) -> list[str]:
+    """Makes of a copy of the template, whose parent ends, what a started interpreter would be."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    parent, environ, paths = request["parent"], request["environ"], request["paths"]
+    environ, paths = request["environ"], request["paths"]
     assert isinstance(environ, dict) and isinstance(paths, list)
     # The signal is for the death of whoever is the parent when it is asked for.
-    while os.getppid() != parent:
+    while os.getppid() == between:
         time.sleep(0.001)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != request["parent"]:  # it died
         os._exit(128 + signal.SIGKILL)
     os.environ.clear()
     os.environ.update(environ)

@@ -8,7 +8,7 @@ import pytest
 from launching import gradring, script
 
 from gradring.clusters import detect
-from gradring.launch.ranks import KEPT_MEMORY, rank_environments
+from gradring.launch.ranks import KEPT_MEMORY, rank_environments, with_defaults
 from gradring.ports import free_ports
 
 
@@ -75,9 +75,15 @@ def test_cores_are_divided_among_the_ranks_unless_set(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*KEPT_MEMORY, "GLIBC_TUNABLES"])
 def test_memory_of_a_step_is_kept_unless_the_user_says_how(name: str) -> None:
-    assert KEPT_MEMORY.items() <= rank_environments({}, 1)[0].items()
-    (environ,) = rank_environments({name: "131072"}, 1)
-    assert {n: v for n, v in environ.items() if n in {name, *KEPT_MEMORY}} == {name: "131072"}
+    assert KEPT_MEMORY.items() <= with_defaults({}, 1).items()
+    found = with_defaults({name: "131072"}, 1)
+    assert {n: v for n, v in found.items() if n in {name, *KEPT_MEMORY}} == {name: "131072"}
+
+
+def test_the_launcher_keeps_the_memory_of_ranks_on_this_host(tmp_path: Path) -> None:
+    program = script(tmp_path, f"print([os.environ[name] for name in {[*KEPT_MEMORY]}])\n")
+    done = gradring("run", "-np", 1, *program)
+    assert done.stdout == f"[0] {[*KEPT_MEMORY.values()]}\n", done.stderr
 
 
 def test_free_ports_differ_and_can_be_bound() -> None:

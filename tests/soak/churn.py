@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from soak.crew import MALLOC
 from soak.verdict import growth
 
 WORKERS = 4
@@ -56,7 +57,7 @@ class Churn:
         variables = {"PYTHONPATH": str(program.parents[1]), "TF_CPP_MIN_LOG_LEVEL": "2"}
         self.launcher = subprocess.Popen(
             [*command, sys.executable, str(program), str(directory)],
-            env={**os.environ, **variables},
+            env={**os.environ, **MALLOC, **variables},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -239,6 +239,7 @@ def other_data() -> Any:
         return str(refused.value), heard.lines, str(mismatched.value)
 
 
+@pytest.mark.usefixtures("fresh_interpreters")
 def test_what_cannot_be_made_right_is_named() -> None:
     for rank, (refused, records, mismatched) in enumerate(run_ranks(other_data, 2)):
         assert "_BatchDataset" in refused and "pass seed=" in refused

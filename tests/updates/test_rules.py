@@ -95,6 +95,7 @@ def disagreeing() -> list[str]:
         return [*said, str(caught_mismatch.value)]
 
 
+@pytest.mark.usefixtures("fresh_interpreters")
 def test_ranks_with_different_rules_are_named_with_both() -> None:
     for name, kind, mismatch in run_ranks(disagreeing, 3):
         assert name.startswith("update='AllReduce' is no update rule")

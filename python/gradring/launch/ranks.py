@@ -16,7 +16,7 @@ TOKEN_BYTES, JOB_ID_BYTES = 32, 8
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 KEPT_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TOP_PAD_": str(128 << 20),
 }
 """Bytes, for glibc: a process keeps the memory of a training step for the next one.
@@ -37,7 +37,7 @@ def rank_environments(
 ) -> list[dict[str, str]]:
     """One environment per rank for a world on this machine, and then per parameter server.
 
-    Each also has the variables of :func:`with_defaults`.
+    The cores of this machine are divided among them by :func:`thread_counts`.
 
     Args:
         environ: The variables to start from.
@@ -51,7 +51,7 @@ def rank_environments(
     """
     listening = world_size if tf_config else 1
     addresses = [f"{LOOPBACK}:{port}" for port in free_ports(listening + servers)]
-    base = with_defaults(environ, world_size)
+    base = {**thread_counts(world_size), **environ}
     own, others = addresses[:listening], addresses[listening:]
     return environments_at(base, own, world_size, tf_config=tf_config, servers=others)
 
@@ -117,16 +117,19 @@ def joining(founder: Mapping[str, str], others: Sequence[str]) -> dict[str, str]
 
 
 def with_defaults(environ: Mapping[str, str], local_size: int) -> dict[str, str]:
-    """``environ``, and what suits so many ranks on this machine where it says nothing.
+    """``environ``, and what suits one of so many ranks on this machine where it says nothing.
 
-    The cores are divided among the ranks through ``OMP_NUM_THREADS`` and
-    ``TF_NUM_INTRAOP_THREADS``. Memory is kept, unless a variable of :data:`KEPT_MEMORY` or
-    ``GLIBC_TUNABLES`` is set: then all of these are the user's.
+    The cores are divided among the ranks, and memory is kept, unless a variable of
+    :data:`KEPT_MEMORY` or ``GLIBC_TUNABLES`` is set: then all of these are the user's.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // local_size)
     users = any(name in environ for name in (*KEPT_MEMORY, "GLIBC_TUNABLES"))
-    divided = dict.fromkeys(THREAD_VARIABLES, str(threads))
-    return {**divided, **({} if users else KEPT_MEMORY), **environ}
+    return {**thread_counts(local_size), **({} if users else KEPT_MEMORY), **environ}
+
+
+def thread_counts(local_size: int) -> dict[str, str]:
+    """Variables that divide the cores of this machine among so many ranks."""
+    threads = max(1, len(os.sched_getaffinity(0)) // local_size)
+    return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def tf_config_of(

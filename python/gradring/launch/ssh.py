@@ -29,7 +29,7 @@ OPTIONS = (
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
 )
 #: Variables of this kind travel to other hosts unasked.
-FORWARDED_PREFIXES = ("GRADRING_", "TF_", "KERAS_", "OMP_", "PYTHON")
+FORWARDED_PREFIXES = ("GRADRING_", "TF_", "KERAS_", "OMP_", "PYTHON", "MALLOC_", "GLIBC_")
 #: How long the other end has to kill its rank before the ssh client itself is killed.
 CLOSING_S = 2.0
 
