@@ -32,9 +32,9 @@ import json
 import os
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from benches.model_steps import KINDS
 from benches.turns import in_turns
 from gradring.bench.options import refuse_debug_build
 from gradring.testing import run_ranks, simulated_hosts
@@ -42,7 +42,7 @@ from gradring.testing import run_ranks, simulated_hosts
 SIZES = (1024, 2048, 2048, 2048, 2048, 2048, 2048, 1000)
 MODES = ("forward", "compute", "after", "during")
 
-#: The shape of a sample, the weights, and the loss of a batch.
+#: The shape of a batch, the weights, and the loss of a batch.
 Built = tuple[tuple[int, ...], list[Any], Callable[[Any], Any]]
 
 
@@ -57,34 +57,24 @@ def _mlp(tf: Any) -> Built:
             x = tf.nn.relu(x @ weight)
         return tf.reduce_mean((x @ weights[-1]) ** 2)
 
-    return (SIZES[0],), weights, loss_of
+    return (256, SIZES[0]), weights, loss_of
 
 
 def _resnet50(tf: Any) -> Built:
-    from benches.model_steps import KINDS
-
     kind = KINDS["ResNet50"]
     model = kind.build(tf.keras)
     return (
-        (kind.side, kind.side, 3),
-        [v.value if hasattr(v.value, "assign") else v for v in model.trainable_variables],
+        (kind.batch, kind.side, kind.side, 3),
+        model.trainable_variables,
         lambda x: tf.reduce_mean(model(x, training=True) ** 2),
     )
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A model, and the samples of each worker unless told otherwise."""
-
-    build: Callable[[Any], Built]
-    batch: int
-
-
-MODELS = {"mlp": Kind(_mlp, 256), "ResNet50": Kind(_resnet50, 8)}
+MODELS = {"mlp": _mlp, "ResNet50": _resnet50}
 
 
 def rank_main(
-    model: str, batch: int, rounds: int, threads: int, bucket_mib: float
+    model: str, batch: int | None, rounds: int, threads: int, bucket_mib: float
 ) -> dict[str, Any]:
     """Runs all modes in turn; returns this rank's times in milliseconds."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -96,10 +86,10 @@ def rank_main(
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     with gradring.init() as comm:
-        shape, weights, loss_of = MODELS[model].build(tf)
+        (usual, *shape), weights, loss_of = MODELS[model](tf)
         broadcast_variables(weights, communicator=comm)
         reduce_gradients = GradientReducer(bucket_bytes=int(bucket_mib * 2**20), communicator=comm)
-        x = tf.random.stateless_normal([batch or MODELS[model].batch, *shape], [1, comm.rank])
+        x = tf.random.stateless_normal([batch or usual, *shape], [1, comm.rank])
         overlaps: dict[str, list[Any]] = {mode: [] for mode in MODES}
         values = {}
 
@@ -183,7 +173,7 @@ def main() -> None:
     """Runs the benchmark and prints the summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", choices=MODELS, default="mlp")
-    parser.add_argument("--batch", type=int, default=0, help="samples of each worker")
+    parser.add_argument("--batch", type=int, help="samples of each worker")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1, help="inter-op threads of each worker")
     parser.add_argument("--bucket-mib", type=float, default=16)

@@ -17,18 +17,18 @@ import ctypes
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from gradring.launch.exec_rank import PR_SET_PDEATHSIG
+from gradring.launch.exec_rank import die_with
 from gradring.launch.guardian import Guardian
 from gradring.launch.processes import RankProcess, RankProcesses
+from gradring.testing.harness import search_path
 
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 18
@@ -101,7 +101,7 @@ class _Template:
         common = {n: v for n, v in environ.items() if not n.startswith("GRADRING_")}
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVER, _search_path(), str(its.fileno())],
+                [sys.executable, "-c", _SERVER, json.dumps(search_path()), str(its.fileno())],
                 env=common,
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -116,7 +116,7 @@ class _Template:
             "parent": os.getpid(),
             "environ": dict(environ),
             "directory": os.getcwd(),
-            "search_path": _search_path(),
+            "search_path": search_path(),
             "paths": list(paths),
         }
         libc = ctypes.CDLL(None)
@@ -207,31 +207,24 @@ def serve(descriptor: int) -> list[str]:
         return _become_rank(json.loads(message), between, output)
 
 
-def _become_rank(request: dict[str, object], between: int, output: int) -> list[str]:
+def _become_rank(request: dict[str, Any], between: int, output: int) -> list[str]:
     """Makes of a copy of the template, whose parent ends, what a started interpreter would be."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    environ, paths = request["environ"], request["paths"]
-    assert isinstance(environ, dict) and isinstance(paths, list)
     # The signal is for the death of whoever is the parent when it is asked for.
     while os.getppid() == between:
         time.sleep(0.001)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != request["parent"]:  # it died
-        os._exit(128 + signal.SIGKILL)
+    die_with(request["parent"])
     os.environ.clear()
-    os.environ.update(environ)
-    os.chdir(str(request["directory"]))
-    sys.path[:] = json.loads(str(request["search_path"]))
+    os.environ.update(request["environ"])
+    os.chdir(request["directory"])
+    sys.path[:] = request["search_path"]
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     import numpy as np
 
     random.seed()
     np.random.seed()
+    paths: list[str] = request["paths"]
     return paths
-
-
-def _search_path() -> str:
-    return json.dumps([entry or os.getcwd() for entry in sys.path])

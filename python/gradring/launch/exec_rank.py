@@ -17,14 +17,19 @@ CANNOT_START = 127
 def main() -> None:
     """Ties this process to its launcher and executes the command in its place."""
     launcher, command = int(sys.argv[1]), sys.argv[2:]
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher:  # it died before the request was made
-        os._exit(128 + signal.SIGKILL)
+    die_with(launcher)
     try:
         os.execvp(command[0], command)
     except OSError as error:
         print(f"cannot start {command[0]!r}: {error.strerror}{hint(command[0])}", file=sys.stderr)
         sys.exit(CANNOT_START)
+
+
+def die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent dies, and ends it if that is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the request was made
+        os._exit(128 + signal.SIGKILL)
 
 
 def hint(program: str) -> str:

@@ -85,9 +85,9 @@ class World:
         ranks = self._placed[: len(self._placed) - self._servers]
         local_size = max(1, sum(other.name == host.name for other in ranks))
         if host.is_local:
-            defaulted = with_defaults(environ, local_size)
-            command = program.command(defaulted.get("PATH"))
-            return processes.start(command, defaulted, rank=rank, stdout=PIPE, stderr=PIPE)
+            environ = with_defaults(environ, local_size)
+            command = program.command(environ.get("PATH"))
+            return processes.start(command, environ, rank=rank, stdout=PIPE, stderr=PIPE)
         return processes.add(
             lambda rank, guardian: RemoteRankProcess(
                 rank,

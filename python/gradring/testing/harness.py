@@ -247,10 +247,13 @@ def start_interpreter(
     processes.start(_interpreter(paths), environ, stdout=output, stderr=subprocess.STDOUT)
 
 
+def search_path() -> list[str]:
+    """Where children are to find what this process can import; "" is the current directory."""
+    return [entry or os.getcwd() for entry in sys.path]
+
+
 def _interpreter(paths: Sequence[str]) -> list[str]:
-    # The children import what this process can import; "" is the current directory.
-    search_path = json.dumps([entry or os.getcwd() for entry in sys.path])
-    return [sys.executable, "-c", _BOOTSTRAP, search_path, *paths]
+    return [sys.executable, "-c", _BOOTSTRAP, json.dumps(search_path()), *paths]
 
 
 def _exception(report: Report) -> BaseException:
