@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from gradring.testing import harness
-from rank_template import Templates
+# The tests of a wheel load this file where the package is not installed.
+if TYPE_CHECKING:
+    from rank_template import Templates
 
 #: Directories of tests whose ranks use TensorFlow.
 WITH_TENSORFLOW = ("horovod", "tensorflow", "updates")
-START_INTERPRETER = harness.start_interpreter
 
 
 def pytest_configure() -> None:
@@ -41,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def templates() -> Iterator[Templates]:
     """Processes whose copies are ranks that have imported TensorFlow."""
+    from rank_template import Templates
+
     with Templates() as made:
         yield made
 
@@ -51,6 +54,8 @@ def ranks_have_imported_tensorflow(request: pytest.FixtureRequest) -> Iterator[N
     if request.path.parent.name not in WITH_TENSORFLOW:
         yield
         return
+    from gradring.testing import harness
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "start_interpreter", request.getfixturevalue("templates").start)
         yield
@@ -59,7 +64,10 @@ def ranks_have_imported_tensorflow(request: pytest.FixtureRequest) -> Iterator[N
 @pytest.fixture
 def fresh_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test whose ranks import TensorFlow themselves, or must not have it."""
-    monkeypatch.setattr(harness, "start_interpreter", START_INTERPRETER)
+    from gradring.testing import harness
+    from rank_template import start_interpreter
+
+    monkeypatch.setattr(harness, "start_interpreter", start_interpreter)
 
 
 @pytest.fixture(scope="session")

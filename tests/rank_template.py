@@ -28,7 +28,9 @@ from typing import Any, BinaryIO
 from gradring.launch.exec_rank import die_with
 from gradring.launch.guardian import Guardian
 from gradring.launch.processes import RankProcess, RankProcesses
-from gradring.testing.harness import search_path
+from gradring.testing.harness import search_path, start_interpreter
+
+__all__ = ["Templates", "serve", "start_interpreter"]
 
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 18
