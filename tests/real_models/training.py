@@ -74,7 +74,8 @@ def train(cell: Cell, comm: Any) -> Trained:
     # Without a strategy, moving statistics are each rank's own.
     kept = model.weights if way.strategy else model.trainable_weights
     which = [i for i, w in enumerate(model.weights) if any(w is k for k in kept)]
-    after = [model.get_weights()[i] for i in which]
+    weights = model.get_weights()
+    after = [weights[i] for i in which]
     trained = {
         "parameters": model.count_params(),
         "bits": hashlib.sha256(b"".join(w.tobytes() for w in after)).hexdigest()[:16],
