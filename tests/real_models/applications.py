@@ -82,10 +82,10 @@ def _without_dropping(layer: Any) -> Any:
 def _learning_rate(name: str) -> float:
     """Small enough that training does not amplify roundings to its own size.
 
-    Gradients of an EfficientNet that has learned nothing are so large that with 1e-5 each step
-    makes forty times as much of a rounding.
+    Gradients of some that have learned nothing are so large that with 1e-5 each step makes forty
+    times as much of a rounding.
     """
-    return 1e-8 if name.startswith("EfficientNet") else 1e-5
+    return 1e-8 if name.startswith(("EfficientNet", "InceptionV3", "NASNet")) else 1e-5
 
 
 MODELS = {
