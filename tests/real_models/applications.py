@@ -37,6 +37,8 @@ LARGER_SIZES = (
 )
 """The same layers as in a smallest one, more or larger ones."""
 
+RESNETS_V2 = ("ResNet50V2", "ResNet101V2", "ResNet152V2")
+
 SIDE = 32
 SIDES = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
 """The side of the images, in pixels; of others it is 32."""
@@ -85,7 +87,8 @@ def _learning_rate(name: str) -> float:
     Gradients of some that have learned nothing are so large that with 1e-5 each step makes forty
     times as much of a rounding.
     """
-    return 1e-8 if name.startswith(("EfficientNet", "InceptionV3", "NASNet")) else 1e-5
+    is_steep = name.startswith(("EfficientNet", "Inception", "NASNet")) or name in RESNETS_V2
+    return 1e-8 if is_steep else 1e-5
 
 
 MODELS = {
