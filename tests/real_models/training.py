@@ -47,20 +47,58 @@ class Trained:
 
 def train(cell: Cell, comm: Any) -> Trained:
     """Trains a cell's model."""
+    began = time.monotonic()
+    real, way = MODELS[cell.model], WAYS[cell.way]
+    clean_up()
+    prepare(cell, comm.rank)
+    x, y = data(cell, real)
+    before, after, which, trained = train_by_ranks(cell, comm, x, y)
+    # The largest models leave no room for two.
+    clean_up()
+    if comm.rank == 0:
+        alone = Alone(real, way, *made(cell, real, way))
+        expected = alone.train(before, x, y)
+        trained["distance"] = distance(after, [expected[i] for i in which])
+        trained["tolerance"] = FLOAT64_TOLERANCE
+        if cell.policy != "float64":
+            other = alone.train(disturbed(before, precision(cell, way)), x, y)
+            trained["tolerance"] = ROUNDINGS * distance(expected, other)
+    comm.barrier()
+    trained["seconds"] = round(time.monotonic() - began, 1)
+    return Trained(**trained)
+
+
+def clean_up() -> None:
+    """Frees models that nothing uses any more."""
     import keras
+
+    keras.backend.clear_session()
+    gc.collect()
+
+
+def prepare(cell: Cell, rank: int) -> None:
+    """Sets the cell's precision, and seeds: only rank 0's initial values may count."""
+    import keras
+
+    keras.config.set_floatx("float64" if cell.policy == "float64" else "float32")
+    keras.config.set_dtype_policy(cell.policy)
+    keras.utils.set_random_seed(1 + rank)
+
+
+def train_by_ranks(
+    cell: Cell, comm: Any, x: Any, y: Any
+) -> tuple[list[Any], list[Any], list[int], dict[str, Any]]:
+    """Trains with the other ranks; leaves nothing of the model but arrays.
+
+    Returns:
+        All weights before; afterwards those that must be equal on all ranks, and which these are;
+        and what is to be said of them.
+    """
     import tensorflow as tf
 
     from gradring.tensorflow import CustomCollectiveStrategy, broadcast_variables
 
-    began = time.monotonic()
     real, way = MODELS[cell.model], WAYS[cell.way]
-    keras.backend.clear_session()
-    gc.collect()
-    keras.config.set_floatx("float64" if cell.policy == "float64" else "float32")
-    keras.config.set_dtype_policy(cell.policy)
-    # Ranks begin differently: only rank 0's initial values may count.
-    keras.utils.set_random_seed(1 + comm.rank)
-    x, y = data(cell, real)
     strategy = tf.distribute.get_strategy()
     if way.strategy:
         strategy = CustomCollectiveStrategy(communicator=comm, bucket_bytes=cell.bucket_bytes)
@@ -76,24 +114,16 @@ def train(cell: Cell, comm: Any) -> Trained:
     which = [i for i, w in enumerate(model.weights) if any(w is k for k in kept)]
     weights = model.get_weights()
     after = [weights[i] for i in which]
+    bits = hashlib.sha256()
+    for weight in after:
+        bits.update(weight.tobytes())
     trained = {
         "parameters": model.count_params(),
-        "bits": hashlib.sha256(b"".join(w.tobytes() for w in after)).hexdigest()[:16],
+        "bits": bits.hexdigest()[:16],
         "loss": losses[-1],
         "moved": distance(after, [before[i] for i in which]),
     }
-    del setup, model, optimizers
-    if comm.rank == 0:
-        alone = Alone(real, way, *made(cell, real, way))
-        expected = alone.train(before, x, y)
-        trained["distance"] = distance(after, [expected[i] for i in which])
-        trained["tolerance"] = FLOAT64_TOLERANCE
-        if cell.policy != "float64":
-            other = alone.train(disturbed(before, precision(cell, way)), x, y)
-            trained["tolerance"] = ROUNDINGS * distance(expected, other)
-    comm.barrier()
-    trained["seconds"] = round(time.monotonic() - began, 1)
-    return Trained(**trained)
+    return before, after, which, trained
 
 
 def made(cell: Cell, real: RealModel, way: Way) -> tuple[Any, list[Any]]:
