@@ -11,7 +11,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rust test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance loom tsan miri fuzz docs lint format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance loom tsan miri fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,11 +21,14 @@ setup: $(VENV)/installed ## make the environment and build the extension into it
 demo: setup ## two workers train on real data; table, comparison and picture
 	$(BIN)/gradring demo --report demo-report
 
-test: setup lint test-rust test-python test-wheel ## lints and all tests, also of the built wheel
+check: setup lint-code ## for every save: lints, types, Rust, and the tests that stay in one process
+	SEEDS=200 cargo test --workspace --quiet
+	$(BIN)/python -m pytest -q -m unit
 
-test-all: SLOW_TOO := -m "slow or not slow"
-test-all: setup lint test-rust test-wheel ## as test, and the slow tests: the whole fault matrix
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(SLOW_TOO)
+test: setup lint test-rust test-python test-wheel ## what CI runs: lints, and tests of everything, also of the built wheel
+
+test-all: setup ## every test there is, for hours; ends with a table of what ran
+	$(BIN)/python tests/everything.py
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
@@ -41,8 +44,10 @@ soak: setup ## collectives, failures and training for MINUTES=10: nothing may gr
 churn: setup ## ranks of an elastic training are killed, stopped and told to leave for MINUTES=10; SEED= replays
 	PYTHONPATH=tests $(BIN)/python -m soak.churn --minutes "$(MINUTES)" --seed "$(SEED)"
 
+# With EVERY_WORLD_SIZE=1, schedules are proved for all world sizes to 64 and not for some of them.
+EVERY_WORLD_SIZE ?=
 test-rust: prerequisites ## the tests of the Rust crates
-	cargo test --workspace --quiet
+	$(addprefix EVERY_WORLD_SIZE=,$(EVERY_WORLD_SIZE)) cargo test --workspace --quiet
 
 # The build of ordinary tests: optimised enough, and it checks what a release does not.
 SEEDS ?= 100000
@@ -73,8 +78,11 @@ fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each
 		cargo +nightly fuzz run --sanitizer none $$decoder -- -runs=$(RUNS) -max_len=4096 -timeout=10 \
 			-malloc_limit_mb=4 -rss_limit_mb=1024 -print_final_stats=1; done
 
+# With SLOW_TOO=1, also those that are marked so.
+SLOW_TOO ?=
+MARKS := $(if $(SLOW_TOO),-m "slow or not slow")
 test-python: setup ## the tests of the package
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(MARKS)
 
 # Ray pins versions that the developer's environment should not have to follow. The second environment
 # sees the packages of the first one behind its own.
@@ -100,18 +108,20 @@ conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directo
 docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lint: setup docs ## formatting, lints, types, layers, stubs and documents; warnings are errors
-	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+lint: lint-code docs ## formatting, lints, types, layers, stubs, documents and workflows; warnings are errors
 	RUSTFLAGS="--cfg loom" cargo check --package gradring-core --lib --profile test --target-dir target/loom --quiet
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github
+	@! command -v actionlint >/dev/null || { echo actionlint; actionlint; }
+
+lint-code: setup ## formatting, lints, types, layers and stubs
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/repository
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/zizmor --offline --quiet .github
-	@! command -v actionlint >/dev/null || { echo actionlint; actionlint; }
 	cd $(abspath $(VENV)) && bin/python -m mypy.stubtest gradring._native
 
 format: setup ## formats all code
@@ -174,7 +184,7 @@ test-arm: prerequisites ## kernels, buffers and wire formats for aarch64, under 
 		cargo test --quiet --target $(AARCH64) --package gradring-core --lib -- kernel:: buffer:: wire::
 
 test-wheel: wheel setup ## installs the wheel into empty environments, of all Pythons found, and uses it
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(SLOW_TOO) tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(MARKS) tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
 
 test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"

@@ -1,10 +1,12 @@
-"""Which cases of its tests a run has, so that a fixture for many of them computes no others."""
+"""Which cases are slow, and which a run has, so that a fixture computes no others."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Container, Iterable
+from typing import Any, ClassVar
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
 def chosen(request: pytest.FixtureRequest, argument: str, test: str | None = None) -> list[Any]:
@@ -24,7 +26,19 @@ def chosen(request: pytest.FixtureRequest, argument: str, test: str | None = Non
     return [value for index, value in enumerate(found) if value not in found[:index]]
 
 
+def marked(cases: Iterable[Any], quick: Container[Any]) -> list[ParameterSet]:
+    """Cases of one parameter; those that are not quick ones are for `make test-all` only."""
+    slow = (pytest.mark.slow,)
+    return [pytest.param(case, marks=() if case in quick else slow) for case in cases]
+
+
+def marked_rows(rows: Iterable[tuple[Any, ...]], quick: Container[Any]) -> list[ParameterSet]:
+    """The same for cases of several parameters."""
+    slow = (pytest.mark.slow,)
+    return [pytest.param(*row, marks=() if row in quick else slow) for row in rows]
+
+
 class _NONE:
     """Of a test without parameters."""
 
-    params: dict[str, Any] = {}
+    params: ClassVar[dict[str, Any]] = {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rank_template import Templates
 
 #: Directories of tests whose ranks use TensorFlow.
-WITH_TENSORFLOW = ("horovod", "tensorflow", "updates")
+WITH_TENSORFLOW = ("elastic", "horovod", "tensorflow", "updates")
 
 
 def pytest_configure() -> None:

@@ -1,14 +1,34 @@
-"""A group of two ranks in one process: for what one process does, without a second one."""
+"""Groups whose ranks are in one process: for what needs no second one."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import gradring
 from gradring import _native
 from gradring.ports import free_ports
-from waiting import wait_until
+from waiting import DEADLINE_S, wait_until
+
+Result = TypeVar("Result")
+
+
+def on_threads(
+    world_size: int, fn: Callable[[gradring.Communicator], Result], **settings: Any
+) -> list[Result]:
+    """What ``fn`` returns on each rank; threads cost less than the processes of ``run_ranks``."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    # Nobody could end a thread that waits for longer.
+    settings = {"stall_timeout": DEADLINE_S, **settings}
+
+    def run(rank: int) -> Result:
+        with gradring.Communicator(rank, world_size, address, **settings) as comm:
+            return fn(comm)
+
+    with ThreadPoolExecutor(world_size) as ranks:
+        return list(ranks.map(run, range(world_size)))
 
 
 class Pair:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from gradring.bench import raw_link
 from gradring.bench.systems.link import Exchange, open_ring
 from gradring.cli import main
 from gradring.testing import run_ranks
+
+#: Elements and ranks: fewer than there are ranks, and more than fit into one block.
+QUICK = ((1, 3), (1000, 2), (100_001, 3))
 
 
 def test_both_directions_and_the_round_trip_are_measured(
@@ -37,8 +41,13 @@ def test_both_directions_and_the_round_trip_are_measured(
     assert "4 bytes there and back: " in output and "through one TCP connection\n" in output
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("count", [1, 1000, 100_001])
+@pytest.mark.parametrize(
+    ("count", "world_size"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else (pytest.mark.slow,))
+        for case in itertools.product((1, 1000, 100_001), (2, 3))
+    ],
+)
 def test_bytes_come_from_the_rank_before_whatever_their_number(count: int, world_size: int) -> None:
     assert run_ranks(_exchange, world_size, count) == [(0, True)] * world_size
 

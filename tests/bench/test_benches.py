@@ -172,6 +172,7 @@ def test_the_record_says_with_which_congestion_control_it_was_made() -> None:
     assert " --congestion" not in _commands_of_make_bench("CONGESTION=")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 @pytest.mark.skipif(build_info()["debug"], reason="a debug build is not measured")
@@ -209,6 +210,7 @@ def _commands_of_make_bench(*variables: str) -> str:
     return subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 def test_training_steps_reach_the_same_weights_in_all_ways(tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
@@ -224,6 +226,7 @@ def test_training_steps_reach_the_same_weights_in_all_ways(tmp_path: Path) -> No
     assert row["p90_ms"] == row["ms_per_step"] and set(row["p99_ms"].values()) == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 def test_steps_of_models_are_recorded_by_what_they_consist_of(tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
@@ -239,6 +242,7 @@ def test_steps_of_models_are_recorded_by_what_they_consist_of(tmp_path: Path) ->
         assert min(row["waits_ms"], row["moves_ms"], row["exposed_ms"], *row["p50_ms"].values()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("tensorflow", "keras", "sklearn"))),
     reason="needs TensorFlow, Keras and scikit-learn",
@@ -256,6 +260,7 @@ def test_update_rules_are_recorded_by_time_and_bytes(tmp_path: Path) -> None:
         assert 0 < row["megabytes"][0] < row["megabytes"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 def test_reductions_in_a_graph_are_told_beside_those_of_arrays() -> None:
     done = run("graph_reductions", "--sizes", "4", "--rounds", "1", "--transport", "tcp")
@@ -264,7 +269,7 @@ def test_reductions_in_a_graph_are_told_beside_those_of_arrays() -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_ring_in_c_sums_as_gradring_does(ranks: int) -> None:
     done = run("c_ring", "--sizes", "4000", "--rounds", "1", "--ranks", ranks)
     assert done.returncode == 0, done.stderr
@@ -339,7 +344,12 @@ def test_the_cost_of_a_monitor_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [(12, 1), (16, 4), (64, 1), (65, 1), (96, 8), (1024, 8)], ids=str
+    "layout",
+    [
+        *((12, 1), (16, 4), (64, 1), (65, 1), (96, 8)),
+        pytest.param((1024, 8), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_auto_is_simulated_to_be_near_the_best_algorithm(layout: tuple[int, int]) -> None:
     for size, chosen, took_s, best, best_s in simulated_choice.compare(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 import gradring
 from gradring.bench.values import dtype_of
 from gradring.gradients.reduction import REDUCE_OPS
-from gradring.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 
 RECORD = Path(__file__).with_name("bits.json")
@@ -112,23 +111,6 @@ def digests_of_a_process(settings: dict[str, Any]) -> Digests:
         return digests(comm)
 
 
-def on_threads(world_size: int, **settings: Any) -> list[Digests]:
-    """Of each rank of a group whose ranks are threads of this process, which is cheap."""
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    found: list[Digests] = [{}] * world_size
-
-    def run(rank: int) -> None:
-        with gradring.Communicator(rank, world_size, address, **settings) as comm:
-            found[rank] = digests(comm)
-
-    ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return found
-
-
 def on_hosts(host_of_each_rank: Sequence[int]) -> list[Digests]:
     """Of each rank on simulated hosts, where large buffers are reduced inside hosts first."""
     with simulated_hosts(max(host_of_each_rank) + 1) as hosts:
@@ -139,8 +121,10 @@ def on_hosts(host_of_each_rank: Sequence[int]) -> list[Digests]:
 
 def record() -> None:
     """Writes what is computed now."""
+    from pairs import on_threads
+
     found = {
-        f"{world_size} ranks, {order}": on_threads(world_size, **settings)
+        f"{world_size} ranks, {order}": on_threads(world_size, digests, **settings)
         for world_size in WORLD_SIZES
         for order, settings in ORDERS.items()
     }
@@ -155,4 +139,5 @@ def record() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     record()

@@ -7,42 +7,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_streams import COUNTS, DTYPES, check
+from test_streams import digests
 
 import gradring
 from gradring import errors
 from gradring.testing import run_ranks
-
-
-def digests(settings: dict[str, Any]) -> dict[str, str]:
-    """What every algorithm makes of every dtype and count; and what went wrong."""
-    found = {}
-    for algorithm in ("ring", "direct", "one_shot"):
-        with gradring.init(algorithm=algorithm, **settings) as comm:
-            assert comm.stats()["checksum"] is settings.get("checksum", False)
-            for dtype in DTYPES:
-                for count in COUNTS:
-                    found[f"{algorithm} {dtype}[{count}]"] = check(comm, dtype, count, False)
-            comm.barrier()
-    return found
+from pairs import on_threads
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_results_have_the_same_bits_with_checksums(world_size: int) -> None:
-    plain = run_ranks(digests, world_size, {"transport": "tcp"})
+    plain = digests(world_size, transport="tcp", checksum=False)
     assert all(len(digest) == 64 for digest in plain[0].values()), plain[0]
+    links: dict[str, Any]
     for links in ({"transport": "tcp"}, {"transport": "tcp", "streams": 3}, {"transport": "shm"}):
-        assert run_ranks(digests, world_size, {**links, "checksum": True}) == plain
+        assert digests(world_size, **links, checksum=True) == plain
 
 
-def rounded(checksum: bool) -> bytes:
-    with gradring.init(wire_dtype="bfloat16", reproducible=True, checksum=checksum) as comm:
-        x = np.random.default_rng(comm.rank).normal(size=300_001).astype(np.float32)
-        return comm.all_reduce(x, op="mean").tobytes()
+def rounded(comm: gradring.Communicator) -> bytes:
+    x = np.random.default_rng(comm.rank).normal(size=300_001).astype(np.float32)
+    return comm.all_reduce(x, op="mean").tobytes()
 
 
 def test_rounded_elements_have_the_same_bits_with_checksums() -> None:
-    assert run_ranks(rounded, 3, True) == run_ranks(rounded, 3, False)
+    with_and_without = [
+        on_threads(3, rounded, wire_dtype="bfloat16", reproducible=True, checksum=checksum)
+        for checksum in (True, False)
+    ]
+    assert with_and_without[0] == with_and_without[1]
 
 
 def from_the_environment() -> tuple[bool, float]:

@@ -21,35 +21,33 @@ import pytest
 import gradring
 from gradring.stats import AlgorithmStats, CollectiveStats, Stats
 from gradring.testing import run_ranks
-from pairs import Pair
+from pairs import Pair, on_threads
 from waiting import wait_until
 
 
-def other_collectives() -> dict[str, Any]:
-    with gradring.init() as comm:
-        rank, size = comm.rank, comm.world_size
-        x = np.arange(10.0).reshape(5, 2) * (rank + 1)
-        total = np.arange(10.0).reshape(5, 2) * sum(range(1, size + 1))
-        scattered = comm.reduce_scatter(x)
-        return {
-            "input untouched": bool((x == np.arange(10.0).reshape(5, 2) * (rank + 1)).all()),
-            "scattered": np.array_equal(scattered, np.array_split(total, size)[rank]),
-            "round trip": np.array_equal(comm.all_gather(scattered), total),
-            "gathered numbers": comm.all_gather(np.int32(rank)).tolist() == list(range(size)),
-            "gathered uneven": comm.all_gather(np.full((rank, 3), rank)).shape
-            == (sum(range(size)), 3),
-            "broadcast": comm.broadcast(np.full(4, rank, np.int64), root=size - 1).tolist()
-            == [size - 1] * 4,
-            "exchanged": np.array_equal(
-                comm.all_to_all(np.arange(6 * size, dtype=np.uint8).reshape(2 * size, 3) + rank),
-                np.concatenate([np.arange(6).reshape(2, 3) + 6 * rank + r for r in range(size)]),
-            ),
-        }
+def other_collectives(comm: gradring.Communicator) -> dict[str, Any]:
+    rank, size = comm.rank, comm.world_size
+    x = np.arange(10.0).reshape(5, 2) * (rank + 1)
+    total = np.arange(10.0).reshape(5, 2) * sum(range(1, size + 1))
+    scattered = comm.reduce_scatter(x)
+    return {
+        "input untouched": bool((x == np.arange(10.0).reshape(5, 2) * (rank + 1)).all()),
+        "scattered": np.array_equal(scattered, np.array_split(total, size)[rank]),
+        "round trip": np.array_equal(comm.all_gather(scattered), total),
+        "gathered numbers": comm.all_gather(np.int32(rank)).tolist() == list(range(size)),
+        "gathered uneven": comm.all_gather(np.full((rank, 3), rank)).shape == (sum(range(size)), 3),
+        "broadcast": comm.broadcast(np.full(4, rank, np.int64), root=size - 1).tolist()
+        == [size - 1] * 4,
+        "exchanged": np.array_equal(
+            comm.all_to_all(np.arange(6 * size, dtype=np.uint8).reshape(2 * size, 3) + rank),
+            np.concatenate([np.arange(6).reshape(2, 3) + 6 * rank + r for r in range(size)]),
+        ),
+    }
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_reduce_scatter_all_gather_broadcast_and_all_to_all(world_size: int) -> None:
-    for facts in run_ranks(other_collectives, world_size=world_size):
+    for facts in on_threads(world_size, other_collectives):
         assert [name for name, holds in facts.items() if not holds] == []
 
 
@@ -573,21 +571,26 @@ def test_the_interpreter_is_free_while_a_collective_waits() -> None:
     assert run_ranks(others_run_while_one_waits, world_size=2)[0] > 10
 
 
-def interrupted() -> str:
+def interrupted(gate: Path) -> str:
+    """Rank 1 does nothing before ``gate`` exists."""
     comm = gradring.init()
     if comm.rank == 0:
         threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
     else:
-        time.sleep(3.0)
+        wait_until(gate.exists, "rank 0 was interrupted")
     try:
         comm.all_reduce(np.ones(3))
     except KeyboardInterrupt:
+        gate.touch()
         return "KeyboardInterrupt"
     except gradring.errors.AbortedError as error:
         return f"rank {error.rank} interrupted" if "interrupted" in str(error) else str(error)
     return "nothing"
 
 
-def test_ctrl_c_ends_a_waiting_collective_and_tells_the_others() -> None:
-    assert run_ranks(interrupted, world_size=2) == ["KeyboardInterrupt", "rank 0 interrupted"]
+def test_ctrl_c_ends_a_waiting_collective_and_tells_the_others(tmp_path: Path) -> None:
+    assert run_ranks(interrupted, 2, tmp_path / "gate") == [
+        "KeyboardInterrupt",
+        "rank 0 interrupted",
+    ]

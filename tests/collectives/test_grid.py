@@ -5,36 +5,43 @@ from __future__ import annotations
 import grid
 import pytest
 
+from chosen import marked, marked_rows
 from gradring.testing import run_ranks
+from pairs import on_threads
 
 #: Those that need no hosts.
 ALGORITHMS = ["ring", "two_rings", "direct", "one_shot", "star", "halving", "doubling"]
+CASES = [(algorithm, transport) for algorithm in ALGORITHMS for transport in ("tcp", "shm")]
+#: Each algorithm over one transport in one of the tests, and over the other in the other test.
+QUICK = [(algorithm, ("tcp", "shm")[n % 2]) for n, algorithm in enumerate(ALGORITHMS)]
+QUICK_SUMS = [case for case in CASES if case not in QUICK]
+WORLD_SIZES = (1, 2, 3, 4, 7)
+#: The cases above have three ranks.
+QUICK_WORLD_SIZES = (1, 2, 4)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("world_size", marked(WORLD_SIZES, QUICK_WORLD_SIZES))
 def test_every_dtype_op_and_count_is_exact_on_every_rank(world_size: int) -> None:
-    wrong = run_ranks(grid.every_dtype_op_and_count, world_size, timeout=240)
+    wrong = run_ranks(grid.every_sum_of_a_process, world_size, timeout=240)
     assert wrong == [[]] * world_size
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("world_size", marked(WORLD_SIZES, QUICK_WORLD_SIZES))
 def test_every_collective_and_dtype_is_exact_on_every_rank(world_size: int) -> None:
-    wrong = run_ranks(grid.every_collective_dtype_and_count, world_size, timeout=240)
+    wrong = on_threads(world_size, grid.every_collective_dtype_and_count)
     assert wrong == [[]] * world_size
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "transport"), marked_rows(CASES, QUICK))
 def test_every_algorithm_does_every_collective_exactly(algorithm: str, transport: str) -> None:
-    env = {"GRADRING_TRANSPORT": transport}
-    assert run_ranks(grid.every_collective_dtype_and_count, 3, algorithm, env=env) == [[]] * 3
+    settings = {"algorithm": algorithm, "transport": transport}
+    assert on_threads(3, grid.every_collective_dtype_and_count, **settings) == [[]] * 3
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "transport"), marked_rows(CASES, QUICK_SUMS))
 def test_every_algorithm_is_exact_on_every_rank(algorithm: str, transport: str) -> None:
-    env = {"GRADRING_TRANSPORT": transport}
-    assert run_ranks(grid.every_dtype_op_and_count, 3, algorithm, env=env) == [[]] * 3
+    settings = {"algorithm": algorithm, "transport": transport}
+    assert on_threads(3, grid.every_dtype_op_and_count, **settings) == [[]] * 3
 
 
 def test_the_expectation_itself_is_what_arithmetic_says() -> None:

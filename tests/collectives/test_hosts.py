@@ -10,9 +10,10 @@ import grid
 import numpy as np
 import pytest
 from test_communicator import rounding
-from test_numerics import reproducible_sums
+from test_numerics import reproducible_sums_of_a_process
 
 import gradring
+from chosen import marked, marked_rows
 from gradring import errors
 from gradring.testing import network, run_ranks, simulated_hosts
 
@@ -25,6 +26,11 @@ TWO_OF_TWO = [0, 0, 1, 1]
 TWO_IN_TURN = [0, 1, 0, 1]
 THREE_IN_TURN = [0, 1, 2, 0, 1, 2]
 UNEVEN = [0, 0, 1]
+#: The largest, and the one that is not even.
+QUICK = [THREE_IN_TURN, UNEVEN]
+#: Which chooses both algorithms.
+RACKS = [(r, a) for r in ("xxxxyyyyzzzz", "xyzxyzxyzxyz") for a in ("auto", "hierarchical")]
+QUICK_RACKS = [("xyzxyzxyzxyz", "auto")]
 
 
 def run_on_hosts(fn: Any, host_of_each_rank: list[int], *args: Any, **options: Any) -> list[Any]:
@@ -33,19 +39,27 @@ def run_on_hosts(fn: Any, host_of_each_rank: list[int], *args: Any, **options: A
         return run_ranks(fn, len(placed), *args, hosts=placed, **options)
 
 
-@pytest.mark.parametrize("placed", [TWO_OF_TWO, TWO_IN_TURN, THREE_IN_TURN, UNEVEN], ids=str)
+@pytest.mark.parametrize(
+    "placed", marked([TWO_OF_TWO, TWO_IN_TURN, THREE_IN_TURN, UNEVEN], QUICK), ids=str
+)
 def test_reducing_inside_hosts_first_is_exact_on_every_rank(placed: list[int]) -> None:
-    wrong = run_on_hosts(grid.every_dtype_op_and_count, placed, "hierarchical", timeout=270)
+    wrong = run_on_hosts(grid.every_sum_of_a_process, placed, "hierarchical", timeout=270)
     assert wrong == [[]] * len(placed)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "one_shot:64KiB,hierarchical"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ring", "direct")),
+        "one_shot:64KiB,hierarchical",
+    ],
+)
 def test_every_algorithm_is_exact_wherever_the_ranks_are(algorithm: str) -> None:
-    wrong = run_on_hosts(grid.every_dtype_op_and_count, TWO_IN_TURN, algorithm, timeout=270)
+    wrong = run_on_hosts(grid.every_sum_of_a_process, TWO_IN_TURN, algorithm, timeout=270)
     assert wrong == [[]] * 4
 
 
-@pytest.mark.parametrize("placed", [TWO_IN_TURN, UNEVEN], ids=str)
+@pytest.mark.parametrize("placed", marked([TWO_IN_TURN, UNEVEN], QUICK), ids=str)
 def test_sixteen_bit_floats_are_rounded_once(placed: list[int]) -> None:
     assert run_on_hosts(rounding, placed, "hierarchical") == [[True, True]] * len(placed)
 
@@ -73,10 +87,15 @@ def chosen_for_large_arrays() -> list[str]:
 @pytest.mark.parametrize(
     ("placed", "algorithm"),
     [
-        ([rank // 4 for rank in range(16)], "halving"),
-        ([rank % 3 for rank in range(12)], "hierarchical"),
+        pytest.param(
+            *([rank // 4 for rank in range(16)], "halving"),
+            id="4 on each of 4 hosts",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *([rank % 3 for rank in range(12)], "hierarchical"), id="4 on each of 3 hosts, in turn"
+        ),
     ],
-    ids=["4 on each of 4 hosts", "4 on each of 3 hosts, in turn"],
 )
 def test_more_than_eight_ranks_on_hosts_are_exact_by_what_auto_chooses(
     placed: list[int], algorithm: str
@@ -98,12 +117,9 @@ def in_racks(rack_of_each_rank: list[str], algorithm: str) -> list[str]:
         return found
 
 
-@pytest.mark.parametrize("racks", ["xxxxyyyyzzzz", "xyzxyzxyzxyz"], ids=["in a row", "in turn"])
-@pytest.mark.parametrize(
-    ("algorithm", "chosen"),
-    [("auto", ["hierarchical", "ring"]), ("hierarchical", ["hierarchical"] * 2)],
-)
-def test_hosts_in_racks_reduce_exactly(racks: str, algorithm: str, chosen: list[str]) -> None:
+@pytest.mark.parametrize(("racks", "algorithm"), marked_rows(RACKS, QUICK_RACKS))
+def test_hosts_in_racks_reduce_exactly(racks: str, algorithm: str) -> None:
+    chosen = ["hierarchical", "ring" if algorithm == "auto" else "hierarchical"]
     placed = [rank // 2 if racks[0] == racks[1] else rank % 6 for rank in range(12)]
     found = run_on_hosts(in_racks, placed, list(racks), algorithm)
     assert found == [chosen] * 12
@@ -132,7 +148,8 @@ def test_a_ring_through_hosts_gives_every_rank_its_own() -> None:
 
 
 def test_reproducible_sums_are_folds_wherever_the_ranks_are() -> None:
-    assert run_on_hosts(reproducible_sums, TWO_IN_TURN, "hierarchical", "float32") == [[]] * 4
+    wrong = run_on_hosts(reproducible_sums_of_a_process, TWO_IN_TURN, "hierarchical")
+    assert wrong == [[]] * 4
 
 
 def chosen_algorithms(algorithm: str) -> list[str]:
@@ -162,7 +179,7 @@ def reduce_until_killed(faulty: int) -> None:
             comm.all_reduce(x, op="mean", name="w")
 
 
-@pytest.mark.parametrize("faulty", [0, 3])
+@pytest.mark.parametrize("faulty", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_killed_rank_is_named_on_every_host(faulty: int) -> None:
     outcomes = run_on_hosts(reduce_until_killed, TWO_IN_TURN, faulty, check=False)
     for outcome in outcomes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 import gradring
 from gradring import errors
+from gradring.bench.values import dtype_of
 from gradring.testing import run_ranks
+from pairs import on_threads
 
 COUNTS = [1, 5, 1000, 300_001]
 NARROWED_FROM = (64 << 10) // 4
@@ -20,11 +23,18 @@ ALGORITHMS = ["auto", "ring", "direct", "one_shot", "star", "one_shot:1KiB,direc
 
 def contribution(rank: int, count: int, dtype: str = "float32") -> NDArray[Any]:
     """Numbers of many magnitudes and both signs, so that every order of addition shows."""
+    return np.array(_contribution(rank, count, dtype))
+
+
+@cache
+def _contribution(rank: int, count: int, dtype: str) -> NDArray[Any]:
     random = np.random.default_rng(1000 * rank + count)
-    values = random.standard_normal(count) * 10.0 ** random.integers(-3, 4, count)
-    return values.astype(np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else dtype)
+    wide = random.standard_normal(count) * 10.0 ** random.integers(-3, 4, count)
+    values: NDArray[Any] = wide.astype(dtype_of(dtype))
+    return values
 
 
+@cache
 def left_fold(world_size: int, count: int, dtype: str) -> NDArray[Any]:
     """g0 + g1 + ... + gN-1, in the type in which gradring accumulates, rounded once."""
     accumulator = np.float64 if dtype == "float64" else np.float32
@@ -34,52 +44,56 @@ def left_fold(world_size: int, count: int, dtype: str) -> NDArray[Any]:
     return total.astype(contribution(0, 1, dtype).dtype)
 
 
-def reproducible_sums(algorithm: str, dtype: str) -> list[str]:
-    wrong = []
+def reproducible_sums_of_a_process(algorithm: str) -> list[str]:
     with gradring.init(algorithm=algorithm, reproducible=True) as comm:
-        for count in COUNTS:
-            expected = left_fold(comm.world_size, count, dtype).tobytes()
-            whole = comm.all_reduce(contribution(comm.rank, count, dtype))
-            bucket = np.array_split(contribution(comm.rank, count, dtype), 3)
-            bucket = [np.array(part) for part in bucket]
-            comm.all_reduce(bucket)
-            scattered = comm.reduce_scatter(contribution(comm.rank, count, dtype))
-            gathered = comm.all_gather(scattered)
-            results = {"whole": whole, "bucket": np.concatenate(bucket), "scattered": gathered}
-            wrong += [f"{count} {how}" for how, x in results.items() if x.tobytes() != expected]
+        return wrong_sums(comm)
+
+
+def wrong_sums(comm: gradring.Communicator, dtype: str = "float32") -> list[str]:
+    wrong = []
+    for count in COUNTS:
+        expected = left_fold(comm.world_size, count, dtype).tobytes()
+        whole = comm.all_reduce(contribution(comm.rank, count, dtype))
+        bucket = np.array_split(contribution(comm.rank, count, dtype), 3)
+        bucket = [np.array(part) for part in bucket]
+        comm.all_reduce(bucket)
+        scattered = comm.reduce_scatter(contribution(comm.rank, count, dtype))
+        gathered = comm.all_gather(scattered)
+        results = {"whole": whole, "bucket": np.concatenate(bucket), "scattered": gathered}
+        wrong += [f"{count} {how}" for how, x in results.items() if x.tobytes() != expected]
     return wrong
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_reproducible_sum_is_the_left_fold_in_rank_order(world_size: int, algorithm: str) -> None:
-    assert run_ranks(reproducible_sums, world_size, algorithm, "float32") == [[]] * world_size
+    wrong = on_threads(world_size, wrong_sums, algorithm=algorithm, reproducible=True)
+    assert wrong == [[]] * world_size
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_it_is_so_for_every_float(dtype: str) -> None:
-    assert run_ranks(reproducible_sums, 3, "auto", dtype) == [[]] * 3
+    assert on_threads(3, partial(wrong_sums, dtype=dtype), reproducible=True) == [[]] * 3
 
 
-def narrow_sums(wire_dtype: str) -> list[Any]:
+def wrong_narrow_sums(comm: gradring.Communicator, wire_dtype: str) -> list[Any]:
     narrow = np.dtype(ml_dtypes.bfloat16) if wire_dtype == "bfloat16" else np.dtype(wire_dtype)
     wrong: list[Any] = []
-    with gradring.init(wire_dtype=wire_dtype, reproducible=True) as comm:
-        for count in [*COUNTS, NARROWED_FROM - 1, NARROWED_FROM]:
-            wire = narrow if count >= NARROWED_FROM else np.dtype(np.float32)
-            sent_before = comm.stats()["bytes_sent"]
-            x = comm.all_reduce(contribution(comm.rank, count))
-            sent = comm.stats()["bytes_sent"] - sent_before
-            total = contribution(0, count).astype(wire).astype(np.float32)
-            for rank in range(1, comm.world_size):
-                total += contribution(rank, count).astype(wire).astype(np.float32)
-            if x.tobytes() != total.astype(wire).astype(np.float32).tobytes():
-                wrong.append(count)
-            if sent > 2 * count * wire.itemsize * (comm.world_size - 1):
-                wrong.append((count, sent))
-        exact = comm.all_reduce(np.array([1 + 1e-12]))
-        if exact[0] != comm.world_size * (1 + 1e-12):
-            wrong.append("float64 was rounded")
+    for count in [*COUNTS, NARROWED_FROM - 1, NARROWED_FROM]:
+        wire = narrow if count >= NARROWED_FROM else np.dtype(np.float32)
+        sent_before = comm.stats()["bytes_sent"]
+        x = comm.all_reduce(contribution(comm.rank, count))
+        sent = comm.stats()["bytes_sent"] - sent_before
+        total = contribution(0, count).astype(wire).astype(np.float32)
+        for rank in range(1, comm.world_size):
+            total += contribution(rank, count).astype(wire).astype(np.float32)
+        if x.tobytes() != total.astype(wire).astype(np.float32).tobytes():
+            wrong.append(count)
+        if sent > 2 * count * wire.itemsize * (comm.world_size - 1):
+            wrong.append((count, sent))
+    exact = comm.all_reduce(np.array([1 + 1e-12]))
+    if exact[0] != comm.world_size * (1 + 1e-12):
+        wrong.append("float64 was rounded")
     return wrong
 
 
@@ -88,19 +102,19 @@ def narrow_sums(wire_dtype: str) -> list[Any]:
 def test_a_16_bit_wire_format_rounds_contributions_and_result_once_if_they_are_large(
     world_size: int, wire_dtype: str
 ) -> None:
-    assert run_ranks(narrow_sums, world_size, wire_dtype) == [[]] * world_size
+    fn = partial(wrong_narrow_sums, wire_dtype=wire_dtype)
+    wrong = on_threads(world_size, fn, wire_dtype=wire_dtype, reproducible=True)
+    assert wrong == [[]] * world_size
 
 
-def bytes_sent(dtype: str) -> int:
-    with gradring.init() as comm:
-        comm.all_reduce(contribution(comm.rank, 1 << 20, dtype))
-        sent: int = comm.stats()["bytes_sent"]
-        return sent
+def bytes_sent(comm: gradring.Communicator, dtype: str) -> int:
+    comm.all_reduce(contribution(comm.rank, 1 << 20, dtype))
+    return comm.stats()["bytes_sent"]
 
 
 def test_half_precision_travels_in_half_the_bytes() -> None:
-    assert run_ranks(bytes_sent, 2, "bfloat16") == [2 << 20] * 2
-    assert run_ranks(bytes_sent, 2, "float32") == [4 << 20] * 2
+    assert on_threads(2, partial(bytes_sent, dtype="bfloat16")) == [2 << 20] * 2
+    assert on_threads(2, partial(bytes_sent, dtype="float32")) == [4 << 20] * 2
 
 
 def different_settings() -> None:

@@ -16,31 +16,31 @@ import pytest
 import gradring
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks
+from pairs import on_threads
 
 PLAIN = {"a": [1, -2.5, None, True, "ü\n\ud800"], "big": 2**70, "": {}, "nested": [[[]]]}
 
 
-def sent(world_size: int) -> list[Any]:
-    with gradring.init() as comm:
-        root = world_size - 1
-        own = {"rank": comm.rank, "text": "x" * (1000 * comm.rank)}
-        fractions = comm.all_gather_object(Fraction(comm.rank, 3), pickle=True)
-        special = comm.broadcast_object([math.nan, math.inf, -0.0])
-        return [
-            comm.broadcast_object(PLAIN if comm.rank == root else object(), root),
-            comm.all_gather_object(own, name="own")
-            == [{"rank": r, "text": "x" * (1000 * r)} for r in range(world_size)],
-            fractions == [Fraction(r, 3) for r in range(world_size)],
-            comm.broadcast_object({comm.rank: b"\0"}, root, pickle=True),
-            math.isnan(special[0]) and special[1:] == [math.inf, 0.0] and 1 / special[1] == 0,
-            str(special[2]),
-        ]
+def sent(comm: gradring.Communicator) -> list[Any]:
+    root = comm.world_size - 1
+    own = {"rank": comm.rank, "text": "x" * (1000 * comm.rank)}
+    fractions = comm.all_gather_object(Fraction(comm.rank, 3), pickle=True)
+    special = comm.broadcast_object([math.nan, math.inf, -0.0])
+    return [
+        comm.broadcast_object(PLAIN if comm.rank == root else object(), root),
+        comm.all_gather_object(own, name="own")
+        == [{"rank": r, "text": "x" * (1000 * r)} for r in range(comm.world_size)],
+        fractions == [Fraction(r, 3) for r in range(comm.world_size)],
+        comm.broadcast_object({comm.rank: b"\0"}, root, pickle=True),
+        math.isnan(special[0]) and special[1:] == [math.inf, 0.0] and 1 / special[1] == 0,
+        str(special[2]),
+    ]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_objects_come_as_they_were(world_size: int) -> None:
     expected = [PLAIN, True, True, {world_size - 1: b"\0"}, True, "-0.0"]
-    assert run_ranks(sent, world_size, world_size) == [expected] * world_size
+    assert on_threads(world_size, sent) == [expected] * world_size
 
 
 class Color(enum.IntEnum):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from grid import COUNTS, DTYPES, contribution, same
 
 import gradring
+from chosen import marked_rows
 from gradring.errors import (
     AbortedError,
     CollectiveTimeoutError,
@@ -25,34 +28,39 @@ from gradring.errors import (
 )
 from gradring.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
+from pairs import on_threads
 from waiting import wait_until
 
 
-def to_the_next_from_the_one_before(settings: dict[str, Any]) -> list[str]:
+def around_the_ring_of_processes() -> list[str]:
+    with gradring.init() as comm:
+        return to_the_next_from_the_one_before(comm)
+
+
+def to_the_next_from_the_one_before(comm: gradring.Communicator) -> list[str]:
     """All dtypes and sizes around the ring, also beside an all-reduce; what went wrong."""
     wrong = []
-    with gradring.init(**settings) as comm:
-        rank, size = comm.rank, comm.world_size
-        after, before = (rank + 1) % size, (rank - 1) % size
-        for dtype in DTYPES:
-            for count in COUNTS:
-                sent, received = (
-                    contribution(rank, count, "sum", dtype),
-                    contribution(9, count, "sum", dtype),
-                )
-                untouched = sent.copy()
-                work = comm.send_async(sent, after, name="x")
-                total = comm.all_reduce(1)
-                returned = comm.recv(received, before, name="x")
-                expected = contribution(before, count, "sum", dtype)
-                if not (
-                    work.wait() is None
-                    and returned is received
-                    and total == size
-                    and same(received, expected)
-                    and same(sent, untouched)
-                ):
-                    wrong.append(f"{dtype} {count}")
+    rank, size = comm.rank, comm.world_size
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for dtype in DTYPES:
+        for count in COUNTS:
+            sent, received = (
+                contribution(rank, count, "sum", dtype),
+                contribution(9, count, "sum", dtype),
+            )
+            untouched = sent.copy()
+            work = comm.send_async(sent, after, name="x")
+            total = comm.all_reduce(1)
+            returned = comm.recv(received, before, name="x")
+            expected = contribution(before, count, "sum", dtype)
+            if not (
+                work.wait() is None
+                and returned is received
+                and total == size
+                and same(received, expected)
+                and same(sent, untouched)
+            ):
+                wrong.append(f"{dtype} {count}")
     return wrong
 
 
@@ -68,12 +76,12 @@ def to_the_next_from_the_one_before(settings: dict[str, Any]) -> list[str]:
     ids=str,
 )
 def test_every_dtype_and_size_arrives(settings: dict[str, Any]) -> None:
-    assert run_ranks(to_the_next_from_the_one_before, 3, settings) == [[]] * 3
+    assert on_threads(3, to_the_next_from_the_one_before, **settings) == [[]] * 3
 
 
 def test_every_dtype_and_size_arrives_between_hosts() -> None:
     with simulated_hosts(2) as hosts:
-        assert run_ranks(to_the_next_from_the_one_before, 3, {}, hosts=hosts) == [[]] * 3
+        assert run_ranks(around_the_ring_of_processes, 3, hosts=hosts) == [[]] * 3
 
 
 def many_at_a_time() -> list[int]:
@@ -183,33 +191,32 @@ def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
         comm.send(np.ones(3), 0)
 
 
-def differing(what: str) -> str:
+def differing(comm: gradring.Communicator, what: str) -> str:
     """The receiver expects something else."""
-    with gradring.init() as comm:
-        if comm.rank == 0:
-            time.sleep(0.2)  # a rank that does neither is told, too
-            with pytest.raises(GradringError) as caught:
-                comm.barrier()
-        else:
-            x: Any = np.ones(6)
-            name = "a"
-            if comm.rank == 2:
-                if what == "dtype":
-                    x = np.ones(6, np.float32)
-                elif what == "count":
-                    x = np.ones(7)
-                elif what == "shape":
-                    x = np.ones((2, 3))
-                elif what == "name":
-                    name = "b"
-            with pytest.raises(GradringError) as caught:
-                if comm.rank == 1:
-                    comm.send(x, 2, name=name)
-                else:
-                    comm.recv(x, 1, name=name)
-        error = caught.value
-        assert isinstance(error, MismatchError) and error.rank == 2, error
-        return str(error)
+    if comm.rank == 0:
+        time.sleep(0.2)  # a rank that does neither is told, too
+        with pytest.raises(GradringError) as caught:
+            comm.barrier()
+    else:
+        x: Any = np.ones(6)
+        name = "a"
+        if comm.rank == 2:
+            if what == "dtype":
+                x = np.ones(6, np.float32)
+            elif what == "count":
+                x = np.ones(7)
+            elif what == "shape":
+                x = np.ones((2, 3))
+            elif what == "name":
+                name = "b"
+        with pytest.raises(GradringError) as caught:
+            if comm.rank == 1:
+                comm.send(x, 2, name=name)
+            else:
+                comm.recv(x, 1, name=name)
+    error = caught.value
+    assert isinstance(error, MismatchError) and error.rank == 2, error
+    return str(error)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +229,7 @@ def differing(what: str) -> str:
     ],
 )
 def test_a_send_and_a_recv_that_differ_are_told_on_every_rank(what: str, told: str) -> None:
-    for message in run_ranks(differing, 3, what):
+    for message in on_threads(3, partial(differing, what=what)):
         sent = "send(dest=2) with 6 elements of float64"
         assert told in message and sent in message and "(rank 1)" in message, message
 
@@ -263,18 +270,27 @@ def partner_ends(how: str, sends: bool, used: bool) -> Any:
     return "nothing"
 
 
-@pytest.mark.parametrize("used", [False, True])
-@pytest.mark.parametrize("sends", [False, True])
+ENDS = {
+    "killed": "PeerLostError",
+    "struck": "PeerLostError",
+    "raises": "AbortedError",
+    "leaves": "PeerLostError",
+}
+#: How, whether rank 0 sends, and whether it did before: each end once, half of them so.
+QUICK_ENDS = [
+    ("killed", True, False),
+    ("struck", True, True),
+    ("raises", False, False),
+    ("leaves", False, True),
+]
+
+
 @pytest.mark.parametrize(
-    ("how", "kind"),
-    [
-        ("killed", "PeerLostError"),
-        ("struck", "PeerLostError"),
-        ("raises", "AbortedError"),
-        ("leaves", "PeerLostError"),
-    ],
+    ("how", "sends", "used"),
+    marked_rows(itertools.product(ENDS, (False, True), (False, True)), QUICK_ENDS),
 )
-def test_the_end_of_a_partner_is_told(how: str, kind: str, sends: bool, used: bool) -> None:
+def test_the_end_of_a_partner_is_told(how: str, sends: bool, used: bool) -> None:
+    kind = ENDS[how]
     outcomes = run_ranks(partner_ends, 3, how, sends, used, check=False)
     for rank in (0, 2):
         assert outcomes[rank].value == (kind, 1), outcomes[rank]
@@ -295,7 +311,7 @@ def waits_in_vain(sends: bool) -> Any:
         return caught.value.rank, caught.value.collective
 
 
-@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize("sends", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_partner_that_does_not_come_is_named(sends: bool) -> None:
     calls = ["send(dest=1) float64[3]" if sends else "recv(source=1) float64[3]", "barrier"]
     assert run_ranks(waits_in_vain, 2, sends) == [(1, call) for call in calls]
@@ -319,7 +335,7 @@ def waits_with_patience(sends: bool) -> str:
         return str(caught.value.collective)
 
 
-@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize("sends", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_wait_may_end_before_its_send_or_recv(sends: bool) -> None:
     assert ("dest=1" if sends else "source=1") in run_ranks(waits_with_patience, 2, sends)[0]
 

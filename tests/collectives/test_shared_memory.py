@@ -54,6 +54,7 @@ def share_with_all() -> str:
         return str(comm.stats()["transport"])
 
 
+@pytest.mark.slow
 def test_64_ranks_of_one_host_share_memory() -> None:
     """As many as are connected with one another: 2016 pairs, on however few cores."""
     assert run_ranks(share_with_all, 64, timeout=280) == ["shm"] * 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,23 @@ import gradring
 from gradring.errors import AuthenticationError, ConfigError, PeerLostError
 from gradring.ports import free_ports
 from gradring.testing import network, run_ranks, simulated_hosts
+from pairs import on_threads
 from waiting import wait_until
 
 
-def places(colors: list[int | None], keys: list[int]) -> Any:
+def places_of_processes(colors: list[int | None], keys: list[int]) -> Any:
     with gradring.init() as comm:
-        group = comm.split(colors[comm.rank], keys[comm.rank])
-        comm.barrier()
-        if group is None:
-            return None
-        with group:
-            ranks = group.all_gather(np.array([comm.rank])).tolist()
-            return [group.rank, group.world_size, ranks]
+        return places(comm, colors, keys)
+
+
+def places(comm: gradring.Communicator, colors: list[int | None], keys: list[int]) -> Any:
+    group = comm.split(colors[comm.rank], keys[comm.rank])
+    comm.barrier()
+    if group is None:
+        return None
+    with group:
+        ranks = group.all_gather(np.array([comm.rank])).tolist()
+        return [group.rank, group.world_size, ranks]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +53,7 @@ def places(colors: list[int | None], keys: list[int]) -> Any:
 def test_ranks_of_one_color_are_a_group_in_the_order_of_their_keys(
     colors: list[int | None], keys: list[int], expected: list[Any]
 ) -> None:
-    assert run_ranks(places, len(colors), colors, keys) == expected
+    assert on_threads(len(colors), partial(places, colors=colors, keys=keys)) == expected
 
 
 def rows_and_columns(directory: Path) -> list[Any]:
@@ -224,7 +230,7 @@ def test_groups_take_any_port_where_their_rank_has_a_single_one_for_itself() -> 
 @pytest.mark.skipif(network.why_unavailable() is not None, reason=str(network.why_unavailable()))
 def test_groups_form_across_hosts() -> None:
     with simulated_hosts(2) as hosts:
-        results = run_ranks(places, 4, [0, 0, 1, 1], [0, 1, 1, 0], hosts=hosts)
+        results = run_ranks(places_of_processes, 4, [0, 0, 1, 1], [0, 1, 1, 0], hosts=hosts)
     assert results == [[0, 2, [0, 1]], [1, 2, [0, 1]], [1, 2, [3, 2]], [0, 2, [3, 2]]]
 
 

@@ -14,25 +14,32 @@ from test_numerics import contribution, left_fold
 import gradring
 from gradring import errors
 from gradring.testing import run_ranks
+from pairs import on_threads
 
 COUNTS = [5, 40_000, 300_001]
 DTYPES = ["float32", "bfloat16"]
 
 
-def results(streams: int, reproducible: bool) -> dict[str, str]:
-    """Digests of what every algorithm makes of every dtype and count; and what went wrong."""
-    found = {}
+def digests(world_size: int, **settings: Any) -> list[dict[str, str]]:
+    """On each rank: what every algorithm makes of every dtype and count; and what went wrong."""
+
+    def of_one_algorithm(comm: gradring.Communicator) -> dict[str, str]:
+        found = {
+            f"{dtype}[{count}]": check(comm, dtype, count, settings.get("reproducible", False))
+            for dtype in DTYPES
+            for count in COUNTS
+        }
+        stats: Any = comm.stats()
+        for name in ("transport", "streams", "checksum"):
+            assert stats[name] == settings.get(name, stats[name])
+        return found
+
+    ranks: list[dict[str, str]] = [{} for _ in range(world_size)]
     for algorithm in ("ring", "direct", "one_shot"):
-        with gradring.init(
-            transport="tcp", algorithm=algorithm, reproducible=reproducible, streams=streams
-        ) as comm:
-            for dtype in DTYPES:
-                for count in COUNTS:
-                    cell = f"{algorithm} {dtype}[{count}]"
-                    found[cell] = check(comm, dtype, count, reproducible)
-            assert comm.stats()["streams"] == streams
-            assert comm.stats()["transport"] == "tcp"
-    return found
+        found = on_threads(world_size, of_one_algorithm, algorithm=algorithm, **settings)
+        for rank, by_cell in zip(ranks, found, strict=True):
+            rank.update({f"{algorithm} {cell}": digest for cell, digest in by_cell.items()})
+    return ranks
 
 
 def check(comm: gradring.Communicator, dtype: str, count: int, reproducible: bool) -> str:
@@ -59,7 +66,10 @@ def check(comm: gradring.Communicator, dtype: str, count: int, reproducible: boo
 def test_results_have_the_same_bits_with_any_number_of_streams(
     world_size: int, reproducible: bool
 ) -> None:
-    one, *others = (run_ranks(results, world_size, k, reproducible) for k in (1, 2, 4))
+    one, *others = (
+        digests(world_size, transport="tcp", streams=streams, reproducible=reproducible)
+        for streams in (1, 2, 4)
+    )
     assert all(len(digest) == 64 for digest in one[0].values()), one[0]
     for several in (one, *others):
         assert several == [one[0]] * world_size
@@ -84,7 +94,7 @@ def leave_first(streams: int) -> Any:
         return int(comm.broadcast(np.full(300_000, comm.rank + 1)).sum())
 
 
-@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize("streams", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_what_a_rank_sent_before_it_left_arrives(streams: int) -> None:
     assert run_ranks(leave_first, 3, streams) == [300_000] * 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,26 +12,31 @@ import pytest
 import gradring
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks, simulated_hosts
+from pairs import on_threads
 
 NEW_RESULTS = ["reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"]
 ROOTED = ["reduce", "gather", "scatter", "broadcast"]
 
 
-def reduced_alike(settings: dict[str, Any]) -> list[str]:
+def reduced_alike_by_processes() -> list[str]:
+    with gradring.init() as comm:
+        return reduced_alike(comm)
+
+
+def reduced_alike(comm: gradring.Communicator) -> list[str]:
     """Cases in which a reduce has other bits than an all-reduce."""
     wrong = []
-    with gradring.init(**settings) as comm:
-        for count in (1, 100, 5000, 70_000, 700_000):
-            for root in range(comm.world_size):
-                x = np.random.default_rng(comm.rank).normal(size=count).astype(np.float32)
-                reduced = comm.reduce(x, root=root, op="mean")
-                everywhere = comm.all_reduce(x, op="mean")
-                if comm.rank == root:
-                    assert reduced is not None
-                    if reduced.tobytes() != everywhere.tobytes():
-                        wrong.append(f"{count} elements, root {root}")
-                elif reduced is not None:
-                    wrong.append("a rank that is not the root got something")
+    for count in (1, 100, 5000, 70_000, 700_000):
+        for root in range(comm.world_size):
+            x = np.random.default_rng(comm.rank).normal(size=count).astype(np.float32)
+            reduced = comm.reduce(x, root=root, op="mean")
+            everywhere = comm.all_reduce(x, op="mean")
+            if comm.rank == root:
+                assert reduced is not None
+                if reduced.tobytes() != everywhere.tobytes():
+                    wrong.append(f"{count} elements, root {root}")
+            elif reduced is not None:
+                wrong.append("a rank that is not the root got something")
     return wrong
 
 
@@ -46,33 +52,32 @@ def reduced_alike(settings: dict[str, Any]) -> list[str]:
     ids=str,
 )
 def test_a_reduce_has_the_bits_of_an_all_reduce(settings: dict[str, Any]) -> None:
-    assert run_ranks(reduced_alike, 4, settings) == [[]] * 4
+    assert on_threads(4, reduced_alike, **settings) == [[]] * 4
 
 
 def test_a_reduce_has_the_bits_of_an_all_reduce_on_several_hosts() -> None:
     with simulated_hosts(2) as hosts:
-        assert run_ranks(reduced_alike, 3, {}, hosts=hosts) == [[]] * 3
+        assert run_ranks(reduced_alike_by_processes, 3, hosts=hosts) == [[]] * 3
 
 
-def different(what: str) -> str:
+def different(comm: gradring.Communicator, what: str) -> str:
     """Rank 1 calls it with another root, op or shape."""
-    with gradring.init() as comm:
-        other = comm.rank == 1
-        name, _, difference = what.partition(" ")
-        arguments: dict[str, Any] = {"root": 0} if name in ROOTED else {}
-        x: Any = np.ones(6)
-        if difference == "root":
-            arguments["root"] = int(other)
-        elif difference == "op":
-            arguments["op"] = "max" if other else "sum"
-        elif difference == "shape":
-            x = np.ones(9 if other else 6)
-        elif difference == "form":
-            x = x.reshape((3, 2) if other else (6, 1))
-        with pytest.raises(MismatchError) as caught:
-            getattr(comm, name)(x, **arguments)
-            comm.barrier()  # where a rank is told that had done its part
-        return str(caught.value)
+    other = comm.rank == 1
+    name, _, difference = what.partition(" ")
+    arguments: dict[str, Any] = {"root": 0} if name in ROOTED else {}
+    x: Any = np.ones(6)
+    if difference == "root":
+        arguments["root"] = int(other)
+    elif difference == "op":
+        arguments["op"] = "max" if other else "sum"
+    elif difference == "shape":
+        x = np.ones(9 if other else 6)
+    elif difference == "form":
+        x = x.reshape((3, 2) if other else (6, 1))
+    with pytest.raises(MismatchError) as caught:
+        getattr(comm, name)(x, **arguments)
+        comm.barrier()  # where a rank is told that had done its part
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +98,7 @@ def different(what: str) -> str:
     ],
 )
 def test_ranks_that_differ_in_a_call_are_told_on_every_rank(what: str, calls: list[str]) -> None:
-    for message in run_ranks(different, 3, what):
+    for message in on_threads(3, partial(different, what=what)):
         assert all(call in message for call in calls), message
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import io
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,26 @@ def test_beside_a_tensorflow_only_the_other_packages_are_to_be_installed(
     assert capsys.readouterr().err.endswith("with: pip install scikit-learn matplotlib\n")
 
 
+def test_of_a_failed_training_the_last_lines_are_shown_and_all_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    printed = [f"line {number}\n" for number in range(100)]
+
+    def fail(*arguments: Any) -> int:
+        for line in printed:
+            arguments[-1](line)
+        return 7
+
+    monkeypatch.setattr(trainings, "run_script", fail)
+    live = LiveLine("gradring", io.StringIO())
+    with pytest.raises(TrainingError, match=r"\(exit code 7\)") as caught:
+        trainings.train(trainings.GRADRING, tmp_path, tmp_path / "log", 2, live)
+    shown = "".join(printed[-trainings.LAST_LINES :])
+    assert str(caught.value).endswith(f"The end of it:\n{shown}")
+    assert (tmp_path / "log").read_text() == "".join(printed)
+
+
+@pytest.mark.slow
 def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     pytest.importorskip("sklearn")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gradring.demo import trouble
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     pytest.importorskip("sklearn")
@@ -63,6 +66,57 @@ def test_a_job_that_did_not_survive_is_told_so(
     assert problem in found
 
 
+@dataclass
+class Printed:
+    """Takes the place of a training, and prints what one has printed."""
+
+    text: str
+    started: list[Any] = field(default_factory=list)
+
+    def __call__(self, *arguments: Any) -> int:
+        *how, hear = arguments
+        self.started.append(how)
+        for line in self.text.splitlines(keepends=True):
+            hear(line)
+        return 0
+
+    @classmethod
+    def instead(cls, text: str, monkeypatch: pytest.MonkeyPatch) -> Printed:
+        monkeypatch.setattr(trouble, "require_packages", lambda: None)
+        monkeypatch.setattr(trouble, "run_script", printed := cls(text))
+        return printed
+
+
+@pytest.mark.parametrize(
+    ("line", "exit_code", "said"),
+    [
+        ("[0] step 51 | 20 ms | slowest: rank 1 node-b +10 ms\n", 0, "Rank 1 was named after"),
+        ("[0] Rank 1 on node-b is the slowest\n", 0, "Rank 1 was named after"),
+        ("[0] step 51 | 20 ms | slowest: rank 0 node-a +10 ms\n", 1, "Rank 1 was not named"),
+    ],
+)
+def test_a_line_of_the_training_names_the_slow_rank(
+    line: str, exit_code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, output = Printed.instead(line, monkeypatch), io.StringIO()
+    assert trouble.show_slow_rank(1, tmp_path, stream=output) == exit_code
+    assert f"{line}\n{said}" in output.getvalue()
+    ((module, workers, launch, options),) = training.started
+    assert (module, workers, launch) == (trouble.TRAIN, 2, ["--log-dir", str(tmp_path)])
+    assert options[2:] == ["--slow-rank", "1", "--slow-ms", "20"]
+
+
+def test_the_lines_of_an_elastic_training_are_shown_with_the_story(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, output = Printed.instead(TOLD, monkeypatch), io.StringIO()
+    assert trouble.show_killed_rank(1, tmp_path, stream=output) == 0
+    assert f"{TOLD}\nRank 1 was killed after step 57." in output.getvalue()
+    launch = ["--log-dir", str(tmp_path), "--min-np", "2"]
+    assert training.started == [[trouble.ELASTIC, 4, launch, ["--kill", "1"]]]
+
+
+@pytest.mark.slow
 def test_a_killed_rank_is_replaced_while_the_others_go_on(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     pytest.importorskip("sklearn")

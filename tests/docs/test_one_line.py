@@ -26,7 +26,7 @@ def test_the_readme_shows_the_line() -> None:
     [
         "CustomCollectiveStrategy()",
         # The diff, the other way round: the launcher serves both.
-        "tf.distribute.MultiWorkerMirroredStrategy()",
+        pytest.param("tf.distribute.MultiWorkerMirroredStrategy()", marks=pytest.mark.slow),
     ],
 )
 def test_the_training_program_trains_under_both_strategies(tmp_path: Path, strategy: str) -> None:

@@ -125,8 +125,6 @@ _NEEDS_THREE = (PAUSED, *OF_TWO, DIVIDED)
 QUICK = {
     "SIGKILL, reduce-scatter, tcp, 3 ranks",
     "sys.exit, handshake, shm, 3 ranks",
-    "half-open link, idle, tcp, 2 ranks",
-    "turned bit, with checksums, all-gather, tcp, 4 ranks",
     "two SIGKILLs, idle, shm, 5 ranks",
 }
 """The cells that every run of the tests includes; `make test-all` runs the rest too."""

@@ -44,7 +44,7 @@ def test_founders_with_different_numbers_of_workers_are_all_told(stage: Stage) -
         assert error.rank == 1
 
 
-@pytest.mark.parametrize("least", [2, 8])
+@pytest.mark.parametrize("least", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_joiner_with_another_number_of_workers_is_told_and_the_others_lose_nothing(
     stage: Stage, least: int
 ) -> None:

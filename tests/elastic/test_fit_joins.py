@@ -57,7 +57,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return told_by(tmp_path_factory.mktemp("mixed"), "mixed")
 
 
-@pytest.fixture(params=["metrics", "mixed"])
+@pytest.fixture(params=["metrics", pytest.param("mixed", marks=pytest.mark.slow)])
 def told(request: pytest.FixtureRequest) -> Told:
     """Both."""
     found: Told = request.getfixturevalue(request.param)
@@ -70,6 +70,7 @@ def test_two_join_a_fit_with_metrics_whose_other_rank_has_made_them_before(metri
     assert {(end["rank"], end["size"]) for end in ends} == {(rank, RANKS) for rank in range(RANKS)}
 
 
+@pytest.mark.slow
 def test_one_takes_the_place_of_rank_0_in_a_fit_with_mixed_precision(mixed: Told) -> None:
     ends = mixed.last("end")
     assert sorted(end["joined"] for end in ends) == [False, False, True]

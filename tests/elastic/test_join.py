@@ -57,7 +57,7 @@ def one_joins(trainee: Trainee) -> bool:
     return trainee.comm.world_size == trainee.plan.founders + 1 and trainee.steps_here >= STEPS
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.slow), "shm"])
 def test_who_joins_gets_the_state_and_the_others_lose_nothing(stage: Stage, transport: str) -> None:
     settings = {"transport": transport}
     plan = planned(one_joins, 2, settings=settings, elements=10_000, piece_bytes=5_000)
@@ -74,6 +74,7 @@ def has_ipv6() -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_ipv6(), reason="this system has no ::1")
 def test_a_job_that_listens_at_ipv6_only_is_joined(stage: Stage) -> None:
     plan = Plan(one_joins, 2, tuple(f"[::1]:{port}" for port in free_ports(2, "::1")))
@@ -89,6 +90,7 @@ def replaced(trainee: Trainee) -> bool:
     return trainee.comm.generation == 3 and trainee.steps_here >= STEPS
 
 
+@pytest.mark.slow
 def test_a_group_that_has_lost_its_first_rank_takes_in_another_process(stage: Stage) -> None:
     plan = planned(replaced, 3)
     _, *others = outcomes_of(plan, stage, joiners=1)
@@ -104,7 +106,13 @@ def joined_again(trainee: Trainee) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("victim", "death"), [(3, "connecting"), (0, "connecting"), (3, "transfer"), (0, "transfer")]
+    ("victim", "death"),
+    [
+        pytest.param(3, "connecting", marks=pytest.mark.slow),
+        (0, "connecting"),
+        (3, "transfer"),
+        pytest.param(0, "transfer", marks=pytest.mark.slow),
+    ],
 )
 def test_a_death_before_a_joiner_has_the_state_takes_nothing_back(
     stage: Stage, victim: int, death: str
@@ -125,6 +133,7 @@ def too_few_are_left(trainee: Trainee) -> bool:
     return trainee.comm.generation > 1 and trainee.steps_here >= STEPS
 
 
+@pytest.mark.slow
 def test_too_few_wait_for_one_that_joins(stage: Stage) -> None:
     plan = planned(too_few_are_left, 2, workers=(2, None))
     survivor, _, joiner = outcomes_of(plan, stage, joiners=1)
@@ -215,6 +224,7 @@ def goes_on_without(trainee: Trainee) -> bool:
     return trainee.stage.told("ended-2") is not None
 
 
+@pytest.mark.slow
 def test_a_joiner_with_another_token_is_told_why_and_disturbs_nobody(stage: Stage) -> None:
     settings, joiners = {"token": "right"}, {"token": "wrong"}
     plan = planned(goes_on_without, 2, settings=settings, joiners=joiners)
@@ -287,6 +297,7 @@ def one_looks_on_while_the_others_form(trainee: Trainee) -> bool:
     return trainee.comm.generation == 2 and trainee.steps_here >= STEPS
 
 
+@pytest.mark.slow
 def test_a_job_that_forms_its_next_group_runs(stage: Stage) -> None:
     """Who would find it or else found a job must not found one."""
     plan = planned(one_looks_on_while_the_others_form, 3)

@@ -43,6 +43,8 @@ from waiting import wait_until
 STEPS = 5
 """That a group does to show that it works."""
 GROUPS = 50
+SHM = pytest.param("shm", marks=pytest.mark.slow)
+"""What is elastic does not depend on what moves the bytes."""
 
 
 @pytest.fixture
@@ -74,10 +76,14 @@ def some_die(trainee: Trainee, *victims: int) -> bool:
     )
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", SHM])
 @pytest.mark.parametrize(
     ("act", "founders", "victims"),
-    [(one_dies, 3, [1]), (the_first_dies, 2, [0]), (two_die, 5, [0, 3])],
+    [
+        (one_dies, 3, [1]),
+        (the_first_dies, 2, [0]),
+        pytest.param(two_die, 5, [0, 3], marks=pytest.mark.slow),
+    ],
 )
 def test_those_that_are_left_train_on(
     stage: Stage, act: Callable[[Trainee], bool], founders: int, victims: list[int], transport: str
@@ -154,6 +160,7 @@ def calls_before_it_tells_why(trainee: Trainee) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_process_hears_the_cause_also_after_the_call_to_a_new_group(stage: Stage) -> None:
     for outcome in outcomes_of(planned(calls_before_it_tells_why, 2), stage):
         assert isinstance(outcome.exception, AbortedError), outcome.details()
@@ -190,6 +197,7 @@ def train_twice(plan: Plan, stage: Stage) -> list[Seen]:
         return found
 
 
+@pytest.mark.slow
 def test_a_communicator_that_was_trained_with_serves_on(stage: Stage) -> None:
     plan = planned(again, 3)
     for found in run_ranks(train_twice, 3, plan, stage):
@@ -218,6 +226,7 @@ def train_to_a_loss_at_the_end(plan: Plan, stage: Stage) -> Seen:
     return train(plan, stage)
 
 
+@pytest.mark.slow
 def test_a_loss_when_some_know_that_all_have_returned_takes_nothing_back(stage: Stage) -> None:
     plan = planned(again, 3, workers=(3, None))
     outcomes = run_ranks(train_to_a_loss_at_the_end, 3, plan, stage, check=False)
@@ -292,6 +301,7 @@ def pooled(trainee: Trainee) -> bool:
     return bool(trainee.state.step >= 2 * STEPS)
 
 
+@pytest.mark.slow
 def test_pools_and_forks_of_a_process_end_and_do_not_leave_in_its_name(stage: Stage) -> None:
     plan = planned(pooled, 3)
     for seen in check(plan, outcomes_of(plan, stage), repeated=0):
@@ -311,6 +321,7 @@ def killed_with_a_fork(trainee: Trainee) -> bool:
     return trainee.comm.generation == 2 and trainee.steps_here >= STEPS
 
 
+@pytest.mark.slow
 def test_a_fork_does_not_keep_the_address_of_a_process_that_was_killed(stage: Stage) -> None:
     plan = planned(killed_with_a_fork, 3)
     outcomes = outcomes_of(plan, stage)
@@ -336,7 +347,7 @@ def train_in_many_groups(plan: Plan, stage: Stage) -> list[str]:
         return leaks(before, {"gradring-member": 2, "socket": 2})
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.slow), "shm"])
 def test_many_groups_leave_nothing_behind(stage: Stage, transport: str) -> None:
     plan = planned(many_groups, 2, settings={"transport": transport})
     assert run_ranks(train_in_many_groups, 2, plan, stage) == [[], []]
@@ -359,7 +370,11 @@ def interrupted(trainee: Trainee) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("act", "error"), [(closed_by_itself, AbortedError), (interrupted, KeyboardInterrupt)]
+    ("act", "error"),
+    [
+        pytest.param(closed_by_itself, AbortedError, marks=pytest.mark.slow),
+        (interrupted, KeyboardInterrupt),
+    ],
 )
 def test_a_process_that_waits_for_others_can_be_ended(
     stage: Stage, act: Callable[[Trainee], bool], error: type[BaseException]

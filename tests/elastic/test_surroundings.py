@@ -153,6 +153,7 @@ def ends_while_agreeing(trainee: Trainee) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_while_it_waits_for_others_ends(stage: Stage) -> None:
     plan = planned(ends_while_agreeing, 2, workers=(2, None))
     survivor, _ = run_ranks(leave_while_agreeing, 2, plan, stage, check=False)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import runpy
 import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,45 +17,19 @@ from faults.stage import Stage
 from gradring.errors import MismatchError
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 JOB = Path(__file__).with_name("tensorflow_job.py")
 FOUNDERS = ("first", "killed", "leaving")
+NAMES = (*FOUNDERS, "joining")
 TIMEOUT_S = 300.0
 
 
 class Job:
-    """The processes, and what they have told."""
+    """What the processes have told."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._address = f"127.0.0.1:{free_ports(1)[0]}"
-        self._environ = {
-            **{name: value for name, value in os.environ.items() if name[:9] != "GRADRING_"},
-            "GRADRING_TOKEN": "secret",
-            "GRADRING_JOB_ID": "elastic",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        }
-        self.processes: dict[str, subprocess.Popen[str]] = {}
-
-    def found(self) -> None:
-        """Starts the first three."""
-        for rank, name in enumerate(FOUNDERS):
-            place = {"RANK": str(rank), "WORLD_SIZE": "3", "RENDEZVOUS": self._address}
-            self._start(name, place)
-
-    def join(self) -> None:
-        """Starts another one."""
-        self._start("joining", {"JOIN": self._address})
-
-    def _start(self, name: str, variables: dict[str, str]) -> None:
-        with (self._directory / f"{name}.out").open("w") as output:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, JOB, name, self._directory],
-                env=self._environ | {f"GRADRING_{key}": text for key, text in variables.items()},
-                stdout=output,
-                stderr=output,
-                text=True,
-            )
 
     def told(self, name: str, what: str = "") -> list[dict[str, Any]]:
         """What a process has told, all of it or of one kind."""
@@ -65,32 +38,33 @@ class Job:
         facts = [cast(dict[str, Any], json.loads(line)) for line in lines]
         return [fact for fact in facts if what in ("", fact["what"])]
 
-    def outputs(self) -> str:
-        """Everything that was printed."""
-        return "\n".join(path.read_text() for path in sorted(self._directory.glob("*.out")))
 
-    def codes(self) -> dict[str, int]:
-        """How they have ended."""
-        return {name: process.wait(TIMEOUT_S) for name, process in self.processes.items()}
+def take_part(directory: Path, address: str) -> None:
+    """Is one of the processes: a program that knows of the others only the address."""
+    name = NAMES[int(os.environ["GRADRING_RANK"])]
+    if name == "joining":
+        job = Job(directory)
+        wait_until(lambda: bool(job.told("first")), "the job has begun", TIMEOUT_S)
+        for variable in ("RANK", "WORLD_SIZE", "RENDEZVOUS"):
+            del os.environ[f"GRADRING_{variable}"]
+        os.environ["GRADRING_JOIN"] = address
+    else:
+        os.environ |= {"GRADRING_WORLD_SIZE": "3", "GRADRING_RENDEZVOUS": address}
+    sys.argv = [str(JOB), name, str(directory)]
+    runpy.run_path(str(JOB), run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """The job, when it is over."""
-    job = Job(tmp_path_factory.mktemp("job"))
-    try:
-        job.found()
-        while not job.told("first"):
-            assert job.processes["first"].poll() is None, job.outputs()
-            time.sleep(0.02)
-        job.join()
-        codes = job.codes()
-        assert codes == {"first": -9, "killed": -9, "leaving": 143, "joining": 0}, job.outputs()
-        yield job
-    finally:
-        for process in job.processes.values():
-            process.kill()
-            process.wait()
+    directory = tmp_path_factory.mktemp("job")
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    outcomes = run_ranks(take_part, 4, directory, address, check=False, env=env, timeout=TIMEOUT_S)
+    codes = {name: outcome.exit_code for name, outcome in zip(NAMES, outcomes, strict=True)}
+    said = "\n".join(outcome.details() for outcome in outcomes)
+    assert codes == {"first": -9, "killed": -9, "leaving": 143, "joining": 0}, said
+    return Job(directory)
 
 
 def _told(job: Job, name: str, what: str, *facts: str) -> list[tuple[Any, ...]]:
@@ -132,7 +106,7 @@ def test_fit_traces_its_steps_anew_once_for_each_place(job: Job) -> None:
 
 
 def test_all_ranks_have_the_same_bits_at_the_end_of_an_epoch(job: Job) -> None:
-    epochs = {name: _told(job, name, "epoch ends", "digest", "logs") for name in job.processes}
+    epochs = {name: _told(job, name, "epoch ends", "digest", "logs") for name in NAMES}
     assert epochs["first"] == epochs["leaving"][:1] == epochs["joining"][:1]
     assert epochs["leaving"][1] == epochs["joining"][1]
 
@@ -204,6 +178,7 @@ def train_with_odd_ones(stage: Stage, address: str) -> list[tuple[int, int]]:
         return groups
 
 
+@pytest.mark.slow
 def test_who_joins_needs_the_devices_and_the_update_rule_of_the_others(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     address = f"127.0.0.1:{free_ports(1)[0]}"

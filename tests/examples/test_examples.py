@@ -5,20 +5,28 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.metadata
+import io
 import itertools
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gradring import machine
 from gradring.clusters import without_cluster_variables
 from gradring.ports import free_ports
+from gradring.testing import harness, run_ranks
+
+if TYPE_CHECKING:
+    from rank_template import Templates
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK_START = EXAMPLES.with_name("docs") / "quick-start.md"
@@ -61,6 +69,38 @@ def run_two(program: Path) -> list[str]:
     return first
 
 
+Run = Callable[[Path], list[str]]
+
+
+def printed_by(program: Path) -> list[str]:
+    """What a program prints that runs in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(program), run_name="__main__")
+    return printed.getvalue().splitlines()
+
+
+@pytest.fixture
+def run_copies(templates: Templates, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """As `run_two`, on copies of processes that have imported TensorFlow, without the launcher."""
+
+    def run(program: Path) -> list[str]:
+        printed: list[list[str]] = run_ranks(printed_by, 2, program, timeout=DEADLINE_S)
+        assert printed[0] == printed[1] != []
+        return printed[0]
+
+    monkeypatch.setattr(harness, "start_interpreter", templates.start)
+    return run
+
+
+@pytest.fixture(params=["copies", pytest.param("launched", marks=pytest.mark.slow)])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs two workers, in a quick way and in that of a user."""
+    if request.param == "launched":
+        return run_two
+    run: Run = request.getfixturevalue("run_copies")
+    return run
+
+
 def numbers(line: str) -> list[float]:
     return [float(word) for word in re.findall(r"-?\d+\.\d+", line)]
 
@@ -91,7 +131,21 @@ def test_fit_finds_its_place_in_tf_config_alone() -> None:
     assert weights.startswith("weights ")
 
 
+def losses_that_fall(lines: list[str]) -> list[str]:
+    """The lines of the custom loop without the last one, which has the weights."""
+    *epochs, weights = lines
+    losses = [numbers(line)[0] for line in epochs]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
+    assert weights.startswith("weights ")
+    return epochs
+
+
+def test_the_custom_loop_learns(run_copies: Run) -> None:
+    losses_that_fall(run_copies(EXAMPLES / "custom_loop.py"))
+
+
 # Workers of MultiWorkerMirroredStrategy end with different weights under older ones.
+@pytest.mark.slow
 @needs_fit
 def test_the_custom_loop_trains_as_under_multi_worker_mirrored_strategy(tmp_path: Path) -> None:
     text = (EXAMPLES / "custom_loop.py").read_text()
@@ -101,25 +155,22 @@ def test_the_custom_loop_trains_as_under_multi_worker_mirrored_strategy(tmp_path
             "= CustomCollectiveStrategy()", "= tf.distribute.MultiWorkerMirroredStrategy()"
         )
     )
-    *ours, weights = run_two(EXAMPLES / "custom_loop.py")
-    losses = [numbers(line)[0] for line in ours]
-    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.1
-    assert weights.startswith("weights ")
+    ours = losses_that_fall(run_two(EXAMPLES / "custom_loop.py"))
     *mirrored, _ = run_two(theirs)
     for mine, other in zip(ours, mirrored, strict=True):
         assert numbers(mine) == pytest.approx(numbers(other), abs=1e-4)
 
 
 @needs_fit
-def test_standard_training_learns_the_digits() -> None:
-    scores, weights = run_two(EXAMPLES / "standard_training.py")
+def test_standard_training_learns_the_digits(run: Run) -> None:
+    scores, weights = run(EXAMPLES / "standard_training.py")
     first, last, accuracy = numbers(scores)
     assert last < first / 2 and accuracy > 0.7
     assert weights.startswith("weights ")
 
 
-def test_the_primarys_update_moves_every_replica() -> None:
-    *steps, position = run_two(EXAMPLES / "primary_update.py")
+def test_the_primarys_update_moves_every_replica(run: Run) -> None:
+    *steps, position = run(EXAMPLES / "primary_update.py")
     distances = [numbers(step)[0] for step in steps]
     for before, after in itertools.pairwise(distances):
         assert after == pytest.approx(before / 2, abs=1e-5)
@@ -132,31 +183,26 @@ def test_a_broadcast_update_gives_every_rank_the_same_random_numbers() -> None:
     assert averages.startswith("averages ") and weights.startswith("weights ")
 
 
-def test_a_partial_restore_takes_one_layer_back_on_every_replica() -> None:
-    start, trained, restored = (line.split() for line in run_two(EXAMPLES / "partial_restore.py"))
+def test_a_partial_restore_takes_one_layer_back_on_every_replica(run: Run) -> None:
+    start, trained, restored = (line.split() for line in run(EXAMPLES / "partial_restore.py"))
     assert start[2] != trained[2] and start[4] != trained[4]
     assert restored[2] == start[2], "the body is the saved one"
     assert restored[4] == trained[4], "the head keeps its training"
 
 
 @needs_fit
-def test_the_two_machine_fit_learns() -> None:
-    loss, weights = run_two(EXAMPLES / "mnist_two_machines.py")
+def test_the_two_machine_fit_learns(run: Run) -> None:
+    loss, weights = run(EXAMPLES / "mnist_two_machines.py")
     first, last = numbers(loss)
     assert last < first / 2
     assert weights.startswith("weights ")
 
 
+@pytest.mark.slow
 @needs_fit
 @pytest.mark.parametrize(
     ("rule", "servers"),
-    [
-        ("asynchronous", 1),
-        *(
-            pytest.param(rule, servers, marks=pytest.mark.slow)
-            for rule, servers in (("synchronous", 1), ("queue", 1), ("placement", 2))
-        ),
-    ],
+    [("asynchronous", 1), ("synchronous", 1), ("queue", 1), ("placement", 2)],
 )
 def test_workers_learn_by_servers_also_when_one_of_them_is_lost(rule: str, servers: int) -> None:
     command = ["run", "-np", "3", "--ps", str(servers), "--", sys.executable]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gradring
+from chosen import marked_rows
 from faults.actor import Addresses
 from faults.drill import ONE_BIT, addresses_of, own_address
 from faults.proxy import Flow, Proxies, Trap
@@ -20,6 +21,8 @@ from gradring.ports import free_ports
 from gradring.testing import Outcome, run_ranks
 
 BYTES = 10 << 20
+#: With one stream and several; the matrix has a ring.
+QUICK = [(4, {"algorithm": "direct"}), (3, {"streams": 2, "wire_dtype": "bfloat16"})]
 PORTS = itertools.count(24_000)
 
 
@@ -69,7 +72,7 @@ def turn_a_bit(world_size: int, after: int, **settings: Any) -> list[Outcome]:
 MIDDLE = BYTES // 2
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_without_checksums_a_turned_bit_is_a_wrong_sum(world_size: int) -> None:
     outcomes = turn_a_bit(world_size, MIDDLE, algorithm="ring")
     assert all(outcome.ok for outcome in outcomes), outcomes
@@ -78,14 +81,17 @@ def test_without_checksums_a_turned_bit_is_a_wrong_sum(world_size: int) -> None:
 
 @pytest.mark.parametrize(
     ("world_size", "settings"),
-    [
-        (2, {"algorithm": "ring"}),
-        (3, {"algorithm": "ring"}),
-        (4, {"algorithm": "direct"}),
-        (3, {"algorithm": "one_shot"}),
-        (2, {"streams": 4}),
-        (3, {"streams": 2, "wire_dtype": "bfloat16"}),
-    ],
+    marked_rows(
+        [
+            (2, {"algorithm": "ring"}),
+            (3, {"algorithm": "ring"}),
+            (4, {"algorithm": "direct"}),
+            (3, {"algorithm": "one_shot"}),
+            (2, {"streams": 4}),
+            (3, {"streams": 2, "wire_dtype": "bfloat16"}),
+        ],
+        QUICK,
+    ),
 )
 def test_with_checksums_a_turned_bit_is_an_error_that_names_the_link(
     world_size: int, settings: dict[str, Any]

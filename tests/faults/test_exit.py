@@ -38,7 +38,7 @@ CALLS = ("comm.all_reduce(x)", "comm.all_reduce_async(x).wait()", "comm.barrier(
 TIMES = 5
 
 
-@pytest.mark.parametrize("failed", ["continue", "return"])
+@pytest.mark.parametrize("failed", ["continue", pytest.param("return", marks=pytest.mark.slow)])
 def test_daemon_threads_inside_collectives_do_not_abort_a_program_that_ends(
     failed: str, tmp_path: Path
 ) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gradring
+from chosen import marked_rows
 from faults.actor import belongings, leaks
 from gradring import errors
 from gradring.testing import Outcome, run_ranks
@@ -23,6 +24,15 @@ from waiting import meet
 DEADLINE_S = 60
 # What ranks on a busy machine need at most to find each other.
 START_S = STALL_S = 5.0
+
+
+#: Elements, ranks and transport; the matrix has kills in every phase, over both transports.
+KILLS = [(n, ranks, over) for over in ("tcp", "shm") for n in (10, 5_000_000) for ranks in (2, 4)]
+QUICK_KILLS = [(5_000_000, 2, "tcp"), (10, 4, "shm")]
+#: One over each transport.
+QUICK_CLOSED = [(1, "shm"), (2, "tcp")]
+#: Differences that `test_vocabulary.py` does not have.
+QUICK_DIFFERENCES = ("kind",)
 
 
 @pytest.fixture(params=["tcp", "shm"])
@@ -53,8 +63,11 @@ def reduce_until_killed(faulty: int, elements: int) -> None:
             comm.all_reduce(x, op="mean", name="w")
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("elements", [10, 5_000_000])
+@pytest.mark.parametrize(
+    ("elements", "world_size", "transport"),
+    marked_rows(KILLS, QUICK_KILLS),
+    indirect=["transport"],
+)
 @pytest.mark.usefixtures("transport")
 def test_a_killed_rank_is_named_on_every_survivor(world_size: int, elements: int) -> None:
     faulty = world_size - 1
@@ -82,6 +95,7 @@ def die_in_the_middle(faulty: int) -> None:
             work = comm.all_reduce_async(x, name="big")
 
 
+@pytest.mark.slow  # the matrix has quick ones
 @pytest.mark.usefixtures("transport")
 def test_a_rank_killed_in_the_middle_of_a_collective_is_named() -> None:
     for error in survivors(die_in_the_middle, 0, 3, 0):
@@ -89,18 +103,24 @@ def test_a_rank_killed_in_the_middle_of_a_collective_is_named() -> None:
         assert error.rank == 0
 
 
-def be_stopped(faulty: int) -> None:
-    """Stops; another process ends the stopped rank, long after it must have been noticed."""
+def be_stopped(faulty: int, place: Path) -> None:
+    """Stops; rank 0 ends the stopped rank when all others have noticed."""
     with gradring.init() as comm:
+        pids = comm.all_gather(np.array([os.getpid()]))
         if comm.rank == faulty:
-            subprocess.Popen(["sh", "-c", f"sleep 20; kill -KILL {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP)
-        for _ in range(100):
-            comm.all_reduce(np.ones(3))
+        try:
+            for _ in range(100):
+                comm.all_reduce(np.ones(3))
+        finally:
+            meet(place, comm.world_size - 1)
+            if comm.rank == 0:
+                os.kill(int(pids[faulty]), signal.SIGKILL)
 
 
-def test_a_stopped_rank_is_named_by_its_silence() -> None:
-    for error in survivors(be_stopped, 1, 3, 1):
+@pytest.mark.slow  # the matrix has a quick one
+def test_a_stopped_rank_is_named_by_its_silence(tmp_path: Path) -> None:
+    for error in survivors(be_stopped, 1, 3, 1, tmp_path / "noticed"):
         assert isinstance(error, errors.PeerLostError)
         assert error.rank == 1
         assert "no sign of life" in str(error)
@@ -129,11 +149,16 @@ def call_differently(faulty: int, difference: str) -> None:
 @pytest.mark.parametrize(
     ("difference", "theirs"),
     [
-        ("shape", "all_reduce(sum) 'dense/kernel' float32[102]"),
-        ("dtype", "all_reduce(sum) 'dense/kernel' float64[98]"),
-        ("op", "all_reduce(max) 'dense/kernel' float32[98]"),
-        ("name", "all_reduce(sum) 'dense/bias' float32[98]"),
-        ("kind", "broadcast(root=0) 'dense/kernel' float32[98]"),
+        pytest.param(
+            difference, theirs, marks=() if difference in QUICK_DIFFERENCES else (pytest.mark.slow,)
+        )
+        for difference, theirs in [
+            ("shape", "all_reduce(sum) 'dense/kernel' float32[102]"),
+            ("dtype", "all_reduce(sum) 'dense/kernel' float64[98]"),
+            ("op", "all_reduce(max) 'dense/kernel' float32[98]"),
+            ("name", "all_reduce(sum) 'dense/bias' float32[98]"),
+            ("kind", "broadcast(root=0) 'dense/kernel' float32[98]"),
+        ]
     ],
 )
 def test_a_different_call_on_one_rank_is_a_mismatch_on_all(difference: str, theirs: str) -> None:
@@ -197,20 +222,29 @@ def keep_what_is_closed() -> list[str]:
     return leaks(before)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("world_size", "transport"),
+    marked_rows(itertools.product((1, 2), ("tcp", "shm")), QUICK_CLOSED),
+    indirect=["transport"],
+)
 @pytest.mark.usefixtures("transport")
 def test_a_closed_communicator_that_somebody_keeps_holds_nothing(world_size: int) -> None:
     assert run_ranks(keep_what_is_closed, world_size) == [[]] * world_size
 
 
 def never_enter(faulty: int, place: Path) -> None:
-    meet(place, 3)
+    """The faulty rank comes when all others have got their errors."""
+    meet(place / "started", 3)
     comm = gradring.init(stall_timeout=STALL_S)
     if comm.rank == faulty:
-        time.sleep(STALL_S + 4)
-    comm.all_reduce(np.ones(3), name="step")
+        meet(place / "told", 3)
+    try:
+        comm.all_reduce(np.ones(3), name="step")
+    finally:
+        meet(place / "told", 3)
 
 
+@pytest.mark.slow  # `test_flight_records.py` has a quick one
 def test_a_rank_that_never_enters_is_named_after_the_timeout(tmp_path: Path) -> None:
     for error in survivors(never_enter, 1, 3, 1, tmp_path):
         assert isinstance(error, errors.CollectiveTimeoutError)
@@ -225,7 +259,9 @@ def stay_away(faulty: int, place: Path) -> None:
         gradring.init(timeout=START_S)
 
 
-@pytest.mark.parametrize("faulty", [0, 1, 2])
+@pytest.mark.parametrize(
+    "faulty", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_a_missing_rank_is_named_by_all_who_came(faulty: int, tmp_path: Path) -> None:
     for error in survivors(stay_away, faulty, 3, faulty, tmp_path):
         assert isinstance(error, errors.RendezvousError)

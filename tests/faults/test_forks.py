@@ -45,7 +45,7 @@ def be_killed_with_a_child(directory: str, transport: str) -> None:
             reported.touch()
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.slow), "shm"])
 def test_a_killed_rank_is_noticed_at_once_though_a_fork_of_it_lives(
     tmp_path: Path, transport: str
 ) -> None:
@@ -190,7 +190,7 @@ def come_when_it_has_forked(pair: Pair, forked: list[int]) -> None:
     pair.peer.all_reduce(np.ones(1))
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=pytest.mark.slow)])
 def test_forks_have_groups_of_their_own_and_learn_at_once_which_are_their_parents(
     transport: str,
 ) -> None:

@@ -40,6 +40,7 @@ def form_with_few(
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "files"), [(0, (1, 2, 3, 4, 5, 6)), (1, (0, 2, 3, 4, 5, 6))])
 def test_a_rank_without_descriptors_says_so_and_which_limit_to_raise(
     victim: int, files: tuple[int, ...], tmp_path: Path
@@ -57,7 +58,9 @@ def test_a_rank_without_descriptors_says_so_and_which_limit_to_raise(
         assert f"rank {victim}" in others[more], others[more]
 
 
-@pytest.mark.parametrize(("victim", "files"), [(0, (6, 7, 8, 9)), (1, (6, 7, 8))])
+@pytest.mark.parametrize(
+    ("victim", "files"), [pytest.param(0, (6, 7, 8, 9), marks=pytest.mark.slow), (1, (6, 7, 8))]
+)
 def test_who_cannot_share_memory_for_want_of_descriptors_is_named_by_both(
     victim: int, files: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -105,10 +108,13 @@ def reduce_without_memory(dtype: str, count: int, settings: dict[str, str], over
 @pytest.mark.parametrize(
     ("dtype", "settings", "over"),
     [
-        ("float16", {"algorithm": "ring"}, 16 << 20),
+        pytest.param("float16", {"algorithm": "ring"}, 16 << 20, marks=pytest.mark.slow),
         # Folds need a few blocks, however large the buffer is.
         ("float16", {"algorithm": "direct"}, 1 << 20),
-        ("float32", {"algorithm": "ring", "wire_dtype": "bfloat16"}, 16 << 20),
+        pytest.param(
+            *("float32", {"algorithm": "ring", "wire_dtype": "bfloat16"}, 16 << 20),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_rank_without_memory_names_itself_and_the_bytes_on_all_ranks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -10,14 +11,17 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gradring
+from chosen import marked_rows
 from gradring import errors
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 LATE_S = 4.0
 """Much longer than the warning takes, and than a group of a busy machine hesitates."""
@@ -51,6 +55,11 @@ def test_a_late_rank_is_named_in_the_log_by_those_who_wait_for_it() -> None:
             ), warning
 
 
+CALLS, SIGNALS = ("init", "all_reduce", "wait"), ("SIGINT", "SIGTERM", "a handler of SIGTERM")
+QUICK_SIGNALS = [("init", "SIGTERM"), ("all_reduce", "SIGINT"), ("wait", "a handler of SIGTERM")]
+"""Each call and each way once."""
+
+
 def block(call: str, how: str) -> str:
     """Rank 0 blocks until a signal comes; rank 1 is not there, or not in the collective."""
     rank = int(os.environ["GRADRING_RANK"])
@@ -63,8 +72,9 @@ def block(call: str, how: str) -> str:
             return "was not there"
         strike.start()
     comm = gradring.init(timeout=200)
+    pid = comm.all_gather(np.array([os.getpid()]))[0]
     if rank == 1:
-        time.sleep(LATE_S)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "rank 0 has ended")
         try:
             comm.all_reduce(np.ones(3))
         except errors.GradringError as error:
@@ -76,8 +86,10 @@ def block(call: str, how: str) -> str:
     return "was not interrupted"
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "a handler of SIGTERM"])
-@pytest.mark.parametrize("call", ["init", "all_reduce", "wait"])
+@pytest.mark.parametrize(
+    ("call", "how"),
+    marked_rows(itertools.product(CALLS, SIGNALS), QUICK_SIGNALS),
+)
 def test_a_signal_ends_every_call_that_blocks(call: str, how: str) -> None:
     first, second = run_ranks(block, 2, call, how, timeout=60, check=False)
     if how == "SIGINT":
@@ -102,7 +114,7 @@ def be_interrupted_with_all(asynchronous: bool) -> None:
         comm.all_reduce(np.ones(3))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ctrl_c_on_all_ranks_is_a_keyboard_interrupt_on_all(asynchronous: bool) -> None:
     for outcome in run_ranks(be_interrupted_with_all, 2, asynchronous, timeout=60, check=False):
         assert isinstance(outcome.exception, KeyboardInterrupt), outcome
@@ -160,6 +172,7 @@ def test_a_rank_that_waits_for_others_says_so_once_in_the_log_and_once_in_the_er
     assert len(said) == 1 and said[0].endswith(" has waited 2 s for rank 1, 2 of 3 to join")
 
 
+@pytest.mark.slow
 def test_a_rendezvous_without_an_address_is_named() -> None:
     with pytest.raises(errors.RendezvousError, match=r"at nowhere\.invalid:4000: .*") as raised:
         gradring.init(rank=1, world_size=2, rendezvous="nowhere.invalid:4000", token="t", timeout=3)

@@ -57,6 +57,7 @@ def reduce_until_lost(formed: Path) -> None:
             comm.all_reduce(x, op="mean", name="w")
 
 
+@pytest.mark.slow  # it takes 10 s of silence, as a quick cell of the matrix does
 def test_a_rank_whose_cable_is_pulled_is_named_by_the_others(tmp_path: Path) -> None:
     with simulated_hosts(3) as hosts, ThreadPoolExecutor() as threads:
 

@@ -205,7 +205,7 @@ def state() -> Found:
     return {"synced": synced, "restored": state.batch, "trained": train(state)}
 
 
-@pytest.fixture(scope="module", params=["keras", "tf_keras"])
+@pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest) -> list[Found]:
     if request.param == "keras":
         return run_ranks(train_all, 2)
@@ -327,6 +327,7 @@ train(state)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_joins_is_told_of_the_change_like_the_others(tmp_path: Path) -> None:
     program = tmp_path / "waiting.py"
     program.write_text(WAITING)

@@ -125,6 +125,7 @@ def stopped(rank: int) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     with job(tmp_path, stopped(1)) as address:
         # The ranks notice it themselves after some seconds.
@@ -132,6 +133,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     assert report.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_0_is_named_too(tmp_path: Path) -> None:
     with job(tmp_path, stopped(0), ranks=2) as address:
         report = doctor_until(
@@ -171,7 +173,11 @@ def test_without_rank_0_the_ranks_that_run_here_are_named(tmp_path: Path) -> Non
     ("answer", "said"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "but it is no gradring rank of this version: "),
-        (b"", "but does not answer as rank 0 of a gradring job would: the connection broke"),
+        pytest.param(
+            b"",
+            "but does not answer as rank 0 of a gradring job would: the connection broke",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_listener_that_is_not_gradrings_is_told_from_rank_0(answer: bytes, said: str) -> None:

@@ -134,7 +134,7 @@ def test_hosts_are_added_and_removed(tmp_path: Path, slots: int) -> None:
     ("how", "discovers"),
     [
         ("kill", True),
-        ("exception", False),
+        pytest.param("exception", False, marks=pytest.mark.slow),
         pytest.param("exception", True, marks=pytest.mark.slow),
         pytest.param("kill", False, marks=pytest.mark.slow),
     ],
@@ -161,6 +161,7 @@ def test_all_ranks_fail(tmp_path: Path) -> None:
 
 
 @two_hosts
+@pytest.mark.slow
 def test_all_hosts_are_given_up(tmp_path: Path) -> None:
     launch = ["-np", 2, "--min-np", 2, "--hosts", "127.0.0.1:1,127.0.0.2:1", "--host-failures", 1]
     job = Job(tmp_path, launch, fails=[0, 1], how="exception", least=2, always=True)
@@ -178,6 +179,7 @@ def test_a_host_that_was_given_up_comes_back(tmp_path: Path) -> None:
 
 
 @two_hosts
+@pytest.mark.slow
 def test_there_are_too_few_workers_for_too_long(tmp_path: Path) -> None:
     launch = ["-np", 4, "--min-np", 4, "--hosts", "127.0.0.1:2,127.0.0.2:2", "--max-restarts", 0]
     job = Job(tmp_path, launch, fails=[0], least=4, timeout=1.0)
@@ -187,9 +189,8 @@ def test_there_are_too_few_workers_for_too_long(tmp_path: Path) -> None:
 
 
 @two_hosts
-@pytest.mark.parametrize(
-    ("restarts", "completes"), [(1, False), pytest.param(2, True, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # `test_run_elastic.py` has a quick one
+@pytest.mark.parametrize(("restarts", "completes"), [(1, False), (2, True)])
 def test_restarts_have_a_bound(tmp_path: Path, restarts: int, completes: bool) -> None:
     launch = ["-np", 4, "--min-np", 2, "--max-restarts", restarts]
     # Two ranks fail, and the job goes on only with both replaced.

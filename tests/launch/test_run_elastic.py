@@ -264,7 +264,9 @@ def test_a_rank_that_came_too_late_to_join_fails_no_job_that_is_done(tmp_path: P
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_launcher_ends_all_ranks_also_those_that_joined(
     tmp_path: Path, signum: int
 ) -> None:
@@ -372,6 +374,7 @@ def test_a_rank_that_does_not_leave_is_killed_after_the_grace_period(tmp_path: P
 
 
 @on_several_hosts
+@pytest.mark.slow
 def test_a_rank_moves_from_a_host_that_is_given_up(tmp_path: Path) -> None:
     ssh = ssh_stand_in.install(tmp_path)
     ranks = program(
@@ -425,6 +428,7 @@ def test_a_script_that_fails_later_is_named_once_and_changes_nothing(tmp_path: P
     )
 
 
+@pytest.mark.slow  # a script that fails is quick
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -443,6 +447,7 @@ def test_no_line_of_a_script_ends_a_running_job(tmp_path: Path, line: str, said:
     assert said in done.stderr and ("known last count" in done.stderr) == bool(said)
 
 
+@pytest.mark.slow
 def test_a_script_that_vanishes_changes_nothing(tmp_path: Path) -> None:
     script = tmp_path / "hosts.sh"
     script.write_text(f"#!/bin/sh\nif [ -e {tmp_path}/begun ]; then rm $0; fi\necho localhost:2\n")

@@ -66,6 +66,7 @@ def test_survivors_have_time_to_report_their_own_errors(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, "[1] I lost rank 0\n")
 
 
+@pytest.mark.slow
 def test_survivors_get_sigterm_and_then_sigkill(tmp_path: Path) -> None:
     program = script(
         tmp_path,
@@ -266,6 +267,7 @@ def test_a_failure_that_the_program_has_overcome_blames_no_rank(tmp_path: Path) 
     assert re.search(r"rank 0 on \S+ failed first \(exit code 1\); its last words", done.stderr)
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_to_blame_though_another_one_failed_first(tmp_path: Path) -> None:
     program = script(
         tmp_path,
@@ -275,6 +277,21 @@ def test_a_stopped_rank_is_to_blame_though_another_one_failed_first(tmp_path: Pa
         "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
         "comm.barrier()\n",
     )
+    assert_rank_1_is_to_blame(program)
+
+
+def test_a_rank_that_still_runs_is_to_blame_though_another_one_failed_first(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "if rank == 1: time.sleep(300)\n"
+        "with open(os.environ['GRADRING_FAILURE_FILE'], 'w') as file:\n"
+        """    file.write('{"kind": "PeerLostError", "rank": 1}')\n"""
+        "sys.exit('it did not work')\n",
+    )
+    assert_rank_1_is_to_blame(program)
+
+
+def assert_rank_1_is_to_blame(program: list[str]) -> None:
     done = gradring("run", "-np", 2, "--grace", 1, *program)
     assert done.returncode == 1
     assert re.search(

@@ -38,6 +38,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
     return ssh_stand_in.install(tmp_path)
 
 
+@pytest.mark.slow
 def test_ranks_of_all_hosts_form_one_group(tmp_path: Path, ssh: dict[str, str]) -> None:
     program = script(
         tmp_path,
@@ -55,6 +56,7 @@ def test_ranks_of_all_hosts_form_one_group(tmp_path: Path, ssh: dict[str, str]) 
     ]
 
 
+@pytest.mark.slow
 def test_parameter_servers_stand_on_the_hosts_in_turn(tmp_path: Path, ssh: dict[str, str]) -> None:
     program = tmp_path / "train.py"
     program.write_text(
@@ -177,6 +179,7 @@ def test_python_is_that_of_gradring_on_the_other_host(ssh: dict[str, str]) -> No
     assert done.stdout.startswith(f"[0] {Path(sys.executable).parent}{os.pathsep}"), done.stderr
 
 
+@pytest.mark.slow
 def test_this_machine_and_others_can_be_mixed(tmp_path: Path, ssh: dict[str, str]) -> None:
     program = script(
         tmp_path,
@@ -211,6 +214,7 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
     assert notes.count("gradring.launch.collect") == 2
 
 
+@pytest.mark.slow
 def test_a_host_that_is_gone_costs_its_part_of_the_timeline(
     tmp_path: Path, ssh: dict[str, str]
 ) -> None:
@@ -230,6 +234,7 @@ def test_a_host_that_is_gone_costs_its_part_of_the_timeline(
     assert f"the timeline is {trace}, without rank 1; open it" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_modules_exit_code_and_traceback_come_from_the_first_failing_rank(
     tmp_path: Path, ssh: dict[str, str]
 ) -> None:
@@ -246,6 +251,7 @@ def path(directory: Path) -> str:
     return f"{directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_reported_with_its_signal(tmp_path: Path, ssh: dict[str, str]) -> None:
     program = script(
         tmp_path, "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(300)\n"
@@ -255,7 +261,9 @@ def test_a_killed_rank_is_reported_with_its_signal(tmp_path: Path, ssh: dict[str
     assert "rank 1 on 127.0.0.2 failed first (killed by SIGKILL)" in done.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_no_remote_process_outlives_the_launcher(
     tmp_path: Path, ssh: dict[str, str], signum: int
 ) -> None:

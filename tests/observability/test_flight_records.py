@@ -35,6 +35,17 @@ def start_together() -> None:
     meet(started, int(os.environ["GRADRING_WORLD_SIZE"]))
 
 
+def until_others_left_records(count: int) -> None:
+    """Returns a moment later, when this rank has heard of the end too."""
+    flight = Path(os.environ["GRADRING_FLIGHT_DIR"])
+    own = f"rank-{os.environ['GRADRING_RANK']}.json"
+    wait_until(
+        lambda: len({path.name for path in flight.glob("rank-*.json")} - {own}) == count,
+        "others left records",
+    )
+    time.sleep(1.0)
+
+
 def stay_away(absent: int) -> None:
     start_together()
     with gradring.init(stall_timeout=STALL_S) as comm:
@@ -44,7 +55,7 @@ def stay_away(absent: int) -> None:
         if comm.rank != absent:
             comm.all_reduce(x, name="w")
         else:
-            time.sleep(STALL_S + 4)
+            until_others_left_records(2)
 
 
 PLACE = rf"(\S*/)?test_flight_records\.py:{stay_away.__code__.co_firstlineno + 7}"
@@ -83,9 +94,10 @@ def wait_in(file: str, how: str) -> None:
         if comm.rank == 0:
             functions["wait"](comm, np.ones(10, np.float32))
         else:
-            time.sleep(STALL_S + 4)
+            until_others_left_records(1)
 
 
+@pytest.mark.slow  # the test above has a place
 @pytest.mark.parametrize(
     ("file", "how", "place"),
     [

@@ -26,7 +26,7 @@ LINE = re.compile(
 )
 
 
-def train(slow: int, steps: int, with_monitor: tuple[int, ...]) -> str:
+def train(slow: int, slow_s: float, steps: int, with_monitor: tuple[int, ...]) -> str:
     output = io.StringIO()
     with gradring.init() as comm:
         if len(with_monitor) == comm.world_size:
@@ -37,7 +37,7 @@ def train(slow: int, steps: int, with_monitor: tuple[int, ...]) -> str:
         if comm.rank in with_monitor:
             watch = gradring.Monitor(comm, samples_per_step=64, every_steps=20, stream=output)
         for _ in range(steps):
-            time.sleep(0.2 if comm.rank == slow else 0.01)
+            time.sleep(slow_s if comm.rank == slow else 0.01)
             comm.all_reduce(x, name="g")
             if watch is not None:
                 watch.step()
@@ -48,7 +48,7 @@ def train(slow: int, steps: int, with_monitor: tuple[int, ...]) -> str:
 
 
 def test_lines_and_table_name_the_slow_rank() -> None:
-    first, second, third = run_ranks(train, 3, 1, 45, (0, 1, 2))
+    first, second, third = run_ranks(train, 3, 1, 0.2, 45, (0, 1, 2))
     assert second == third == ""
     lines = first.splitlines()
     shown = [LINE.fullmatch(line) for line in lines[:2]]
@@ -100,7 +100,7 @@ def test_a_log_has_the_numbers_of_every_line(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_a_monitor_is_only_missing_in_the_table() -> None:
-    first, second = run_ranks(train, 2, 1, 25, (0,))
+    first, second = run_ranks(train, 2, 1, 0.1, 25, (0,))
     assert second == ""
     assert "no monitor" in first
     assert "Rank 1 on " in first.splitlines()[-1]

@@ -45,7 +45,10 @@ def knows(stats: Stats, late: int, rank: int, algorithm: str) -> bool:
     return not hears_it or (waited_s > ENOUGH_S and stats["lateness_recent_s"][late] > 0)
 
 
-@pytest.mark.parametrize("algorithm", ["one_shot", "direct", "ring"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("one_shot", "direct")), "ring"],
+)
 def test_every_rank_names_the_late_one(algorithm: str) -> None:
     late = 2
     for rank, stats in enumerate(run_ranks(late_rank, RANKS, late, algorithm)):

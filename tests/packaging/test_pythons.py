@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from environments import PYTHONS, environment_of, interpreter
 
+from chosen import marked
 from documents import programs
 
 NUMPY_PROGRAM = """\
@@ -29,10 +31,9 @@ with gradring.init() as comm:
 """
 
 
-@pytest.fixture(params=PYTHONS)
-def version(request: pytest.FixtureRequest) -> str:
-    assert isinstance(request.param, str)
-    return request.param
+#: In every run of the tests: the oldest and the newest, and with TensorFlow the one that runs them.
+OLDEST_AND_NEWEST = PYTHONS[0], PYTHONS[-1]
+OWN = (f"{sys.version_info.major}.{sys.version_info.minor}",)
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def python(version: str) -> Path:
     return found
 
 
+@pytest.mark.parametrize("version", marked(PYTHONS, OLDEST_AND_NEWEST))
 def test_a_python_reduces_arrays_and_refuses_bad_ones(
     python: Path, version: str, wheel: Path
 ) -> None:
@@ -57,8 +59,8 @@ def test_a_python_reduces_arrays_and_refuses_bad_ones(
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)  # installs TensorFlow
+@pytest.mark.parametrize("version", marked(PYTHONS, OWN))
 def test_a_python_trains_with_tensorflow(python: Path, wheel: Path) -> None:
     with environment_of(python) as clean:
         clean.pip("install", "--quiet", f"gradring[tensorflow-cpu] @ file://{wheel}")

@@ -126,6 +126,7 @@ def test_the_demo_says_what_to_install(plain: Environment) -> None:
     assert "pip install 'gradring[demo]'" in plain.run("gradring", "demo", exit_code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)  # installs TensorFlow
 def test_the_demo_runs_beside_tensorflow_cpu_with_what_it_asks_for(wheel: Path) -> None:
     with environment_of() as demo:

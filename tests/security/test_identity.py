@@ -32,7 +32,7 @@ def reduce_through_swapped_addresses(ports: list[int]) -> bool:
         return bool((comm.all_reduce(x) == 6.0).all())
 
 
-@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_swapped_addresses_of_two_members_end_the_start(tls: bool, tmp_path: Path) -> None:
     env = Authority(tmp_path).certify("all", LOCAL).variables() if tls else {}
     outcomes = run_ranks(reduce_through_swapped_addresses, 4, free_ports(4), env=env, check=False)
@@ -52,6 +52,7 @@ def join_as_a_job(jobs: dict[int, str]) -> int:
         return comm.world_size
 
 
+@pytest.mark.slow  # group.rs has a quick one
 def test_ranks_of_two_jobs_form_no_group_even_without_a_token() -> None:
     first, second = run_ranks(join_as_a_job, 2, {0: "a", 1: "b"}, check=False)
     for outcome, who in ((first, None), (second, 0)):

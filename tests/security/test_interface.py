@@ -50,7 +50,12 @@ def doors_while_forming(rendezvous: str, place: Path) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("interface", "address"), [("lo", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("", None)]
+    ("interface", "address"),
+    [
+        pytest.param("lo", "127.0.0.1", marks=pytest.mark.slow),
+        ("127.0.0.2", "127.0.0.2"),
+        pytest.param("", None, marks=pytest.mark.slow),
+    ],
 )
 def test_doors_are_on_the_chosen_interface_only(
     interface: str, address: str | None, tmp_path: Path

@@ -176,7 +176,7 @@ def form_late(gate: Path, steps: int) -> float:
         return float(x.sum())
 
 
-@pytest.fixture(params=["plain", "tls"])
+@pytest.fixture
 def env(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The variables of a job at a known address, without and with TLS."""
     variables = {"GRADRING_RENDEZVOUS": f"{LOCAL}:{free_ports(1)[0]}", "GRADRING_TRANSPORT": "tcp"}
@@ -201,6 +201,9 @@ def form_among(
     return sums
 
 
+@pytest.mark.parametrize(
+    "env", [pytest.param("plain", marks=pytest.mark.slow), "tls"], indirect=True
+)
 def test_strangers_of_all_kinds_do_not_disturb_a_forming_job(
     env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -209,6 +212,9 @@ def test_strangers_of_all_kinds_do_not_disturb_a_forming_job(
     assert sums == [1000.0] * 3
 
 
+@pytest.mark.parametrize(
+    "env", ["plain", pytest.param("tls", marks=pytest.mark.slow)], indirect=True
+)
 def test_thousands_of_idle_connections_do_not_keep_members_out(
     env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -252,6 +258,8 @@ def besiege(address: str, notes: Path, seconds: float) -> None:
         (notes / "gone").touch()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["plain", "tls"], indirect=True)
 def test_a_besieged_job_runs_on_and_greets_few_strangers_at_a_time(
     env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -277,6 +285,8 @@ def wait_for_nobody(timeout_s: float) -> tuple[str, int]:
     raise AssertionError("somebody was let in")
 
 
+@pytest.mark.slow  # a wrong token is told so in `test_tokens.py`
+@pytest.mark.parametrize("env", ["plain", "tls"], indirect=True)
 def test_an_error_names_some_of_those_who_were_turned_away_briefly(env: dict[str, str]) -> None:
     with crowd(env["GRADRING_RENDEZVOUS"], 10_000, scan, ask_for_a_page, babble):
         [(message, left_open)] = run_ranks(wait_for_nobody, 1, 4.0, env=env)

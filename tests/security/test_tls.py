@@ -58,9 +58,16 @@ def sums(transport: str, streams: int, sizes: list[int]) -> tuple[str, list[floa
         return comm.stats()["transport"], found, rows.tolist()
 
 
+#: Fewer ranks and streams than others have.
+SLOW_WORLDS = [(2, "tcp", 1), (3, "tcp", 1), (2, "tcp", 4)]
+
+
 @pytest.mark.parametrize(
     ("world_size", "transport", "streams"),
-    [(2, "tcp", 1), (3, "tcp", 1), (2, "tcp", 4), (3, "tcp", 16), (4, "auto", 2)],
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_WORLDS),
+        *((3, "tcp", 16), (4, "auto", 2)),
+    ],
 )
 def test_collectives_work_inside_tls(
     authority: Authority, world_size: int, transport: str, streams: int
@@ -160,9 +167,9 @@ def other_name(authority: Authority, directory: Path) -> Certificate:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (other_authority, "does not lead to an authority"),
-        (expired, "expired"),
-        (not_valid_yet, "not valid yet"),
+        pytest.param(other_authority, "does not lead to an authority", marks=pytest.mark.slow),
+        pytest.param(expired, "expired", marks=pytest.mark.slow),
+        pytest.param(not_valid_yet, "not valid yet", marks=pytest.mark.slow),
         (other_name, "not valid for name"),
     ],
 )
@@ -178,6 +185,7 @@ def test_a_wrong_certificate_of_rank_0_is_named_by_who_calls_it(
     assert "turned away" in str(host) and "does not accept this rank's certificate" in str(host)
 
 
+@pytest.mark.slow  # the test below has such a caller
 @pytest.mark.parametrize(
     ("wrong", "reason", "alert"),
     [
@@ -208,7 +216,7 @@ def test_a_rank_whose_certificate_is_for_another_address_is_named_by_who_calls_i
     assert host.rank == 1 and "not valid for name" in str(host)
 
 
-@pytest.mark.parametrize("secure", [0, 1])
+@pytest.mark.parametrize("secure", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_tls_on_one_side_only_is_told_to_both(
     authority: Authority, tmp_path: Path, secure: int
 ) -> None:
@@ -261,7 +269,7 @@ def announce_names(how: str) -> None:
         comm.barrier()
 
 
-@pytest.mark.parametrize("how", ["listen", "announce"])
+@pytest.mark.parametrize("how", [pytest.param("listen", marks=pytest.mark.slow), "announce"])
 def test_certificates_may_be_for_names(authority: Authority, how: str) -> None:
     port = free_ports(1)[0]
     variables = authority.certify("all", "localhost").variables()

@@ -27,7 +27,14 @@ def join_with(tokens: list[str | None], place: Path) -> None:
     gradring.init(timeout=FORMING_S)
 
 
-@pytest.mark.parametrize("tokens", [["right", "wrong"], ["right", None], [None, "wrong"]])
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["right", "wrong"],
+        pytest.param(["right", None], marks=pytest.mark.slow),
+        pytest.param([None, "wrong"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_wrong_or_missing_token_is_told_to_both_sides(
     tokens: list[str | None], tmp_path: Path
 ) -> None:

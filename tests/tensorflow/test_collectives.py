@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tf_worker import join
 
+from chosen import chosen, marked
 from gradring.testing import run_ranks
 
 Ranks = list[dict[Any, Any]]
@@ -23,6 +24,8 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
 COUNTS = (0, 1, 7, 1000)
 #: How many rows two ranks have.
 ROWS = ((2, 2), (3, 1), (0, 4), (1, 0))
+#: Some have more than others, or none.
+QUICK = ROWS[1:3]
 
 
 def contribution(rank: int, count: int) -> Any:
@@ -30,7 +33,7 @@ def contribution(rank: int, count: int) -> Any:
     return 1 + (np.arange(count) * 2 + rank) % 10
 
 
-def worker() -> Any:
+def worker(rows: list[tuple[int, int]]) -> Any:
     import tensorflow as tf
 
     with join() as comm:
@@ -40,7 +43,7 @@ def worker() -> Any:
         results |= gathers(tf, comm)
         results |= control_flow(tf, comm)
         results |= gradients(tf, comm)
-        results |= gradients_of_rows(tf, comm)
+        results |= gradients_of_rows(tf, comm, rows)
         results["second of broadcast"] = second_of_broadcast(tf, comm)
         results |= memory(tf, comm)
         results |= reducer(tf, comm)
@@ -215,7 +218,7 @@ def gradients(tf: Any, comm: Any) -> Any:
     }
 
 
-def gradients_of_rows(tf: Any, comm: Any) -> Any:
+def gradients_of_rows(tf: Any, comm: Any, rows: list[tuple[int, int]]) -> Any:
     """Through a gathering of rows of which ranks have as many as others, more, or none."""
     from gradring.tensorflow import all_gather
 
@@ -232,7 +235,7 @@ def gradients_of_rows(tf: Any, comm: Any) -> Any:
         return tape.gradient(loss, x)
 
     found = {}
-    for counts in ROWS:
+    for counts in rows:
         x, weights = rows_of(counts, comm.rank), (comm.rank + 1.0) * weights_of(counts)
         for dtype in ("float32", "complex64"):
             arguments = tf.cast(x, dtype), tf.cast(weights, dtype)
@@ -356,8 +359,8 @@ def batch() -> Any:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Any:
-    return run_ranks(worker, 2)
+def ranks(request: pytest.FixtureRequest) -> Any:
+    return run_ranks(worker, 2, chosen(request, "counts"))
 
 
 def test_modules_of_the_package_are_no_public_names(ranks: Ranks) -> None:
@@ -436,7 +439,7 @@ def test_gradients_flow_through_sum_and_mean(ranks: Ranks, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-@pytest.mark.parametrize("counts", ROWS)
+@pytest.mark.parametrize("counts", marked(ROWS, QUICK))
 def test_gradients_go_back_to_the_ranks_that_had_the_rows(
     ranks: Ranks, counts: tuple[int, int], dtype: str, mode: str
 ) -> None:

@@ -3,6 +3,7 @@
 The processes have TensorFlow's defaults, as a user's have.
 """
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from keras_models import CAN_FIT, needs_fit
 
 import gradring
+from chosen import chosen, marked
 from gradring import updates
 from gradring.launch.ranks import THREAD_VARIABLES
 from gradring.testing import run_ranks
@@ -362,30 +364,46 @@ def in_fit_that_runs_eagerly(comm: Any) -> Any:
     return in_fit(comm, run_eagerly=True)
 
 
+@functools.cache
+def of_all_batches() -> list[np.ndarray]:
+    return expected(parts())
+
+
 #: By case: collectives of a step, and the statistics that it should lead to.
 CASES: dict[Any, tuple[int, Callable[[], Any]]] = {
-    in_a_loop: (1, lambda: expected(parts())),
-    eagerly: (1, lambda: expected(parts())),
+    in_a_loop: (1, of_all_batches),
+    eagerly: (1, of_all_batches),
     a_layer_called_twice: (1, lambda: expected(parts(), twice)),
     # Of each layer, its moments and their gradient.
     synchronised_layers: (5, lambda: expected(whole_batches())),
     renormalisation: (1, lambda: expected(parts(), renormalised)),
-    a_function_in_the_step: (1, lambda: expected(parts())),
-    a_function_traced_before: (1, lambda: expected(parts())),
-    a_function_that_runs_eagerly: (1, lambda: expected(parts())),
+    a_function_in_the_step: (1, of_all_batches),
+    a_function_traced_before: (1, of_all_batches),
+    a_function_that_runs_eagerly: (1, of_all_batches),
     a_loop_in_the_step: (1, lambda: expected(parts(), calls=3)),
     a_loop_around_the_steps: (3, lambda: expected(parts(), calls=3)),
     a_conditional: (1, lambda: expected(without_rank_1())),
     ending_data: (1, lambda: expected(parts(rows_of_ending_data))),
     # Beside the gradients, of which every second step reduces some.
-    accumulated: (2, lambda: expected(parts())),
+    accumulated: (2, of_all_batches),
     # Whether all gradients are finite, in front of the gradients.
-    a_loss_scale: (3, lambda: expected(parts())),
-    checked_gradients: (2, lambda: expected(parts())),
+    a_loss_scale: (3, of_all_batches),
+    checked_gradients: (2, of_all_batches),
     dense_layers_of_sequences: (1, list),
-    local_steps: (1, lambda: expected(parts())),
+    local_steps: (1, of_all_batches),
 }
 IN_FIT = (in_fit, in_fit_of_several_steps, in_fit_that_runs_eagerly)
+#: In every run of the tests: graphs, functions and loops in them, ranks without data, and `fit`.
+QUICK = (
+    "in_a_loop",
+    "eagerly",
+    "synchronised_layers",
+    "a_function_traced_before",
+    "a_loop_around_the_steps",
+    "ending_data",
+    "dense_layers_of_sequences",
+    "in_fit",
+)
 
 
 def take_default_threads() -> None:
@@ -394,17 +412,19 @@ def take_default_threads() -> None:
         os.environ.pop(variable, None)
 
 
-def all_cases() -> Any:
+def all_cases(names: list[str]) -> Any:
+    """What the cases of these names find, and what they should, which that of a loop always is."""
     take_default_threads()
+    chosen = [case for case in CASES if case.__name__ in names]
+    in_fit = [case for case in IN_FIT if CAN_FIT and case.__name__ in names]
     with gradring.init() as comm:
-        cases = [*CASES, frozen, read_in_the_step, *(IN_FIT if CAN_FIT else ())]
-        found = {case.__name__: case(comm) for case in cases}
-    return found, {case.__name__: right() for case, (_, right) in CASES.items()}
+        found = {case.__name__: case(comm) for case in (*chosen, *in_fit, frozen, read_in_the_step)}
+    return found, {case.__name__: CASES[case][1]() for case in {in_a_loop, *chosen}}
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
-    return run_ranks(all_cases, RANKS, timeout=600)
+def found(request: pytest.FixtureRequest) -> Any:
+    return run_ranks(all_cases, RANKS, chosen(request, "case"), timeout=600)
 
 
 def assert_close(found: list[np.ndarray], right: list[np.ndarray]) -> None:
@@ -412,7 +432,7 @@ def assert_close(found: list[np.ndarray], right: list[np.ndarray]) -> None:
         np.testing.assert_allclose(mine, other, TOLERANCE, TOLERANCE)
 
 
-@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+@pytest.mark.parametrize("case", marked([case.__name__ for case in CASES], QUICK))
 def test_statistics_are_the_mean_over_the_ranks_that_had_samples(found: Any, case: str) -> None:
     (first, right), (second, _) = found
     assert_close(first[case][0], right[case])
@@ -420,7 +440,7 @@ def test_statistics_are_the_mean_over_the_ranks_that_had_samples(found: Any, cas
         assert mine.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+@pytest.mark.parametrize("case", marked([case.__name__ for case in CASES], QUICK))
 def test_statistics_travel_with_the_gradients(found: Any, case: str) -> None:
     counts = {case.__name__: count for case, (count, _) in CASES.items()}
     assert [rank[case][1] for rank, _ in found] == [counts[case]] * RANKS
@@ -441,7 +461,7 @@ def test_a_layer_that_normalises_by_its_statistics_has_those_of_all_ranks(found:
 
 
 @needs_fit
-@pytest.mark.parametrize("case", [case.__name__ for case in IN_FIT])
+@pytest.mark.parametrize("case", marked([case.__name__ for case in IN_FIT], QUICK))
 def test_fit_has_the_statistics_of_a_loop(found: Any, case: str) -> None:
     for rank, right in found:
         assert_close(rank[case][0], right["in_a_loop"])
@@ -522,6 +542,7 @@ def mobile_net(how: str) -> Any:
     return np.diff(counts)[1:].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["loop", pytest.param("fit", marks=needs_fit)])
 def test_a_step_of_a_real_model_is_its_buckets_and_two_collectives(how: str) -> None:
     # Whether there is a batch; two buckets, with the statistics of 52 layers; the loss or the logs.

@@ -151,7 +151,11 @@ def worker(directory: str, seeded: bool) -> Any:
         def epochs(dataset: Any) -> list[list[int]]:
             batches = strategy.experimental_distribute_dataset(dataset)
             return [
-                [int(x) for batch in batches for x in strategy.experimental_local_results(batch)[0]]
+                [
+                    x
+                    for batch in batches
+                    for x in strategy.experimental_local_results(batch)[0].numpy().tolist()
+                ]
                 for _ in range(EPOCHS)
             ]
 
@@ -249,7 +253,13 @@ def test_what_cannot_be_made_right_is_named() -> None:
         assert "1 shuffles" in mismatched and "2 shuffles" in mismatched
 
 
-@pytest.fixture(scope="module", params=[(2, False), (3, True)], ids=["2 ranks", "3, global seeds"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((2, False), id="2 ranks"),
+        pytest.param((3, True), id="3, global seeds", marks=pytest.mark.slow),
+    ],
+)
 def epochs(request: Any, tmp_path_factory: Any) -> Any:
     world_size, seeded = request.param
     directory = tmp_path_factory.mktemp("numbers")

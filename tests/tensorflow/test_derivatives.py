@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tf_worker import join
 
+from chosen import chosen, marked
 from gradring.testing import run_ranks
 
 RANKS = 2
@@ -76,6 +77,16 @@ IMPOSSIBLE = {
     "twice": ("nested cond", "cond in while"),
     "hessian": ("nested cond", "cond in while", "recompute_grad"),
 }
+#: In every run of the tests: a gradient of each program, and each derivative of some.
+QUICK = (
+    *(("gradient", name) for name in PROGRAMS),
+    *(("twice", name) for name in ("sum", "while")),
+    *(("hessian", name) for name in ("mean", "cond")),
+    *(("jacobian", name) for name in ("several", "while")),
+    *(("jacobian by a loop", name) for name in ("sum",)),
+    *(("tangent", name) for name in ("cond", "function")),
+)
+QUICK_BODIES = ("body with max", "body with a mixture", "body with while")
 
 
 def derivative(tf: Any, what: str, program: Any, rows: Any, weights: Any, reduce: Reduce) -> Any:
@@ -100,7 +111,7 @@ def derivative(tf: Any, what: str, program: Any, rows: Any, weights: Any, reduce
     return tape.gradient(loss, rows) + again
 
 
-def worker() -> Any:
+def worker(cases: list[tuple[str, str]], bodies: list[str]) -> Any:
     import tensorflow as tf
 
     from gradring.tensorflow import all_reduce
@@ -113,13 +124,14 @@ def worker() -> Any:
         own = slice(comm.rank, comm.rank + 1)
         rows, weights = tf.constant(INPUTS[own]), tf.constant(WEIGHTS[own])
         found: dict[Any, Any] = {}
-        for what, name in cases():
+        for what, name in cases:
             call = tf.function(derivative, autograph=False)
             found[what, name, "graph"] = call(tf, what, PROGRAMS[name], rows, weights, reduce)
             if what in ("gradient", "jacobian"):
                 eager = derivative(tf, what, PROGRAMS[name], rows, weights, reduce)
                 found[what, name, "eager"] = eager
-        for name, body in BODIES.items():
+        for name in bodies:
+            body = BODIES[name]
             found[name] = tf.vectorized_map(
                 lambda row, body=body: body(tf, row, reduce), iterations(tf)[:, own]
             )
@@ -247,8 +259,9 @@ def normalized_gradients(tf: Any, model: Any, x: Any, training: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Any:
-    return run_ranks(worker, RANKS, timeout=400.0)
+def ranks(request: pytest.FixtureRequest) -> Any:
+    cases = chosen(request, "case"), chosen(request, "body")
+    return run_ranks(worker, RANKS, *cases, timeout=400.0)
 
 
 def reduce_rows(tensors: Any, op: str = "sum") -> Any:
@@ -270,8 +283,9 @@ def oracle(what: str, name: str) -> Any:
     return call(tf, what, PROGRAMS[name], rows, weights, reduce_rows).numpy()
 
 
-@pytest.mark.parametrize(("what", "name"), cases())
-def test_a_derivative_is_that_of_one_process(ranks: Any, what: str, name: str) -> None:
+@pytest.mark.parametrize("case", marked(cases(), QUICK), ids="-".join)
+def test_a_derivative_is_that_of_one_process(ranks: Any, case: tuple[str, str]) -> None:
+    what, name = case
     expected = oracle(what, name)
     for rank, found in enumerate(ranks):
         for mode in ("graph", "eager"):
@@ -284,15 +298,15 @@ def test_a_derivative_is_that_of_one_process(ranks: Any, what: str, name: str) -
             np.testing.assert_allclose(found[what, name, mode].reshape(own.shape), own, 2e-4)
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_a_vectorised_loop_reduces_as_one_iteration_after_the_other(ranks: Any, name: str) -> None:
+@pytest.mark.parametrize("body", marked(BODIES, QUICK_BODIES))
+def test_a_vectorised_loop_reduces_as_one_iteration_after_the_other(ranks: Any, body: str) -> None:
     import tensorflow as tf
 
-    expected = np.stack([BODIES[name](tf, rows, reduce_rows) for rows in iterations(tf)])
+    expected = np.stack([BODIES[body](tf, rows, reduce_rows) for rows in iterations(tf)])
     for rank, found in enumerate(ranks):
         own = expected[:, rank : rank + 1]
-        np.testing.assert_allclose(found[name], own, 1e-5)
-        np.testing.assert_allclose(found[name, "strict"], own, 1e-5)
+        np.testing.assert_allclose(found[body], own, 1e-5)
+        np.testing.assert_allclose(found[body, "strict"], own, 1e-5)
 
 
 def test_rows_are_gathered_and_broadcast_in_a_vectorised_loop(ranks: Any) -> None:

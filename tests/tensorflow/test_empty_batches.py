@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from keras_models import needs_fit, strategy_of
 
+from chosen import chosen, marked
 from gradring.testing import run_ranks
 
 pytestmark = needs_fit
@@ -36,15 +37,17 @@ NOT_COMPARED = {
 # Every layer
 
 
-def train_layers(kinds: tuple[str, ...]) -> dict[str, Any]:
-    """By kind of input, the history of `fit` and all variables afterwards."""
+def train_layers(kinds: tuple[str, ...], only: tuple[str, ...] = ()) -> dict[str, Any]:
+    """By kind of input, the history of `fit` and all variables afterwards; of all layers or `only`
+    these.
+    """
     import keras
     import tensorflow as tf
 
     import gradring
 
     results = {}
-    made = keras_layers.branches()
+    made = {n: b for n, b in keras_layers.branches().items() if not only or n in only}
     with gradring.init() as comm:
         strategy = strategy_of(comm)
         for kind in kinds:
@@ -64,15 +67,19 @@ def train_layers(kinds: tuple[str, ...]) -> dict[str, Any]:
     return results
 
 
-#: In every run of the tests: convolutions, pooling, normalisation, and layers of images.
-QUICK = ("image",)
+#: In every run of the tests: layers that loop over time, attend, normalise, draw, pool and count.
+QUICK = (
+    *("BatchNormalization_synchronized", "Dropout", "GRU", "MultiHeadAttention"),
+    *("GlobalMaxPooling2D", "GroupNormalization", "RandomFlip", "SeparableConv2D"),
+)
 
-#: Kinds of input, workers, and whether oneDNN is on.
+#: Kinds of input, layers of them (none: all), workers, and whether oneDNN is on, if it is said.
 GRID = [
-    pytest.param((QUICK, 2, True), id="images, 2 workers"),
+    pytest.param((("sequence", "image"), QUICK, 2, None), id="some layers, 2 workers"),
+    pytest.param((("image",), (), 2, True), id="images, 2 workers", marks=pytest.mark.slow),
     *(
         pytest.param(
-            (tuple(keras_layers.INPUTS), workers, has_onednn),
+            (tuple(keras_layers.INPUTS), (), workers, has_onednn),
             id=f"{workers} workers with{'' if has_onednn else 'out'} oneDNN",
             marks=pytest.mark.slow,
         )
@@ -90,13 +97,16 @@ def alone() -> dict[Any, Any]:
 
 @pytest.mark.timeout(1500)  # one graph with every layer of Keras, in up to four processes
 @pytest.mark.parametrize("case", GRID)
-def test_layers_train_as_in_one_process(case: tuple[Any, int, bool], alone: Any) -> None:
-    kinds, workers, has_onednn = case
-    env = {"TF_ENABLE_ONEDNN_OPTS": str(int(has_onednn))}
-    if (kinds, has_onednn) not in alone:
-        (alone[kinds, has_onednn],) = run_ranks(train_layers, 1, kinds, timeout=700, env=env)
-    ranks = run_ranks(train_layers, workers, kinds, timeout=1400, env=env)
-    for kind, expected in alone[kinds, has_onednn].items():
+def test_layers_train_as_in_one_process(
+    case: tuple[Any, Any, int, bool | None], alone: Any
+) -> None:
+    *what, workers, has_onednn = case
+    env = {} if has_onednn is None else {"TF_ENABLE_ONEDNN_OPTS": str(int(has_onednn))}
+    key = (*what, has_onednn)
+    if key not in alone:
+        (alone[key],) = run_ranks(train_layers, 1, *what, timeout=700, env=env)
+    ranks = run_ranks(train_layers, workers, *what, timeout=1400, env=env)
+    for kind, expected in alone[key].items():
         first = ranks[0][kind]
         for result in (rank[kind] for rank in ranks):
             assert list(result["variables"]) == list(expected["variables"])
@@ -122,16 +132,28 @@ def test_every_layer_of_keras_has_a_branch_or_a_reason() -> None:
 # Every loss and metric
 
 
-def of_losses_and_metrics(comm: Any) -> Any:
-    """Trains and evaluates a model with an output for every loss, and all metrics.
+#: In every run of the tests: losses and metrics that are means over samples, and others.
+SOME = (
+    *("CategoricalCrossentropy", "SparseCategoricalCrossentropy", "Dice"),
+    *("AUC", "F1Score", "MeanIoU", "RootMeanSquaredError", "SparseCategoricalAccuracy"),
+)
+
+
+def of_losses_and_metrics(comm: Any, which: str) -> Any:
+    """Trains and evaluates a model with an output for every loss, and all metrics; or some.
 
     No more than one sample at a time, which only one worker has: not every loss or metric is a mean
     over samples.
     """
     import keras
 
-    classes = keras_layers.names(keras.losses).items()
-    losses = {name: of() for name, of in classes if name not in NOT_COMPARED}
+    def chosen(module: Any) -> dict[str, Any]:
+        found = keras_layers.names(module).items()
+        return {
+            n: of for n, of in found if (n in SOME if which == "some" else n not in NOT_COMPARED)
+        }
+
+    losses = {name: of() for name, of in chosen(keras.losses).items()}
     options: dict[str, dict[str, Any]] = {
         "BinaryIoU": {"target_class_ids": [0]},
         "IoU": {"num_classes": 2, "target_class_ids": [0]},
@@ -143,8 +165,7 @@ def of_losses_and_metrics(comm: Any) -> Any:
         "SensitivityAtSpecificity": {"specificity": 0.5},
         "SpecificityAtSensitivity": {"sensitivity": 0.5},
     }
-    classes = keras_layers.names(keras.metrics).items()
-    made = {n: of(name=n, **options.get(n, {})) for n, of in classes if n not in NOT_COMPARED}
+    made = {n: of(name=n, **options.get(n, {})) for n, of in chosen(keras.metrics).items()}
     sparse = [metric for n, metric in made.items() if n.startswith("Sparse")]
     others = [metric for n, metric in made.items() if not n.startswith("Sparse")]
     metrics = {"SparseCategoricalCrossentropy": sparse, "CategoricalCrossentropy": others}
@@ -444,23 +465,31 @@ WAYS = (
     by_batches,
     by_a_loop,
     by_a_loop_of_functions,
+    by_join,
 )
+#: In every run of the tests: `fit` and its logs, a loop, and a training without a strategy.
+QUICK_WAYS = ("by_fit", "by_fit_of_two_outputs", "by_a_loop", "by_join")
 
 
-def train_all() -> dict[str, Any]:
+def train_all(ways: list[str], losses: list[str]) -> dict[str, Any]:
     """All of it, in one process of a rank."""
     import gradring
 
-    others = (of_losses_and_metrics, by_join, means_by_join, logs_of_a_step, outputs_of_a_layer)
     with gradring.init() as comm:
-        return {way.__name__: way(comm) for way in (*WAYS, *others)}
+        found = {way.__name__: way(comm) for way in WAYS if way.__name__ in ways}
+        found |= {f"{which} losses": of_losses_and_metrics(comm, which) for which in losses}
+        found["logs_of_a_step"] = logs_of_a_step(comm)
+        for function in (means_by_join, outputs_of_a_layer) if comm.world_size > 1 else ():
+            found[function.__name__] = function(comm)
+        return found
 
 
 @pytest.fixture(scope="module")
-def trained() -> tuple[list[Any], Any]:
+def trained(request: pytest.FixtureRequest) -> tuple[list[Any], Any]:
     """Two ranks, and one process; with nothing set in the environment, as a user has it."""
-    (one,) = run_ranks(train_all, 1, timeout=600)
-    return run_ranks(train_all, 2, timeout=900), one
+    cases = chosen(request, "way"), chosen(request, "which")
+    (one,) = run_ranks(train_all, 1, *cases, timeout=600)
+    return run_ranks(train_all, 2, *cases, timeout=900), one
 
 
 def check(found: Any, expected: Any) -> None:
@@ -482,7 +511,7 @@ def flat(logs: Any) -> list[float]:
 
 
 @pytest.mark.timeout(1600)
-@pytest.mark.parametrize("way", [way.__name__ for way in WAYS] + ["by_join"])
+@pytest.mark.parametrize("way", marked([way.__name__ for way in WAYS], QUICK_WAYS))
 def test_two_workers_train_as_one_process(trained: Any, way: str) -> None:
     ranks, one = trained
     for rank in ranks:
@@ -491,10 +520,11 @@ def test_two_workers_train_as_one_process(trained: Any, way: str) -> None:
             assert mine.tobytes() == first.tobytes()
 
 
-def test_losses_and_metrics_are_those_of_one_process(trained: Any) -> None:
+@pytest.mark.parametrize("which", marked(("some", "all"), ("some",)))
+def test_losses_and_metrics_are_those_of_one_process(trained: Any, which: str) -> None:
     ranks, one = trained
     for rank in ranks:
-        check(rank["of_losses_and_metrics"], one["of_losses_and_metrics"])
+        check(rank[f"{which} losses"], one[f"{which} losses"])
 
 
 def test_a_rank_that_has_ended_keeps_its_moving_means(trained: Any) -> None:

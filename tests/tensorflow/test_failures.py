@@ -23,6 +23,7 @@ from waiting import wait_until
 NEEDS_TF_KERAS = pytest.mark.skipif(
     importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras"
 )
+SLOW = pytest.mark.slow
 
 
 def mismatched() -> Any:
@@ -329,6 +330,7 @@ def test_an_error_that_is_copied_or_wrapped_is_found_again() -> None:
     assert foreign == [None, None]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_on_every_survivor() -> None:
     outcomes = run_ranks(killed, 3, check=False)
     assert outcomes[1].exit_code == -signal.SIGKILL
@@ -347,18 +349,18 @@ def test_a_killed_rank_is_named_on_every_survivor() -> None:
     ("how", "first", "kind", "says"),
     [
         ("SIGKILL", "fit", "PeerLostError", "rank 1 on "),
-        ("SIGSTOP", "run", "PeerLostError", "no sign of life"),
+        pytest.param("SIGSTOP", "run", "PeerLostError", "no sign of life", marks=SLOW),
         ("exception", "function", "AbortedError", "RuntimeError: the data set is gone"),
-        ("exit", "evaluate", "PeerLostError", "rank 1 on "),
-        ("abort", "fit", "AbortedError", "the loss is a NaN"),
-        ("mismatch", "fit", "MismatchError", "something else"),
+        pytest.param("exit", "evaluate", "PeerLostError", "rank 1 on ", marks=SLOW),
+        pytest.param("abort", "fit", "AbortedError", "the loss is a NaN", marks=SLOW),
+        pytest.param("mismatch", "fit", "MismatchError", "something else", marks=SLOW),
     ],
 )
-@pytest.mark.parametrize("legacy", [False, pytest.param(True, marks=NEEDS_TF_KERAS)])
+@pytest.mark.parametrize("legacy", [False, pytest.param(True, marks=(NEEDS_TF_KERAS, SLOW))])
 def test_a_rank_that_fails_while_an_op_waits_for_it_is_named(
     how: str, first: str, kind: str, says: str, legacy: bool
 ) -> None:
-    env = {"TF_USE_LEGACY_KERAS": str(int(legacy))}
+    env = {"TF_USE_LEGACY_KERAS": "1"} if legacy else {}
     waiting, _ = run_ranks(fail_while_an_op_waits, 2, how, first, env=env, check=False)
     assert waiting.ok, waiting.details()  # its process has ended by itself, too
     keras, seen = waiting.value

@@ -87,7 +87,7 @@ def test_a_warning_names_rank_and_variable_there_and_on_the_chief() -> None:
     assert everybody[2][2] == []
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_raising_ends_every_rank_with_the_name(sparse: bool) -> None:
     for results, error, _, host in run_ranks(reduced, 2, "raise", sparse, timeout=300):
         assert len(results) == BAD - 1
@@ -104,6 +104,7 @@ def raised_at_owners() -> Any:
     return reduced("raise", sparse=True)
 
 
+@pytest.mark.slow
 def test_rows_are_looked_at_before_owners_add_them_up() -> None:
     everybody = run_ranks(raised_at_owners, 3, timeout=300)
     for results, error, _, host in everybody:
@@ -116,6 +117,7 @@ def test_rows_are_looked_at_before_owners_add_them_up() -> None:
     assert "to owners" in everybody[1][1]
 
 
+@pytest.mark.slow
 def test_without_the_option_nobody_looks() -> None:
     for results, error, lines, _ in run_ranks(reduced, 2, None, timeout=300):
         assert (len(results), error, lines) == (STEPS, None, [])
@@ -156,6 +158,7 @@ def trained(check: str, scaled: bool) -> Any:
 
 
 @needs_fit
+@pytest.mark.slow
 def test_fit_warns_and_goes_on() -> None:
     for finite, lines, host in run_ranks(trained, 2, "warn", False, timeout=300):
         assert not finite
@@ -173,6 +176,7 @@ def test_fit_raises_on_every_rank() -> None:
 
 
 @needs_fit
+@pytest.mark.slow
 def test_what_loss_scaling_skips_is_nobodys_business() -> None:
     for check in ("warn", "raise"):
         for finite, lines, _ in run_ranks(trained, 2, check, True, timeout=300):

@@ -11,6 +11,7 @@ import pytest
 from rank_states import rank_0_waits, state
 from tf_worker import join
 
+from chosen import marked
 from gradring.errors import AbortedError, PeerLostError
 from gradring.testing import Outcome, run_ranks
 from waiting import wait_until
@@ -19,7 +20,7 @@ TIMEOUT_S = 120.0
 PATIENCE_S = 30.0
 """Far below the timeout and far above what a busy machine needs."""
 BLOCKED_S = 2.0
-"""After so long, rank 0 is blocked in its op."""
+"""For so long, rank 0 stays in its op."""
 CAUGHT_S = 5.0
 """After so long, the thread that listens for Ctrl-C has dealt with it on a busy machine, too."""
 
@@ -87,7 +88,10 @@ def interrupted(make: Callable[[Any], Callable[[], Any]], signum: int) -> Any:
 
 @pytest.mark.parametrize(
     "make",
-    [all_reduce_in_a_function, all_reduce_at_once, after_another_handler, keras_fit],
+    marked(
+        (all_reduce_in_a_function, all_reduce_at_once, after_another_handler, keras_fit),
+        quick=(after_another_handler, keras_fit),
+    ),
 )
 def test_ctrl_c_ends_an_op_that_waits_and_names_its_rank_to_the_others(
     make: Callable[[Any], Callable[[], Any]],
@@ -120,7 +124,7 @@ def handled_by_the_program() -> Any:
     step()
     pids = comm.all_gather(np.array([os.getpid()]))
     if comm.rank == 1:
-        time.sleep(BLOCKED_S)
+        wait_until(rank_0_waits, "rank 0 waits in its op")
         os.kill(pids[0], signal.SIGINT)
         time.sleep(BLOCKED_S)
     return float(step()[0]), seen
@@ -146,5 +150,6 @@ def caught_before() -> Any:
     return float(step()[0])
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_was_caught_before_ends_nothing_later() -> None:
     assert run_ranks(caught_before, 2) == [2.0, 2.0]

@@ -110,7 +110,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @needs_fit
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_fit_trains_workers_as_one_process(alone: Any, world_size: int, tmp_path: Path) -> None:
     workers = run_ranks(fit, world_size, str(tmp_path))
     first = workers[0]
@@ -135,6 +135,7 @@ def test_fit_trains_workers_as_one_process(alone: Any, world_size: int, tmp_path
 
 
 @needs_fit
+@pytest.mark.slow
 def test_a_killed_training_resumes_from_the_chiefs_backup(tmp_path: Path) -> None:
     with pytest.raises(RankFailure):
         run_ranks(resumed, 2, str(tmp_path), True)
@@ -153,6 +154,7 @@ def test_a_killed_training_resumes_from_the_chiefs_backup(tmp_path: Path) -> Non
 
 
 @needs_fit
+@pytest.mark.slow
 def test_the_same_fit_fails_under_mwms() -> None:
     from gradring.ports import free_ports
 

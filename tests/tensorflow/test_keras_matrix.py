@@ -16,9 +16,17 @@ from keras_models import (
 )
 from tf_worker import join
 
+from chosen import chosen
 from gradring.testing import run_ranks
 
 CASES = list(itertools.product(("fit", "loop"), OPTIMIZERS, MODELS))
+#: In every run of the tests: each way, each optimizer and each model once.
+QUICK = (
+    ("fit", "SGD momentum", "mixed precision"),
+    ("fit", "AdamW", "synchronised BN"),
+    ("loop", "SGD momentum", "mlp"),
+    ("loop", "Adam", "embedding"),
+)
 
 #: Of float32 weights, after twelve steps.
 TOLERANCE = 1e-5
@@ -26,12 +34,12 @@ TOLERANCE = 1e-5
 FLOAT16_TOLERANCE = 2e-4
 
 
-def train_all() -> Any:
+def train_all(cases: list[tuple[str, str, str]]) -> Any:
     import keras
 
     results = {}
     with join() as comm:
-        for way, optimizer, kind in CASES:
+        for way, optimizer, kind in cases:
             if way == "fit" and not CAN_FIT:
                 continue
             keras.backend.clear_session()
@@ -43,16 +51,20 @@ def train_all() -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Any:
-    workers = run_ranks(train_all, 2, timeout=240)
-    (alone,) = run_ranks(train_all, 1, timeout=240)
+def trained(request: pytest.FixtureRequest) -> Any:
+    cases = chosen(request, "case")
+    workers = run_ranks(train_all, 2, cases, timeout=240)
+    (alone,) = run_ranks(train_all, 1, cases, timeout=240)
     return workers, alone
 
 
+def marks_of(case: tuple[str, str, str]) -> list[pytest.MarkDecorator]:
+    fit = [needs_fit] if case[0] == "fit" else []
+    return fit if case in QUICK else [*fit, pytest.mark.slow]
+
+
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=needs_fit if case[0] == "fit" else ()) for case in CASES],
-    ids="-".join,
+    "case", [pytest.param(case, marks=marks_of(case)) for case in CASES], ids="-".join
 )
 def test_two_workers_of_different_seeds_train_as_one_process(
     trained: Any, case: tuple[str, str, str]

@@ -24,6 +24,7 @@ from keras_models import (
 )
 from tf_worker import join
 
+from chosen import chosen, marked
 from gradring.testing import run_ranks
 
 # All cases are trained by two processes and by one before the first is judged.
@@ -69,12 +70,24 @@ EMBEDDINGS = tuple(name for name in CASES if "embedding" in name)
 
 #: Those of them that also run in a loop of one's own.
 IN_A_LOOP = ("clipnorm", "global_clipnorm", "clipvalue", "EMA", "accumulation, clipped")
+
+#: In every run of the tests: each repair once, most of them in loops, which are traced sooner.
+QUICK_LOOPS = ("clipnorm", "global_clipnorm", "clipvalue", "accumulation, clipped")
+QUICK = (
+    "global_clipnorm of an embedding",
+    "EMA",
+    "steps_per_execution",
+    "on_batches",
+    "added_loss",
+)
+
 #: Keras before 3.5 clips and then accumulates, which is refused.
 CLIPPED_AND_ACCUMULATED = "accumulation, clipped"
 CLIPS_FIRST = KERAS_VERSION < (3, 5)
 
 
-def train_all() -> Any:
+def train_all(names: tuple[str, ...]) -> Any:
+    """By name: a case, one in a loop, or a training."""
     import keras
 
     results = {}
@@ -86,16 +99,17 @@ def train_all() -> Any:
             results[name] = train(*args, **kwargs)
 
         for name in IN_A_LOOP:
-            if not (CLIPS_FIRST and name == CLIPPED_AND_ACCUMULATED):
+            refused = CLIPS_FIRST and name == CLIPPED_AND_ACCUMULATED
+            if f"loop, {name}" in names and not refused:
                 record(f"loop, {name}", train_by_loop, strategy_of(comm), **CASES[name])
         if CAN_FIT:
-            for name, arguments in CASES.items():
-                record(name, train_by_fit, strategy_of(comm), **arguments)
-            if comm.world_size == 1:
-                for name in EMBEDDINGS:
+            for name in [name for name in CASES if name in names]:
+                record(name, train_by_fit, strategy_of(comm), **CASES[name])
+                if comm.world_size == 1 and name in EMBEDDINGS:
                     record(f"one worker, {name}", one_worker, comm, CASES[name])
             for train in TRAININGS:
-                record(train.__name__, train, comm)
+                if train.__name__ in names:
+                    record(train.__name__, train, comm)
         if comm.world_size > 1:
             results["empty batch"] = empty_batch(comm)
             if CLIPS_FIRST:
@@ -258,20 +272,25 @@ def plain_normalisation(comm: Any) -> Any:
     return {"after one": after_one, **state_of(model, model.optimizer)}
 
 
-def uneven(comm: Any) -> Any:
+def uneven(comm: Any, count: int) -> Any:
     """Data that does not divide by the workers: 9 and 8 samples of the first batch, or 1 and 0."""
-    found = {}
-    for count in (17, 1):
-        model = compiled(strategy_of(comm), "mlp", "SGD")
-        x, y = samples(count=count)
-        found[count] = {
-            "scores": model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True),
-            "predicted": model.predict(x, batch_size=BATCH, verbose=0),
-            # Workers that shuffle differently would get parts that overlap.
-            "loss": model.fit(x, y, BATCH, shuffle=False, verbose=0).history["loss"][0],
-            "weights": model.get_weights(),
-        }
-    return found
+    model = compiled(strategy_of(comm), "mlp", "SGD")
+    x, y = samples(count=count)
+    return {
+        "scores": model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True),
+        "predicted": model.predict(x, batch_size=BATCH, verbose=0),
+        # Workers that shuffle differently would get parts that overlap.
+        "loss": model.fit(x, y, BATCH, shuffle=False, verbose=0).history["loss"][0],
+        "weights": model.get_weights(),
+    }
+
+
+def uneven_17(comm: Any) -> Any:
+    return uneven(comm, 17)
+
+
+def uneven_1(comm: Any) -> Any:
+    return uneven(comm, 1)
 
 
 def few_rows(comm: Any) -> Any:
@@ -344,21 +363,29 @@ TRAININGS = (
     without_call,
     own_logs,
     plain_normalisation,
-    uneven,
+    uneven_17,
+    uneven_1,
     few_rows,
     no_batches,
     messages,
 )
 
 
-@pytest.fixture(scope="module")
-def trained() -> Any:
-    workers = run_ranks(train_all, 2, timeout=600)
-    (alone,) = run_ranks(train_all, 1, timeout=600)
+def workers_and_one(*names: str) -> tuple[list[Any], Any]:
+    """What two workers and one process make of what has these names."""
+    workers = run_ranks(train_all, 2, names, timeout=600)
+    (alone,) = run_ranks(train_all, 1, names, timeout=600)
     return workers, alone
 
 
-@pytest.mark.parametrize("name", IN_A_LOOP)
+@pytest.fixture(scope="module")
+def trained(request: pytest.FixtureRequest) -> Any:
+    loops = [f"loop, {name}" for name in chosen(request, "name")]
+    uneven = [f"uneven_{count}" for count in chosen(request, "count")]
+    return workers_and_one(*loops, *uneven, *chosen(request, "case"), "overflow", "messages")
+
+
+@pytest.mark.parametrize("name", marked(IN_A_LOOP, QUICK_LOOPS))
 def test_a_loop_on_two_workers_trains_as_one_process(trained: Any, name: str) -> None:
     if CLIPS_FIRST and name == CLIPPED_AND_ACCUMULATED:
         pytest.skip("needs Keras 3.5")
@@ -374,14 +401,16 @@ def test_clipping_before_accumulation_is_refused(trained: Any) -> None:
 
 
 @needs_fit
-@pytest.mark.parametrize("case", [*CASES, "on_batches", "added_loss", "without_call", "own_logs"])
+@pytest.mark.parametrize(
+    "case", marked([*CASES, "on_batches", "added_loss", "without_call", "own_logs"], QUICK)
+)
 def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike([worker[case] for worker in workers], alone[case], TOLERANCE)
 
 
 @needs_fit
-@pytest.mark.parametrize("case", EMBEDDINGS)
+@pytest.mark.parametrize("case", marked(EMBEDDINGS, QUICK))
 def test_one_worker_clips_an_embedding_as_two_do(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike(
@@ -399,11 +428,10 @@ def test_all_workers_skip_a_step_in_which_one_overflows(trained: Any) -> None:
     assert all(np.isfinite(weight).all() for weight in results[0]["weights"])
 
 
+@pytest.mark.slow
 @needs_fit
-def test_statistics_of_plain_batch_normalisation_are_the_mean_over_the_workers(
-    trained: Any,
-) -> None:
-    (first, second), alone = trained
+def test_statistics_of_plain_batch_normalisation_are_the_mean_over_the_workers() -> None:
+    (first, second), alone = workers_and_one("plain_normalisation")
     first, second = first["plain_normalisation"], second["plain_normalisation"]
     for part in ("weights", "optimizer"):
         for mine, theirs in zip(first[part], second[part], strict=True):
@@ -413,8 +441,9 @@ def test_statistics_of_plain_batch_normalisation_are_the_mean_over_the_workers(
     np.testing.assert_allclose(first["after one"], expected, rtol=0, atol=1e-6)
 
 
-def test_an_epoch_without_batches_only_ends(trained: Any) -> None:
-    workers, alone = trained
+@pytest.mark.slow
+def test_an_epoch_without_batches_only_ends() -> None:
+    workers, alone = workers_and_one("no_batches")
     for process in (*workers, alone):
         assert process["no_batches"] == ([(0, {})], True)
 
@@ -432,12 +461,13 @@ def test_the_loss_and_metrics_of_a_step_travel_together(trained: Any) -> None:
     assert [worker["messages"] for worker in workers] == [3, 3]
 
 
-@pytest.mark.parametrize("count", [17, 1])
+@pytest.mark.parametrize("count", marked((17, 1), (1,)))
 def test_data_that_does_not_divide_by_the_workers_is_used_once(trained: Any, count: int) -> None:
     workers, alone = trained
-    expected = alone["uneven"][count]
-    first = workers[0]["uneven"][count]
-    for result in (worker["uneven"][count] for worker in workers):
+    name = f"uneven_{count}"
+    expected = alone[name]
+    first = workers[0][name]
+    for result in (worker[name] for worker in workers):
         assert result["scores"] == pytest.approx(expected["scores"], abs=1e-5)
         assert result["loss"] == pytest.approx(expected["loss"], abs=1e-5)
         np.testing.assert_allclose(result["predicted"], expected["predicted"], atol=1e-5)
@@ -447,9 +477,10 @@ def test_data_that_does_not_divide_by_the_workers_is_used_once(trained: Any, cou
             np.testing.assert_allclose(mine, alone_s, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_fit
-def test_fewer_rows_than_workers_are_predicted(trained: Any) -> None:
-    workers, alone = trained
+def test_fewer_rows_than_workers_are_predicted() -> None:
+    workers, alone = workers_and_one("few_rows")
     for worker in workers:
         for mine, expected in zip(worker["few_rows"], alone["few_rows"], strict=True):
             np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-6)

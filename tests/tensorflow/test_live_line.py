@@ -17,7 +17,7 @@ import gradring.errors
 import gradring.observe.monitor
 from gradring.testing import run_ranks
 
-EPOCHS = 4
+EPOCHS = 2
 #: Of SGD in `keras_models.py`.
 RATE = 0.05
 #: No line comes only because a busy machine is slow.
@@ -138,6 +138,7 @@ def fit_with_clipping(directory: str) -> None:
 
 
 @needs_fit
+@pytest.mark.slow
 def test_the_gradient_norm_is_neither_clipped_nor_scaled(tmp_path: Path) -> None:
     """Though the step was traced by a `fit` without it."""
     run_ranks(fit_with_clipping, 1, str(tmp_path), timeout=300)
@@ -168,6 +169,7 @@ def fit_restored() -> str:
 
 
 @needs_fit
+@pytest.mark.slow
 def test_steps_are_numbered_from_those_of_a_restored_optimizer() -> None:
     """Though a callback restored it after the live line's own start."""
     (output,) = run_ranks(fit_restored, 1, timeout=300)
@@ -217,5 +219,6 @@ def fit_without_strategy() -> None:
 
 
 @needs_fit
+@pytest.mark.slow
 def test_a_model_of_another_strategy_is_refused() -> None:
     run_ranks(fit_without_strategy, 1, timeout=300)

@@ -6,6 +6,7 @@ import pytest
 from keras_models import assert_trained_alike, train_by_fit, train_by_loop
 from tf_worker import join
 
+from chosen import chosen, marked
 from gradring.testing import run_ranks
 
 DEVICES = 2
@@ -25,9 +26,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "loop": (train_by_loop, {"kind": "mlp", "optimizer": "AdamW"}),
     "loop, normalised": (train_by_loop, {"kind": "synchronised BN", "optimizer": "SGD"}),
 }
+#: In every run of the tests: `fit` with what clips or has rows, and a loop with statistics.
+QUICK = ("fit, clipped", "fit, embedding", "loop, normalised")
 
 
-def worker() -> Any:
+def worker(cases: list[str]) -> Any:
     import keras
     import tensorflow as tf
 
@@ -46,7 +49,8 @@ def worker() -> Any:
             return CustomCollectiveStrategy(communicator=comm, devices=devices)
 
         results = {}
-        for name, (train, arguments) in CASES.items():
+        for name in cases:
+            train, arguments = CASES[name]
             keras.backend.clear_session()
             keras.utils.set_random_seed(comm.rank + 1)
             results[name] = train(strategy_of(), **arguments)
@@ -142,16 +146,16 @@ def refusals(comm: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Any:
-    return run_ranks(worker, WORLD_SIZE, timeout=240)
+def ranks(request: pytest.FixtureRequest) -> Any:
+    return run_ranks(worker, WORLD_SIZE, chosen(request, "case"), timeout=240)
 
 
 @pytest.fixture(scope="module")
-def alone() -> Any:
-    return run_ranks(worker, 1, timeout=240)[0]
+def alone(request: pytest.FixtureRequest) -> Any:
+    return run_ranks(worker, 1, chosen(request, "case"), timeout=240)[0]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", marked(CASES, QUICK))
 def test_four_replicas_train_as_one_process(ranks: Any, alone: Any, case: str) -> None:
     assert_trained_alike([rank[case] for rank in ranks], alone[case], TOLERANCE)
 

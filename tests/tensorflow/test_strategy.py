@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tf_worker import join
 
+from chosen import chosen, marked
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
@@ -16,15 +17,17 @@ DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8"
 
 STEPS, BATCH = 24, 16
 CASES = [(name, mode) for name in ("sgd", "adam") for mode in ("graph", "eager")]
+#: Each optimizer, and each mode.
+QUICK = (("sgd", "graph"), ("adam", "eager"))
 
 
-def train_all() -> Any:
+def train_all(cases: list[tuple[str, str]]) -> Any:
     import keras
 
     with join() as comm:
         # Different seeds: only the chief's initial values may count.
         keras.utils.set_random_seed(comm.rank + 1)
-        return {(name, mode): train(comm, name, mode) for name, mode in CASES}
+        return {(name, mode): train(comm, name, mode) for name, mode in cases}
 
 
 def train(comm: Any, optimizer_name: str, mode: str) -> Any:
@@ -243,9 +246,10 @@ def semantics() -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Any:
-    workers = run_ranks(train_all, 2)
-    (alone,) = run_ranks(train_all, 1)
+def trained(request: pytest.FixtureRequest) -> Any:
+    cases = chosen(request, "case") or QUICK[:1]
+    workers = run_ranks(train_all, 2, cases)
+    (alone,) = run_ranks(train_all, 1, cases)
     return workers, alone
 
 
@@ -254,7 +258,7 @@ def ranks() -> Any:
     return run_ranks(semantics, 2)
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", marked(CASES, QUICK), ids="-".join)
 def test_two_workers_of_different_seeds_train_as_one_process(
     trained: Any, case: tuple[str, str]
 ) -> None:

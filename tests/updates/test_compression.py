@@ -12,6 +12,7 @@ import pytest
 from keras_models import compiled, needs_fit, state_of, train_by_fit
 from tf_worker import join
 
+from chosen import chosen, marked
 from gradring import updates
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks
@@ -30,11 +31,13 @@ BOUNDS = {
 }
 #: One of each algorithm, that takes the kernels of small models: what others do is encoding.
 KINDS = (updates.Int8(), updates.TopK(0.1), updates.PowerSGD(rank=2))
+#: Those that are traced in no time, and have state of their own.
+QUICK = KINDS[1:]
 SHAPES = ((60, 80), (7,), (3, 3, 8, 32))
 STEPS = 60
 
 
-def job(directory: Path) -> dict[str, Any]:
+def job(kinds: list[Any]) -> dict[str, Any]:
     import tensorflow as tf
 
     with join() as comm:
@@ -44,16 +47,22 @@ def job(directory: Path) -> dict[str, Any]:
         done = {
             "plain": constant(comm, None),
             "compressed": {what: constant(comm, what) for what in BOUNDS},
-            "eagerly": constant(comm, updates.Int8(), eager=True),
-            "fit": {what: by_fit(what) for what in (None, *KINDS)},
-            "added up": {what: by_fit(what, sync_every=3) for what in (None, updates.Int8())},
-            "overflow": {what: overflow(comm, what) for what in KINDS},
-            "restored": {what: restored(comm, what) for what in KINDS},
-            "restored from a file": restored(comm, updates.Int8(), directory / "model.keras"),
+            "overflow": {what: overflow(comm, what) for what in kinds},
+            "restored": {what: restored(comm, what) for what in kinds},
             "refused": refused(comm),
         }
         # The last: it ends the group.
         return {**done, "differing": differing(comm)}
+
+
+def longer_job(directory: Path) -> dict[str, Any]:
+    with join() as comm:
+        return {
+            "eagerly": [constant(comm, updates.Int8(), eager=each)[0] for each in (False, True)],
+            "fit": {what: by_fit(what) for what in (None, *KINDS)},
+            "added up": {what: by_fit(what, sync_every=3) for what in (None, updates.Int8())},
+            "restored from a file": restored(comm, updates.Int8(), directory / "model.keras"),
+        }
 
 
 def strategy_by(compression: Any, sync_every: int = 1, **options: Any) -> Any:
@@ -200,8 +209,13 @@ def differing(comm: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run_ranks(job, WORLD_SIZE, tmp_path_factory.mktemp("saved"), timeout=280)
+def ranks(request: pytest.FixtureRequest) -> Any:
+    return run_ranks(job, WORLD_SIZE, chosen(request, "what"), timeout=280)
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_ranks(longer_job, WORLD_SIZE, tmp_path_factory.mktemp("saved"), timeout=280)
 
 
 def assert_same_bits(all_ranks: Any) -> None:
@@ -210,13 +224,13 @@ def assert_same_bits(all_ranks: Any) -> None:
             np.testing.assert_array_equal(array, first)
 
 
-@pytest.mark.parametrize("what", BOUNDS, ids=str)
-def test_what_was_applied_becomes_the_sum_of_the_gradients(ranks: Any, what: Any) -> None:
+@pytest.mark.parametrize("compression", BOUNDS, ids=str)
+def test_what_was_applied_becomes_the_sum_of_the_gradients(ranks: Any, compression: Any) -> None:
     each = [gradients_of(rank) for rank in range(WORLD_SIZE)]
     expected = [np.sum(gradients, axis=0) for gradients in zip(*each, strict=True)]
-    assert_same_bits([rank["compressed"][what][0] for rank in ranks])
-    means, sent = ranks[0]["compressed"][what]
-    hundredths, thousandths = BOUNDS[what]
+    assert_same_bits([rank["compressed"][compression][0] for rank in ranks])
+    means, sent = ranks[0]["compressed"][compression]
+    hundredths, thousandths = BOUNDS[compression]
     for mean, total in zip(means, expected, strict=True):
         # Vectors are not compressed.
         lacking = thousandths / 1000 * np.abs(total).max() if total.ndim > 1 else 1e-4
@@ -224,27 +238,30 @@ def test_what_was_applied_becomes_the_sum_of_the_gradients(ranks: Any, what: Any
     assert sent <= hundredths / 100 * ranks[0]["plain"][1]
 
 
-def test_steps_outside_of_functions_do_the_same(ranks: Any) -> None:
-    (inside, _), (outside, _) = ranks[0]["compressed"][updates.Int8()], ranks[0]["eagerly"]
+@pytest.mark.slow
+def test_steps_outside_of_functions_do_the_same(longer: Any) -> None:
+    inside, outside = longer[0]["eagerly"]
     for one, other in zip(inside, outside, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", KINDS, ids=str)
-def test_fit_trains_equal_replicas_nearly_as_without_compression(ranks: Any, what: Any) -> None:
-    assert_same_bits([rank["fit"][what]["weights"] for rank in ranks])
-    (loss,), (plain,) = (ranks[0]["fit"][which]["logs"]["loss"] for which in (what, None))
+def test_fit_trains_equal_replicas_nearly_as_without_compression(longer: Any, what: Any) -> None:
+    assert_same_bits([rank["fit"][what]["weights"] for rank in longer])
+    (loss,), (plain,) = (longer[0]["fit"][which]["logs"]["loss"] for which in (what, None))
     assert abs(loss - plain) < 0.05 * plain
 
 
-def test_gradients_that_were_added_up_are_compressed(ranks: Any) -> None:
-    found = [rank["added up"] for rank in ranks]
+@pytest.mark.slow
+def test_gradients_that_were_added_up_are_compressed(longer: Any) -> None:
+    found = [rank["added up"] for rank in longer]
     assert_same_bits([one[updates.Int8()]["weights"] for one in found])
     for array, plain in zip(*(found[0][what]["weights"] for what in found[0]), strict=True):
         np.testing.assert_allclose(array, plain, atol=0.02)
 
 
-@pytest.mark.parametrize("what", KINDS, ids=str)
+@pytest.mark.parametrize("what", marked(KINDS, QUICK), ids=str)
 def test_what_is_not_finite_shows_on_all_ranks_and_is_not_remembered(ranks: Any, what: Any) -> None:
     for step in range(4):
         assert_same_bits([rank["overflow"][what][step] for rank in ranks])
@@ -252,10 +269,15 @@ def test_what_is_not_finite_shows_on_all_ranks_and_is_not_remembered(ranks: Any,
         assert all(np.isfinite(kernel).all() for kernel in kernels) == (step in (1, 3))
 
 
-@pytest.mark.parametrize("what", KINDS, ids=str)
+@pytest.mark.parametrize("what", marked(KINDS, QUICK), ids=str)
 def test_a_restored_training_has_lost_nothing_yet(ranks: Any, what: Any) -> None:
     for rank in ranks:
         assert_same_bits(rank["restored"][what])
+
+
+@pytest.mark.slow
+def test_a_training_that_is_restored_from_a_file_has_lost_nothing_yet(longer: Any) -> None:
+    for rank in longer:
         assert_same_bits(rank["restored from a file"])
 
 

@@ -50,7 +50,7 @@ def ended(servers: list[subprocess.Popen[str]]) -> list[Any]:
     return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_server_that_is_lost_again_while_it_is_filled_takes_nothing_back(lost: int) -> None:
     addresses = free_addresses(2)
     other = server(addresses, 1 - lost, 1, replicas=1)
@@ -89,7 +89,7 @@ def test_a_server_that_is_lost_again_while_it_is_filled_takes_nothing_back(lost:
     ]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_snapshot_that_a_loss_cuts_short_counts_for_nobody(lost: int, tmp_path: Path) -> None:
     addresses = free_addresses(2)
     directories = [tmp_path / str(index) for index in range(2)]
@@ -140,7 +140,7 @@ def test_a_snapshot_that_a_loss_cuts_short_counts_for_nobody(lost: int, tmp_path
     assert {(it["version"], it["history"]) for it in stats} == {tuple(stats[0]["replicas"][0])}
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_leaves_while_a_server_is_lost_has_left(lost: int) -> None:
     addresses = free_addresses(2)
 

@@ -14,12 +14,15 @@ from keras_models import needs_fit
 from served import served
 from tf_worker import join
 
+from chosen import chosen, marked
 from gradring import updates
 from gradring.demo.rules import REQUIRED_ACCURACY, RULES
 from gradring.testing import run_ranks
 
 pytestmark = needs_fit
 
+#: One of each kind: sums of several batches; rounds of steps; and servers.
+QUICK = ("sync-every-4", "local-sgd", "parameter-server")
 STEPS = 400
 #: The worker whose steps take so many times as long.
 SLOW, SLOWER = 2, 3
@@ -45,12 +48,12 @@ RATES = dict.fromkeys(RULES, 0.005) | {
 }
 
 
-def train_all() -> dict[str, list[tuple[float, int]]]:
+def train_all(names: list[str]) -> dict[str, list[tuple[float, int]]]:
     with join() as comm:
         averaged = ("all-reduce", "diloco", *(n for n in RULES if depends_on_time(n)))
         return {
             name: [train(comm, name, seed) for seed in (SEEDS if name in averaged else SEEDS[:1])]
-            for name in RULES
+            for name in names
         }
 
 
@@ -121,13 +124,20 @@ def train_by(strategy: Any, rank: int, name: str, seed: int) -> tuple[float, int
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Any:
+def ranks(request: pytest.FixtureRequest) -> Any:
     pytest.importorskip("sklearn")
+    names = {*chosen(request, "name")}
+    if chosen(request, "name", COMPARES):
+        names.add("all-reduce")
     # Bytes can be compared where no measurement chooses the schedule.
-    return run_ranks(train_all, 3, timeout=280, env={"GRADRING_ALGORITHM": "ring"})
+    env = {"GRADRING_ALGORITHM": "ring"}
+    return run_ranks(train_all, 3, [n for n in RULES if n in names], timeout=280, env=env)
 
 
-@pytest.mark.parametrize("name", RULES)
+COMPARES = "test_fewer_bytes_reach_nearly_the_same_accuracy"
+
+
+@pytest.mark.parametrize("name", marked(RULES, QUICK))
 def test_each_rule_learns_digits(ranks: Any, name: str) -> None:
     for rank in ranks:
         found = [accuracy for accuracy, _ in rank[name]]
@@ -138,6 +148,7 @@ def test_each_rule_learns_digits(ranks: Any, name: str) -> None:
             assert [accuracy for accuracy, _ in rank[name]] == [one for one, _ in ranks[0][name]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARED)
 def test_fewer_bytes_reach_nearly_the_same_accuracy(ranks: Any, name: str) -> None:
     lacking, of_bytes = COMPARED[name]

@@ -44,7 +44,11 @@ def slow_disk(file: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("overflow", "first_dropped", "second_dropped"),
-    [("wait", 0, 0), ("drop_oldest", 1, 0), ("drop_newest", 0, 1)],
+    [
+        ("wait", 0, 0),
+        ("drop_oldest", 1, 0),
+        pytest.param("drop_newest", 0, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_what_does_not_fit_into_the_queue_is_counted_by_its_worker_and_the_server(
     overflow: str, first_dropped: int, second_dropped: int, directory: Path

@@ -25,6 +25,7 @@ from served import served, serving
 from tf_worker import join
 
 import gradring
+from chosen import chosen
 from gradring import updates
 from gradring.errors import AbortedError, ConfigError
 from gradring.observe import metrics
@@ -40,12 +41,12 @@ RATE = 0.125
 ASYNCHRONOUS = updates.ParameterServer(staleness=None)
 
 
-def job() -> dict[str, Any]:
+def job(optimizers: list[str]) -> dict[str, Any]:
     with join(reproducible=True) as comm:
         return {
-            "alone": {name: trained(None, name) for name in OPTIMIZERS if comm.rank == 0},
-            "all-reduce": {name: trained(strategy_of(comm), name) for name in OPTIMIZERS},
-            "synchronous": {name: by_servers(comm, name) for name in OPTIMIZERS},
+            "alone": {name: trained(None, name) for name in optimizers if comm.rank == 0},
+            "all-reduce": {name: trained(strategy_of(comm), name) for name in optimizers},
+            "synchronous": {name: by_servers(comm, name) for name in optimizers},
             "rows": rows(comm),
             "counted": counted(comm),
             "began": began(comm),
@@ -69,7 +70,7 @@ def trained(strategy: Any, optimizer: str) -> Any:
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         model = make_model("mlp")
-        chosen = make_optimizer(optimizer, strategy)
+        applied_by = make_optimizer(optimizer, strategy)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
     x, y = samples()
 
@@ -78,7 +79,7 @@ def trained(strategy: Any, optimizer: str) -> Any:
             outputs = model(tf.gather(x, places), training=True)
             loss = loss_of(tf.gather(y, places), outputs) / BATCH
         gradients = tape.gradient(loss, model.trainable_variables)
-        chosen.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        applied_by.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
     @tf.function  # type: ignore[untyped-decorator]
     def steps(batches: Any) -> None:
@@ -266,10 +267,11 @@ def refused(comm: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Any:
-    return run_ranks(job, 3, timeout=280)
+def ranks(request: pytest.FixtureRequest) -> Any:
+    return run_ranks(job, 3, chosen(request, "optimizer"), timeout=280)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_synchronous_updates_have_the_bits_of_an_all_reduce(ranks: Any, optimizer: str) -> None:
     for rank in ranks:

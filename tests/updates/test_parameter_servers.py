@@ -35,24 +35,25 @@ from security.certificates import Authority
 from waiting import wait_until
 
 PHASES = ("before the pull", "in the pull", "before the push", "in the push", "after the push")
-
-
-@pytest.mark.parametrize(
-    "staleness", [None, *(pytest.param(it, marks=pytest.mark.slow) for it in (0, 2))]
+SLOW = pytest.mark.slow
+#: Each phase, each server, and both with and without copies.
+QUICK = (
+    ("before the pull", None, 0),
+    ("in the pull", 0, 1),
+    ("before the push", None, 0),
+    ("in the push", 1, 1),
+    ("after the push", 0, 0),
 )
+CASES = [
+    *((phase, None, 0) for phase in PHASES),
+    *((phase, server, replicas) for phase in PHASES for server in (0, 1) for replicas in (0, 1)),
+]
+
+
+@pytest.mark.parametrize("staleness", [None, *(pytest.param(it, marks=SLOW) for it in (0, 2))])
 @pytest.mark.parametrize(
     ("dies", "lost", "replicas"),
-    [
-        *((phase, None, 0) for phase in PHASES),
-        *(("in the pull", server, 1 - server) for server in (0, 1)),
-        *(("in the push", server, server) for server in (0, 1)),
-        *(
-            pytest.param(phase, server, replicas, marks=pytest.mark.slow)
-            for phase in PHASES
-            for server in (0, 1)
-            for replicas in (0, 1)
-        ),
-    ],
+    [pytest.param(*case, marks=() if case in QUICK else (SLOW,)) for case in CASES],
 )
 def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
     dies: str, lost: int | None, replicas: int, staleness: int | None, tmp_path: Path
@@ -150,7 +151,15 @@ def changed(file: Path) -> None:
     file.write_bytes(whole)
 
 
-@pytest.mark.parametrize(("lost", "damage"), [(0, None), (1, None), (0, cut_short), (1, changed)])
+@pytest.mark.parametrize(
+    ("lost", "damage"),
+    [
+        pytest.param(0, None, marks=SLOW),
+        (1, None),
+        (0, cut_short),
+        pytest.param(1, changed, marks=SLOW),
+    ],
+)
 def test_a_killed_server_is_restored_and_every_gradient_counts_once(
     lost: int, damage: Callable[[Path], None] | None, tmp_path: Path
 ) -> None:

@@ -94,7 +94,8 @@ Path(f"found-{TASK['index']}").write_text(json.dumps(found))
 
 
 @needs_fit
-@pytest.mark.parametrize("replicas", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [0, 1])
 def test_a_server_and_a_worker_that_end_at_once_start_again_and_go_on(
     replicas: int, tmp_path: Path
 ) -> None:

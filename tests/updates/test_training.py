@@ -23,12 +23,16 @@ from keras_models import (
 )
 from tf_worker import join
 
+from chosen import chosen, marked
 from gradring import updates
 from gradring.testing import run_ranks
 
 pytestmark = needs_fit
 
 KINDS = ("mlp", "embedding", "plain BN", "mixed precision")
+#: Of which gradients are rows.
+QUICK = ("embedding",)
+WHOM = ("", ", to the chief")
 #: float16 rounds elsewhere.
 TOLERANCES = dict.fromkeys(KINDS, 2e-5) | {"mixed precision": 2e-3}
 ACCUMULATED = 3
@@ -37,17 +41,20 @@ OUTER = updates.Nesterov(0.7, 0.9)
 RATE = 0.125
 
 
-def job(directory: str) -> dict[str, Any]:
+def job(directory: str, kinds: list[str], whom: list[str]) -> dict[str, Any]:
     import tensorflow as tf
 
     with join() as comm:
         (cpu,) = tf.config.list_physical_devices("CPU")
         two = [tf.config.LogicalDeviceConfiguration()] * 2
         tf.config.set_logical_device_configuration(cpu, two)
-        return {name: scenario() for name, scenario in scenarios(comm, directory).items()}
+        done = scenarios(comm, directory, kinds, whom)
+        return {name: scenario() for name, scenario in done.items()}
 
 
-def scenarios(comm: Any, directory: str) -> dict[str, Callable[[], Any]]:
+def scenarios(
+    comm: Any, directory: str, kinds: list[str], whom: list[str]
+) -> dict[str, Callable[[], Any]]:
     """What the ranks do, one after the other; tests look at what comes of it."""
     small = {
         "adds up": (updates.AllReduce(sync_every=ACCUMULATED), "mlp"),
@@ -55,25 +62,23 @@ def scenarios(comm: Any, directory: str) -> dict[str, Callable[[], Any]]:
         "adds up, to the chief": (updates.Primary(sync_every=ACCUMULATED), "embedding"),
         "large, to the chief": (updates.AllReduce(), "embedding"),
     }
+    accumulating = [f"{name}{those}" for those in whom for name in ("adds up", "large")]
     by_hand = {
         f"{name}{', eagerly' * eager}": (outer, eager)
         for name, outer in (("plain", None), ("outer", OUTER))
         for eager in (False, True)
     }
     return {
-        "primary": lambda: {kind: by_fit(kind, updates.Primary()) for kind in KINDS},
-        "all_reduce": lambda: {kind: by_fit(kind, updates.AllReduce()) for kind in KINDS},
-        "every step": lambda: {kind: by_fit(kind, updates.LocalSGD(1)) for kind in KINDS},
-        "primary in a loop": lambda: by_loop(updates.Primary()),
-        "all_reduce in a loop": lambda: by_loop(updates.AllReduce()),
-        "accumulated": lambda: {name: accumulated(*which) for name, which in small.items()},
+        "primary": lambda: {kind: by_fit(kind, updates.Primary()) for kind in kinds},
+        "all_reduce": lambda: {kind: by_fit(kind, updates.AllReduce()) for kind in kinds},
+        "every step": lambda: {kind: by_fit(kind, updates.LocalSGD(1)) for kind in kinds},
+        "accumulated": lambda: {name: accumulated(*small[name]) for name in accumulating},
         "rounds": lambda: {name: rounds(comm, *which) for name, which in by_hand.items()},
         "fit": lambda: local_fit(comm, os.path.join(directory, f"rank-{comm.rank}.weights.h5")),
         "looked at": lambda: looked_at(comm, os.path.join(directory, "saved.weights.h5")),
         "checked": lambda: checked(comm),
         "elastic": lambda: elastic(comm),
         "refused": lambda: refused(comm),
-        "sent": lambda: sent(comm),
     }
 
 
@@ -90,11 +95,16 @@ def by_fit(kind: str, rule: updates.Rule) -> Any:
     return train_by_fit(strategy_by(rule), kind, "SGD")
 
 
-def by_loop(rule: updates.Rule) -> Any:
+def by_loop() -> list[Any]:
     import keras
 
-    keras.utils.set_random_seed(1)
-    return train_by_loop(strategy_by(rule), "mlp", "SGD momentum", global_clipnorm=0.1)
+    found = []
+    with join():
+        for rule in (updates.Primary(), updates.AllReduce()):
+            keras.utils.set_random_seed(1)
+            strategy = strategy_by(rule)
+            found.append(train_by_loop(strategy, "mlp", "SGD momentum", global_clipnorm=0.1))
+    return found
 
 
 def accumulated(rule: Any, kind: str) -> Any:
@@ -340,27 +350,32 @@ def refused(comm: Any) -> list[str]:
     ]
 
 
-def sent(comm: Any) -> dict[str, int]:
+def sent() -> dict[str, int]:
     """What `fit` sends of weights of a few KiB, in bytes for each step."""
     import keras
 
     found = {}
-    for rule in (updates.AllReduce(), updates.LocalSGD(STEPS), updates.AllReduce(sync_every=STEPS)):
-        strategy = strategy_by(rule)
-        with strategy.scope():
-            model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(512)])
-            model.compile(keras.optimizers.SGD(0.01), "mse")
-        data = dataset().map(lambda x, y: (x, x[:, :1] * 0.0))
-        model.fit(data.take(1), verbose=0, steps_per_epoch=1)
-        before = comm.stats()["bytes_sent"]
-        model.fit(data, verbose=0)
-        found[str(rule)] = comm.stats()["bytes_sent"] - before
+    rules = (updates.AllReduce(), updates.LocalSGD(STEPS), updates.AllReduce(sync_every=STEPS))
+    with join() as comm:
+        for rule in rules:
+            strategy = strategy_by(rule)
+            with strategy.scope():
+                model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(512)])
+                model.compile(keras.optimizers.SGD(0.01), "mse")
+            data = dataset().map(lambda x, y: (x, x[:, :1] * 0.0))
+            model.fit(data.take(1), verbose=0, steps_per_epoch=1)
+            before = comm.stats()["bytes_sent"]
+            model.fit(data, verbose=0)
+            found[str(rule)] = comm.stats()["bytes_sent"] - before
     return found
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run_ranks(job, 2, str(tmp_path_factory.mktemp("updates")), timeout=280)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = str(tmp_path_factory.mktemp("updates"))
+    return run_ranks(
+        job, 2, directory, chosen(request, "kind"), chosen(request, "whom"), timeout=280
+    )
 
 
 def assert_same(ours: Any, theirs: Any, tolerance: float | None = None) -> None:
@@ -371,7 +386,7 @@ def assert_same(ours: Any, theirs: Any, tolerance: float | None = None) -> None:
             np.testing.assert_allclose(mine, other, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", marked(KINDS, QUICK))
 def test_primary_trains_as_all_reduce_does(ranks: Any, kind: str) -> None:
     for ours in (rank["primary"][kind] for rank in ranks):
         theirs = ranks[0]["all_reduce"][kind]
@@ -381,10 +396,10 @@ def test_primary_trains_as_all_reduce_does(ranks: Any, kind: str) -> None:
         assert ours["logs"] == ranks[0]["primary"][kind]["logs"]
 
 
-def test_primary_keeps_the_state_of_the_optimizer_on_the_chief(ranks: Any) -> None:
-    chief, other = (rank["primary in a loop"] for rank in ranks)
+@pytest.mark.slow
+def test_primary_keeps_the_state_of_the_optimizer_on_the_chief() -> None:
+    (chief, expected), (other, _) = run_ranks(by_loop, 2)
     assert_same(chief["weights"], other["weights"])
-    expected = ranks[0]["all_reduce in a loop"]
     for part in ("weights", "optimizer"):
         assert_same(chief[part], expected[part], 2e-5)
     iterations, _, *momenta = other["optimizer"]
@@ -392,7 +407,8 @@ def test_primary_keeps_the_state_of_the_optimizer_on_the_chief(ranks: Any) -> No
     assert all(not momentum.any() for momentum in momenta)
 
 
-@pytest.mark.parametrize("whom", ["", ", to the chief"])
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", WHOM)
 def test_sync_every_k_steps_is_training_with_batches_of_k_times_the_size(
     ranks: Any, whom: str
 ) -> None:
@@ -403,7 +419,7 @@ def test_sync_every_k_steps_is_training_with_batches_of_k_times_the_size(
         assert ours["optimizer"][0] == STEPS // ACCUMULATED
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", marked(KINDS, QUICK))
 def test_averaging_after_every_step_of_sgd_is_all_reduce(ranks: Any, kind: str) -> None:
     for rank in ranks:
         assert_same(rank["every step"][kind]["weights"], ranks[0]["every step"][kind]["weights"])
@@ -474,9 +490,10 @@ def test_what_a_rule_cannot_do_is_refused(ranks: Any) -> None:
         assert averaging.startswith("ConfigError: use_ema=True of ")
 
 
-def test_nothing_of_the_weights_travels_inside_a_round(ranks: Any) -> None:
-    for rank in ranks:
-        all_reduce, local, accumulated = rank["sent"].values()
+@pytest.mark.slow
+def test_nothing_of_the_weights_travels_inside_a_round() -> None:
+    for found in run_ranks(sent, 2):
+        all_reduce, local, accumulated = found.values()
         assert local < all_reduce / 10
         assert accumulated < all_reduce / 10
 
