@@ -172,7 +172,6 @@ def test_the_record_says_with_which_congestion_control_it_was_made() -> None:
     assert " --congestion" not in _commands_of_make_bench("CONGESTION=")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 @pytest.mark.skipif(build_info()["debug"], reason="a debug build is not measured")

@@ -38,10 +38,19 @@ LARGER_SIZES = (
 """The same layers as in a smallest one, more or larger ones."""
 
 RESNETS_V2 = ("ResNet50V2", "ResNet101V2", "ResNet152V2")
+DEEPEST = (*(f"EfficientNetB{size}" for size in range(4, 8)), "EfficientNetV2M", "EfficientNetV2L")
 
 SIDE = 32
-SIDES = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
-"""The side of the images, in pixels; of others it is 32."""
+SIDES = (
+    {"InceptionResNetV2": 75, "InceptionV3": 139, "Xception": 71}
+    | dict.fromkeys(DEEPEST, 128)
+    | dict.fromkeys(RESNETS_V2, 96)
+)
+"""The side of the images, in pixels; of others it is 32.
+
+Some see nothing smaller. In the others the last layers would normalise one pixel of four images,
+which makes of one rounding, through so many layers, a tenth of the result.
+"""
 
 
 def application(name: str) -> Any:
