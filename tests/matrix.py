@@ -165,6 +165,7 @@ def run_tests(versions: Versions) -> None:
     subprocess.run(
         [
             *(str(versions.python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
+            *("-m", "slow or not slow"),
             *("-o", "junit_family=xunit1", f"--junitxml={versions.report}"),
             *(str(ROOT / "tests" / folder) for folder in ("gradients", "tensorflow", "examples")),
         ],

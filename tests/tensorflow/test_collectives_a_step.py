@@ -396,7 +396,6 @@ IN_FIT = (in_fit, in_fit_of_several_steps, in_fit_that_runs_eagerly)
 #: In every run of the tests: graphs, functions and loops in them, ranks without data, and `fit`.
 QUICK = (
     "in_a_loop",
-    "eagerly",
     "synchronised_layers",
     "a_function_traced_before",
     "a_loop_around_the_steps",

@@ -29,6 +29,8 @@ SAME_IN_EACH_EPOCH = (
 )
 #: Tried with global seeds that differ, too.
 MAIN = ("shuffle", "a seed for each rank", "in a function", "tensor", "files")
+#: In every run of the tests: those, and what caches, captures or has a policy.
+QUICK = (*MAIN, "cache", "captures", "files, FILE")
 #: So many that two epochs have the same order of files less often than once in a million runs.
 FILES = 13
 
@@ -136,8 +138,8 @@ def unordered() -> Any:
     return options
 
 
-def worker(directory: str, seeded: bool) -> Any:
-    """Each pipeline's elements on this rank, epoch by epoch."""
+def worker(directory: str, seeded: bool, names: tuple[str, ...]) -> Any:
+    """Each pipeline's elements on this rank, epoch by epoch; of those with a name, or of all."""
     import keras
     import tensorflow as tf
 
@@ -160,7 +162,7 @@ def worker(directory: str, seeded: bool) -> Any:
             ]
 
         made = pipelines(directory, comm.rank)
-        results = {name: epochs(made[name]()) for name in (MAIN if seeded else made)}
+        results = {name: epochs(made[name]()) for name in names or made}
         repeated = tf.data.Dataset.range(COUNT)
         results["repeated"] = epochs(repeated.repeat(2).shuffle(COUNT).batch(BATCH))
         results["shuffled, repeated"] = epochs(repeated.shuffle(COUNT).repeat(2).batch(BATCH))
@@ -256,17 +258,18 @@ def test_what_cannot_be_made_right_is_named() -> None:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((2, False), id="2 ranks"),
-        pytest.param((3, True), id="3, global seeds", marks=pytest.mark.slow),
+        pytest.param((2, False, QUICK), id="2 ranks, some"),
+        pytest.param((2, False, ()), id="2 ranks", marks=pytest.mark.slow),
+        pytest.param((3, True, MAIN), id="3, global seeds", marks=pytest.mark.slow),
     ],
 )
 def epochs(request: Any, tmp_path_factory: Any) -> Any:
-    world_size, seeded = request.param
+    world_size, *settings = request.param
     directory = tmp_path_factory.mktemp("numbers")
     for file in range(FILES):
         lines = range(file * COUNT // FILES, (file + 1) * COUNT // FILES)
         (directory / f"{file}.txt").write_text("".join(f"{line}\n" for line in lines))
-    return run_ranks(worker, world_size, str(directory), seeded, timeout=240)
+    return run_ranks(worker, world_size, str(directory), *settings, timeout=240)
 
 
 def test_every_element_of_an_epoch_goes_to_one_worker(epochs: Any) -> None:

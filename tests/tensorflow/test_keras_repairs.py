@@ -71,11 +71,9 @@ EMBEDDINGS = tuple(name for name in CASES if "embedding" in name)
 #: Those of them that also run in a loop of one's own.
 IN_A_LOOP = ("clipnorm", "global_clipnorm", "clipvalue", "EMA", "accumulation, clipped")
 
-#: In every run of the tests: each repair once, most of them in loops, which are traced sooner.
-QUICK_LOOPS = ("clipnorm", "global_clipnorm", "clipvalue", "accumulation, clipped")
+#: In every run of the tests, beside the loops, which are traced sooner: what these do not show.
 QUICK = (
     "global_clipnorm of an embedding",
-    "EMA",
     "steps_per_execution",
     "on_batches",
     "added_loss",
@@ -385,7 +383,7 @@ def trained(request: pytest.FixtureRequest) -> Any:
     return workers_and_one(*loops, *uneven, *chosen(request, "case"), "overflow", "messages")
 
 
-@pytest.mark.parametrize("name", marked(IN_A_LOOP, QUICK_LOOPS))
+@pytest.mark.parametrize("name", IN_A_LOOP)
 def test_a_loop_on_two_workers_trains_as_one_process(trained: Any, name: str) -> None:
     if CLIPS_FIRST and name == CLIPPED_AND_ACCUMULATED:
         pytest.skip("needs Keras 3.5")
