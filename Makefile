@@ -23,7 +23,7 @@ demo: setup ## two workers train on real data; table, comparison and picture
 
 check: setup lint-code ## for every save: lints, types, Rust, and the tests that stay in one process
 	SEEDS=200 cargo test --workspace --quiet
-	$(BIN)/python -m pytest -q -m unit
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --in-one-process
 
 test: setup lint test-rust test-python test-wheel ## what CI runs: lints, and tests of everything, also of the built wheel
 

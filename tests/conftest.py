@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +33,33 @@ def pytest_configure() -> None:
             signal.signal(signum, usual)
 
 
+class SkippedProcess(subprocess.Popen):  # type: ignore[type-arg]
+    """Of a run that starts none: a test that gets here ends here."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pytest.skip("starts a process")
+
+    def __del__(self, *_: object) -> None:
+        """There is nothing to wait for."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", type=Path, help="a built wheel; runs the tests of tests/packaging")
     parser.addoption(
+        "--in-one-process", action="store_true", help="skips each test where it starts a process"
+    )
+    parser.addoption(
         "--engines", action="store_true", help="runs the tests of tests/engines (Slurm, MPI, Ray)"
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processes_are_started(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Or not: then a test ends where it would start one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if pytestconfig.getoption("--in-one-process"):
+            patch.setattr(subprocess, "Popen", SkippedProcess)
+        yield
 
 
 @pytest.fixture(scope="session")
