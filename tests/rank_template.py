@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import random
@@ -182,6 +183,9 @@ def serve(descriptor: int) -> list[str]:
     import gradring.tensorflow
 
     _ = gradring.tensorflow.CustomCollectiveStrategy, tf.keras.Model
+    # A collection in a rank would look at all objects of TensorFlow, and copy their pages.
+    gc.collect()
+    gc.freeze()
     channel = socket.socket(fileno=descriptor)
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1)
