@@ -38,7 +38,7 @@ LARGER_SIZES = (
 """The same layers as in a smallest one, more or larger ones."""
 
 RESNETS_V2 = ("ResNet50V2", "ResNet101V2", "ResNet152V2")
-DEEPEST = (*(f"EfficientNetB{size}" for size in range(4, 8)), "EfficientNetV2M", "EfficientNetV2L")
+DEEPEST = tuple(f"EfficientNet{size}" for size in ("B4", "B5", "B6", "B7", "V2S", "V2M", "V2L"))
 
 SIDE = 32
 SIDES = (
