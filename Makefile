@@ -27,7 +27,7 @@ check: setup lint-code ## for every save: lints, types, Rust, and the tests that
 
 test: setup lint test-rust test-python test-wheel ## what CI runs: lints, and tests of everything, also of the built wheel
 
-test-all: setup ## every test there is, for hours; ends with a table of what ran
+test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
 	$(BIN)/python tests/everything.py
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 import pytest
@@ -26,15 +26,16 @@ def chosen(request: pytest.FixtureRequest, argument: str, test: str | None = Non
     return [value for index, value in enumerate(found) if value not in found[:index]]
 
 
-def marked(cases: Iterable[Any], quick: Container[Any]) -> list[ParameterSet]:
+def marked(cases: Iterable[Any], quick: Collection[Any]) -> list[ParameterSet]:
     """Cases of one parameter; those that are not quick ones are for `make test-all` only."""
-    slow = (pytest.mark.slow,)
-    return [pytest.param(case, marks=() if case in quick else slow) for case in cases]
+    return marked_rows([(case,) for case in cases], [(case,) for case in quick])
 
 
-def marked_rows(rows: Iterable[tuple[Any, ...]], quick: Container[Any]) -> list[ParameterSet]:
+def marked_rows(rows: Iterable[tuple[Any, ...]], quick: Collection[Any]) -> list[ParameterSet]:
     """The same for cases of several parameters."""
-    slow = (pytest.mark.slow,)
+    slow, rows = (pytest.mark.slow,), [*rows]
+    unknown = [row for row in quick if row not in rows]
+    assert not unknown, f"no cases: {unknown}"
     return [pytest.param(*row, marks=() if row in quick else slow) for row in rows]
 
 

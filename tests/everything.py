@@ -1,4 +1,4 @@
-"""``make test-all``: every test there is, one kind after the other, and a table of what ran.
+"""``make test-all``: one kind of tests after the other, and a table of what ran.
 
 A kind that fails does not keep the others from running.
 """

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import gradring
 from gradring import _native
+from gradring.errors import GradringError
 from gradring.ports import free_ports
 from waiting import DEADLINE_S, wait_until
 
 Result = TypeVar("Result")
+
+#: How long ranks may take that are threads; less than a test may.
+THREADS_S = 240.0
 
 
 def on_threads(
@@ -20,15 +24,30 @@ def on_threads(
 ) -> list[Result]:
     """What ``fn`` returns on each rank; threads cost less than the processes of ``run_ranks``."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    # Nobody could end a thread that waits for longer.
-    settings = {"stall_timeout": DEADLINE_S, **settings}
+    settings = {"timeout": DEADLINE_S, "stall_timeout": DEADLINE_S, **settings}
+    results: dict[int, Result] = {}
+    failures: dict[int, BaseException] = {}
 
-    def run(rank: int) -> Result:
-        with gradring.Communicator(rank, world_size, address, **settings) as comm:
-            return fn(comm)
+    def run(rank: int) -> None:
+        try:
+            with gradring.Communicator(rank, world_size, address, **settings) as comm:
+                results[rank] = fn(comm)
+        except BaseException as error:
+            failures[rank] = error
 
-    with ThreadPoolExecutor(world_size) as ranks:
-        return list(ranks.map(run, range(world_size)))
+    # Nobody could end a thread that hangs; this process may end all the same.
+    ranks = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(world_size)]
+    for thread in ranks:
+        thread.start()
+    until = time.monotonic() + THREADS_S
+    for thread in ranks:
+        thread.join(max(0.0, until - time.monotonic()))
+    # An error of gradring may follow from the failure of another rank.
+    for error in sorted(failures.values(), key=lambda error: isinstance(error, GradringError)):
+        raise error
+    hanging = [rank for rank, thread in enumerate(ranks) if thread.is_alive()]
+    assert not hanging, f"ranks {hanging} hang"
+    return [results[rank] for rank in range(world_size)]
 
 
 class Pair:

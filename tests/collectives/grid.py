@@ -135,6 +135,12 @@ def every_sum_of_a_process(algorithm: str = "auto") -> list[str]:
         return every_dtype_op_and_count(comm)
 
 
+def every_collective_of_a_process() -> list[str]:
+    """The same for a rank that is a process."""
+    with gradring.init() as comm:
+        return every_collective_dtype_and_count(comm)
+
+
 def every_dtype_op_and_count(comm: gradring.Communicator) -> list[str]:
     """Runs the whole grid; returns the cells that went wrong on this rank."""
     wrong = []

@@ -38,6 +38,15 @@ def test_every_algorithm_does_every_collective_exactly(algorithm: str, transport
     assert on_threads(3, grid.every_collective_dtype_and_count, **settings) == [[]] * 3
 
 
+@pytest.mark.parametrize(("algorithm", "transport"), marked_rows(CASES, [("ring", "shm")]))
+def test_every_algorithm_does_every_collective_exactly_between_processes(
+    algorithm: str, transport: str
+) -> None:
+    env = {"GRADRING_ALGORITHM": algorithm, "GRADRING_TRANSPORT": transport}
+    wrong = run_ranks(grid.every_collective_of_a_process, 3, env=env, timeout=240)
+    assert wrong == [[]] * 3
+
+
 @pytest.mark.parametrize(("algorithm", "transport"), marked_rows(CASES, QUICK_SUMS))
 def test_every_algorithm_is_exact_on_every_rank(algorithm: str, transport: str) -> None:
     settings = {"algorithm": algorithm, "transport": transport}

@@ -126,6 +126,7 @@ QUICK = {
     "SIGKILL, reduce-scatter, tcp, 3 ranks",
     "sys.exit, handshake, shm, 3 ranks",
     "two SIGKILLs, idle, shm, 5 ranks",
+    "half-open link, idle, tcp, 2 ranks",
 }
 """The cells that every run of the tests includes; `make test-all` runs the rest too."""
 

@@ -136,7 +136,6 @@ def trained(directories: list[str], killed_at: int | None) -> Any:
         return begun_at, state.seen, state.weights.tobytes()
 
 
-@pytest.mark.slow
 def test_a_job_that_was_killed_resumes_to_the_same_bits(tmp_path: Path) -> None:
     whole = run_ranks(trained, 2, [str(tmp_path / f"whole-{rank}") for rank in (0, 1)], None)
     assert whole[0][2] == whole[1][2]

@@ -154,6 +154,7 @@ QUICK = {
     "SIGKILL, first segment, shm, 2 ranks",
     "SIGKILL, shutdown, tcp, 2 ranks",
     "SIGSTOP, reduce-scatter, shm, 4 ranks",
+    "slow link, first segment, tcp, 2 ranks",
     "exception, all-gather, tcp, 4 ranks",
     "sys.exit, reduce-scatter, shm, 2 ranks",
     "half-open link, reduce-scatter, tcp, 2 ranks",

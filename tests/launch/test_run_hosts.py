@@ -196,7 +196,7 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
         tmp_path,
         "import gradring, numpy as np\n"
         "with gradring.init() as comm:\n"
-        "    for _ in range(5): comm.all_reduce(np.ones(3), name='w')\n",
+        "    for _ in range(5): assert comm.all_reduce(np.ones(3), name='w')[0] == 4.0\n",
     )
     trace = tmp_path / "timeline.json"
     options = ["--hosts", "localhost,127.0.0.2:2,127.0.0.3", "--trace", trace]

@@ -35,15 +35,10 @@ def start_together() -> None:
     meet(started, int(os.environ["GRADRING_WORLD_SIZE"]))
 
 
-def until_others_left_records(count: int) -> None:
-    """Returns a moment later, when this rank has heard of the end too."""
+def until_records_are_left(count: int) -> None:
+    """This rank leaves one, too, when it has heard of the end."""
     flight = Path(os.environ["GRADRING_FLIGHT_DIR"])
-    own = f"rank-{os.environ['GRADRING_RANK']}.json"
-    wait_until(
-        lambda: len({path.name for path in flight.glob("rank-*.json")} - {own}) == count,
-        "others left records",
-    )
-    time.sleep(1.0)
+    wait_until(lambda: len([*flight.glob("rank-*.json")]) == count, "records are left")
 
 
 def stay_away(absent: int) -> None:
@@ -55,7 +50,7 @@ def stay_away(absent: int) -> None:
         if comm.rank != absent:
             comm.all_reduce(x, name="w")
         else:
-            until_others_left_records(2)
+            until_records_are_left(3)
 
 
 PLACE = rf"(\S*/)?test_flight_records\.py:{stay_away.__code__.co_firstlineno + 7}"
@@ -94,7 +89,7 @@ def wait_in(file: str, how: str) -> None:
         if comm.rank == 0:
             functions["wait"](comm, np.ones(10, np.float32))
         else:
-            until_others_left_records(1)
+            until_records_are_left(2)
 
 
 @pytest.mark.slow  # the test above has a place

@@ -408,7 +408,7 @@ def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
 
 
 @needs_fit
-@pytest.mark.parametrize("case", marked(EMBEDDINGS, QUICK))
+@pytest.mark.parametrize("case", marked(EMBEDDINGS, QUICK[:1]))
 def test_one_worker_clips_an_embedding_as_two_do(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike(

@@ -33,11 +33,13 @@ BOUNDS = {
 KINDS = (updates.Int8(), updates.TopK(0.1), updates.PowerSGD(rank=2))
 #: Those that are traced in no time, and have state of their own.
 QUICK = KINDS[1:]
+QUICK_FIT = KINDS[1:2]
+FITS = "test_fit_trains_equal_replicas_nearly_as_without_compression"
 SHAPES = ((60, 80), (7,), (3, 3, 8, 32))
 STEPS = 60
 
 
-def job(kinds: list[Any]) -> dict[str, Any]:
+def job(kinds: list[Any], fitted: list[Any]) -> dict[str, Any]:
     import tensorflow as tf
 
     with join() as comm:
@@ -49,6 +51,7 @@ def job(kinds: list[Any]) -> dict[str, Any]:
             "compressed": {what: constant(comm, what) for what in BOUNDS},
             "overflow": {what: overflow(comm, what) for what in kinds},
             "restored": {what: restored(comm, what) for what in kinds},
+            "fit": {what: by_fit(what) for what in (None, *fitted)},
             "refused": refused(comm),
         }
         # The last: it ends the group.
@@ -59,7 +62,6 @@ def longer_job(directory: Path) -> dict[str, Any]:
     with join() as comm:
         return {
             "eagerly": [constant(comm, updates.Int8(), eager=each)[0] for each in (False, True)],
-            "fit": {what: by_fit(what) for what in (None, *KINDS)},
             "added up": {what: by_fit(what, sync_every=3) for what in (None, updates.Int8())},
             "restored from a file": restored(comm, updates.Int8(), directory / "model.keras"),
         }
@@ -210,7 +212,8 @@ def differing(comm: Any) -> str:
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest) -> Any:
-    return run_ranks(job, WORLD_SIZE, chosen(request, "what"), timeout=280)
+    kinds, fitted = chosen(request, "what"), chosen(request, "what", FITS)
+    return run_ranks(job, WORLD_SIZE, kinds, fitted, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -245,11 +248,10 @@ def test_steps_outside_of_functions_do_the_same(longer: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=0.03)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", KINDS, ids=str)
-def test_fit_trains_equal_replicas_nearly_as_without_compression(longer: Any, what: Any) -> None:
-    assert_same_bits([rank["fit"][what]["weights"] for rank in longer])
-    (loss,), (plain,) = (longer[0]["fit"][which]["logs"]["loss"] for which in (what, None))
+@pytest.mark.parametrize("what", marked(KINDS, QUICK_FIT), ids=str)
+def test_fit_trains_equal_replicas_nearly_as_without_compression(ranks: Any, what: Any) -> None:
+    assert_same_bits([rank["fit"][what]["weights"] for rank in ranks])
+    (loss,), (plain,) = (ranks[0]["fit"][which]["logs"]["loss"] for which in (what, None))
     assert abs(loss - plain) < 0.05 * plain
 
 

@@ -25,7 +25,7 @@ from served import served, serving
 from tf_worker import join
 
 import gradring
-from chosen import chosen
+from chosen import chosen, marked
 from gradring import updates
 from gradring.errors import AbortedError, ConfigError
 from gradring.observe import metrics
@@ -37,6 +37,8 @@ pytestmark = needs_fit
 
 MANY_STEPS = 200
 OPTIMIZERS = ("SGD", "SGD momentum", "Adam")
+#: The one with the most state.
+QUICK = ("Adam",)
 RATE = 0.125
 ASYNCHRONOUS = updates.ParameterServer(staleness=None)
 
@@ -271,8 +273,7 @@ def ranks(request: pytest.FixtureRequest) -> Any:
     return run_ranks(job, 3, chosen(request, "optimizer"), timeout=280)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", marked(OPTIMIZERS, QUICK))
 def test_synchronous_updates_have_the_bits_of_an_all_reduce(ranks: Any, optimizer: str) -> None:
     for rank in ranks:
         expected = ranks[0]["all-reduce"][optimizer]
