@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gradring
+from chosen import marked_rows
 from gradring import machine
 from gradring.bench import raw_link
 from gradring.bench.systems.link import Exchange, open_ring
@@ -43,10 +44,7 @@ def test_both_directions_and_the_round_trip_are_measured(
 
 @pytest.mark.parametrize(
     ("count", "world_size"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else (pytest.mark.slow,))
-        for case in itertools.product((1, 1000, 100_001), (2, 3))
-    ],
+    marked_rows(itertools.product((1, 1000, 100_001), (2, 3)), QUICK),
 )
 def test_bytes_come_from_the_rank_before_whatever_their_number(count: int, world_size: int) -> None:
     assert run_ranks(_exchange, world_size, count) == [(0, True)] * world_size

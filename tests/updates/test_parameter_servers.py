@@ -29,6 +29,7 @@ from parameters import (
 )
 
 import gradring
+from chosen import marked_rows
 from gradring import errors
 from gradring._native import ParameterClient, ParameterServer
 from security.certificates import Authority
@@ -53,7 +54,7 @@ CASES = [
 @pytest.mark.parametrize("staleness", [None, *(pytest.param(it, marks=SLOW) for it in (0, 2))])
 @pytest.mark.parametrize(
     ("dies", "lost", "replicas"),
-    [pytest.param(*case, marks=() if case in QUICK else (SLOW,)) for case in CASES],
+    marked_rows(CASES, QUICK),
 )
 def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
     dies: str, lost: int | None, replicas: int, staleness: int | None, tmp_path: Path
