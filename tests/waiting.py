@@ -7,6 +7,9 @@ from pathlib import Path
 
 DEADLINE_S = 60.0
 
+SOON_LOST = {"_GRADRING_SILENCE_S": "3"}
+"""For ranks that are to find out that another one is silent, which takes 10 s by itself."""
+
 
 def wait_until(condition: Callable[[], bool], what: str, within_s: float = DEADLINE_S) -> None:
     """Waits with a wide deadline; ``what`` is the fact that never became true."""

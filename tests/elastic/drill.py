@@ -47,6 +47,7 @@ from faults.stage import Stage
 from gradring.errors import MismatchError
 from gradring.ports import free_ports
 from gradring.testing import Host, Outcome, RankTimeout, simulated_hosts
+from waiting import SOON_LOST
 
 STEPS = 4
 ATTEMPTS = 3
@@ -103,7 +104,9 @@ def attempt(cell: Cell) -> Result:
         director.start()
         joiners = 1 if cell.outcome == REFUSED else len(cell.ended)
         try:
-            outcomes = outcomes_of(plan, stage, joiners, hosts=hosts, limit_s=LIMIT_S)
+            outcomes = outcomes_of(
+                plan, stage, joiners, hosts=hosts, env=SOON_LOST, limit_s=LIMIT_S
+            )
         except RankTimeout as error:
             return Result(cell, [str(error)])
         finally:

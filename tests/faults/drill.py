@@ -25,6 +25,7 @@ from faults.proxy import ALL_BITS, Flow, Harm, Proxies, Trap
 from faults.stage import Stage
 from gradring.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks, simulated_hosts
+from waiting import SOON_LOST
 
 LIMIT_S = 120.0
 ATTEMPTS = 6
@@ -85,12 +86,13 @@ def attempt(cell: Cell) -> Result:
         director = threading.Thread(target=direct, args=(cell, stage, proxies, hosts))
         director.start()
         arguments = (cell, stage, addresses)
+        rendezvous = {"GRADRING_RENDEZVOUS": f"{address}:{next(RENDEZVOUS_PORTS)}"}
         outcomes = run_ranks(
             actor.act,
             cell.world_size,
             *arguments,
             timeout=LIMIT_S,
-            env={} if hosts else {"GRADRING_RENDEZVOUS": f"{address}:{next(RENDEZVOUS_PORTS)}"},
+            env={**SOON_LOST, **({} if hosts else rendezvous)},
             check=False,
             hosts=hosts,
         )

@@ -18,7 +18,7 @@ from tf_worker import join
 
 import gradring
 from gradring.testing import run_ranks
-from waiting import wait_until
+from waiting import SOON_LOST, wait_until
 
 NEEDS_TF_KERAS = pytest.mark.skipif(
     importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras"
@@ -360,7 +360,7 @@ def test_a_killed_rank_is_named_on_every_survivor() -> None:
 def test_a_rank_that_fails_while_an_op_waits_for_it_is_named(
     how: str, first: str, kind: str, says: str, legacy: bool
 ) -> None:
-    env = {"TF_USE_LEGACY_KERAS": "1"} if legacy else {}
+    env = {**SOON_LOST, **({"TF_USE_LEGACY_KERAS": "1"} if legacy else {})}
     waiting, _ = run_ranks(fail_while_an_op_waits, 2, how, first, env=env, check=False)
     assert waiting.ok, waiting.details()  # its process has ended by itself, too
     keras, seen = waiting.value

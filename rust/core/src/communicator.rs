@@ -152,6 +152,7 @@ impl Communicator {
             Arc::clone(&journal),
             neighbours,
             Arc::clone(&abort),
+            config.timing,
             config.on_warning,
         )
         .map_err(cannot)?;

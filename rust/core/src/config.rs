@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result, Unusable};
+use crate::failure::timing::Timing;
 use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::schedule::wishes::Rules;
 
@@ -371,6 +372,9 @@ pub struct Config {
     pub id: Option<u64>,
     /// How to talk to the others.
     pub settings: Settings,
+    /// After how long others count as lost; for tests.
+    #[doc(hidden)]
+    pub timing: Timing,
     /// Shows people a warning; called on threads that must not wait.
     pub on_warning: fn(String),
 }
@@ -400,6 +404,7 @@ impl Config {
             generation: 0,
             id: None,
             settings: Settings::default(),
+            timing: Timing::USUAL,
             on_warning: |warning| eprintln!("gradring: {warning}"),
         }
     }

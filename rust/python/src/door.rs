@@ -3,10 +3,12 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gradring_core::communicator;
 use gradring_core::config::{Config, TlsFiles};
 use gradring_core::error::Unusable;
+use gradring_core::failure::timing::Timing;
 use pyo3::prelude::*;
 
 use crate::communicator::log_warning;
@@ -68,10 +70,21 @@ impl Door {
             job: self.job,
             token: self.token,
             tls: self.tls.map(tls_files),
+            timing: timing(),
             on_warning: log_warning,
             ..Config::new(0, 1, "")
         })
     }
+}
+
+/// For tests of this package alone: after how many seconds of silence a rank is lost.
+const SILENCE_VARIABLE: &str = "_GRADRING_SILENCE_S";
+
+fn timing() -> Timing {
+    let seconds = std::env::var(SILENCE_VARIABLE).ok();
+    let seconds = seconds.and_then(|text| text.parse().ok());
+    let silence = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    silence.map_or(Timing::USUAL, Timing::with_silence)
 }
 
 pub(crate) fn tls_files((ca, certificate, key): TlsPaths) -> TlsFiles {

@@ -7,7 +7,7 @@ use super::faults::Fault;
 use super::process::Outcome;
 use super::time::{Moment, NEVER, SECOND, nanoseconds};
 use gradring_core::error::Error;
-use gradring_core::failure::detector::{DIAGNOSIS_LIMIT, PEER_TIMEOUT};
+use gradring_core::failure::timing::Timing;
 
 /// Longest that news, a turn of the monitor and a wake-up take together, with room to spare.
 const SLACK: Moment = 2 * SECOND;
@@ -74,7 +74,8 @@ impl Run {
                 "rank {rank} got an error that nothing explains: {error}"
             ));
         }
-        let noticed = nanoseconds(limits.timeout.max(PEER_TIMEOUT) + DIAGNOSIS_LIMIT);
+        let noticed =
+            nanoseconds(limits.timeout.max(Timing::USUAL.silence) + Timing::USUAL.diagnosis);
         let latest = self.faults().map(|(fault, struck)| {
             let lasts = Some(fault.lasts()).filter(|&lasts| lasts < NEVER);
             struck + lasts.unwrap_or(0)

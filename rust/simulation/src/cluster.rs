@@ -16,8 +16,8 @@ use super::random::Random;
 use super::scenario::Scenario;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use super::trace::Trace;
-use gradring_core::failure::detector::PEER_TIMEOUT;
 use gradring_core::failure::thread::MonitorThread;
+use gradring_core::failure::timing::Timing;
 use gradring_core::link::{Direction, Interest};
 
 /// Bound on the events of a run.
@@ -146,6 +146,7 @@ impl World {
                     requests,
                     neighbours,
                     clock.instant(),
+                    Timing::USUAL,
                     |_| (),
                 )),
                 process,
@@ -178,7 +179,7 @@ impl World {
     fn limit(&self) -> Moment {
         let lasting = self.scenario.faults.iter().map(Fault::lasts);
         let lasting: Moment = lasting.filter(|&lasts| lasts < NEVER).sum();
-        let noticed = nanoseconds(self.scenario.limits.timeout.max(PEER_TIMEOUT));
+        let noticed = nanoseconds(self.scenario.limits.timeout.max(Timing::USUAL.silence));
         let collectives = self.scenario.collectives.len() as Moment;
         self.scenario.computing_max() + lasting + noticed + (40 + collectives) * SECOND
     }

@@ -7,7 +7,7 @@ use super::network::{End, Network, PipeId};
 use super::random::Random;
 use super::scenario::Difference;
 use super::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
-use gradring_core::failure::detector::{LINK_GRACE, PEER_TIMEOUT};
+use gradring_core::failure::timing::Timing;
 use gradring_core::wire::contract::HEADER_BYTES;
 
 /// When a fault strikes: some time after a rank has begun to compute for a collective.
@@ -93,7 +93,7 @@ impl Fault {
         let to = (trigger.rank + 1 + random.below(world_size - 1)) % world_size;
         let timeout = nanoseconds(timeout);
         // Shorter than whatever is noticed, or for good, or anything between.
-        let unnoticed = timeout.min(nanoseconds(PEER_TIMEOUT)) - 2 * SECOND;
+        let unnoticed = timeout.min(nanoseconds(Timing::USUAL.silence)) - 2 * SECOND;
         let lasts = match random.below(3) {
             0 => random.between(1, unnoticed),
             1 => NEVER,
@@ -212,8 +212,8 @@ impl Fault {
     pub(super) fn passes(&self, timeout: Duration) -> bool {
         let bearable = match self {
             Self::Late { .. } | Self::DataSilent { .. } => timeout,
-            Self::ControlSilent { .. } => PEER_TIMEOUT,
-            _ => timeout.min(PEER_TIMEOUT),
+            Self::ControlSilent { .. } => Timing::USUAL.silence,
+            _ => timeout.min(Timing::USUAL.silence),
         };
         // A second for the heartbeat that had not been sent, and for the way.
         let margin = Duration::from_millis(1500);
@@ -236,9 +236,11 @@ impl Fault {
     /// depends on what they do.
     pub(super) const fn is_known_after(&self) -> Option<Duration> {
         match self {
-            Self::Killed { .. } | Self::Aborts { .. } | Self::ControlCut { .. } => Some(LINK_GRACE),
+            Self::Killed { .. } | Self::Aborts { .. } | Self::ControlCut { .. } => {
+                Some(Timing::USUAL.link_grace)
+            }
             Self::Stopped { lasts: NEVER, .. } | Self::ControlSilent { lasts: NEVER, .. } => {
-                Some(PEER_TIMEOUT)
+                Some(Timing::USUAL.silence)
             }
             _ => None,
         }

@@ -9,32 +9,23 @@ use crate::abort::AbortSwitch;
 use crate::drive::Suspicion;
 use crate::error::{Breach, Broken, Damage, Error, Lost, shortened};
 use crate::failure::diagnosis::Diagnosis;
+use crate::failure::timing::Timing;
 use crate::observe::clock;
 use crate::observe::journal::Journal;
 use crate::observe::neighbour_clock::NeighbourClock;
 use crate::wire::control::{Entered, LogLine, Message, Report, Waits};
 use crate::wire::gossip::Tick;
 
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// The first heartbeats follow each other faster, so that clocks can be compared soon.
 const FIRST_HEARTBEATS: u32 = 8;
 const FIRST_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 /// Messages about how ranks are doing that a rank passes on or sends in a second, at most: in larger
 /// groups they are rarer.
 const GOSSIP_PER_SECOND: u32 = 64;
-/// A neighbour that is silent for so long is lost.
-pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A broken data connection alone blames its peer only after this time: if the peer itself left
-/// because of another rank, its abort arrives first.
-pub const LINK_GRACE: Duration = Duration::from_millis(500);
-/// And so much later for each rank above so many: the abort goes from neighbour to neighbour, and
-/// ranks may share a few cores.
+/// A broken data connection blames its peer so much later for each rank above so many: the abort
+/// goes from neighbour to neighbour, and ranks may share a few cores.
 const LINK_GRACE_RANKS: usize = 16;
 const LINK_GRACE_PER_RANK: Duration = Duration::from_millis(10);
-/// A rank that has not entered the collective in question waits so long before it says so.
-const REPORT_GRACE: Duration = Duration::from_millis(500);
-/// A diagnosis ends after this time, whether or not all ranks have reported.
-pub const DIAGNOSIS_LIMIT: Duration = Duration::from_secs(2);
 /// How often the monitor looks whether a collective in question has been entered.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -61,6 +52,7 @@ pub(crate) struct Detector {
     beat_at: Instant,
     beats: u32,
     gossip_at: Instant,
+    timing: Timing,
     /// Shows people the lines for the log; on rank 0.
     on_log_line: fn(String),
     /// By rank, the number of its last line for the log.
@@ -89,6 +81,7 @@ impl Detector {
         abort: Arc<AbortSwitch>,
         neighbours: &[usize],
         now: Instant,
+        timing: Timing,
         on_log_line: fn(String),
     ) -> Self {
         let neighbour = |&rank| Neighbour {
@@ -112,6 +105,7 @@ impl Detector {
             beat_at: now,
             beats: 0,
             gossip_at: now,
+            timing,
             on_log_line,
             log_lines: BTreeMap::new(),
         }
@@ -173,13 +167,14 @@ impl Detector {
                 // that noticed first, or the lower one if both notice before they hear of it.
                 let rank = self.journal.rank;
                 let many = self.journal.hosts.len().saturating_sub(LINK_GRACE_RANKS);
-                let base = LINK_GRACE + LINK_GRACE_PER_RANK * u32::try_from(many).unwrap_or(0);
+                let base =
+                    self.timing.link_grace + LINK_GRACE_PER_RANK * u32::try_from(many).unwrap_or(0);
                 let grace = if self.broken_links.contains(&(peer, rank)) {
                     2 * base
                 } else if rank < peer {
                     base
                 } else {
-                    base + LINK_GRACE / 2
+                    base + self.timing.link_grace / 2
                 };
                 self.link_broken((rank, peer), None);
                 self.broken.push((peer, broken, now + grace));
@@ -298,7 +293,7 @@ impl Detector {
         }
         let world_size = self.journal.hosts.len();
         let crowd = u32::try_from(world_size).unwrap_or(u32::MAX) / GOSSIP_PER_SECOND;
-        if now >= self.gossip_at + HEARTBEAT_INTERVAL * crowd.max(1) {
+        if now >= self.gossip_at + self.timing.heartbeat * crowd.max(1) {
             self.gossip(now);
         }
         if self.abort.cause().is_none()
@@ -312,9 +307,9 @@ impl Detector {
         let first = self.beats < FIRST_HEARTBEATS;
         self.beat_at
             + if first {
-                FIRST_HEARTBEAT_INTERVAL
+                FIRST_HEARTBEAT_INTERVAL.min(self.timing.heartbeat)
             } else {
-                HEARTBEAT_INTERVAL
+                self.timing.heartbeat
             }
     }
 
@@ -393,8 +388,8 @@ impl Detector {
             return;
         }
         self.diagnosis = Some(Diagnosis::new(sequence, self.journal.hosts.len()));
-        self.diagnosis_until = now + DIAGNOSIS_LIMIT;
-        self.report_due = Some(now + REPORT_GRACE);
+        self.diagnosis_until = now + self.timing.diagnosis;
+        self.report_due = Some(now + self.timing.report_grace);
         self.flood(Message::Query { sequence }, from);
     }
 
@@ -411,10 +406,10 @@ impl Detector {
         let silent = self.neighbours.iter().find(|neighbour| {
             !neighbour.ended
                 && !self.left.contains(&neighbour.rank)
-                && now >= neighbour.heard_at + PEER_TIMEOUT
+                && now >= neighbour.heard_at + self.timing.silence
         });
         if let Some(neighbour) = silent {
-            let silence = PEER_TIMEOUT;
+            let silence = self.timing.silence;
             return Some(self.lost(neighbour.rank, Lost::Silent { silence }));
         }
         let mut broken = self.broken.iter();

@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::drive::{Stall, Supervisor, Suspicion};
@@ -23,16 +23,18 @@ pub(crate) mod diagnosis;
 mod neighbour;
 pub mod requests;
 pub mod thread;
+pub mod timing;
 
-use detector::LINK_GRACE;
 use requests::{Request, Requests};
 use thread::MonitorThread;
+use timing::Timing;
 
 /// The failure monitor of one communicator.
 pub(crate) struct Monitor {
     requests: Arc<Requests>,
     rank: usize,
     hosts: Vec<String>,
+    link_grace: Duration,
     on_warning: fn(String),
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -43,6 +45,7 @@ impl Monitor {
         journal: Arc<Journal>,
         neighbours: Vec<(usize, Connection)>,
         abort: Arc<AbortSwitch>,
+        timing: Timing,
         on_warning: fn(String),
     ) -> std::io::Result<Self> {
         let wake_up = Arc::new(WakeUp::new()?);
@@ -59,8 +62,14 @@ impl Monitor {
             })
             .collect::<std::io::Result<_>>()?;
         let to_take = Arc::clone(&requests);
-        let (now, journal_of_thread) = (Instant::now(), Arc::clone(&journal));
-        let thread = MonitorThread::new(journal_of_thread, to_take, neighbours, now, on_warning);
+        let thread = MonitorThread::new(
+            Arc::clone(&journal),
+            to_take,
+            neighbours,
+            Instant::now(),
+            timing,
+            on_warning,
+        );
         let thread = std::thread::Builder::new()
             .name("gradring-monitor".into())
             .spawn(move || guarded(&abort, || thread.run(&wake_up)))?;
@@ -68,6 +77,7 @@ impl Monitor {
             requests,
             rank: journal.rank,
             hosts: journal.hosts.clone(),
+            link_grace: timing.link_grace,
             on_warning,
             thread: Mutex::new(Some(thread)),
         })
@@ -76,7 +86,7 @@ impl Monitor {
     /// Ends the group for all on account of `error`, unless what made this rank fail turns out to
     /// be another's failure; returns the cause.
     pub(crate) fn first_cause(&self, error: Error) -> Error {
-        let earlier = self.requests.abort.wait(LINK_GRACE);
+        let earlier = self.requests.abort.wait(self.link_grace);
         earlier.unwrap_or_else(|| {
             self.abort(error.clone());
             self.requests.abort.cause().unwrap_or(error)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::detector::{Audience, Detector};
 use super::neighbour::Neighbour;
 use super::requests::{Request, Requests};
+use super::timing::Timing;
 use crate::link::poll::{self, WakeUp};
 use crate::link::tcp::connection::Connection;
 use crate::observe::journal::Journal;
@@ -36,13 +37,21 @@ impl<S: Read + Write> MonitorThread<S> {
         requests: Arc<Requests>,
         neighbours: Vec<(usize, S)>,
         now: Instant,
+        timing: Timing,
         on_log_line: fn(String),
     ) -> Self {
         let ranks: Vec<usize> = neighbours.iter().map(|(rank, _)| *rank).collect();
         let abort = Arc::clone(&requests.abort);
         let streams = neighbours.into_iter().map(|(_, stream)| stream);
         Self {
-            detector: Detector::new(Arc::clone(&journal), abort, &ranks, now, on_log_line),
+            detector: Detector::new(
+                Arc::clone(&journal),
+                abort,
+                &ranks,
+                now,
+                timing,
+                on_log_line,
+            ),
             neighbours: streams.map(Neighbour::new).collect(),
             requests,
             journal,

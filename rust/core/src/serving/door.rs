@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::{Config, Settings};
 use crate::error::{Error, ErrorKind, NotFormed, NotServed, Result, Text};
+use crate::failure::timing::Timing;
 use crate::forming::rendezvous::connect::{connect, resolve};
 use crate::host::host_name;
 use crate::link::poll::WakeUp;
@@ -36,6 +37,7 @@ pub(crate) struct Door {
     pub(crate) token: Vec<u8>,
     pub(crate) tls: Option<Tls>,
     pub(crate) settings: Settings,
+    pub(crate) timing: Timing,
 }
 
 impl Door {
@@ -46,6 +48,7 @@ impl Door {
             token: config.token.clone(),
             tls: config.tls.as_ref().map(Tls::load).transpose()?,
             settings: config.settings.clone(),
+            timing: config.timing,
         })
     }
 }

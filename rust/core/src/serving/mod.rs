@@ -13,7 +13,6 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Lost, Shortage, Text};
-use crate::failure::detector::PEER_TIMEOUT;
 
 mod attendance;
 mod conversation;
@@ -32,15 +31,10 @@ use conversation::Conversation;
 /// How often a process says that it lives, and says again what had no answer.
 const BEAT: Duration = Duration::from_millis(250);
 
-/// What is silent for so long is lost.
-const fn silence() -> Duration {
-    PEER_TIMEOUT
-}
-
-/// What is to be said of a connection on which nothing is heard, if it is one.
-fn is_silent(conversation: &Conversation, now: Instant) -> Option<Error> {
+/// What is to be said of a connection on which nothing is heard for too long, if it is one.
+fn is_silent(conversation: &Conversation, too_long: Duration, now: Instant) -> Option<Error> {
     let silence = conversation.silence(now);
-    (silence >= PEER_TIMEOUT).then(|| Lost::Silent { silence }.into())
+    (silence >= too_long).then(|| Lost::Silent { silence }.into())
 }
 
 fn no_descriptor(error: &std::io::Error) -> Error {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::BEAT;
 use super::attendance::Attendance;
 use super::conversation::Conversation;
 use super::disk::Store;
@@ -13,7 +14,6 @@ use super::door::{Dialler, Door};
 use super::entrance::{Admission, Entrance};
 use super::message::{Counted, Message};
 use super::rule::Rule;
-use super::{BEAT, silence};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
 use crate::error::{Abort, Error, NotServed, Result};
@@ -130,7 +130,7 @@ impl Server {
         let address = entrance.address.to_string();
         let timing = Timing {
             again: BEAT,
-            silence: silence(),
+            silence: door.timing.silence,
             start: door.settings.timeout,
             snapshot_every: rule.snapshot_every,
         };
@@ -617,11 +617,12 @@ impl Core {
 
     /// Sends, and looks who is silent.
     fn keep_up(&mut self, now: Instant) -> Result<()> {
-        fn ended(conversation: &mut Conversation, now: Instant) -> Result<Option<Error>> {
+        let too_long = self.door.timing.silence;
+        let ended = |conversation: &mut Conversation| -> Result<Option<Error>> {
             conversation.keep_alive(now, BEAT)?;
             let broken = conversation.flush().err();
-            Ok(broken.or_else(|| super::is_silent(conversation, now)))
-        }
+            Ok(broken.or_else(|| super::is_silent(conversation, too_long, now)))
+        };
         let mut lost = Vec::new();
         let is_due = now >= self.told_at + TELLING;
         self.told_at = if is_due { now } else { self.told_at };
@@ -632,7 +633,7 @@ impl Core {
             {
                 conversation.say(Message::Counted(counted.clone()), now)?;
             }
-            if ended(conversation, now)?.is_some() {
+            if ended(conversation)?.is_some() {
                 lost.push(*worker);
             }
         }
@@ -640,13 +641,13 @@ impl Core {
             self.lose_worker(worker, now);
         }
         if let Some(conversation) = &mut self.upstream
-            && ended(conversation, now)?.is_some()
+            && ended(conversation)?.is_some()
         {
             self.lose_upstream(now);
         }
         for server in 0..self.downstream.len() {
             if let Some(conversation) = &mut self.downstream[server]
-                && let Some(error) = ended(conversation, now)?
+                && let Some(error) = ended(conversation)?
             {
                 self.lose_server(server, &error)?;
             }

@@ -5,11 +5,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::BEAT;
 use super::conversation::Conversation;
 use super::door::{Dialler, Door};
 use super::message::{Counted, Message};
 use super::model::{Given, Model};
-use super::{BEAT, silence};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
 use crate::error::{Abort, Breach, Error, NotServed, Result, message_of};
@@ -159,7 +159,7 @@ impl Worker {
         let model = Arc::new(model);
         let timing = Timing {
             again: BEAT,
-            silence: silence(),
+            silence: self.door.timing.silence,
             start: self.door.settings.timeout,
             snapshot_every: 1,
         };
@@ -189,6 +189,7 @@ impl Worker {
             counted: (0, 0),
             left_at: now.checked_sub(BEAT).unwrap_or(now),
             checks_values: self.door.settings.checksum,
+            silence: self.door.timing.silence,
             model: Arc::clone(&model),
             dialler,
             shared,
@@ -493,6 +494,8 @@ struct Carrier {
     /// When the last goodbye was said.
     left_at: Instant,
     checks_values: bool,
+    /// After how much of it a server is lost.
+    silence: Duration,
 }
 
 impl Carrier {
@@ -646,7 +649,7 @@ impl Carrier {
             };
             conversation.keep_alive(now, BEAT)?;
             let lost = conversation.flush().err();
-            let lost = lost.or_else(|| super::is_silent(conversation, now));
+            let lost = lost.or_else(|| super::is_silent(conversation, self.silence, now));
             if let Some(error) = lost {
                 self.lose(server, &error, now)?;
             }

@@ -8,7 +8,14 @@ fn detector(rank: usize, now: Instant) -> Detector {
     let hosts = vec![String::from("h"); 4];
     let journal = Journal::new(rank, hosts, Arc::<FlightRecorder>::default());
     let neighbours = [(rank + 1) % 4, (rank + 3) % 4];
-    Detector::new(Arc::new(journal), Arc::default(), &neighbours, now, |_| ())
+    Detector::new(
+        Arc::new(journal),
+        Arc::default(),
+        &neighbours,
+        now,
+        Timing::USUAL,
+        |_| (),
+    )
 }
 
 fn blamed(detector: &Detector) -> Option<usize> {
@@ -29,9 +36,9 @@ fn a_neighbour_is_lost_when_it_was_silent_for_too_long_and_not_before() {
     let start = Instant::now();
     let mut detector = detector(1, start);
     detector.sign_of_life(0, start + SECOND);
-    detector.keep_time(start + PEER_TIMEOUT - SECOND);
+    detector.keep_time(start + Timing::USUAL.silence - SECOND);
     assert_eq!(blamed(&detector), None);
-    detector.keep_time(start + PEER_TIMEOUT);
+    detector.keep_time(start + Timing::USUAL.silence);
     assert_eq!(
         blamed(&detector),
         Some(0),
@@ -91,7 +98,7 @@ fn of_two_ranks_that_lose_each_other_one_speaks_first() {
     for (detector, peer) in [(&mut first, 2), (&mut second, 1)] {
         let broken = Broken::closed();
         detector.investigate(Suspicion::LinkBroken { peer, broken }, now);
-        detector.keep_time(now + LINK_GRACE);
+        detector.keep_time(now + Timing::USUAL.link_grace);
     }
     assert_eq!((blamed(&first), blamed(&second)), (Some(2), None));
     second.keep_time(now + SECOND);
@@ -101,7 +108,7 @@ fn of_two_ranks_that_lose_each_other_one_speaks_first() {
 #[test]
 fn of_two_ranks_that_lose_each_other_the_one_that_noticed_first_speaks_first() {
     let now = Instant::now();
-    let later = now + LINK_GRACE / 2;
+    let later = now + Timing::USUAL.link_grace / 2;
     let (mut first, mut second) = (detector(1, now), detector(2, now));
     let lost = |peer| Suspicion::LinkBroken {
         peer,
@@ -119,7 +126,7 @@ fn of_two_ranks_that_lose_each_other_the_one_that_noticed_first_speaks_first() {
     );
     first.investigate(lost(2), later);
     for detector in [&mut first, &mut second] {
-        detector.keep_time(later + LINK_GRACE);
+        detector.keep_time(later + Timing::USUAL.link_grace);
     }
     assert_eq!((blamed(&first), blamed(&second)), (None, Some(1)));
 }
