@@ -82,7 +82,7 @@ fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each
 SLOW_TOO ?=
 MARKS := $(if $(SLOW_TOO),-m "slow or not slow")
 test-python: setup ## the tests of the package
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(MARKS)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --rerun $(MARKS)
 
 # Ray pins versions that the developer's environment should not have to follow. The second environment
 # sees the packages of the first one behind its own.

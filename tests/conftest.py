@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from reruns import RECORD, Reruns
+
 # The tests of a wheel load this file where the package is not installed.
 if TYPE_CHECKING:
     from rank_template import Templates
@@ -18,7 +20,14 @@ if TYPE_CHECKING:
 WITH_TENSORFLOW = ("elastic", "horovod", "tensorflow", "updates")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers ``--rerun`` where the reports of all tests arrive, and mends signals."""
+    if config.getoption("--rerun") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reruns(RECORD))
+    let_signals_mean_what_they_mean()
+
+
+def let_signals_mean_what_they_mean() -> None:
     """Signals mean what they mean in a terminal, also when the tests run in the background.
 
     Shells start background commands, and nohup starts all, with some signals ignored, and every
@@ -47,6 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", type=Path, help="a built wheel; runs the tests of tests/packaging")
     parser.addoption(
         "--in-one-process", action="store_true", help="skips each test where it starts a process"
+    )
+    parser.addoption(
+        "--rerun", action="store_true", help="runs failed tests again, to tell which are flaky"
     )
     parser.addoption(
         "--engines", action="store_true", help="runs the tests of tests/engines (Slurm, MPI, Ray)"
