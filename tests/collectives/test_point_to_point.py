@@ -29,6 +29,7 @@ from gradring.errors import (
 from gradring.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 from pairs import on_threads
+from rank_states import waits
 from waiting import wait_until
 
 
@@ -350,7 +351,7 @@ def interrupted(directory: Path) -> str:
             return str(caught.value)
 
         def interrupt() -> None:
-            time.sleep(0.5)
+            wait_until(lambda: waits(None, "recv"), "rank 0 waits")
             (directory / "waits").touch()
             os.kill(os.getpid(), signal.SIGINT)
 

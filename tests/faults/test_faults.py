@@ -18,7 +18,8 @@ from chosen import marked_rows
 from faults.actor import belongings, leaks
 from gradring import errors
 from gradring.testing import Outcome, run_ranks
-from waiting import meet
+from rank_states import rank_0_waits, wait_until_all_others_wait
+from waiting import meet, wait_until
 
 # Wide: a killed rank is noticed in milliseconds, a stopped one after ten seconds.
 DEADLINE_S = 60
@@ -138,7 +139,8 @@ def call_differently(faulty: int, difference: str) -> None:
         comm.all_reduce(np.ones(4, np.float32), name="before")
         odd = comm.rank == faulty
         if odd:
-            time.sleep(2.0)  # the others are in theirs: a majority needs both
+            # A majority needs both others.
+            wait_until_all_others_wait(comm.rank, "all_reduce")
         x = np.ones(98, np.float32)
         if difference == "shape" and odd:
             x = np.ones(102, np.float32)
@@ -278,7 +280,7 @@ def survive_an_abort() -> list[str]:
             except errors.AbortedError as error:
                 messages.append(f"{error.rank} {'disk' in str(error)}")
         return messages
-    time.sleep(0.5)
+    wait_until(rank_0_waits, "rank 0 waits for its sums")
     comm.abort("the disk is full")
     return []
 

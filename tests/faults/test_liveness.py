@@ -21,6 +21,7 @@ from chosen import marked_rows
 from gradring import errors
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
+from rank_states import rank_0_waits
 from waiting import wait_until
 
 LATE_S = 4.0
@@ -106,7 +107,7 @@ def be_interrupted_with_all(asynchronous: bool) -> None:
         pid = np.array([os.getpid()])
         comm.broadcast(pid, root=0)
         if comm.rank == 1:
-            time.sleep(0.5)
+            wait_until(rank_0_waits, "rank 0 waits")
             os.kill(int(pid[0]), signal.SIGINT)
             raise KeyboardInterrupt
         if asynchronous:

@@ -1,6 +1,5 @@
 """`strategy.broadcast_update`: the chief computes, every replica receives."""
 
-import time
 from typing import Any
 
 import pytest
@@ -131,12 +130,11 @@ def failing() -> Any:
         def update() -> Any:
             return strategy.broadcast_update(fn, tf.constant(-1.0))
 
-        since = time.monotonic()
         with pytest.raises(tf.errors.OpError) as raised:
             (tf.function(update) if in_graph else update)()
         comm.close()
         names = [cls.__name__ for cls in type(raised.value).__mro__]
-        return names, str(raised.value), time.monotonic() - since
+        return names, str(raised.value)
 
     def wrong(x: Any) -> Any:
         tf.debugging.assert_positive(x, "told by the chief")
@@ -209,7 +207,7 @@ def failed() -> Any:
 
 def test_results_of_different_structure_are_a_mismatch(failed: Ranks) -> None:
     for seen in failed:
-        names, message, _ = seen["structure"]
+        names, message = seen["structure"]
         assert "MismatchError" in names and "broadcast_update" in message
 
 
@@ -218,9 +216,8 @@ def test_a_failing_chief_fails_every_rank(failed: Ranks) -> None:
     for where in ("eager", "graph"):
         assert "InvalidArgumentError" in chief[where][0]
         assert "told by the chief" in chief[where][1]
-        names, message, seconds = other[where]
+        names, message = other[where]
         assert "AbortedError" in names
         assert "rank 0 on " in message
-        assert seconds < 60
     # Executing eagerly, the chief can say why.
     assert "told by the chief" in other["eager"][1]

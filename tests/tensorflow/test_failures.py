@@ -5,7 +5,6 @@ import importlib.util
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from keras_models import CAN_FIT
-from rank_states import rank_0_waits
 from tf_worker import join
 
 import gradring
 from gradring.testing import run_ranks
+from rank_states import rank_0_waits
 from waiting import SOON_LOST, wait_until
 
 NEEDS_TF_KERAS = pytest.mark.skipif(
@@ -86,10 +85,9 @@ def killed() -> Any:
         # The others take part, so they have left the first step.
         step(tf.ones([1000]))
         os.kill(os.getpid(), signal.SIGKILL)
-    since = time.monotonic()
     in_graph = caught(lambda: [step(tf.ones([1000])) for _ in range(2)])
     eager = caught(lambda: strategy.run(replica_step, args=(tf.ones([3]),)))
-    return {"graph": in_graph, "eager": eager, "seconds": time.monotonic() - since}
+    return {"graph": in_graph, "eager": eager}
 
 
 def ways_to_train(strategy: Any) -> dict[str, Callable[[], Any]]:
@@ -342,7 +340,6 @@ def test_a_killed_rank_is_named_on_every_survivor() -> None:
             assert facts["rank"] == 1 and f"rank 1 on {facts['host']}: " in message
             assert facts["collective"] in message
             assert f"(collective #{facts['sequence']})" in message
-        assert report["seconds"] < 30
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,6 @@ ELEMENTS = 1 << 22
 def end(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.communicate()
-
-
-def meet(condition: Callable[[], bool], what: str) -> None:
-    """As `wait_until`, for what is true for a moment."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
 
 
 def check(worker: Any, weights: np.ndarray[Any, Any], version: int) -> None:
@@ -61,7 +52,7 @@ def test_a_server_that_is_lost_again_while_it_is_filled_takes_nothing_back(lost:
     def fills(before: int) -> None:
         # The worker is idle: what is sent is for the server.
         some = before + ELEMENTS
-        meet(lambda: other.stats()["bytes_sent"] >= some, "it is being filled")
+        wait_until(lambda: other.stats()["bytes_sent"] >= some, "it is being filled", pause_s=0)
 
     process = begin()
     with serving([other]):
@@ -115,7 +106,7 @@ def test_a_snapshot_that_a_loss_cuts_short_counts_for_nobody(lost: int, tmp_path
     for version in range(1, 5):
         check(worker, weights, version)
         assert worker.push([gradient(0, ELEMENTS)], 1.0)
-    meet(has_begun_to_write, "a snapshot is being written")
+    wait_until(has_begun_to_write, "a snapshot is being written", pause_s=0)
     end(servers[lost])
     servers[lost] = begin(lost)
     for version in range(5, 8):
