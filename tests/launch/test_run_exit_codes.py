@@ -12,12 +12,26 @@ from gradring.launch.tracing import merge
 from gradring.observe.paths import part_of
 
 SLEEP = "time.sleep(300)\n"
+IN_A_GROUP = "import gradring\ngradring.init().close()\n"
 
 
 def test_success_of_all_ranks_is_success(tmp_path: Path) -> None:
-    done = gradring("run", "-np", 3, *script(tmp_path, "print('fine')"))
+    done = gradring("run", "-np", 3, *script(tmp_path, f"{IN_A_GROUP}print('fine')"))
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["[0] fine", "[1] fine", "[2] fine"]
+
+
+@pytest.mark.parametrize("last", ["", "sys.exit(3 * (rank == 0))", IN_A_GROUP])
+def test_ranks_that_ended_well_without_a_group_are_told_that_they_were_alone(
+    tmp_path: Path, last: str
+) -> None:
+    done = gradring("run", "-np", 2, *script(tmp_path, f"import gradring\n{last}"))
+    assert ("no rank joined a group, so each of the 2 processes" in done.stderr) == (not last)
+
+
+def test_a_single_rank_is_not_told_that_it_is_alone(tmp_path: Path) -> None:
+    done = gradring("run", "-np", 1, *script(tmp_path, ""))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_separator_before_the_command_may_be_left_out(tmp_path: Path) -> None:

@@ -345,6 +345,7 @@ class _Launch:
             if self._stopped_by is not None:
                 return 128 + self._stopped_by
             if self.crew is None or self.crew.problem is None:
+                self._tell_if_alone()
                 return 0
             _say(self.crew.problem)
             return 1
@@ -378,6 +379,20 @@ class _Launch:
         if (module := missing_module(lines)) and (sentence := advise(first, module)):
             _say(sentence)
         return shell_exit_code(exit_code)
+
+    def _tell_if_alone(self) -> None:
+        """Says so where all have ended well, but none was in a group: nobody meant that."""
+        ranks = [process.rank for process in self._processes.ranks]
+        if self.crew is None and len(ranks) > 1 and not any(map(self._was_in_a_group, ranks)):
+            _say(
+                f"no rank joined a group, so each of the {len(ranks)} processes ran alone; call "
+                "gradring.init(), or make a gradring.tensorflow.CustomCollectiveStrategy, in the "
+                "program"
+            )
+
+    def _was_in_a_group(self, rank: int) -> bool:
+        """By the file that gradring makes then; a full disk may leave it empty."""
+        return self.failure_of(rank).exists()
 
     def _cause_elsewhere(self, rank: int, blames: Mapping[int, Blame | None]) -> str:
         """Names the rank that is to blame, if it did not fail by itself: one that is stopped."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint
 from tensorflow.python.data.ops import dataset_ops, iterator_ops, multi_device_iterator_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
@@ -46,6 +47,7 @@ from tensorflow.python.ops import (
     while_v2,
 )
 from tensorflow.python.ops.parallel_for import pfor
+from tensorflow.python.saved_model import save as saved_model_save
 from tensorflow.python.trackable import base as trackable_base
 
 Strategy = distribute_lib.Strategy
@@ -75,6 +77,10 @@ UnchangedDataset = dataset_ops.UnaryUnchangedStructureDataset
 RegisterPFor = pfor.RegisterPFor
 #: A tensor of such a body, and whether it is stacked: has a first dimension for the iterations.
 stacked_or_not = pfor.wrap
+
+#: The module that writes SavedModels, by `save_and_return_nodes`, and what writes checkpoints.
+saved_model = saved_model_save
+TrackableSaver = checkpoint.TrackableSaver
 
 select_replica = distribute_utils.select_replica
 canonical_device = device_util.canonicalize

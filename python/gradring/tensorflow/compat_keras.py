@@ -31,6 +31,7 @@ from gradring.tensorflow import (
 from gradring.tensorflow.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.moving_statistics import normalise
+from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.rules import updates
 from gradring.tensorflow.rules.replicas import updates_of
 
@@ -243,8 +244,20 @@ def _apply(
 ) -> None:
     """Applies gradients by the strategy's rule."""
     gradient_norm.note_own(optimizer, grads)
-    rule = updates_of(tf.distribute.get_strategy())
+    strategy = tf.distribute.get_strategy()
+    _warn_of_variables_outside(optimizer, trainable_variables, strategy)
+    rule = updates_of(strategy)
     updates.apply(rule, original, optimizer, grads, trainable_variables)
+
+
+def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) -> None:
+    """At the first step, of variables that no scope has given the chief's values."""
+    variables = list(variables or getattr(optimizer, "_trainable_variables", ()))
+    if strategy_of(variables) is not None or getattr(optimizer, "_gradring_began", False):
+        return
+    optimizer._gradring_began = True
+    if variables and strategy.extended._has_one_replica:
+        warn_of_unlike_beginnings(variables, communicator_of(strategy))
 
 
 def _name_gradients(

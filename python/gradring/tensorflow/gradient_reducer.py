@@ -14,6 +14,7 @@ from gradring.tensorflow.dtypes import accumulator
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import Leaf, Variable, reduce_leaves
+from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.start_wait import eager_step, reduce
 
 
@@ -61,6 +62,7 @@ class GradientReducer:
         self._op = op
         self._bucket_bytes = bucket_bytes
         self._communicator = communicator
+        self._has_compared = False
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def __call__(
@@ -76,7 +78,8 @@ class GradientReducer:
                 of their variables, the same on every rank. None stays None and must be None on
                 every rank. `tf.IndexedSlices` as in `all_reduce`.
             variables: What these are the gradients of, or names, as many as gradients: shown in
-                messages and compared between ranks.
+                messages and compared between ranks. At the first call, a line in the log tells if
+                these variables begin with different values on some rank.
             samples: How many samples this rank's mean is over, a scalar, 0 as well: the result is
                 the mean over the samples of all ranks, as of one process that had them all. One
                 more reduction of 8 bytes tells their number. All ranks give it or none. Default:
@@ -110,6 +113,10 @@ class GradientReducer:
             self._bucket_bytes,
             self._check_gradients,
         )
+        if variables and not self._has_compared:
+            self._has_compared = True
+            values = [each for each in variables if not isinstance(each, str)]
+            warn_of_unlike_beginnings(values, reduction.communicator)
         with eager_step(reduction.communicator):
             if samples is not None:
                 share = _share(samples, reduction)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from gradring.communicator import Communicator
+from gradring.errors import MismatchError
 from gradring.gradients.names import name_of
 from gradring.gradients.replicas import check_equal
 from gradring.tensorflow.adoption import of_tensorflow
@@ -16,6 +18,8 @@ from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of
 from gradring.tensorflow.rules.updates import id_of
+
+_logger = logging.getLogger("gradring")
 
 
 def check_replicas(
@@ -58,6 +62,30 @@ def check_replicas(
                 value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
             arrays[f"{index}/{name_of(variable)}"] = value.numpy()
     check_equal(comm, arrays, "variables")
+
+
+def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Communicator) -> None:
+    """Says on every rank that they begin to train with different weights, if they do.
+
+    All ranks call it in their first step, also while a `tf.function` is traced. In an elastic job,
+    which gives a rank that joins the others' weights, it does nothing.
+    """
+    if communicator.world_size == 1 or communicator.generation > 0:
+        return
+    try:
+        with tf.init_scope():
+            check_replicas(variables, communicator)
+    except tf.errors.FailedPreconditionError:  # they get their values in this very step
+        pass
+    except MismatchError as error:
+        _logger.warning(
+            "rank %d of %d begins to train with weights that are not those of the others: make the "
+            "variables inside of `with strategy.scope():`, or call "
+            "gradring.tensorflow.broadcast_variables(model.variables) before the first step (%s)",
+            communicator.rank,
+            communicator.world_size,
+            error,
+        )
 
 
 def _is_model(model: Any) -> bool:

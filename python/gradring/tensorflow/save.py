@@ -25,6 +25,7 @@ from gradring.tensorflow.adoption import communicator_of, strategy_of
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.rules.replicas import sync_replicas
+from gradring.tensorflow.whole_files import put
 
 CHIEF = 0
 
@@ -71,7 +72,7 @@ def save(
         with agreed(comm, "save", destination):
             # In a group, reading some variables would be a collective of the chief alone.
             if comm.rank == CHIEF and (comm.world_size > 1 or _is_written_here(model)):
-                _put(workspace, destination)
+                put(workspace, destination)
 
 
 def _is_written_here(model: Any) -> bool:
@@ -108,16 +109,6 @@ def _write(model: Any, path: Path) -> None:
         model.export(str(path), **({"verbose": False} if quiet else {}))
     else:
         tf.saved_model.save(model, str(path))
-
-
-def _put(workspace: Path, destination: Path) -> None:
-    """Moves all from `workspace` to where `destination` is, an index of a checkpoint last."""
-    for written in sorted(workspace.iterdir(), key=lambda file: file.suffix == ".index"):
-        target = destination.with_name(written.name)
-        if target.is_dir():
-            # A directory cannot replace one that has contents.
-            target.rename(workspace / f"{target.name}.old")
-        os.replace(written, target)
 
 
 @contextlib.contextmanager

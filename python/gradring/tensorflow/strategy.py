@@ -29,6 +29,7 @@ from gradring.tensorflow import (
     retracing,
     serving,
     user_buffers,
+    whole_files,
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
@@ -164,6 +165,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """Variables made inside belong to the strategy; see `tf.distribute.Strategy.scope`."""
         compat_keras.repair()
         placement.know_servers()
+        whole_files.guard()
         return super().scope()
 
     def run(

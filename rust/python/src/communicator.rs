@@ -24,7 +24,7 @@ use crate::collective::{Collective, reduce_op};
 use crate::door::{Door, Listening};
 use crate::elastic::{Agreement, Participant};
 use crate::entry::{attached, detached, enter};
-use crate::errors::{forget_failure, take_failure_file, to_python};
+use crate::errors::{take_failure_file, tell_of_group, to_python};
 use crate::stats;
 use crate::work::Work;
 
@@ -90,7 +90,7 @@ impl Communicator {
                 }
                 (None, None) => communicator::Communicator::connect(&config, program),
             })?;
-            forget_failure();
+            tell_of_group();
             Ok(Self { inner })
         })
     }

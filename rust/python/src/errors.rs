@@ -52,10 +52,13 @@ fn leave_for_launcher(error: &Error) {
     }
 }
 
-/// A new group has formed: what happened before did not end this rank.
-pub(crate) fn forget_failure() {
-    if let Some(file) = &*FAILURE_FILE.lock() {
-        let _ = std::fs::remove_file(file);
+/// A new group has formed: what happened before did not end this rank. The launcher sees by the file
+/// that this rank has been in a group.
+pub(crate) fn tell_of_group() {
+    if let Some(file) = &*FAILURE_FILE.lock()
+        && file.metadata().map_or(true, |found| found.is_file())
+    {
+        let _ = std::fs::write(file, "{}");
     }
 }
 

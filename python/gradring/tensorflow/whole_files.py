@@ -1,0 +1,110 @@
+"""Saves that leave a whole file, also where all ranks write to one path at the same time.
+
+Each writes beside the destination, and puts the file in its place when all of it is there. The last
+one counts; replicas are equal, so that each has written the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.tensorflow import compat
+
+#: Keras' modules, and what of them takes what is saved and then a path.
+_OF_KERAS = {
+    "keras.src.saving.saving_lib": ("save_model", "save_weights_only"),
+    "keras.src.legacy.saving.legacy_h5_format": ("save_model_to_hdf5",),
+}
+_PATHS = ("filepath", "file_prefix", "export_dir")
+_LAST = (".index", ".json")
+"""Files that name others, by how they end."""
+
+_guarded: set[str] = set()
+
+
+def guard() -> None:
+    """Lets TensorFlow's own ways to save do so, and Keras' if it has been imported."""
+    _replace(compat.saved_model, "save_and_return_nodes", makes_directories=True)
+    _replace(compat.TrackableSaver, "save", makes_directories=True)
+    for module, names in _OF_KERAS.items():
+        for name in names if module in sys.modules else ():
+            _replace(sys.modules[module], name, makes_directories=False)
+
+
+def _replace(owner: Any, name: str, *, makes_directories: bool) -> None:
+    key = f"{owner.__name__}.{name}"
+    if key in _guarded:
+        return
+    _guarded.add(key)
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def save(saved: Any, *args: Any, **kwargs: Any) -> Any:
+        named = next((each for each in _PATHS if each in kwargs), None)
+        path = kwargs[named] if named else next(iter(args), None)
+        destination = _replaceable(path, makes_directories)
+        # What must not be overwritten is looked for where it would be.
+        if destination is None or kwargs.get("overwrite") is False:
+            return original(saved, *args, **kwargs)
+        with beside(destination) as written:
+            if named:
+                result = original(saved, *args, **{**kwargs, named: str(written)})
+            else:
+                result = original(saved, str(written), *args[1:], **kwargs)
+            put(written.parent, destination)
+        return tf.constant(os.fspath(path)) if isinstance(result, tf.Tensor) else result
+
+    setattr(owner, name, save)
+
+
+def _replaceable(path: Any, makes_directories: bool) -> Path | None:
+    """Where a path leads, if a file or directory of this system can stand there."""
+    if not isinstance(path, str | os.PathLike) or "://" in os.fspath(path):
+        return None
+    if not tf.executing_eagerly():
+        return None
+    found = Path(os.path.realpath(path))
+    if found.exists() and not (found.is_file() or found.is_dir()):
+        return None
+    if makes_directories:
+        found.parent.mkdir(parents=True, exist_ok=True)
+    return found if found.parent.is_dir() else None
+
+
+@contextlib.contextmanager
+def beside(destination: Path) -> Iterator[Path]:
+    """The path to write to instead: the same name, in a directory from which a rename moves it."""
+    directory = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    try:
+        yield directory / destination.name
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def put(workspace: Path, destination: Path) -> None:
+    """Moves all from `workspace` to where `destination` is; what names the others comes last."""
+    for written in sorted(workspace.iterdir(), key=lambda file: file.suffix in _LAST):
+        target = destination.with_name(written.name)
+        for attempt in itertools.count():
+            # A directory cannot replace one that has contents.
+            if target.is_dir():
+                with contextlib.suppress(FileNotFoundError):  # another rank has just moved it
+                    target.rename(workspace / f"{target.name}.old-{attempt}")
+            try:
+                os.replace(written, target)
+                break
+            except OSError as error:  # another rank has just put its own there
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR):
+                    raise

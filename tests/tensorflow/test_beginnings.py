@@ -1,0 +1,85 @@
+"""Ranks that begin to train with different weights are told so, and others are not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+WAYS = ("eager", "graph", "broadcast", "names", "in the step", "strategy", "outside")
+SAYS = "begins to train with weights that are not those of the others"
+
+
+def begin() -> dict[str, list[str]]:
+    """What the log says of the first two steps of each way to train."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy, GradientReducer, broadcast_variables
+
+    comm = join()
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradring").addHandler(handler)
+
+    def of_reducer(way: str) -> None:
+        own = [tf.Variable([1.0 + comm.rank, 2.0]), tf.Variable(3.0)]
+        if way == "broadcast":
+            broadcast_variables(own, communicator=comm)
+        reducer = GradientReducer(communicator=comm)
+
+        def step(made: Any = own) -> None:
+            reducer([tf.ones([2]), tf.ones([])], ["w", "b"] if way == "names" else made)
+
+        lazily: list[Any] = []
+
+        def with_variables_of_its_own() -> None:
+            if not lazily:
+                lazily.extend((tf.Variable([1.0, 2.0]), tf.Variable(3.0)))
+            step(lazily)
+
+        run = with_variables_of_its_own if way == "in the step" else step
+        run = run if way == "eager" else tf.function(run)
+        run()
+        run()
+
+    def of_strategy(way: str) -> None:
+        import keras
+
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        keras.utils.set_random_seed(comm.rank)
+        with strategy.scope() if way == "strategy" else tf.init_scope():
+            layer = keras.layers.Dense(1)
+            layer.build((None, 2))
+            optimizer = keras.optimizers.SGD(0.1)
+
+        def replica_step() -> None:
+            ones = [tf.ones_like(variable) for variable in layer.trainable_variables]
+            optimizer.apply(ones, layer.trainable_variables)
+
+        if way == "strategy":
+            strategy.run(replica_step)
+            strategy.run(replica_step)
+        else:
+            with pytest.raises(RuntimeError, match="scope"):
+                strategy.run(replica_step)
+
+    found = {}
+    for way in WAYS:
+        said.clear()
+        (of_strategy if way in WAYS[-2:] else of_reducer)(way)
+        found[way] = [*said]
+    return found
+
+
+def test_ranks_that_begin_with_other_weights_are_told_once() -> None:
+    for rank, said in enumerate(run_ranks(begin, 2)):
+        told = {way: [line for line in said[way] if SAYS in line] for way in WAYS}
+        counts = {way: len(lines) for way, lines in told.items()}
+        assert counts == {**dict.fromkeys(WAYS, 0), "eager": 1, "graph": 1, "outside": 1}
+        for line in (*told["eager"], *told["graph"], *told["outside"]):
+            assert line.startswith(f"rank {rank} of 2") and "broadcast_variables" in line
