@@ -22,8 +22,11 @@ def test_survivors_see_what_the_matrix_says(cell: Cell) -> None:
     assert not result.problems, "\n".join(result.problems)
 
 
-def test_every_quick_cell_exists() -> None:
-    assert {cell.name for cell in cells()} >= QUICK
+def test_every_fault_and_phase_has_a_quick_cell() -> None:
+    quick = [cell for cell in cells() if cell.name in QUICK]
+    assert {cell.name for cell in quick} == QUICK
+    assert {cell.phase for cell in quick} == set(PHASES)
+    assert {cell.fault for cell in quick} == {row.fault for row in ROWS}
 
 
 def test_the_documentation_names_what_has_no_row() -> None:
