@@ -14,6 +14,7 @@ use gradring_core::error::message_of;
 mod check;
 mod cluster;
 mod ends;
+mod facts;
 mod faults;
 #[cfg(test)]
 mod membership;
@@ -26,6 +27,8 @@ mod scenario;
 mod time;
 mod trace;
 mod values;
+
+pub use facts::contradictions;
 
 /// Which fault struck, and what it led to.
 ///
@@ -74,6 +77,13 @@ mod tests {
             .ok()
             .filter(|text| !text.is_empty())?;
         Some(text.parse().expect("a whole number"))
+    }
+
+    #[test]
+    fn survivors_see_what_the_facts_say() {
+        let (count, problems) = contradictions();
+        println!("{count} runs, {} contradict a fact", problems.len());
+        assert!(problems.is_empty(), "\n{}", problems.join("\n"));
     }
 
     #[test]
