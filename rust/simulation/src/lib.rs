@@ -5,7 +5,8 @@
 //! Everything happens on one thread, one event after the other (`cluster.rs`), so a seed always
 //! gives the same run. `check.rs` says what must be true of each: no rank waits for ever, no rank
 //! takes a wrong sum for a right one, and the ranks that fail have one cause, which names a rank
-//! that a fault did hit. `make simulate SEEDS=100000` makes many runs, `make simulate SEED=7` shows one.
+//! that a fault did hit. `facts.rs` is a table of single faults, each with its error and its time.
+//! `make simulate SEEDS=100000` makes many runs, `make simulate SEED=7` shows one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
