@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cluster::{self, FLUSH_LIMIT, Run, WAKE_MAX};
+use super::cluster::{self, Ended, FLUSH_LIMIT, Run, WAKE_MAX};
 use super::faults::{Fault, Trigger};
 use super::process::Outcome;
 use super::random::Random;
@@ -37,6 +37,7 @@ const BYTES: usize = 4 * ELEMENTS;
 /// A pipe holds so much, so a rank is never further than this behind the byte at which a fault
 /// strikes: much less than from there to the end of a phase.
 const PIPE_BYTES: usize = 300;
+const _: () = assert!(PIPE_BYTES < BYTES / 8);
 const DELAY_MAX: Moment = 50 * MICROSECOND;
 /// A fault of which nothing is noticed ends so long before the last result, at most.
 const COMPLETION: Duration = Duration::from_secs(1);
@@ -448,12 +449,8 @@ impl Cell {
                 .map(planned)
                 .collect(),
             faults: vec![(row.strikes)(self)],
-            // Before a fault at shutdown, about then, and after it.
             lingering: (0..self.world_size)
-                .map(|rank| match rank == self.faulty {
-                    true => 2 * SHUTDOWN_AFTER,
-                    false => rank as Moment * SHUTDOWN_AFTER / 2,
-                })
+                .map(|rank| self.lingering(rank))
                 .collect(),
         }
     }
@@ -474,53 +471,75 @@ impl Cell {
         if let Err(problem) = run.verify() {
             return Some(problem);
         }
+        let survivors = run.ranks.iter().enumerate();
+        let survivors = survivors.filter(|(_, ended)| ended.survives);
+        let wrong = survivors.clone().find_map(|(rank, ended)| {
+            let problem = self.problem_of(rank, ended, row, struck)?;
+            Some(format!("rank {rank} {problem}"))
+        });
+        let last = survivors.filter_map(|(_, ended)| ended.outcome.as_ref());
+        let last = last.map(|(moment, _)| moment.saturating_sub(struck)).max();
+        let late = || self.untimely(row, Duration::from_nanos(last?));
+        wrong.or_else(|| match (row.error, self.phase) {
+            (None, Idle | FirstSegment | ReduceScatter | AllGather) => late(),
+            _ => None,
+        })
+    }
+
+    /// What a survivor should not have seen.
+    fn problem_of(&self, rank: usize, ended: &Ended, row: &Row, struck: Moment) -> Option<String> {
         let since = |moment: Moment| Duration::from_nanos(moment.saturating_sub(struck));
+        let Some((moment, outcome)) = &ended.outcome else {
+            return Some("never ended".into());
+        };
+        match (outcome, row.error) {
+            (Outcome::Done, None) => {}
+            (Outcome::Failed(error), Some(expected)) => {
+                let blamed = error.blamed.as_ref().map(|blamed| blamed.rank);
+                let right = blamed.is_some_and(|it| (row.blames)(self, rank).contains(&it));
+                if error.kind.exception() != expected || !right {
+                    return Some(format!("got another error: {error}"));
+                }
+                let known = ended.aborted.map_or(Duration::MAX, since);
+                let untimely = self.untimely(row, known);
+                if untimely.is_some() {
+                    return untimely;
+                }
+                let told = since(*moment).saturating_sub(known.max(self.computes(row, rank)));
+                if told > self.news() {
+                    return Some(format!("was told {told:?} later: {error}"));
+                }
+            }
+            (outcome, _) => return Some(format!("ended with {outcome:?}")),
+        }
+        let leaves = moment + self.lingering(rank) + FLUSH_LIMIT + nanoseconds(self.news());
+        let stays = ended.left.is_none_or(|left| left > leaves);
+        stays.then(|| "did not leave in time".into())
+    }
+
+    fn untimely(&self, row: &Row, after: Duration) -> Option<String> {
         let (least, most) = (row.within)(self);
         let (least, most) = (least.saturating_sub(self.news()), most + self.news());
-        let ranks = run.ranks.iter().enumerate();
-        let survivors: Vec<_> = ranks.filter(|(_, ended)| ended.survives).collect();
-        let mut last = Duration::ZERO;
-        for (rank, ended) in survivors {
-            let Some((moment, outcome)) = &ended.outcome else {
-                return Some(format!("rank {rank} never ended"));
-            };
-            last = last.max(since(*moment));
-            match (outcome, row.error) {
-                (Outcome::Done, None) => {}
-                (Outcome::Failed(error), Some(expected)) => {
-                    let blamed = error.blamed.as_ref().map(|blamed| blamed.rank);
-                    let right = blamed.is_some_and(|it| (row.blames)(self, rank).contains(&it));
-                    let known = ended.aborted.map(since).unwrap_or_default();
-                    if error.kind.exception() != expected || !right {
-                        return Some(format!("rank {rank} got another error: {error}"));
-                    }
-                    if known < least || known > most {
-                        return Some(format!(
-                            "rank {rank} knew after {known:?}, not {least:?} to {most:?}: {error}"
-                        ));
-                    }
-                    let fault = &run.scenario.faults[0];
-                    let next = match self.phase {
-                        Idle => IDLE_AFTER,
-                        _ if rank == self.faulty && fault.lasts() < NEVER => {
-                            Duration::from_nanos(fault.lasts())
-                        }
-                        _ => Duration::ZERO,
-                    };
-                    if since(*moment) > most.max(next + self.news()) {
-                        return Some(format!("rank {rank} did not hear what was known: {error}"));
-                    }
-                }
-                (outcome, _) => return Some(format!("rank {rank} ended with {outcome:?}")),
-            }
-            let lingering = run.scenario.lingering[rank];
-            let leaves = *moment + lingering + FLUSH_LIMIT + nanoseconds(self.news());
-            if ended.left.is_none_or(|left| left > leaves) {
-                return Some(format!("rank {rank} did not leave in time"));
-            }
+        let wrong = after < least || after > most;
+        wrong.then(|| format!("was ready after {after:?}, not {least:?} to {most:?}"))
+    }
+
+    /// For how long after the fault a rank computes, and cannot be told anything.
+    fn computes(&self, row: &Row, rank: usize) -> Duration {
+        match (row.strikes)(self).lasts() {
+            _ if self.phase == Idle => IDLE_AFTER,
+            lasts if rank == self.faulty && lasts < NEVER => Duration::from_nanos(lasts),
+            _ => Duration::ZERO,
         }
-        (row.error.is_none() && self.phase != Shutdown && (last < least || last > most))
-            .then(|| format!("all was done after {last:?}, not {least:?} to {most:?}"))
+    }
+
+    /// Before a fault at shutdown, about then, or after it.
+    const fn lingering(&self, rank: usize) -> Moment {
+        if rank == self.faulty {
+            2 * SHUTDOWN_AFTER
+        } else {
+            rank as Moment * SHUTDOWN_AFTER / 2
+        }
     }
 }
 

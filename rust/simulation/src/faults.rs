@@ -89,7 +89,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// One at random, of those that need no place in a collective.
+    /// One at random. Those that only `facts.rs` has are not drawn, so that a seed stays what it was.
     pub(super) fn new(
         random: &mut Random,
         world_size: usize,
