@@ -51,6 +51,7 @@ from waiting import SOON_LOST
 
 STEPS = 4
 ATTEMPTS = 3
+MISSED = "the collective was over before its middle was seen"
 LIMIT_S = 150.0
 """Silence is noticed twice, and two that could not connect are kept apart for a while."""
 STALL_S = 6.0
@@ -68,7 +69,7 @@ def drill(cell: Cell) -> Result:
     """
     for _ in range(ATTEMPTS):
         result = attempt(cell)
-        if not any(actor.MISSED in problem for problem in result.problems):
+        if not any(MISSED in problem for problem in result.problems):
             break
     return result
 
@@ -198,14 +199,11 @@ def meet(trainee: Trainee, cell: Cell) -> None:
             strike_here()
             started.wait()
         elif strikes or is_cut:
-            try:
-                started = actor.reach(cell, comm, x, total)
-            except AssertionError:
+            started = actor.reach(cell, comm, x, total)
+            if started.done():
                 stage.tell("missed")
-                strike_here()
-            else:
-                strike_here()
-                started.wait()
+            strike_here()
+            started.wait()
         elif cell.fault == matrix.WRONG_PROGRAM and place == cell.faulty:
             stage.tell("struck", time.monotonic())
             comm.all_reduce(x[1:], name="large")
@@ -314,7 +312,7 @@ def judge(cell: Cell, plan: Plan, stage: Stage, outcomes: list[Outcome]) -> Resu
     if struck_at is None:
         return Result(cell, ["the fault did not happen", *map(Outcome.details, outcomes)])
     if stage.told("missed") is not None:
-        return Result(cell, [actor.MISSED])
+        return Result(cell, [MISSED])
     problems: list[str] = []
     trained = []
     for outcome in outcomes:

@@ -113,12 +113,12 @@ class Cell(matrix.Cell):
 
 
 MORE = (
-    matrix.Row(PAUSED, (IDLE, REDUCE_SCATTER), None, 0),
-    matrix.Row(TWO_KILLED, (RENDEZVOUS, IDLE, ALL_GATHER), None, 0),
-    matrix.Row(KILLED_AND_STOPPED, (IDLE, ALL_GATHER), None, 0),
-    matrix.Row(APART, (IDLE,), None, 0, TCP),
-    matrix.Row(ONE_WAY, (IDLE, ALL_GATHER), None, 0, TCP),
-    matrix.Row(DIVIDED, (IDLE, ALL_GATHER), None, 0, TCP),
+    matrix.Row(PAUSED, (IDLE, REDUCE_SCATTER), None),
+    matrix.Row(TWO_KILLED, (RENDEZVOUS, IDLE, ALL_GATHER), None),
+    matrix.Row(KILLED_AND_STOPPED, (IDLE, ALL_GATHER), None),
+    matrix.Row(APART, (IDLE,), None, TCP),
+    matrix.Row(ONE_WAY, (IDLE, ALL_GATHER), None, TCP),
+    matrix.Row(DIVIDED, (IDLE, ALL_GATHER), None, TCP),
 )
 _NEEDS_THREE = (PAUSED, *OF_TWO, DIVIDED)
 

@@ -30,12 +30,8 @@ TURNED = "turned bit, with checksums"
 BY_PROXY = (HUNG, HALF_OPEN, SLOW, CORRUPTED, TURNED, TRUNCATED, DUPLICATED)
 WRONG_PROGRAM = "wrong program"
 
-AT_ONCE_S = 1.0
-"""Bound for what is noticed in milliseconds."""
-SILENCE_S = 12.0
-"""Bound for what only silence tells: the default ``peer_timeout`` of 10 s and two heartbeats."""
-COMPLETION_S = 60.0
-"""Bound for what goes on to its end, on a busy machine."""
+AT_ONCE_S = 30.0
+"""Bound for what is noticed in milliseconds, on a busy machine: no timeout ends the wait."""
 SHORT_TIMEOUT_S = 6.0
 """The group's two timeouts where one of them is what ends the wait."""
 TIMEOUT_S = 26.0
@@ -52,8 +48,10 @@ class Row:
     phases: tuple[str, ...]
     error: str | None
     """Class of the exception on every survivor, or None: the fault must not matter."""
-    within_s: float
     transports: tuple[str, ...] = BOTH
+    within_s: float | None = None
+    """Bound on the time until then, while the group forms. Once it has formed, the simulation says
+    when (`rust/simulation/src/facts.rs`)."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Cell:
     transport: str
     world_size: int
     error: str | None
-    within_s: float
+    within_s: float | None
 
     @property
     def name(self) -> str:
@@ -108,44 +106,46 @@ class Cell:
     @property
     def timeout_s(self) -> float:
         """The group's timeout, for forming and for standing still."""
-        return SHORT_TIMEOUT_S if self.within_s == TIMEOUT_S else LONG_TIMEOUT_S
+        decides = self.within_s == TIMEOUT_S or self.error == "CollectiveTimeoutError"
+        return SHORT_TIMEOUT_S if decides else LONG_TIMEOUT_S
 
 
 ROWS = (
-    Row(KILLED, (RENDEZVOUS,), "RendezvousError", TIMEOUT_S),
-    Row(KILLED, (HANDSHAKE,), "RendezvousError", AT_ONCE_S),
-    Row(KILLED, (IDLE, *MOVING), "PeerLostError", AT_ONCE_S),
-    Row(KILLED, (SHUTDOWN,), None, AT_ONCE_S),
-    Row(STOPPED, (RENDEZVOUS, HANDSHAKE), "RendezvousError", TIMEOUT_S),
-    Row(STOPPED, (IDLE, *MOVING), "PeerLostError", SILENCE_S),
-    Row(STOPPED, (SHUTDOWN,), None, AT_ONCE_S),
-    Row(RAISED, (RENDEZVOUS,), "RendezvousError", TIMEOUT_S),
-    Row(RAISED, (HANDSHAKE, IDLE, *MOVING), "AbortedError", AT_ONCE_S),
-    Row(RAISED, (SHUTDOWN,), None, AT_ONCE_S),
-    Row(EXITED, (RENDEZVOUS,), "RendezvousError", TIMEOUT_S),
-    Row(EXITED, (HANDSHAKE,), "AbortedError", AT_ONCE_S),
-    Row(EXITED, (IDLE, *MOVING), "PeerLostError", AT_ONCE_S),
-    Row(EXITED, (SHUTDOWN,), None, AT_ONCE_S),
-    Row(CUT, (RENDEZVOUS,), "RendezvousError", TIMEOUT_S, TCP),
-    Row(CUT, (IDLE, REDUCE_SCATTER, ALL_GATHER), "PeerLostError", SILENCE_S, TCP),
-    Row(HUNG, (HANDSHAKE,), "RendezvousError", TIMEOUT_S),
-    Row(HUNG, (IDLE,), "PeerLostError", SILENCE_S),
-    Row(HUNG, MOVING, "CollectiveTimeoutError", TIMEOUT_S, TCP),
-    Row(HALF_OPEN, (HANDSHAKE,), "RendezvousError", TIMEOUT_S),
-    Row(HALF_OPEN, (IDLE,), "PeerLostError", AT_ONCE_S),
-    Row(HALF_OPEN, MOVING, "PeerLostError", AT_ONCE_S, TCP),
-    Row(SLOW, (HANDSHAKE, IDLE), None, COMPLETION_S),
-    Row(SLOW, MOVING, None, COMPLETION_S, TCP),
-    Row(CORRUPTED, (HANDSHAKE,), "AuthenticationError", TIMEOUT_S),
-    Row(CORRUPTED, (IDLE,), "ProtocolError", AT_ONCE_S),
-    Row(CORRUPTED, (FIRST_SEGMENT,), "ProtocolError", AT_ONCE_S, TCP),
-    Row(TURNED, MOVING, "ProtocolError", AT_ONCE_S, TCP),
-    Row(TRUNCATED, (HANDSHAKE,), None, COMPLETION_S),
-    Row(TRUNCATED, (IDLE,), "PeerLostError", AT_ONCE_S),
-    Row(TRUNCATED, MOVING, "PeerLostError", AT_ONCE_S, TCP),
-    Row(DUPLICATED, (RENDEZVOUS, HANDSHAKE), None, COMPLETION_S),
-    Row(WRONG_PROGRAM, (RENDEZVOUS,), "RendezvousError", TIMEOUT_S),
-    Row(WRONG_PROGRAM, (FIRST_SEGMENT,), "MismatchError", AT_ONCE_S),
+    Row(KILLED, (RENDEZVOUS,), "RendezvousError", within_s=TIMEOUT_S),
+    Row(KILLED, (HANDSHAKE,), "RendezvousError", within_s=AT_ONCE_S),
+    Row(KILLED, (IDLE, *MOVING), "PeerLostError"),
+    Row(KILLED, (SHUTDOWN,), None),
+    Row(STOPPED, (RENDEZVOUS, HANDSHAKE), "RendezvousError", within_s=TIMEOUT_S),
+    Row(STOPPED, (IDLE, *MOVING), "PeerLostError"),
+    Row(STOPPED, (SHUTDOWN,), None),
+    Row(RAISED, (RENDEZVOUS,), "RendezvousError", within_s=TIMEOUT_S),
+    Row(RAISED, (HANDSHAKE,), "AbortedError", within_s=AT_ONCE_S),
+    Row(RAISED, (IDLE, *MOVING), "AbortedError"),
+    Row(RAISED, (SHUTDOWN,), None),
+    Row(EXITED, (RENDEZVOUS,), "RendezvousError", within_s=TIMEOUT_S),
+    Row(EXITED, (HANDSHAKE,), "AbortedError", within_s=AT_ONCE_S),
+    Row(EXITED, (IDLE, *MOVING), "PeerLostError"),
+    Row(EXITED, (SHUTDOWN,), None),
+    Row(CUT, (RENDEZVOUS,), "RendezvousError", TCP, TIMEOUT_S),
+    Row(CUT, (IDLE, REDUCE_SCATTER, ALL_GATHER), "PeerLostError", TCP),
+    Row(HUNG, (HANDSHAKE,), "RendezvousError", within_s=TIMEOUT_S),
+    Row(HUNG, (IDLE,), "PeerLostError"),
+    Row(HUNG, MOVING, "CollectiveTimeoutError", TCP),
+    Row(HALF_OPEN, (HANDSHAKE,), "RendezvousError", within_s=TIMEOUT_S),
+    Row(HALF_OPEN, (IDLE,), "PeerLostError"),
+    Row(HALF_OPEN, MOVING, "PeerLostError", TCP),
+    Row(SLOW, (HANDSHAKE, IDLE), None),
+    Row(SLOW, MOVING, None, TCP),
+    Row(CORRUPTED, (HANDSHAKE,), "AuthenticationError", within_s=TIMEOUT_S),
+    Row(CORRUPTED, (IDLE,), "ProtocolError"),
+    Row(CORRUPTED, (FIRST_SEGMENT,), "ProtocolError", TCP),
+    Row(TURNED, MOVING, "ProtocolError", TCP),
+    Row(TRUNCATED, (HANDSHAKE,), None),
+    Row(TRUNCATED, (IDLE,), "PeerLostError"),
+    Row(TRUNCATED, MOVING, "PeerLostError", TCP),
+    Row(DUPLICATED, (RENDEZVOUS, HANDSHAKE), None),
+    Row(WRONG_PROGRAM, (RENDEZVOUS,), "RendezvousError", within_s=TIMEOUT_S),
+    Row(WRONG_PROGRAM, (FIRST_SEGMENT,), "MismatchError"),
 )
 
 QUICK = {
@@ -154,17 +154,25 @@ QUICK = {
     "SIGKILL, first segment, shm, 2 ranks",
     "SIGKILL, shutdown, tcp, 2 ranks",
     "SIGSTOP, reduce-scatter, shm, 4 ranks",
-    "slow link, first segment, tcp, 2 ranks",
+    "SIGSTOP, shutdown, shm, 2 ranks",
+    "exception, rendezvous, tcp, 2 ranks",
     "exception, all-gather, tcp, 4 ranks",
+    "sys.exit, idle, tcp, 2 ranks",
     "sys.exit, reduce-scatter, shm, 2 ranks",
+    "host cut off, idle, tcp, 2 ranks",
+    "link cut, all-gather, tcp, 2 ranks",
     "half-open link, reduce-scatter, tcp, 2 ranks",
+    "slow link, first segment, tcp, 2 ranks",
+    "corrupted frame, idle, shm, 2 ranks",
     "corrupted frame, first segment, tcp, 4 ranks",
     "turned bit, with checksums, all-gather, tcp, 4 ranks",
     "truncated frame, idle, shm, 2 ranks",
     "duplicated connection, handshake, tcp, 2 ranks",
     "wrong program, first segment, shm, 4 ranks",
 }
-"""The cells that every run of the tests includes; `make test-all` runs the rest too."""
+"""The cells that every run of the tests includes, one for each fault and phase at least: they show
+that sockets, memory and signals lead to what the simulation tries in all places
+(`rust/simulation/src/facts.rs`). `make test-all` runs the rest too."""
 
 
 def cells() -> list[Cell]:

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from _pytest.mark import ParameterSet
 
 from documents import ROOT
 from faults.drill import drill
-from faults.matrix import PHASES, QUICK, ROWS, Cell, cells
+from faults.matrix import (
+    FIRST_SEGMENT,
+    HANDSHAKE,
+    IDLE,
+    MOVING,
+    PHASES,
+    QUICK,
+    RENDEZVOUS,
+    ROWS,
+    SHUTDOWN,
+    Cell,
+    cells,
+)
+
+SIMULATED_PHASES = {
+    "Idle": (IDLE,),
+    "FirstSegment": (FIRST_SEGMENT,),
+    "Shutdown": (SHUTDOWN,),
+    "MOVING": MOVING,
+    "WORKING": (IDLE, *MOVING),
+}
+"""The phases by their names in the simulation."""
 
 
 def marked(cell: Cell) -> ParameterSet:
@@ -22,8 +45,24 @@ def test_survivors_see_what_the_matrix_says(cell: Cell) -> None:
     assert not result.problems, "\n".join(result.problems)
 
 
-def test_every_quick_cell_exists() -> None:
-    assert {cell.name for cell in cells()} >= QUICK
+def test_every_fault_and_phase_has_a_quick_cell() -> None:
+    quick = [cell for cell in cells() if cell.name in QUICK]
+    assert {cell.name for cell in quick} == QUICK
+    assert {cell.phase for cell in quick} == set(PHASES)
+    assert {cell.fault for cell in quick} == {row.fault for row in ROWS}
+
+
+def test_the_simulation_has_every_row_of_a_group_that_has_formed() -> None:
+    text = (ROOT / "rust" / "simulation" / "src" / "facts.rs").read_text()
+    errors = dict(re.findall(r'const (\w+): Option<&str> = Some\("(\w+)"\);', text))
+    rows = re.findall(r'Row::new\(\s*"([^"]+)",\s*&?\[?(\w+)\]?,\s*(\w+),', text)
+    simulated = {
+        (fault, phase, errors.get(error))
+        for fault, phases, error in rows
+        for phase in SIMULATED_PHASES[phases]
+    }
+    formed = {(row.fault, phase, row.error) for row in ROWS for phase in row.phases}
+    assert {row for row in formed if row[1] not in (RENDEZVOUS, HANDSHAKE)} <= simulated
 
 
 def test_the_documentation_names_what_has_no_row() -> None:

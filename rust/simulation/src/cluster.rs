@@ -16,14 +16,17 @@ use super::random::Random;
 use super::scenario::Scenario;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use super::trace::Trace;
+use gradring_core::failure::requests::Request;
 use gradring_core::failure::thread::MonitorThread;
 use gradring_core::failure::timing::Timing;
 use gradring_core::link::{Direction, Interest};
 
+/// A thread that is woken waits so long for the processor, at most.
+pub(super) const WAKE_MAX: Moment = 5 * MILLISECOND;
 /// Bound on the events of a run.
 const EVENTS_MAX: u64 = 3_000_000;
 /// A rank sends its last messages for so long.
-const FLUSH_LIMIT: Moment = SECOND;
+pub(super) const FLUSH_LIMIT: Moment = SECOND;
 
 /// How a run went.
 pub(super) struct Run {
@@ -62,6 +65,7 @@ struct Rank {
     alarms: [u64; 2],
     left: Option<Moment>,
     stopped: bool,
+    /// Whether a fault has ended its process.
     killed: bool,
     aborted: Option<Moment>,
 }
@@ -99,8 +103,13 @@ struct World {
 /// Runs what `seed` says.
 pub(super) fn run(seed: u64, traced: bool) -> Run {
     let mut random = Random::new(seed);
-    let scenario = Rc::new(Scenario::new(&mut random));
-    World::new(scenario, random, traced).run()
+    let scenario = Scenario::new(&mut random);
+    play(scenario, random, traced)
+}
+
+/// Runs a scenario; what it leaves open is left to chance.
+pub(super) fn play(scenario: Scenario, random: Random, traced: bool) -> Run {
+    World::new(Rc::new(scenario), random, traced).run()
 }
 
 impl World {
@@ -237,7 +246,7 @@ impl World {
     /// A thread gets the processor soon.
     fn wake(&mut self, rank: usize, thread: Thread) {
         let delay = match self.random.below(16) {
-            0 => self.random.between(0, 5 * MILLISECOND),
+            0 => self.random.between(0, WAKE_MAX),
             _ => self.random.between(0, 50 * MICROSECOND),
         };
         self.at(self.clock.now() + delay, Next::Wake(rank, thread));
@@ -356,13 +365,16 @@ impl World {
             }
         }
         let (scenario, ranks) = (&self.scenario, &self.ranks);
-        let due = |fault: &usize| {
+        let mut network = self.network.lock();
+        let mut due = |fault: &usize| {
             let trigger = scenario.faults[*fault].trigger();
             let reached = ranks[trigger.rank].process.reached.get();
-            reached.is_some_and(|number| number >= trigger.number)
+            let sent = network.sent_in(trigger.rank, trigger.number);
+            reached.is_some_and(|number| number >= trigger.number) && sent >= trigger.sent
         };
         let (due, pending) = self.pending.iter().partition(|fault| due(fault));
         self.pending = pending;
+        drop(network);
         let due: Vec<usize> = due;
         for fault in due {
             let after = self.scenario.faults[fault].trigger().after;
@@ -399,6 +411,12 @@ impl World {
                     self.at(now + lasts, Next::Resume(index));
                 }
             }
+            Fault::Exits { .. } => {
+                drop(network);
+                rank.killed = true;
+                rank.engine = None;
+                rank.process.requests.request(Request::Close);
+            }
             Fault::Aborts { .. } => {
                 drop(network);
                 if rank.engine.is_some() {
@@ -413,6 +431,6 @@ impl World {
 impl Rank {
     /// Whether nothing will happen here any more.
     fn is_over(&self) -> bool {
-        self.killed || (self.engine.is_none() && self.monitor.is_none())
+        self.engine.is_none() && self.monitor.is_none()
     }
 }

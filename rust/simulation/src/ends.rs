@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::network::{End, Network, PipeId};
+use gradring_core::error::{BadSegment, Breakage};
 use gradring_core::link::{Broken, Direction, Interest, Transport};
 use gradring_core::lock::lock;
 
@@ -102,6 +103,11 @@ fn broken(end: End) -> Broken {
     match end {
         End::Closed => Broken::closed(),
         End::Reset => Broken::failed("reset"),
+        End::Corrupted => {
+            let problem = BadSegment::Announcement;
+            let sequence = 0;
+            Breakage::Segment { sequence, problem }.into()
+        }
     }
 }
 
@@ -203,7 +209,7 @@ impl Read for ControlEnd {
             Ok(Some(count)) => Ok(count),
             Ok(None) => Err(ErrorKind::WouldBlock.into()),
             Err(End::Closed) => Ok(0),
-            Err(End::Reset) => Err(ErrorKind::ConnectionReset.into()),
+            Err(_) => Err(ErrorKind::ConnectionReset.into()),
         }
     }
 }

@@ -10,12 +10,15 @@ use super::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use gradring_core::failure::timing::Timing;
 use gradring_core::wire::contract::HEADER_BYTES;
 
-/// When a fault strikes: some time after a rank has begun to compute for a collective.
+/// When a fault strikes: some time after a rank has begun to compute for a collective, and has sent
+/// so much of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trigger {
     pub(super) rank: usize,
     /// Position of the collective, counted from 0.
     pub(super) number: usize,
+    /// What it must have sent its successor in this collective before.
+    pub(super) sent: usize,
     pub(super) after: Moment,
 }
 
@@ -26,6 +29,8 @@ pub(super) enum Fault {
     Killed { trigger: Trigger, end: bool },
     /// Its process is stopped, for good or for a while.
     Stopped { trigger: Trigger, lasts: Moment },
+    /// Its program ends, and the communicator is closed in whatever it is doing.
+    Exits { trigger: Trigger },
     /// Its program aborts the communicator.
     Aborts { trigger: Trigger },
     /// It closes its communicator before the last collectives.
@@ -46,14 +51,24 @@ pub(super) enum Fault {
         to: usize,
         lasts: Moment,
     },
+    /// Its data connection to a peer takes so long for each piece.
+    DataSlow {
+        trigger: Trigger,
+        to: usize,
+        delay: Moment,
+    },
+    /// Bytes change on its data connection to a peer, and the link there notices.
+    DataCorrupted { trigger: Trigger, to: usize },
     /// The first bytes of a collective change on the way to a peer.
     HeaderChanged {
         trigger: Trigger,
         to: usize,
         byte: usize,
     },
-    /// The control connection to its successor is reset.
-    ControlCut { trigger: Trigger },
+    /// The control connection to its successor ends, for both or for the successor alone.
+    ControlCut { trigger: Trigger, half: bool },
+    /// The control connection to its successor takes so long for each piece.
+    ControlSlow { trigger: Trigger, delay: Moment },
     /// The control connection to its successor passes nothing any more, for good or for a while.
     ControlSilent { trigger: Trigger, lasts: Moment },
     /// A byte changes on the control connection to its successor.
@@ -74,6 +89,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
+    /// One at random. Those that only `facts.rs` has are not drawn, so that a seed stays what it was.
     pub(super) fn new(
         random: &mut Random,
         world_size: usize,
@@ -83,6 +99,7 @@ impl Fault {
         let trigger = Trigger {
             rank: random.below(world_size),
             number: random.below(collectives),
+            sent: 0,
             after: match random.below(4) {
                 0 => 0,
                 1 => random.between(0, MILLISECOND),
@@ -135,7 +152,10 @@ impl Fault {
                 byte: random.below(HEADER_BYTES),
             },
             10 => match random.below(3) {
-                0 => Self::ControlCut { trigger },
+                0 => Self::ControlCut {
+                    trigger,
+                    half: false,
+                },
                 1 => Self::ControlSilent { trigger, lasts },
                 _ => Self::ControlGarbled { trigger },
             },
@@ -160,6 +180,7 @@ impl Fault {
         match self {
             Self::Killed { .. } => "killed",
             Self::Stopped { .. } => "stopped",
+            Self::Exits { .. } => "exits",
             Self::Aborts { .. } => "aborts",
             Self::LeavesEarly { .. } => "leaves early",
             Self::CallsAnother { .. } => "calls another",
@@ -167,8 +188,12 @@ impl Fault {
             Self::DataCut { half: false, .. } => "data cut",
             Self::DataCut { half: true, .. } => "data half-open",
             Self::DataSilent { .. } => "data silent",
+            Self::DataSlow { .. } => "data slow",
+            Self::DataCorrupted { .. } => "data corrupted",
             Self::HeaderChanged { .. } => "header changed",
-            Self::ControlCut { .. } => "control cut",
+            Self::ControlCut { half: false, .. } => "control cut",
+            Self::ControlCut { half: true, .. } => "control half-open",
+            Self::ControlSlow { .. } => "control slow",
             Self::ControlSilent { .. } => "control silent",
             Self::ControlGarbled { .. } => "control garbled",
             Self::CutOff { .. } => "cut off",
@@ -180,14 +205,18 @@ impl Fault {
         match self {
             Self::Killed { trigger, .. }
             | Self::Stopped { trigger, .. }
+            | Self::Exits { trigger }
             | Self::Aborts { trigger }
             | Self::LeavesEarly { trigger }
             | Self::CallsAnother { trigger, .. }
             | Self::Late { trigger, .. }
             | Self::DataCut { trigger, .. }
             | Self::DataSilent { trigger, .. }
+            | Self::DataSlow { trigger, .. }
+            | Self::DataCorrupted { trigger, .. }
             | Self::HeaderChanged { trigger, .. }
-            | Self::ControlCut { trigger }
+            | Self::ControlCut { trigger, .. }
+            | Self::ControlSlow { trigger, .. }
             | Self::ControlSilent { trigger, .. }
             | Self::ControlGarbled { trigger }
             | Self::CutOff { trigger, .. }
@@ -219,6 +248,7 @@ impl Fault {
         let margin = Duration::from_millis(1500);
         (1..nanoseconds(bearable.saturating_sub(margin))).contains(&self.lasts())
             || matches!(self, Self::Late { by, .. } if *by < nanoseconds(timeout) - SECOND / 2)
+            || matches!(self, Self::DataSlow { .. } | Self::ControlSlow { .. })
     }
 
     /// Whether survivors may end with different causes, because no news can settle it.
@@ -275,6 +305,7 @@ impl Fault {
     pub(super) const fn exceptions(&self) -> &'static [&'static str] {
         match self {
             Self::Killed { .. }
+            | Self::Exits { .. }
             | Self::LeavesEarly { .. }
             | Self::DataCut { .. }
             | Self::ControlCut { .. }
@@ -282,7 +313,10 @@ impl Fault {
             Self::Aborts { .. } => &["AbortedError"],
             Self::CallsAnother { .. } => &["MismatchError"],
             Self::Late { .. } | Self::DataSilent { .. } => &["CollectiveTimeoutError"],
-            Self::HeaderChanged { .. } | Self::ControlGarbled { .. } => &["ProtocolError"],
+            Self::DataCorrupted { .. }
+            | Self::HeaderChanged { .. }
+            | Self::ControlGarbled { .. } => &["ProtocolError"],
+            Self::DataSlow { .. } | Self::ControlSlow { .. } => &[],
             Self::Stopped { .. } | Self::CutOff { .. } | Self::Partition { .. } => {
                 &["PeerLostError", "CollectiveTimeoutError"]
             }
@@ -293,28 +327,27 @@ impl Fault {
     pub(super) fn harm(&self, network: &mut Network, world_size: usize, now: Moment) {
         let Trigger { rank, .. } = self.trigger();
         let until = |lasts: Moment| now.saturating_add(lasts);
+        let data = |to| PipeId::Data { from: rank, to };
         let control = |back| PipeId::Control { first: rank, back };
         match self {
             Self::DataCut { to, half, .. } => {
-                let id = PipeId::Data {
-                    from: rank,
-                    to: *to,
-                };
-                network.end_by_sender(id, End::Reset);
+                network.end_by_sender(data(*to), End::Reset);
                 if !half {
-                    network.end_by_receiver(id);
+                    network.end_by_receiver(data(*to));
                 }
             }
             Self::DataSilent { to, lasts, .. } => {
-                network.interrupt(
-                    PipeId::Data {
-                        from: rank,
-                        to: *to,
-                    },
-                    until(*lasts),
-                );
+                network.interrupt(data(*to), until(*lasts));
             }
-            Self::ControlCut { .. } => {
+            Self::DataSlow { to, delay, .. } => {
+                network.slow_down(data(*to), *delay);
+            }
+            Self::DataCorrupted { to, .. } => network.end_by_sender(data(*to), End::Corrupted),
+            Self::ControlSlow { delay, .. } => network.slow_down(control(false), *delay),
+            Self::ControlCut { half: true, .. } => {
+                network.end_by_sender(control(false), End::Closed);
+            }
+            Self::ControlCut { half: false, .. } => {
                 for back in [false, true] {
                     network.end_by_sender(control(back), End::Reset);
                     network.end_by_receiver(control(back));

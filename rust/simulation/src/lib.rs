@@ -5,7 +5,8 @@
 //! Everything happens on one thread, one event after the other (`cluster.rs`), so a seed always
 //! gives the same run. `check.rs` says what must be true of each: no rank waits for ever, no rank
 //! takes a wrong sum for a right one, and the ranks that fail have one cause, which names a rank
-//! that a fault did hit. `make simulate SEEDS=100000` makes many runs, `make simulate SEED=7` shows one.
+//! that a fault did hit. `facts.rs` is a table of single faults, each with its error and its time.
+//! `make simulate SEEDS=100000` makes many runs, `make simulate SEED=7` shows one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,6 +15,7 @@ use gradring_core::error::message_of;
 mod check;
 mod cluster;
 mod ends;
+mod facts;
 mod faults;
 #[cfg(test)]
 mod membership;
@@ -26,6 +28,8 @@ mod scenario;
 mod time;
 mod trace;
 mod values;
+
+pub use facts::contradictions;
 
 /// Which fault struck, and what it led to.
 ///
@@ -74,6 +78,13 @@ mod tests {
             .ok()
             .filter(|text| !text.is_empty())?;
         Some(text.parse().expect("a whole number"))
+    }
+
+    #[test]
+    fn survivors_see_what_the_facts_say() {
+        let (count, problems) = contradictions();
+        println!("{count} runs, {} contradict a fact", problems.len());
+        assert!(problems.is_empty(), "\n{}", problems.join("\n"));
     }
 
     #[test]

@@ -65,6 +65,8 @@ impl PipeId {
 pub(super) enum End {
     Closed,
     Reset,
+    /// The receiver's link has found that bytes changed on their way.
+    Corrupted,
 }
 
 struct Pipe {
@@ -109,7 +111,7 @@ impl Pipe {
     /// The end, if the receiver sees it now.
     fn ended(&self, now: Moment) -> Option<End> {
         let (at, end) = self.end?;
-        let through = self.flying.is_empty() || end == End::Reset;
+        let through = self.flying.is_empty() || end != End::Closed;
         (at <= now && through && !self.interrupted(now)).then_some(end)
     }
 
@@ -328,6 +330,20 @@ impl Network {
             self.events.push((until, Event::Arrival(id)));
             self.events.push((until, Event::Room(id)));
         }
+    }
+
+    /// What is sent from now on takes so long.
+    pub(super) fn slow_down(&mut self, id: PipeId, delay: Moment) {
+        self.pipe(id).delay = (delay, delay);
+    }
+
+    /// How much `rank` has sent to its successor in the collective at this position, counted from 0.
+    pub(super) fn sent_in(&mut self, rank: usize, number: usize) -> usize {
+        let to = (rank + 1) % self.world_size;
+        let pipe = self.pipe(PipeId::Data { from: rank, to });
+        let before = number.checked_sub(1);
+        let before = before.and_then(|before| pipe.sent_by_end.get(before));
+        pipe.sent - before.copied().unwrap_or(0)
     }
 
     /// The byte that is sent `after` others from now on changes on its way.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::ends::SimulatedLinks;
 use super::random::Random;
 use super::scenario::Scenario;
-use super::time::{Clock, MILLISECOND, Moment, SECOND, nanoseconds};
+use super::time::{Clock, Moment, nanoseconds};
 use super::trace::Trace;
 use super::values::Values;
 use gradring_core::abort::AbortSwitch;
@@ -63,7 +63,8 @@ pub(super) struct Process {
     pub(super) alarm: Cell<Moment>,
     /// What else ends its sleep.
     pub(super) interests: RefCell<Vec<Interest>>,
-    /// The position of the collective that the program computes for, counted from 0.
+    /// The position of the collective that the program computes for, counted from 0; past the last
+    /// one when it has done all.
     pub(super) reached: Cell<Option<usize>>,
     /// How many collectives the program has launched.
     pub(super) launched: Cell<usize>,
@@ -142,7 +143,7 @@ impl Process {
         random: Random,
     ) {
         let mut program = Program {
-            scenario,
+            scenario: Rc::clone(&scenario),
             links,
             random,
             memory: Memory::default(),
@@ -156,9 +157,8 @@ impl Process {
             other => format!("ended: {other:?}"),
         });
         *self.outcome.borrow_mut() = Some((self.clock.now(), outcome));
-        let lingers = random.pick(&[0, 20 * MILLISECOND, 3 * SECOND]);
-        self.sleep(self.clock.now() + random.between(0, lingers))
-            .await;
+        let lingers = scenario.lingers(self.rank, &mut random);
+        self.sleep(self.clock.now() + lingers).await;
         self.say(|| "closes".into());
         drop(links);
         self.requests.request(Request::Close);
@@ -208,6 +208,7 @@ impl Process {
             }
             number = numbers.end;
         }
+        self.reached.set(Some(number));
         Outcome::Done
     }
 

@@ -15,6 +15,8 @@ use gradring_core::schedule::choice::Policy;
 use gradring_core::schedule::topology::Topology;
 use gradring_core::schedule::wishes::Rules;
 
+const LINGERS_MAX: Moment = 3 * SECOND;
+
 /// Everything about a run that is settled before it begins.
 pub(super) struct Scenario {
     pub(super) topology: Topology,
@@ -25,12 +27,14 @@ pub(super) struct Scenario {
     pub(super) shares_memory: bool,
     pub(super) collectives: Vec<Planned>,
     pub(super) faults: Vec<Fault>,
+    /// By rank: how long it stays when its program has ended; left to chance if empty.
+    pub(super) lingering: Vec<Moment>,
 }
 
 /// A collective that all ranks are to run, unless a fault keeps them from it.
 pub(super) struct Planned {
     /// Of a rank that is not its root.
-    call: Call,
+    pub(super) call: Call,
     pub(super) policy: Policy,
     /// By rank: how long it computes before it launches this.
     pub(super) computing: Vec<Moment>,
@@ -80,7 +84,16 @@ impl Scenario {
             shares_memory: random.once_in(2),
             topology,
             collectives,
+            lingering: Vec::new(),
         }
+    }
+
+    /// How long `rank` stays in the group when its program has ended.
+    pub(super) fn lingers(&self, rank: usize, random: &mut Random) -> Moment {
+        self.lingering.get(rank).copied().unwrap_or_else(|| {
+            let most = random.pick(&[0, 20 * MILLISECOND, LINGERS_MAX]);
+            random.between(0, most)
+        })
     }
 
     /// The run in one line.
