@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -25,12 +26,13 @@ import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from gradring import _native
 from gradring.bench.options import refuse_debug_build
 
 RECORD = Path(__file__).with_name("record.json")
-#: What may be more or less than recorded, as a share.
+#: How many instructions may be more or less than recorded, as a share.
 TOLERANCE = 0.03
 #: The same code everywhere: the kernels for AVX2, all symbols bound before anything is counted.
 FIXED = {
@@ -40,7 +42,15 @@ FIXED = {
     "LD_BIND_NOW": "1",
     "PYTHONHASHSEED": "0",
 }
+ALLOCATIONS = ("malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc")
 C_LIBRARY = re.compile(r"/(libc|libm|libpthread|ld-linux-x86-64|libgcc_s)[.-][^/]*$")
+
+
+class Counts(NamedTuple):
+    """Of one path; one allocation more takes less than the tolerance."""
+
+    instructions: int
+    allocations: int
 
 
 def why_not() -> str | None:
@@ -65,8 +75,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def count(command: list[str], counted: Path) -> dict[str, list[int]]:
-    """The instructions of each round of a program's paths, in the object ``counted``."""
+def count(command: list[str], counted: Path) -> dict[str, list[Counts]]:
+    """What the object ``counted`` does in each round of a program's paths."""
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder) / "callgrind"
         callgrind = [
@@ -82,38 +92,43 @@ def count(command: list[str], counted: Path) -> dict[str, list[int]]:
         )
         found = defaultdict(list)
         for number, path in enumerate(done.stdout.splitlines(), 1):
-            found[path].append(instructions(Path(f"{dump}.{number}"), counted))
+            found[path].append(counts_in(Path(f"{dump}.{number}"), counted))
         return found
 
 
-def instructions(dump: Path, counted: Path) -> int:
+def counts_in(dump: Path, counted: Path) -> Counts:
     """Those of ``counted`` in a dump, and of the C library where ``counted`` calls it."""
     names: dict[str, str] = {}
-    total, inside, called, calls = 0, "", "", ""
+    instructions = allocations = 0
+    inside = called = function = calls = ""
 
-    def name(reference: str) -> str:
+    def name(kind: str, reference: str) -> str:
         number, _, text = reference.partition(" ")
-        return names.setdefault(number, text)
+        return names.setdefault(kind + number, text)
 
     for line in dump.read_text().splitlines():
         key, equals, value = line.partition("=")
         if key == "ob":
-            inside = name(value)
+            inside = name("ob", value)
         elif key == "cob":
-            called = name(value)
+            called = name("ob", value)
+        elif key in ("fn", "cfn"):
+            function = name("fn", value)
         elif key == "calls":
-            calls = value
+            calls = value.split()[0]
         elif not equals and re.match(r"[+\-*\d]", line):
             # The line behind calls has all that was done in them; those that are 0 began before.
-            ours = Path(inside).name == counted.name
-            if ours and (not calls or (C_LIBRARY.search(called) and not calls.startswith("0 "))):
-                total += int(line.split()[1])
+            outside = calls != "0" and C_LIBRARY.search(called)
+            if Path(inside).name == counted.name and (not calls or outside):
+                instructions += int(line.split()[1])
+                if calls and function in ALLOCATIONS:
+                    allocations += int(calls)
             called = calls = ""
-    return total
+    return Counts(instructions, allocations)
 
 
-def count_all(paths: Path) -> dict[str, list[int]]:
-    """The instructions of each round of all paths."""
+def count_all(paths: Path) -> dict[str, list[Counts]]:
+    """Those of each round of all paths."""
     extension = Path(str(_native.__file__))
     programs = [
         ([sys.executable, "-m", "instructions.calls"], extension),
@@ -122,6 +137,24 @@ def count_all(paths: Path) -> dict[str, list[int]]:
     with ThreadPoolExecutor() as threads:
         counts = threads.map(lambda program: count(*program), programs)
         return {path: rounds for found in counts for path, rounds in found.items()}
+
+
+def differences(found: dict[str, Counts], recorded: dict[str, Counts]) -> list[str]:
+    """Prints both; returns the paths that differ."""
+    wrong = []
+    print(
+        f"{'':<32} {'instructions':>12} {'recorded':>9} {'':>8} {'allocations':>12} {'recorded':>9}"
+    )
+    for path in sorted(found.keys() | recorded.keys()):
+        now, then = (counts.get(path, Counts(0, 0)) for counts in (found, recorded))
+        change = now.instructions / then.instructions - 1 if then.instructions else math.inf
+        print(
+            f"{path:<32} {now.instructions:>12,} {then.instructions:>9,} {change:>+8.2%} "
+            f"{now.allocations:>12} {then.allocations:>9}"
+        )
+        if abs(change) > TOLERANCE or now.allocations != then.allocations:
+            wrong.append(path)
+    return wrong
 
 
 def main() -> int:
@@ -135,23 +168,22 @@ def main() -> int:
         print(f"instructions are not counted: {reason}")
         return int("CI" in os.environ)
     rounds = count_all(options.paths.absolute())
-    found = {path: min(counted) for path, counted in rounds.items()}
+    found = {path: Counts(*map(min, zip(*counts, strict=True))) for path, counts in rounds.items()}
     if options.record:
-        RECORD.write_text(json.dumps({"versions": versions(), "paths": found}, indent=2) + "\n")
-    recorded = json.loads(RECORD.read_text())
-    wrong = []
-    for path in sorted(found.keys() | recorded["paths"].keys()):
-        now, then = found.get(path, 0), recorded["paths"].get(path, 0)
-        change = now / then - 1 if then else float("inf")
-        print(f"{path:<36} {now:>9,} {then:>9,} {change:>+8.2%}")
-        if abs(change) > TOLERANCE:
-            wrong.append(path)
+        figures = {path: counts._asdict() for path, counts in found.items()}
+        RECORD.write_text(json.dumps({"versions": versions(), "paths": figures}, indent=2) + "\n")
+    record = json.loads(RECORD.read_text())
+    recorded = {path: Counts(**figures) for path, figures in record["paths"].items()}
+    wrong = differences(found, recorded)
     if not wrong:
         return 0
-    print(f"more than {TOLERANCE:.0%} from the record: {', '.join(wrong)}.")
+    print(
+        f"More than {TOLERANCE:.0%} from the recorded instructions, or other allocations: "
+        f"{', '.join(wrong)}."
+    )
     for name, version in versions().items():
-        if version != recorded["versions"][name]:
-            print(f"Counted with {version}, recorded with {recorded['versions'][name]}.")
+        if version != record["versions"][name]:
+            print(f"Counted with {version}, recorded with {record['versions'][name]}.")
     print("If the change is meant, record it: make test-instructions RECORD=1")
     return 1
 
