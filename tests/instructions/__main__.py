@@ -49,8 +49,9 @@ C_LIBRARY = re.compile(r"/(libc|libm|libpthread|ld-linux-x86-64|libgcc_s)[.-][^/
 
 
 class Counts(NamedTuple):
-    """Of one path; one allocation more takes less than the tolerance."""
+    """Of one path."""
 
+    #: Without those of the allocator, which depend on what was freed before.
     instructions: int
     allocations: int
 
@@ -83,7 +84,8 @@ def count(command: list[str], counted: Path) -> dict[str, list[Counts]]:
         dump = Path(folder) / "callgrind"
         callgrind = [
             *("valgrind", "--tool=callgrind", "--quiet", f"--callgrind-out-file={dump}"),
-            *("--collect-atstart=no", "--toggle-collect=measured", "--dump-after=measured"),
+            *("--collect-atstart=no", "--toggle-collect=measured"),
+            *("--zero-before=measured", "--dump-after=measured"),
         ]
         done = subprocess.run(
             [*callgrind, *command],
@@ -121,10 +123,12 @@ def counts_in(dump: Path, counted: Path) -> Counts:
         elif not equals and re.match(r"[+\-*\d]", line):
             # The line behind calls has all that was done in them; those that are 0 began before.
             outside = calls != "0" and C_LIBRARY.search(called)
-            if Path(inside).name == counted.name and (not calls or outside):
+            if Path(inside).name != counted.name or (calls and not outside):
+                pass
+            elif calls and function in ALLOCATIONS:
+                allocations += int(calls)
+            elif not calls or function != "free":
                 instructions += int(line.split()[1])
-                if calls and function in ALLOCATIONS:
-                    allocations += int(calls)
             called = calls = ""
     return Counts(instructions, allocations)
 

@@ -21,13 +21,13 @@ from waiting import wait_until
 
 T = TypeVar("T")
 
-ROUNDS = 12
+ROUNDS = 16
 #: In one step, that is: where there are two, each rank waits for the other one's first.
 SETTINGS = {"transport": "tcp", "algorithm": "one_shot"}
 #: Tells callgrind what to count, as it does not see that ctypes calls a function by its name.
 MARKS = """
 #include <valgrind/callgrind.h>
-void begin(void) { CALLGRIND_TOGGLE_COLLECT; }
+void begin(void) { CALLGRIND_ZERO_STATS; CALLGRIND_TOGGLE_COLLECT; }
 void end(void) { CALLGRIND_TOGGLE_COLLECT; CALLGRIND_DUMP_STATS; }
 """
 
