@@ -11,7 +11,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance loom tsan miri fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance loom tsan miri fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ check: setup lint-code ## for every save: lints, types, Rust, and the tests that
 	SEEDS=200 cargo test --workspace --quiet
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --in-one-process
 
-test: setup lint test-rust test-python test-wheel ## what CI runs: lints, and tests of everything, also of the built wheel
+test: setup lint test-rust test-instructions test-python test-wheel ## what CI runs: lints, and tests of everything, also of the built wheel
 
 test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
 	$(BIN)/python tests/everything.py
@@ -77,6 +77,14 @@ fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each
 	set -e; for decoder in $$(cargo +nightly fuzz list); do \
 		cargo +nightly fuzz run --sanitizer none $$decoder -- -runs=$(RUNS) -max_len=4096 -timeout=10 \
 			-malloc_limit_mb=4 -rss_limit_mb=1024 -print_final_stats=1; done
+
+RECORD ?=
+test-instructions: setup ## the instructions of hot paths against their record, by valgrind; RECORD=1 writes it anew
+	@if ! command -v valgrind >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get install -y -qq --no-install-recommends valgrind >/dev/null \
+			|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends valgrind >/dev/null; } || true; fi
+	cargo build --release --locked --quiet --package gradring-instructions
+	PYTHONPATH=tests $(BIN)/python -m instructions $(or $(CARGO_TARGET_DIR),target)/release/instructions $(if $(RECORD),--record)
 
 # With SLOW_TOO=1, also those that are marked so.
 SLOW_TOO ?=
