@@ -292,7 +292,7 @@ class _Job:
             return participant
         self._id, address = participant.peer
         told = all_gather_bytes(communicator, self._id + address.encode(), "elastic/members")
-        peers = [(each[:_ID_BYTES], each[_ID_BYTES:].decode()) for each in told]
+        peers = [(bytes(each[:_ID_BYTES]), each[_ID_BYTES:].decode()) for each in told]
         self._founded = communicator.generation + 1
         participant.found(peers, self._founded, *self._workers)
         return participant
