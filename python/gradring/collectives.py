@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import _native, calls, objects
+from gradring import _native, calls, objects, parse
 from gradring.calls import all_reducing, check_root
+from gradring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradring._native import Door
 
 T = TypeVar("T")
 
@@ -22,6 +26,10 @@ class Collectives:
 
     rank: int
     world_size: int
+    host: str
+    hosts: list[str]
+    _door: Door
+    _rendezvous: str
     #: The group as the core has it.
     _native: _native.Communicator
     _place: calls.Place
@@ -391,6 +399,24 @@ class Collectives:
         """As `barrier`, but returns at once: ``wait()`` returns when every rank has called it."""
         return Work(self._native.start_barrier(), None)
 
+    def _check_trusted(self, of: str) -> None:
+        """Refuses pickles where a stranger could be a rank.
+
+        Raises:
+            ConfigError: One could.
+        """
+        # Names of hosts prove nothing by themselves: without a token, a stranger says any.
+        on_one = len(set(self.hosts)) == 1 and parse.is_loopback(self._rendezvous)
+        if self.world_size > 1 and not (self._door["token"] or self._door["tls"] or on_one):
+            raise ConfigError(
+                f"{of}: a pickle can run code where it is opened, and anybody who reaches the "
+                f"ports could be a rank; rank {self.rank} on {self.host} has no token and no TLS: "
+                "set GRADRING_TOKEN or GRADRING_TOKEN_FILE on all ranks, or send what JSON can "
+                "say, without pickle=True",
+                rank=self.rank,
+                host=self.host,
+            )
+
     def _run(self, call: calls.Call[T], name: str) -> T:
         self._native.run(call.collective, call.arrays, name, call.shape)
         return call.result
@@ -411,8 +437,8 @@ class Collectives:
             root: The rank whose object it is; default 0.
             pickle: True, on every rank, for any object that can be pickled. To unpickle is to run
                 what the sender likes: who can join the group, or change what travels, can run
-                code on all ranks. So do that only in a group with a token, and across networks
-                that others use with TLS.
+                code on all ranks. So a group needs a token or TLS for it, unless its rendezvous is
+                at 127.0.0.1, ::1 or localhost; across networks that others use, take TLS.
             name: Compared across ranks and used in messages; default "object".
 
         Returns:
@@ -422,9 +448,13 @@ class Collectives:
             TypeError: JSON cannot say it, or would silently change it; nothing is sent then. Or
                 this rank cannot unpickle it.
             ValueError: ``root`` is not a rank.
+            ConfigError: ``pickle`` without a token and TLS, in a group that others could join;
+                nothing is sent then.
             GradringError: As in `all_reduce`; a `MismatchError` also if ranks differ in ``pickle``.
         """
         check_root(root, self.world_size, "broadcast_object")
+        if pickle:
+            self._check_trusted("broadcast_object")
         is_root = self.rank == root
         own = objects.encode(value, pickle, "broadcast_object") if is_root else ""
         received = broadcast_bytes(self, own, root, _name_of_object(name, pickle))
@@ -443,8 +473,11 @@ class Collectives:
 
         Raises:
             TypeError: As in `broadcast_object`.
+            ConfigError: As in `broadcast_object`.
             GradringError: As in `broadcast_object`.
         """
+        if pickle:
+            self._check_trusted("all_gather_object")
         own = objects.encode(value, pickle, "all_gather_object")
         own = _in_bytes(own) if isinstance(own, str) else own
         gathered = all_gather_bytes(self, own, _name_of_object(name, pickle))

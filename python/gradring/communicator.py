@@ -199,7 +199,6 @@ class Communicator(Collectives):
         self._settings = settings
         #: Where this process is, and with what it proves to belong there.
         self._door = door
-        self._rendezvous = rendezvous
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
@@ -233,6 +232,7 @@ class Communicator(Collectives):
     def _describe(self, rendezvous: str) -> None:
         """Notes what the group is."""
         native = self._native
+        self._rendezvous = rendezvous
         self.rank: int = native.rank
         self.world_size: int = native.world_size
         self._place = calls.Place(self.rank, self.world_size)
