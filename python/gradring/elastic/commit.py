@@ -68,7 +68,7 @@ class Commit:
         return Commit(number, np.concatenate([length, text, *parts]))
 
     def values(self) -> dict[str, Any]:
-        """Copies of the values, by name."""
+        """Copies of the values, by name; any exception if the payload is none of a commit."""
         start = _LENGTH_BYTES + int(self.payload[:_LENGTH_BYTES].view("<i8")[0])
         found: dict[str, Any] = {}
         for name, described in json.loads(self.payload[_LENGTH_BYTES:start].tobytes()).items():
@@ -80,6 +80,8 @@ class Commit:
             elements = self.payload[start:end].copy().view(dtype)
             found[name] = elements[0] if shape is None else elements.reshape(shape)
             start = end
+        if start != self.payload.size:
+            raise ValueError(f"{self.payload.size} bytes are not the {start} that it describes")
         return found
 
     @functools.cached_property

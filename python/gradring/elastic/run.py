@@ -177,7 +177,7 @@ class _Job:
         self._workers = (least, _WORKERS_MAX if most is None else most)
         #: What has to be the same on all ranks, by name.
         self._alike = {"min_workers": str(least), "max_workers": str(most)}
-        self._alike |= self._communicator._alike
+        self._alike |= self._communicator._alike | state._alike()
         self._state = state
         self._leaves = _Terminated()
         self._participant: _native.Participant | None = None
