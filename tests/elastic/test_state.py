@@ -54,6 +54,12 @@ def test_restoring_gives_back_the_last_commit_and_no_part_of_what_came_after() -
     assert same(state._values(), VALUES)
 
 
+class Quantity(np.ndarray[Any, Any]):
+    """An array of astropy or unyt."""
+
+    unit = "km"
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -65,6 +71,7 @@ def test_restoring_gives_back_the_last_commit_and_no_part_of_what_came_after() -
         (1, 2),
         {"seen": {1: 2}},
         np.ma.array([1, 2], mask=[True, False]),
+        np.ones(2).view(Quantity),
     ],
 )
 def test_what_cannot_be_kept_is_refused(value: Any) -> None:

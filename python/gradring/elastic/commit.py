@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradring import calls
+
 HASH_BYTES = 16
 #: What travels at once, in bytes, and has a hash. A transfer that breaks goes on after its last
 #: whole piece.
@@ -46,9 +48,8 @@ class Commit:
         described: dict[str, Any] = {}
         parts = []
         for name, value in values.items():
-            # A mask would be lost.
-            is_array = isinstance(value, np.ndarray | np.generic)
-            if is_array and not isinstance(value, np.ma.MaskedArray):
+            if isinstance(value, np.ndarray | np.generic):
+                _check_plain(name, value)
                 array = np.asarray(value)
                 shape = None if isinstance(value, np.generic) else array.shape
                 described[name] = {"dtype": _name_of(name, array.dtype), "shape": shape}
@@ -114,6 +115,14 @@ def _name_of(name: str, dtype: np.dtype[Any]) -> str:
         raise TypeError(f"a State cannot keep the array {name!r} of dtype {dtype}")
     # What has the same text as another one, such as bfloat16, has a name instead.
     return str(dtype.str if np.dtype(dtype.str) == dtype else dtype.name)
+
+
+def _check_plain(name: str, array: Any) -> None:
+    """Raises TypeError if a mask or a unit would be lost."""
+    try:
+        calls.check_plain(array)
+    except TypeError as error:
+        raise TypeError(f"a State cannot keep {name!r}: {error}") from error
 
 
 def _is_plain(value: Any) -> bool:
