@@ -207,6 +207,7 @@ class Communicator:
         follows: int | None = None,
         agreed: tuple[Participant, tuple[int, int, list[str]]] | None = None,
         listening: tuple[Listening, Sequence[int]] | None = None,
+        part: tuple[str, Sequence[int]] | None = None,
     ) -> Communicator: ...
     def listen_beside(self, ports: tuple[int, int] | None) -> Listening: ...
     @property
