@@ -62,11 +62,6 @@ def test_what_cannot_be_reduced_is_refused() -> None:
             (torch.ones(3, dtype=torch.int16), TypeError, "arrays of int16"),
             (torch.ones(3, dtype=torch.complex64).conj().imag, TypeError, r"call resolve_neg\(\)"),
             (torch.ones(3, dtype=torch.complex64).conj(), TypeError, r"call resolve_conj\(\)"),
-            (
-                torch.quantize_per_tensor(torch.ones(3), 0.1, 10, torch.quint8),
-                TypeError,
-                r"call dequantize\(\)",
-            ),
             ([torch.ones(3), np.ones(3)], TypeError, "same dtype"),
         ):
             with pytest.raises(error, match=says):
