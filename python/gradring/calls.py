@@ -247,15 +247,25 @@ def contents(x: Any) -> NDArray[Any]:
     Raises:
         TypeError: It cannot travel.
     """
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(
-            "a masked array cannot travel: its mask would be ignored; pass x.filled(value)"
-        )
+    check_plain(x)
     try:
         return x if isinstance(x, np.ndarray) else np.asarray(memoryview(x))
-    except TypeError:
+    except (TypeError, BufferError, ValueError):  # there are no buffers of bfloat16
         lent = _native.lent(x)
     return _of_numbers(x) if lent is None else _shown(*lent)
+
+
+def check_plain(x: Any) -> None:
+    """Whether the numbers of an array, or of a list, are all that it is.
+
+    Raises:
+        TypeError: It has a mask, a unit, or another meaning that would not travel.
+    """
+    if isinstance(x, list | tuple):
+        for each in x:
+            check_plain(each)
+    elif type(x) is not np.ndarray and not isinstance(x, int | float | str):
+        _native.check_plain(x)
 
 
 def _of_numbers(x: Any) -> NDArray[Any]:
@@ -265,12 +275,13 @@ def _of_numbers(x: Any) -> NDArray[Any]:
         TypeError: There is none.
     """
     try:
-        array = np.asarray(x)
+        array: NDArray[Any] = np.asanyarray(x)
     except ValueError as error:
         raise TypeError(f"this {type(x).__name__} is no array ({error}); pass one") from error
+    check_plain(array)  # what evaluates itself only now may have a mask
     if array.dtype == object and not isinstance(x, np.generic):
         raise TypeError(f"a {type(x).__name__} is no array; pass one, a number or a list of them")
-    return array
+    return np.asarray(array)
 
 
 def split(length: int, parts: int) -> list[int]:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import _native, calls, objects
+from gradring import _native, calls, objects, parse
 from gradring.calls import all_reducing, check_root
+from gradring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradring._native import Door
 
 T = TypeVar("T")
+
+#: Of an object that travels.
+_PIECE_BYTES = 4 << 20
 
 
 class Collectives:
@@ -19,6 +26,10 @@ class Collectives:
 
     rank: int
     world_size: int
+    host: str
+    hosts: list[str]
+    _door: Door
+    _rendezvous: str
     #: The group as the core has it.
     _native: _native.Communicator
     _place: calls.Place
@@ -388,6 +399,24 @@ class Collectives:
         """As `barrier`, but returns at once: ``wait()`` returns when every rank has called it."""
         return Work(self._native.start_barrier(), None)
 
+    def _check_trusted(self, of: str) -> None:
+        """Refuses pickles where a stranger could be a rank.
+
+        Raises:
+            ConfigError: One could.
+        """
+        # Names of hosts prove nothing by themselves: without a token, a stranger says any.
+        on_one = len(set(self.hosts)) == 1 and parse.is_loopback(self._rendezvous)
+        if self.world_size > 1 and not (self._door["token"] or self._door["tls"] or on_one):
+            raise ConfigError(
+                f"{of}: a pickle can run code where it is opened, and anybody who reaches the "
+                f"ports could be a rank; rank {self.rank} on {self.host} has no token and no TLS: "
+                "set GRADRING_TOKEN or GRADRING_TOKEN_FILE on all ranks, or send what JSON can "
+                "say, without pickle=True",
+                rank=self.rank,
+                host=self.host,
+            )
+
     def _run(self, call: calls.Call[T], name: str) -> T:
         self._native.run(call.collective, call.arrays, name, call.shape)
         return call.result
@@ -408,8 +437,8 @@ class Collectives:
             root: The rank whose object it is; default 0.
             pickle: True, on every rank, for any object that can be pickled. To unpickle is to run
                 what the sender likes: who can join the group, or change what travels, can run
-                code on all ranks. So do that only in a group with a token, and across networks
-                that others use with TLS.
+                code on all ranks. So a group needs a token or TLS for it, unless its rendezvous is
+                at 127.0.0.1, ::1 or localhost; across networks that others use, take TLS.
             name: Compared across ranks and used in messages; default "object".
 
         Returns:
@@ -419,13 +448,16 @@ class Collectives:
             TypeError: JSON cannot say it, or would silently change it; nothing is sent then. Or
                 this rank cannot unpickle it.
             ValueError: ``root`` is not a rank.
+            ConfigError: ``pickle`` without a token and TLS, in a group that others could join;
+                nothing is sent then.
             GradringError: As in `all_reduce`; a `MismatchError` also if ranks differ in ``pickle``.
         """
         check_root(root, self.world_size, "broadcast_object")
-        name = _name_of_object(name, pickle)
+        if pickle:
+            self._check_trusted("broadcast_object")
         is_root = self.rank == root
-        own = objects.encode(value, pickle, "broadcast_object") if is_root else b""
-        received = broadcast_bytes(self, own, root, name)
+        own = objects.encode(value, pickle, "broadcast_object") if is_root else ""
+        received = broadcast_bytes(self, own, root, _name_of_object(name, pickle))
         return value if is_root else objects.decode(received, pickle, root, "broadcast_object")
 
     def all_gather_object(self, value: Any, *, pickle: bool = False, name: str = "") -> list[Any]:
@@ -437,16 +469,22 @@ class Collectives:
             name: As in `broadcast_object`.
 
         Returns:
-            The objects, in rank order.
+            The objects, in rank order; at this rank's place it is ``value`` itself.
 
         Raises:
             TypeError: As in `broadcast_object`.
+            ConfigError: As in `broadcast_object`.
             GradringError: As in `broadcast_object`.
         """
+        if pickle:
+            self._check_trusted("all_gather_object")
         own = objects.encode(value, pickle, "all_gather_object")
+        own = _in_bytes(own) if isinstance(own, str) else own
         gathered = all_gather_bytes(self, own, _name_of_object(name, pickle))
+        own.clear()
+        of = "all_gather_object"
         return [
-            objects.decode(received, pickle, rank, "all_gather_object")
+            value if rank == self.rank else objects.decode(received, pickle, rank, of)
             for rank, received in enumerate(gathered)
         ]
 
@@ -486,25 +524,58 @@ class Work(Generic[T]):
         return self._x
 
 
-def all_gather_bytes(communicator: Collectives, own: bytes, name: str) -> list[bytes]:
-    """The bytes of every rank, by rank; they may differ in number."""
-    sizes = communicator.all_gather(np.array([len(own)]), name=f"{name}/sizes")
-    joined = communicator.all_gather(np.frombuffer(own, np.uint8), name=name).tobytes()
-    return [joined[end - size : end] for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
+def all_gather_bytes(
+    communicator: Collectives, own: bytes | bytearray, name: str
+) -> list[bytearray]:
+    """The bytes of every rank, by rank; they may differ in number.
+
+    A `bytearray` of this rank is among them itself.
+    """
+    sizes = communicator.all_gather(np.array([len(own)]), name=f"{name}/sizes").tolist()
+    own = own if isinstance(own, bytearray) else bytearray(own)
+    parts = [own] * len(sizes)
+    try:
+        for rank in set(range(len(sizes))) - {communicator.rank}:
+            parts[rank] = bytearray(sizes[rank])
+    except (MemoryError, OverflowError):
+        # The others wait for this rank by now.
+        communicator._native.fail_without_memory(sum(sizes), f"all_gather {name!r}")
+    collective = _native.Collective.all_gather(sizes)
+    return communicator._run(calls.Call(collective, parts, parts, (sum(sizes),)), name)
 
 
-def broadcast_bytes(communicator: Collectives, own: bytes, root: int, name: str) -> bytes:
-    """The bytes of one rank, on every rank; only it knows how many there are."""
+def broadcast_bytes(
+    communicator: Collectives, own: str | bytearray, root: int, name: str
+) -> bytearray:
+    """What one rank has, bytes or text in ASCII, on every other rank; on that one, nothing.
+
+    It travels in pieces, so that text is never whole in memory as bytes, too.
+    """
     size = np.array([len(own)])
     communicator.broadcast(size, root, name=f"{name}/size")
+    total, is_root = int(size[0]), communicator.rank == root
     try:
-        contents = np.empty(int(size[0]), np.uint8)
-    except (MemoryError, ValueError):  # too much for numpy, too
+        received = bytearray(0 if is_root else total)
+    except (MemoryError, OverflowError):
         # The others wait for this rank by now.
-        communicator._native.fail_without_memory(int(size[0]), f"broadcast {name!r}")
-    if communicator.rank == root:
-        contents[:] = np.frombuffer(own, np.uint8)
-    return communicator.broadcast(contents, root, name=name).tobytes()
+        communicator._native.fail_without_memory(total, f"broadcast {name!r}")
+    for start in range(0, total, _PIECE_BYTES):
+        communicator.broadcast(_piece(own if is_root else received, start), root, name=name)
+    return received
+
+
+def _piece(of: str | bytearray, start: int) -> bytearray | memoryview:
+    """Bytes of the piece that begins there; those of text are a copy."""
+    part = slice(start, start + _PIECE_BYTES)
+    return bytearray(of[part], "ascii") if isinstance(of, str) else memoryview(of)[part]
+
+
+def _in_bytes(text: str) -> bytearray:
+    """Text in ASCII, without the second copy that Python would make meanwhile."""
+    found = bytearray(len(text))
+    for start in range(0, len(text), _PIECE_BYTES):
+        found[start : start + _PIECE_BYTES] = _piece(text, start)
+    return found
 
 
 def _name_of_object(name: str, pickled: bool) -> str:

@@ -194,12 +194,14 @@ class Communicator(Collectives):
         settings: dict[str, str],
         door: Door,
         listening: tuple[_native.Listening, Sequence[int]] | None = None,
+        part: tuple[str, Sequence[int]] | None = None,
     ) -> None:
         """Forms the group; all of this has been checked."""
         self._settings = settings
+        #: What its ranks are in the group of all, if it is a part of that.
+        self._part = part
         #: Where this process is, and with what it proves to belong there.
         self._door = door
-        self._rendezvous = rendezvous
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
@@ -208,6 +210,7 @@ class Communicator(Collectives):
             settings=settings,
             door=door,
             listening=listening,
+            part=part,
         )
         #: Where members of a running job listen that this process is yet to join.
         self._joins: Sequence[str] = ()
@@ -233,6 +236,7 @@ class Communicator(Collectives):
     def _describe(self, rendezvous: str) -> None:
         """Notes what the group is."""
         native = self._native
+        self._rendezvous = rendezvous
         self.rank: int = native.rank
         self.world_size: int = native.world_size
         self._place = calls.Place(self.rank, self.world_size)
@@ -275,6 +279,10 @@ class Communicator(Collectives):
             RendezvousError: A group did not form within the timeout of this one.
             GradringError: As in `all_reduce`; also if this group fails by a rank of the new one.
         """
+        return self._split(color, key, f"the group of color {color}")
+
+    def _split(self, color: int | None, key: int, name: str) -> Communicator | None:
+        """As `split`; ``name`` is what errors call the group."""
         color = None if color is None else _whole_number(color, "color")
         key = _whole_number(key, "key")
         if self._participant is not None:
@@ -308,8 +316,22 @@ class Communicator(Collectives):
             settings=self._settings,
             door={**self._door, "listen": None},
             listening=(listening, members) if listening is not None and addresses else None,
+            part=(name, [self._world_ranks[member] for member in members]),
         )
         return group
+
+    @property
+    def _world_ranks(self) -> Sequence[int]:
+        """What its ranks are in the group of all."""
+        return range(self.world_size) if self._part is None else self._part[1]
+
+    def _named(self, rank: int) -> str:
+        """A rank as messages call it."""
+        text = f"rank {rank} on {self.hosts[rank]}"
+        if self._part is None:
+            return text
+        name, of_world = self._part
+        return f"{text} (in {name}; rank {of_world[rank]} of the world)"
 
     def step(self, *, abort_on_exception: bool = True) -> Step:
         """What happens inside ``with communicator.step():`` is one step of the program.
@@ -370,10 +392,9 @@ class Communicator(Collectives):
             limit: How many collectives are kept, the last ones; at most 1,000,000.
 
         Raises:
-            ConfigError: ``limit`` is out of range.
+            ConfigError: ``limit`` is no whole number in this range.
         """
-        if not 1 <= limit <= 1_000_000:
-            raise ConfigError(f"limit={limit} is not between 1 and 1,000,000 collectives")
+        limit = parse.integer(limit, "limit", minimum=1, maximum=1_000_000)
         self._trace_path = Path(path)
         self._native.start_trace(limit)
 

@@ -30,7 +30,8 @@ class GradringError(Exception):
     """Base of every exception that gradring raises on purpose.
 
     Attributes:
-        rank: The rank that is blamed, or None when no single rank is.
+        rank: The rank that is blamed, or None when no single rank is. In a group of `split` it is
+            one of that group; the message says the group, and what its ranks are in the world.
         host: The host of that rank: its name, or its address where the name is not known.
         collective: The collective during which it happened, such as
             ``all_reduce 'dense/kernel' float32[98]``.

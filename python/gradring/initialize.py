@@ -236,7 +236,7 @@ def _warn_of_misspelt_variables() -> None:
 def _warn_without_token(cluster: Cluster, settings: Settings) -> None:
     """Warns about a group that anybody on the network could join."""
     guarded = settings.token or settings.tls or settings.require_auth
-    if cluster.world_size > 1 and not guarded and not _is_loopback(cluster.rendezvous):
+    if cluster.world_size > 1 and not guarded and not parse.is_loopback(cluster.rendezvous):
         _warn(
             f"rank {cluster.rank} joins {cluster.rendezvous} without a token, so anybody who "
             "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE"
@@ -249,13 +249,3 @@ def _warn(text: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
-
-
-def _is_loopback(address: str) -> bool:
-    import ipaddress  # costs 10 ms, and most groups have a token
-
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

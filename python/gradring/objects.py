@@ -10,8 +10,14 @@ from typing import Any
 _SCALARS = (str, int, float, bool, type(None))
 
 
-def encode(value: object, pickled: bool, of: str) -> bytes:
-    """The bytes of an object.
+class _Bytes(bytearray):
+    """Bytes as a file to write to: `pickle.dumps` would give a copy that cannot be written."""
+
+    write = bytearray.extend
+
+
+def encode(value: object, pickled: bool, of: str) -> str | bytearray:
+    """An object as text in ASCII, or pickled as bytes.
 
     Args:
         value: The object; unless ``pickled``, one that JSON gives back as it is.
@@ -31,14 +37,14 @@ def encode(value: object, pickled: bool, of: str) -> bytes:
         raise TypeError(f"{of}: {error}; {_WAY_OUT}") from error
     if problem is not None:
         raise TypeError(f"{of}: {problem}; {_WAY_OUT}")
-    return text.encode()
+    return text
 
 
-def decode(received: bytes, pickled: bool, rank: int, of: str) -> Any:
+def decode(received: bytearray, pickled: bool, rank: int, of: str) -> Any:
     """The object of these bytes; where they are a pickle, whatever their sender likes is run.
 
     Args:
-        received: What `encode` has made.
+        received: What `encode` has made; it is empty afterwards, to have room for the next one.
         pickled: As there.
         rank: Who has sent them, for messages.
         of: As there.
@@ -47,9 +53,13 @@ def decode(received: bytes, pickled: bool, rank: int, of: str) -> Any:
         TypeError: They cannot be unpickled here.
     """
     if not pickled:
-        return json.loads(received)
+        text = received.decode("ascii")
+        received.clear()
+        return json.loads(text)
     try:
-        return pickle.loads(received)
+        found = pickle.loads(received)
+        received.clear()
+        return found
     except Exception as error:
         raise TypeError(
             f"{of}: the object of rank {rank} cannot be unpickled here: {type(error).__name__}: "
@@ -60,9 +70,11 @@ def decode(received: bytes, pickled: bool, rank: int, of: str) -> Any:
 _WAY_OUT = "send lists, dicts with text for keys, text, numbers, bools and None, or pickle=True"
 
 
-def _pickled(value: object, of: str) -> bytes:
+def _pickled(value: object, of: str) -> bytearray:
+    pickled = _Bytes()
     try:
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        pickle.dump(value, pickled, protocol=pickle.HIGHEST_PROTOCOL)
+        return pickled
     except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
         kind = type(value).__name__
         raise TypeError(

@@ -236,3 +236,14 @@ def master_rendezvous(environ: Mapping[str, str], prefix: str = "") -> str | Non
         raise ConfigError(f"{present} is set but {missing} is not; set {missing} as well")
     number = whole_number(port, port_name, minimum=1)
     return address(joined_address(host, number), f"{host_name}:{port_name}")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether nobody reaches this ``host:port`` but processes of this machine."""
+    import ipaddress  # costs 10 ms, and most groups have a token
+
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -352,6 +352,16 @@ def test_input_that_cannot_be_reduced_is_refused(x: Any, error: type[Exception],
             comm.all_reduce_async(x)
 
 
+def test_a_name_stays_on_its_line_and_tells_a_terminal_nothing() -> None:
+    with Pair() as pair:
+        work = pair.comm.all_reduce_async(np.ones(2), name="größe\n\x1b[2J\rrank 3: \x9b31m")
+        with pytest.raises(gradring.errors.MismatchError) as caught:
+            pair.peer.all_reduce(np.ones(2), name="other")
+        with pytest.raises(gradring.errors.MismatchError):
+            work.wait()
+    assert r"'größe\n\u{1b}[2J\rrank 3: \u{9b}31m'" in str(caught.value)
+
+
 @pytest.mark.parametrize("number", [2, 1.5, True, np.float32(0.5)])
 def test_a_number_cannot_change_in_place(number: Any) -> None:
     with _alone() as comm:

@@ -160,6 +160,108 @@ class Stubborn(Old):
         raise BufferError("it needs a gradient")
 
 
+class Negated(New):
+    """A tensor of torch whose memory has the other sign, as that of ``x.conj().imag``."""
+
+    def is_neg(self) -> bool:
+        return True
+
+    def is_conj(self) -> bool:
+        return False
+
+
+class Conjugate(New):
+    """One whose memory is yet to be conjugated."""
+
+    def is_neg(self) -> bool:
+        return False
+
+    def is_conj(self) -> bool:
+        return True
+
+
+class Quantised(New):
+    is_quantized = True
+
+
+class Masked(np.ndarray[Any, Any]):
+    """An array of astropy, which has a mask and is none of numpy.ma."""
+
+    mask = np.array([True, False, False])
+
+
+class Quantity(np.ndarray[Any, Any]):
+    """One of astropy or unyt."""
+
+    unit = "km"
+
+
+class Delegating:
+    """A quantity of pint, which passes on all that it is asked for."""
+
+    units = "km"
+
+    def __init__(self) -> None:
+        self._magnitude = np.ones(3)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_magnitude"], name)
+
+
+class Lazy:
+    """What evaluates itself only when it is asked, to an array with a mask."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return np.ma.array(np.ones(3), mask=[True, False, False])
+
+
+#: What means more than its memory says, and what to do.
+MEANINGS: list[tuple[Any, str]] = [
+    (Negated(np.ones(3)), r"a Negated cannot travel: .* other sign; call resolve_neg\(\)"),
+    (Conjugate(np.ones(3)), r"not conjugated; call resolve_conj\(\)"),
+    (Quantised(np.ones(3, np.uint8)), r"its scale would be ignored; call dequantize\(\)"),
+    (np.ones(3).view(Masked), r"its mask would be ignored; pass x.filled\(value\)"),
+    (np.ones(3).view(Quantity), "its unit would be ignored; pass its numbers"),
+    (Delegating(), "its unit would be ignored; pass its numbers"),
+    (np.ma.ones(3), r"a MaskedArray cannot travel: its mask"),
+]
+
+
+@pytest.mark.parametrize(("x", "says"), MEANINGS, ids=lambda x: type(x).__name__)
+def test_what_means_more_than_its_memory_says_is_refused(x: Any, says: str) -> None:
+    with _alone() as comm:
+        for collective in (comm.all_reduce, comm.all_reduce_async, comm.broadcast):
+            for given in (x, [x], [np.ones(3), x]):
+                with pytest.raises(TypeError, match=says):
+                    collective(given)
+        for other in (comm.all_gather, comm.reduce_scatter, comm.reduce, comm.all_to_all):
+            for given in (x, [x, x], ([np.ones(3)], [x])):
+                with pytest.raises(TypeError, match=says):
+                    other(given)
+        with pytest.raises(TypeError, match="its mask would be ignored"):
+            comm.all_gather(Lazy())
+        with pytest.raises(TypeError, match="its mask would be ignored"):
+            comm.all_gather([1.0, np.ma.masked])
+
+
+class Resolved(New):
+    """A tensor of torch with nothing to resolve."""
+
+    is_quantized = False
+
+    def is_neg(self) -> bool:
+        return False
+
+    is_conj = is_neg
+
+
+def test_what_has_such_a_meaning_no_more_is_reduced() -> None:
+    with _alone() as comm:
+        lender = Resolved(np.ones(3))
+        assert comm.all_reduce(lender) is lender
+        assert comm.all_gather(lender).tolist() == [1.0] * 3
+
+
 @pytest.mark.parametrize(
     ("x", "error", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.errors import AuthenticationError, ConfigError, PeerLostError
+from gradring.errors import AuthenticationError, ConfigError, MismatchError, PeerLostError
 from gradring.ports import free_ports
 from gradring.testing import network, run_ranks, simulated_hosts
 from pairs import on_threads
@@ -248,3 +249,40 @@ def stranger_at_the_door() -> Any:
 
 def test_a_group_knows_the_token_of_the_one_that_it_was_made_from() -> None:
     assert run_ranks(stranger_at_the_door, 2) == [2, 2]
+
+
+def different_in_a_group(directory: Path) -> Any:
+    """Ranks 1 and 3 of four; and of them a group again, in the other order."""
+    file = directory / os.environ["GRADRING_RANK"]
+    file.touch()
+    os.environ["GRADRING_FAILURE_FILE"] = str(file)
+    said = []
+    with gradring.init() as comm:
+        group = comm.split(comm.rank % 2)
+        assert group is not None
+        again = group.split(7, key=-group.rank)
+        assert again is not None
+        for part in (again, group):
+            with part, pytest.raises(MismatchError) as caught:
+                part.all_reduce(np.ones(1 + comm.rank), name="x")
+            assert caught.value.rank == 1 and f"rank 1 on {part.hosts[1]} " in str(caught.value)
+            said.append((str(caught.value), json.loads(file.read_text())["rank"]))
+        comm.barrier()
+        with pytest.raises(MismatchError) as of_all:
+            comm.all_reduce(np.ones(1 + comm.rank))
+        assert "of the world" not in str(of_all.value)
+        return said
+
+
+def test_an_error_of_a_group_says_which_it_is_and_what_its_ranks_are_in_the_world(
+    tmp_path: Path,
+) -> None:
+    for rank, ((nested, blamed), (text, also_blamed)) in enumerate(
+        run_ranks(different_in_a_group, 4, tmp_path)
+    ):
+        first, last = rank % 2, rank % 2 + 2
+        ranks = "whose ranks from 0 on are ranks"
+        assert f" (in the group of color 7, {ranks} {last}, {first} of the world); " in nested
+        assert f" (in the group of color {first}, {ranks} {first}, {last} of the world); " in text
+        # What the launcher is told.
+        assert (blamed, also_blamed) == (first, last)

@@ -14,7 +14,7 @@ import gradring
 from gradring.elastic import State
 from gradring.elastic.checkpoints import Checkpoints
 from gradring.elastic.commit import Commit
-from gradring.errors import ConfigError, SaveError
+from gradring.errors import ConfigError, MismatchError, SaveError
 from gradring.testing import run_ranks
 
 STEPS = 30
@@ -68,6 +68,62 @@ def test_a_file_that_is_not_whole_is_named_and_passed_over(
     assert str(path) in caplog.text
 
 
+def _deep() -> bytes:
+    return b'{"step": {"value": ' + 100_000 * b"[" + 100_000 * b"]" + b"}}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{",
+        b"\xff",
+        _deep(),
+        b'{"step": {"dtype": "<f8", "shape": null}}',
+        b'{"step": {"dtype": "<f8", "shape": [3, -1]}}',
+        b'{"step": {"dtype": "<f8", "shape": ["a"]}}',
+        b'{"step": {"dtype": "O", "shape": [1]}}',
+        b'{"step": {"dtype": "no dtype", "shape": [1]}}',
+        b'{"step": {"dtype": "<f8", "shape": [9]}}',
+        b'{"step": {}}',
+        b'{"step": 1}',
+        b"[1]",
+        b"{}" + bytes(8),
+        None,
+    ],
+    ids=lambda text: str(text)[:40],
+)
+def test_nonsense_with_the_right_hash_is_passed_over(
+    tmp_path: Path, text: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = written(tmp_path, 1)
+    length = np.array([-1 if text is None else len(text.rstrip(b"\0"))], "<i8").tobytes()
+    payload = np.frombuffer(length + (text or b"{}"), np.uint8)
+    checkpoints.write(Commit(2, payload))
+    checkpoints.flush()
+    with caplog.at_level(logging.WARNING):
+        newest = checkpoints.newest()
+    assert newest is not None and newest.number == 1
+    assert "commit-000000000002.gradring is passed over: " in caplog.text
+
+
+@pytest.mark.parametrize("made", [np.zeros((1, 4), np.float32), np.zeros((1, 3))], ids=str)
+def test_a_checkpoint_with_arrays_of_another_kind_is_of_another_program(
+    tmp_path: Path, made: Any
+) -> None:
+    for weights, mistaken in ((np.ones((2, 4)), False), (made, True)):
+        with gradring.init(rank=0, world_size=1) as comm:
+            state = State(weights=weights)
+            state.checkpoint_to(tmp_path)
+            if mistaken:
+                with pytest.raises(MismatchError, match=r"has 'weights' as float64 \(2, 4\), and"):
+                    state.sync(comm)
+                assert state.weights is made
+            else:
+                state.sync(comm)
+                state.commit()
+                state.flush()
+
+
 def test_what_cannot_be_written_is_an_error_of_the_next_commit(tmp_path: Path) -> None:
     directory = tmp_path / "gone"
     with gradring.init(rank=0, world_size=1) as comm:
@@ -112,6 +168,12 @@ def test_settings_that_keep_nothing_are_refused(tmp_path: Path) -> None:
         state.checkpoint_to(tmp_path, keep=0)
     with pytest.raises(ConfigError, match="every_commits=0"):
         state.checkpoint_to(tmp_path, every_commits=0)
+    wrong: Any
+    for wrong in (1.5, float("nan"), "2", True):
+        with pytest.raises(ConfigError, match=r"keep=.* is not a whole number of at least 1"):
+            state.checkpoint_to(tmp_path, keep=wrong)
+        with pytest.raises(ConfigError, match=r"every_commits=.* is not a whole number"):
+            state.checkpoint_to(tmp_path, every_commits=wrong)
     with pytest.raises(ConfigError, match="'sync'"):
         State(sync=1)
 

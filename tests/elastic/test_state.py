@@ -12,7 +12,7 @@ import pytest
 import gradring
 from gradring.elastic import State
 from gradring.elastic import commit as commits
-from gradring.errors import GradringError
+from gradring.errors import GradringError, MismatchError
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
@@ -54,6 +54,12 @@ def test_restoring_gives_back_the_last_commit_and_no_part_of_what_came_after() -
     assert same(state._values(), VALUES)
 
 
+class Quantity(np.ndarray[Any, Any]):
+    """An array of astropy or unyt."""
+
+    unit = "km"
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -65,6 +71,7 @@ def test_restoring_gives_back_the_last_commit_and_no_part_of_what_came_after() -
         (1, 2),
         {"seen": {1: 2}},
         np.ma.array([1, 2], mask=[True, False]),
+        np.ones(2).view(Quantity),
     ],
 )
 def test_what_cannot_be_kept_is_refused(value: Any) -> None:
@@ -101,6 +108,47 @@ def test_all_get_the_newest_commit_of_any() -> None:
         assert first == (11, [1.0] * 1000, 2)
         assert step == 12
         assert sent < 4000
+
+
+def made_differently(arrays: list[Any]) -> Any:
+    with gradring.init() as comm:
+        state = State(weights=arrays[comm.rank], step=0)
+        with pytest.raises(MismatchError) as caught:
+            state.sync(comm)
+        assert state.weights is arrays[comm.rank]
+        return caught.value.rank, str(caught.value), float(comm.all_reduce(1.0))
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (np.zeros((7, 7), np.float64), "float64 (7, 7)"),
+        (np.zeros((10, 7), np.float32), "float32 (10, 7)"),
+        (np.zeros((10, 4)), "float64 (10, 4)"),
+        (np.zeros((1, 7, 7), np.float32), "float32 (1, 7, 7)"),
+    ],
+    ids=str,
+)
+def test_ranks_that_have_made_other_arrays_are_all_told(other: Any, says: str) -> None:
+    arrays = [np.zeros((7, 7), np.float32), other]
+    for rank, text, ranks in run_ranks(made_differently, 2, arrays):
+        assert rank == 1 and ranks == 2.0, "the group goes on"
+        assert "rank 1 on " in text and f"State.weights={says}, and rank 0 on " in text
+        assert "has State.weights=float32 (7, 7);" in text
+
+
+def grown() -> Any:
+    with gradring.init() as comm:
+        state = State(losses=np.zeros((0, 2)), best=None)
+        if comm.rank == 1:
+            state.losses, state.best = np.ones((3, 2)), np.ones(4)
+            state.commit()
+        state.sync(comm)
+        return state.losses.shape, state.best.shape
+
+
+def test_an_array_that_has_grown_is_that_of_the_same_program() -> None:
+    assert run_ranks(grown, 2) == [((3, 2), (4,))] * 2
 
 
 def broken_transfer(rendezvous: str) -> Any:

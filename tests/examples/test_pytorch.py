@@ -60,6 +60,8 @@ def test_what_cannot_be_reduced_is_refused() -> None:
             (torch.ones(3, requires_grad=True), ValueError, "does not lend its memory"),
             (torch.ones(4, 4).T[:2], ValueError, "not C-contiguous"),
             (torch.ones(3, dtype=torch.int16), TypeError, "arrays of int16"),
+            (torch.ones(3, dtype=torch.complex64).conj().imag, TypeError, r"call resolve_neg\(\)"),
+            (torch.ones(3, dtype=torch.complex64).conj(), TypeError, r"call resolve_conj\(\)"),
             ([torch.ones(3), np.ones(3)], TypeError, "same dtype"),
         ):
             with pytest.raises(error, match=says):

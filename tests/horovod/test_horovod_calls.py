@@ -103,6 +103,14 @@ def rows(hvd: Any) -> Found:
         hvd.alltoall(tf.range(3))
     with pytest.raises(tf.errors.InvalidArgumentError, match="do not add up"):
         hvd.alltoall(tf.range(3), [1, 1])
+    for alltoall in (hvd.alltoall, tf.function(hvd.alltoall)):
+        with pytest.raises(ValueError, match=r"splits=\[3, -1\] would give"):
+            alltoall(tf.range(2), [3, -1])
+        with pytest.raises(TypeError, match="splits are of float32"):
+            alltoall(tf.range(3), [1.5, 1.5])
+    given = tf.function(hvd.alltoall, reduce_retracing=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a split is negative"):
+        given(tf.range(2), tf.constant([3, -1]))
     tensor = tf.reshape(tf.range(10.0), [5, 2]) * (rank + 1)
     found["reducescatter"] = hvd.reducescatter(tensor, op=hvd.Sum).numpy()
     found["mean"] = [each.numpy() for each in hvd.grouped_reducescatter([tensor, tensor[:1]])]

@@ -96,6 +96,7 @@ def structures(tf: Any, comm: Any) -> Any:
         "broadcast": [v.numpy().tolist() for v in variables],
         "unsupported": str(unsupported.value),
         "refused": refused,
+        "constants": [constant(tf, comm, dtype) for dtype in (tf.float32, tf.bfloat16)],
         "accepted": tf.nest.map_structure(lambda t: t.numpy().tolist(), accepted),
         "unknown op": str(unknown.value),
     }
@@ -124,6 +125,7 @@ def no_tensors(tf: Any, comm: Any) -> Any:
         "string": tf.constant(["text"]),
         "object": object(),
         "TensorArray": tf.TensorArray(tf.float32, 1),
+        "MaskedArray": np.ma.array([1.0, 2.0], mask=[True, False]),
         "float8_e5m2": tf.cast([1.0], tf.dtypes.experimental.float8_e5m2),
     }
     said = {}
@@ -140,6 +142,17 @@ def no_tensors(tf: Any, comm: Any) -> Any:
     said["broadcast_variables", "Tensor"] = str(raised.value)
     assert comm.stats()["count"] == before, "something was sent before it was refused"
     return said
+
+
+def constant(tf: Any, comm: Any, dtype: Any) -> Any:
+    """What a communicator does with a tensor, which never changes: it may be anybody's."""
+    x = tf.fill([3], tf.cast(1 + comm.rank, dtype))
+    said = []
+    for collective in (comm.all_reduce, comm.all_reduce_async, comm.broadcast):
+        with pytest.raises(ValueError) as raised:
+            collective(x)
+        said.append(str(raised.value))
+    return said, x.numpy().tolist(), comm.all_gather(x).tolist()
 
 
 def gathers(tf: Any, comm: Any) -> Any:
@@ -398,9 +411,17 @@ def test_input_that_cannot_be_reduced_is_refused_by_name(ranks: Ranks) -> None:
 
 def test_what_is_no_tensor_is_refused_by_name_before_anything_is_sent(ranks: Ranks) -> None:
     for result in ranks:
-        assert len(result["refused"]) == 26
+        assert len(result["refused"]) == 30
         for (call, kind), message in result["refused"].items():
             assert message.startswith(f"{call}: ") and kind in message, message
+
+
+def test_a_communicator_does_not_write_to_tensors_of_any_dtype(ranks: Ranks) -> None:
+    """Buffers have no bfloat16, and TensorFlow's capsules cannot say that they are read-only."""
+    for rank, result in enumerate(ranks):
+        for said, own, gathered in result["constants"]:
+            assert all("read-only" in text or "does not lend" in text for text in said), said
+            assert own == [1.0 + rank] * 3 and gathered == [1.0] * 3 + [2.0] * 3
 
 
 def test_variables_arrays_and_numbers_are_reduced_as_tensors(ranks: Ranks) -> None:

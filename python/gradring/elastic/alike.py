@@ -34,8 +34,9 @@ def compare(communicator: Communicator, own: Mapping[str, str], has_state: bool)
                     with contextlib.suppress(GradringError):
                         communicator.barrier()
                 raise MismatchError(
-                    f"rank {rank} on {hosts[rank]} has {name}={other}, and rank {first} on "
-                    f"{hosts[first]} has {name}={value}; give every rank of the job the same",
+                    f"{communicator._named(rank)} has {name}={other}, and "
+                    f"{communicator._named(first)} has {name}={value}; give every rank of the job "
+                    "the same",
                     rank=rank,
                     host=hosts[rank],
                 )

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gradring import parse
 from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
-from gradring.errors import ConfigError
 
 _logger = logging.getLogger("gradring")
 
@@ -34,16 +34,14 @@ class Checkpoints:
         keep: How many files stay; at least 1.
 
     Raises:
-        ConfigError: ``keep`` is below 1.
+        ConfigError: ``keep`` is no whole number of at least 1.
         OSError: The directory cannot be made.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int) -> None:
-        if keep < 1:
-            raise ConfigError(f"keep={keep!r} would keep no checkpoint; give at least 1")
+        self._keep = parse.integer(keep, "keep", minimum=1)
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._keep = keep
         self._wanted: Commit | None = None
         # Each writer has its own name, so that no two can write to one file.
         self._unfinished = self.directory / f"{uuid.uuid4().hex}.unfinished"
@@ -80,9 +78,14 @@ class Checkpoints:
         """The newest one that is whole; others are named in the log, and passed over."""
         for path in sorted(self._files(), reverse=True):
             try:
-                return _read(path)
-            except (OSError, ValueError) as error:
-                _logger.warning("the checkpoint %s is passed over: %s", path, error)
+                commit = _read(path)
+                commit.values()  # a hash tells nothing of one who wrote nonsense
+                return commit
+            except MemoryError:
+                raise
+            except Exception as error:
+                reason = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                _logger.warning("the checkpoint %s is passed over: %s", path, reason)
         return None
 
     def _raise_failure(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradring import calls
+
 HASH_BYTES = 16
 #: What travels at once, in bytes, and has a hash. A transfer that breaks goes on after its last
 #: whole piece.
@@ -46,9 +48,8 @@ class Commit:
         described: dict[str, Any] = {}
         parts = []
         for name, value in values.items():
-            # A mask would be lost.
-            is_array = isinstance(value, np.ndarray | np.generic)
-            if is_array and not isinstance(value, np.ma.MaskedArray):
+            if isinstance(value, np.ndarray | np.generic):
+                _check_plain(name, value)
                 array = np.asarray(value)
                 shape = None if isinstance(value, np.generic) else array.shape
                 described[name] = {"dtype": _name_of(name, array.dtype), "shape": shape}
@@ -68,7 +69,7 @@ class Commit:
         return Commit(number, np.concatenate([length, text, *parts]))
 
     def values(self) -> dict[str, Any]:
-        """Copies of the values, by name."""
+        """Copies of the values, by name; any exception if the payload is none of a commit."""
         start = _LENGTH_BYTES + int(self.payload[:_LENGTH_BYTES].view("<i8")[0])
         found: dict[str, Any] = {}
         for name, described in json.loads(self.payload[_LENGTH_BYTES:start].tobytes()).items():
@@ -80,6 +81,8 @@ class Commit:
             elements = self.payload[start:end].copy().view(dtype)
             found[name] = elements[0] if shape is None else elements.reshape(shape)
             start = end
+        if start != self.payload.size:
+            raise ValueError(f"{self.payload.size} bytes are not the {start} that it describes")
         return found
 
     @functools.cached_property
@@ -112,6 +115,14 @@ def _name_of(name: str, dtype: np.dtype[Any]) -> str:
         raise TypeError(f"a State cannot keep the array {name!r} of dtype {dtype}")
     # What has the same text as another one, such as bfloat16, has a name instead.
     return str(dtype.str if np.dtype(dtype.str) == dtype else dtype.name)
+
+
+def _check_plain(name: str, array: Any) -> None:
+    """Raises TypeError if a mask or a unit would be lost."""
+    try:
+        calls.check_plain(array)
+    except TypeError as error:
+        raise TypeError(f"a State cannot keep {name!r}: {error}") from error
 
 
 def _is_plain(value: Any) -> bool:

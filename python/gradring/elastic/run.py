@@ -177,7 +177,7 @@ class _Job:
         self._workers = (least, _WORKERS_MAX if most is None else most)
         #: What has to be the same on all ranks, by name.
         self._alike = {"min_workers": str(least), "max_workers": str(most)}
-        self._alike |= self._communicator._alike
+        self._alike |= self._communicator._alike | state._alike()
         self._state = state
         self._leaves = _Terminated()
         self._participant: _native.Participant | None = None
@@ -292,7 +292,7 @@ class _Job:
             return participant
         self._id, address = participant.peer
         told = all_gather_bytes(communicator, self._id + address.encode(), "elastic/members")
-        peers = [(each[:_ID_BYTES], each[_ID_BYTES:].decode()) for each in told]
+        peers = [(bytes(each[:_ID_BYTES]), each[_ID_BYTES:].decode()) for each in told]
         self._founded = communicator.generation + 1
         participant.found(peers, self._founded, *self._workers)
         return participant

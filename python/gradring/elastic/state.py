@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradring import parse
 from gradring.communicator import Communicator
 from gradring.elastic import commit as commits
+from gradring.elastic.alike import compare
 from gradring.elastic.checkpoints import Checkpoints
 from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
-from gradring.errors import ConfigError, ProtocolError, SaveError
+from gradring.errors import ConfigError, MismatchError, ProtocolError, SaveError
 
 
 class State:
@@ -66,7 +69,10 @@ class State:
         self._after_commit: Callable[[bool], None] | None = None
         for name, value in values.items():
             setattr(self, name, value)
-        self._commit = Commit.of(0, self._values())
+        first = self._values()
+        self._commit = Commit.of(0, first)
+        #: What the program has made, by name; later ones may be longer.
+        self._arrays = {name: _Kind.of(x) for name, x in first.items() if isinstance(x, np.ndarray)}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Changes a value.
@@ -117,10 +123,19 @@ class State:
 
         Raises:
             gradring.errors.ConfigError: The newest commit has other values, of another program.
+            gradring.errors.MismatchError: Ranks have made arrays of different dtypes or shapes for
+                this State; or the newest commit has one of another dtype, or that differs in more
+                than the length of its first axis.
             gradring.errors.ProtocolError: A piece changed on its way.
             gradring.errors.GradringError: A rank was lost meanwhile.
         """
+        compare(communicator, self._alike(), has_state=True)
         self._sync(communicator, counts=True)
+
+    def _alike(self) -> dict[str, str]:
+        """What has to be the same on all ranks, as the program has made it; for `compare`."""
+        # Those of a model have dtype and shape in their names.
+        return {f"State.{name.partition(':')[0]}": str(kind) for name, kind in self._arrays.items()}
 
     def _sync(self, communicator: Communicator, counts: bool) -> None:
         """As `sync`; what a process has that joins does not count: it is of another history."""
@@ -152,6 +167,18 @@ class State:
                 f"and lacks {_listed(ours)}: it is another program's; make the same State on all "
                 "ranks, and give each program a directory of checkpoints of its own"
             )
+        for name, kind in self._arrays.items():
+            is_array = isinstance(found[name], np.ndarray)
+            if is_array and not kind.may_become(theirs_kind := _Kind.of(found[name])):
+                raise MismatchError(
+                    f"the newest commit, number {newest.number} of rank {root} on "
+                    f"{communicator.hosts[root]}, has {name!r} as {theirs_kind}, and rank "
+                    f"{communicator.rank} on {communicator.host} has made it as {kind}: it is "
+                    "another program's; give each program a directory of checkpoints of its own, "
+                    "or make the array as it was",
+                    rank=communicator.rank,
+                    host=communicator.host,
+                )
         self._assign(found)
         self._commit = newest
 
@@ -172,11 +199,11 @@ class State:
             keep: How many files stay.
 
         Raises:
-            gradring.errors.ConfigError: ``every_commits`` or ``keep`` is below 1.
+            gradring.errors.ConfigError: ``every_commits`` or ``keep`` is no whole number of at
+                least 1.
             OSError: The directory cannot be made.
         """
-        if every_commits < 1:
-            raise ConfigError(f"every_commits={every_commits!r} is not at least 1")
+        every_commits = parse.integer(every_commits, "every_commits", minimum=1)
         self._checkpoints = Checkpoints(directory, keep)
         self._every_commits = every_commits
 
@@ -211,6 +238,27 @@ class State:
         """Takes what a commit has copied."""
         for name in self._names:
             setattr(self, name, values[name])
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Which arrays a value is."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> _Kind:
+        """That of one."""
+        return cls(array.dtype, array.shape)
+
+    def may_become(self, other: _Kind) -> bool:
+        """Whether a program may have made one of the other: by more rows, or fewer."""
+        same = self.dtype == other.dtype and len(self.shape) == len(other.shape)
+        return same and self.shape[1:] == other.shape[1:]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
 
 
 class _Transfer:

@@ -48,13 +48,14 @@ def check_equal(
     usual = max(Counter(first).items(), key=lambda item: (item[1], -first.index(item[0])))[0]
     ranks = [rank for rank, value in enumerate(first) if value != usual]
     hosts = communicator.hosts
-    names = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in ranks)
+    names = ", ".join(map(communicator._named, ranks))
     array = list(arrays)[different[0]]
     raise MismatchError(
         f"{name}: the replicas differ. '{array}' is the first of {len(different)} that do, of "
-        f"{len(arrays)}; {names} has other contents than rank {first.index(usual)} on "
-        f"{hosts[first.index(usual)]}. Find what only one rank does, such as an update outside of "
-        "the strategy or an unseeded random number, and go on from the last checkpoint before",
+        f"{len(arrays)}; {names} has other contents than "
+        f"{communicator._named(first.index(usual))}. Find what only one rank does, such as an "
+        "update outside of the strategy or an unseeded random number, and go on from the last "
+        "checkpoint before",
         rank=ranks[0],
         host=hosts[ranks[0]],
     )

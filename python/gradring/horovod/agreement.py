@@ -45,7 +45,7 @@ class Call:
     variables: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, text: bytes) -> Call:
+    def of(cls, text: bytearray) -> Call:
         """What `encoded` made a text of."""
         return cls(**json.loads(text))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
-from gradring import steps
+from gradring import parse, steps
 from gradring.communicator import Communicator, at_new_group, core_of
 from gradring.errors import ConfigError
 from gradring.observe import step_report, update_report
@@ -101,8 +101,9 @@ class Monitor:
             raise ConfigError(
                 f"Monitor needs a gradring.Communicator or a CustomCollectiveStrategy, not {of!r}"
             )
-        if every_steps < 1 or not every_s > 0:
-            raise ConfigError(f"every_steps={every_steps} and every_s={every_s} must be above 0")
+        every_steps = parse.integer(every_steps, "every_steps", minimum=1)
+        if not every_s > 0:
+            raise ConfigError(f"every_s={every_s} must be above 0")
         if prometheus_address is not None:
             from gradring.interfaces import address_of  # most programs need none
 

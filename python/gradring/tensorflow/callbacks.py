@@ -9,6 +9,7 @@ from typing import Any, TextIO
 import numpy as np
 import tensorflow as tf
 
+from gradring import parse
 from gradring.errors import ConfigError
 from gradring.observe.monitor import Monitor
 from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX
@@ -179,12 +180,10 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 weights, at about 1 GB/s.
 
         Raises:
-            gradring.errors.ConfigError: `every_steps` is below 1.
+            gradring.errors.ConfigError: `every_steps` is no whole number of at least 1.
         """
         super().__init__()
-        if every_steps < 1:
-            raise ConfigError(f"CheckReplicas: every_steps={every_steps!r} is not at least 1")
-        self._every_steps = every_steps
+        self._every_steps = parse.integer(every_steps, "CheckReplicas: every_steps", minimum=1)
         self._steps = 0
         self._batch = -1
 

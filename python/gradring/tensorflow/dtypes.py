@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring import calls
+
 #: Element types that the engine reduces.
 NATIVE_DTYPES = (
     tf.float32,
@@ -50,6 +52,11 @@ def as_tensor(value: Any, label: str) -> tf.Tensor:
             f"{label}: a {type(value).__name__} cannot be sent, since ranks can differ in its "
             "shape; make it dense by to_tensor() or tf.sparse.to_dense, or send its parts"
         )
+    if not isinstance(value, (tf.Tensor, tf.Variable)):
+        try:
+            calls.check_plain(value)
+        except TypeError as error:
+            raise TypeError(f"{label}: {error}") from error
     try:
         return tf.convert_to_tensor(value)
     except (AttributeError, TypeError, ValueError) as error:

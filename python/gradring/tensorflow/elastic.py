@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring import elastic
+from gradring import elastic, parse
 from gradring.elastic import run
 from gradring.errors import ConfigError
 from gradring.tensorflow.adoption import of_tensorflow
@@ -158,13 +158,11 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 variables in memory.
 
         Raises:
-            gradring.errors.ConfigError: `every_steps` is below 1.
+            gradring.errors.ConfigError: `every_steps` is no whole number of at least 1.
         """
         super().__init__()
-        if every_steps < 1:
-            raise ConfigError(f"CommitState: every_steps={every_steps!r} is not at least 1")
         self._state = state
-        self._every_steps = every_steps
+        self._every_steps = parse.integer(every_steps, "CommitState: every_steps", minimum=1)
         self._before = 0
         self._committed = 0
 

@@ -10,7 +10,7 @@ from gradring.communicator import Communicator
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import Label, Names, with_gaps
 from gradring.gradients.reduction import Collective, Reduction
-from gradring.tensorflow.dtypes import accumulator
+from gradring.tensorflow.dtypes import accumulator, as_tensor
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.reduction import Leaf, Variable, reduce_leaves
@@ -140,7 +140,7 @@ def _weighted(leaf: Leaf, share: tf.Tensor) -> Leaf:
     """What this rank's mean adds to the mean over all samples."""
     if isinstance(leaf, tf.IndexedSlices):
         return tf.IndexedSlices(_weighted(leaf.values, share), leaf.indices, leaf.dense_shape)
-    leaf = tf.convert_to_tensor(leaf)
+    leaf = as_tensor(leaf, "gradients")
     if not leaf.dtype.is_floating:
         raise TypeError(f"samples weigh gradients of floats, not of {leaf.dtype.name}")
     wide = tf.cast(leaf, accumulator(leaf.dtype))

@@ -130,5 +130,5 @@ def agreed(
     for rank, text in enumerate(said):
         if text:
             host = communicator.hosts[rank]
-            sentence = f"rank {rank} on {host} could not {verb} {path}: {text.decode()}"
+            sentence = f"{communicator._named(rank)} could not {verb} {path}: {text.decode()}"
             raise error_type(sentence, rank=rank, host=host) from failure

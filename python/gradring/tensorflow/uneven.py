@@ -75,7 +75,7 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
         if not found[:, 1].all():
             rank = int(np.flatnonzero(found[:, 1] == 0)[0])
             raise ConfigError(
-                f"join: rank {rank} on {comm.hosts[rank]} has no batch at all, so it cannot know "
+                f"join: {comm._named(rank)} has no batch at all, so it cannot know "
                 "what an empty one looks like; give it a batch, or all ranks a tf.data.Dataset "
                 "of dense tensors",
                 rank=rank,

@@ -27,8 +27,8 @@ def agree(update: object, communicator: Communicator) -> Rule:
     if rank:
         hosts = communicator.hosts
         raise MismatchError(
-            f"rank {rank} on {hosts[rank]} has update={found[rank].decode()}, and rank 0 on "
-            f"{hosts[0]} update={found[0].decode()}; give every rank the same rule",
+            f"{communicator._named(rank)} has update={found[rank].decode()}, and "
+            f"{communicator._named(0)} update={found[0].decode()}; give every rank the same rule",
             rank=rank,
             host=hosts[rank],
         )

@@ -1,10 +1,10 @@
 //! The switch that ends everything: raised once, with the first cause, and seen by every wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::{Error, Part};
 use crate::lock::{self, lock};
 
 /// Poison for one communicator. The first cause wins.
@@ -14,12 +14,23 @@ pub struct AbortSwitch {
     cause: Mutex<Option<Error>>,
     changed: Condvar,
     wakers: Mutex<Vec<Waker>>,
+    /// What the group is of the world, for its cause.
+    part: Option<Arc<Part>>,
 }
 
 /// Ends a wait of somebody who watches the switch.
 pub type Waker = Box<dyn Fn() + Send + Sync>;
 
 impl AbortSwitch {
+    /// The switch of a group that is this part of the world, if it is not all of it.
+    #[must_use]
+    pub fn of(part: Option<Arc<Part>>) -> Self {
+        Self {
+            part,
+            ..Self::default()
+        }
+    }
+
     /// Has `waker` called when the switch is raised.
     pub fn wake_with(&self, waker: Waker) {
         lock(&self.wakers).push(waker);
@@ -36,7 +47,7 @@ impl AbortSwitch {
         if slot.is_some() {
             return false;
         }
-        *slot = Some(cause);
+        *slot = Some(cause.within(self.part.as_ref()));
         self.raised.store(true, Ordering::Release);
         drop(slot);
         self.changed.notify_all();

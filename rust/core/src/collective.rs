@@ -1,6 +1,6 @@
 //! What a rank asks for: a collective over a buffer, under a name.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, ReduceOp};
@@ -158,6 +158,16 @@ impl PartialEq for Name {
     fn eq(&self, other: &Self) -> bool {
         let same = |a: &str, b: &str| a.len() == b.len() && (a.is_empty() || a == b);
         same(&self.shown, &other.shown) && same(&self.compared, &other.compared)
+    }
+}
+
+/// On one line, and without what a terminal would obey: it may come from anybody.
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shown.chars().try_for_each(|c| match c.is_control() {
+            true => write!(f, "{}", c.escape_default()),
+            false => f.write_char(c),
+        })
     }
 }
 
@@ -345,7 +355,7 @@ impl fmt::Display for Call {
             Collective::Barrier => return Ok(()),
         }
         if !self.name.shown.is_empty() {
-            write!(f, " '{}'", self.name.shown)?;
+            write!(f, " '{}'", self.name)?;
         }
         write!(f, " {}{}", self.dtype.name(), self.shapes)
     }
@@ -354,6 +364,20 @@ impl fmt::Display for Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_stays_on_its_line_and_tells_a_terminal_nothing() {
+        let name = Name::from("größe\n\u{1b}[2Jrank 3 on b\r\u{9b}31m");
+        let call = Call {
+            name,
+            ..Call::float_sum(4)
+        };
+        let shown = r"größe\n\u{1b}[2Jrank 3 on b\r\u{9b}31m";
+        assert_eq!(
+            call.to_string(),
+            format!("all_reduce(sum) '{shown}' float32")
+        );
+    }
 
     #[test]
     fn shapes_are_written_as_people_write_them() {

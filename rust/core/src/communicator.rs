@@ -142,7 +142,7 @@ impl Communicator {
             };
             (formed.roster, formed.data, formed.control, Some(met))
         };
-        let abort = Arc::new(AbortSwitch::default());
+        let abort = Arc::new(AbortSwitch::of(config.part.clone()));
         let recorder = Arc::new(FlightRecorder::new(config.generation));
         let hosts = (0..config.world_size)
             .map(|rank| roster.host(rank).to_owned())

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result, Unusable};
+use crate::error::{Error, Part, Result, Unusable};
 use crate::failure::timing::Timing;
 use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::schedule::wishes::Rules;
@@ -370,6 +370,8 @@ pub struct Config {
     pub generation: u32,
     /// The number of the communicator that this one follows in its process, if it follows one.
     pub id: Option<u64>,
+    /// What the group is of the world, if it is not all of it; for messages only.
+    pub part: Option<Arc<Part>>,
     /// How to talk to the others.
     pub settings: Settings,
     /// After how long others count as lost; for tests.
@@ -403,6 +405,7 @@ impl Config {
             socket: None,
             generation: 0,
             id: None,
+            part: None,
             settings: Settings::default(),
             timing: Timing::USUAL,
             on_warning: |warning| eprintln!("gradring: {warning}"),

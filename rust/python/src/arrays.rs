@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
 use smallvec::SmallVec;
 
-use crate::dlpack::{Lent, unsupported};
+use crate::dlpack::{Lent, refused, unsupported};
 
 /// Room for the shapes of one array, made at once: small messages notice a text that grows.
 const SHAPES_BYTES: usize = 16;
@@ -71,14 +71,25 @@ impl Bucket {
 
     fn add(&mut self, object: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = object.py();
+        if let Ok(array) = object.cast_exact::<PyUntypedArray>() {
+            return self.add_numpy(array);
+        }
+        check_plain(object)?;
         if let Ok(array) = object.cast::<PyUntypedArray>() {
-            check_unmasked(array)?;
             return self.add_numpy(array);
         }
         check_no_number(object)?;
-        if let Ok(view) = PyMemoryView::from(object) {
-            let array = py.import("numpy")?.call_method1("asarray", (view,))?;
-            return self.add_numpy(array.cast()?);
+        match PyMemoryView::from(object) {
+            Ok(view) => {
+                let array = py.import("numpy")?.call_method1("asarray", (view,))?;
+                return self.add_numpy(array.cast()?);
+            }
+            // An array of jax or TensorFlow, whose buffers have no bfloat16: an old capsule could not
+            // say that it never changes.
+            Err(error) if !error.is_instance_of::<PyTypeError>(py) => {
+                return Err(refused(object, error));
+            }
+            Err(_) => {}
         }
         if !object.hasattr("__dlpack_device__")? {
             return Err(PyTypeError::new_err(format!(
@@ -200,16 +211,50 @@ impl Bucket {
     }
 }
 
-fn check_unmasked(array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
-    let py = array.py();
-    if array.is_exact_instance_of::<PyUntypedArray>()
-        || !array.is_instance(&py.import("numpy.ma")?.getattr("MaskedArray")?)?
-    {
-        return Ok(());
+/// What objects say about their numbers that their memory does not: by which attribute, what would be
+/// lost, and what helps.
+const MEANINGS: [(&str, &str, &str); 6] = [
+    (
+        "is_neg",
+        "its memory has the other sign",
+        "call resolve_neg()",
+    ),
+    (
+        "is_conj",
+        "its memory is not conjugated",
+        "call resolve_conj()",
+    ),
+    (
+        "is_quantized",
+        "its scale would be ignored",
+        "call dequantize()",
+    ),
+    ("mask", "its mask would be ignored", "pass x.filled(value)"),
+    ("unit", UNIT_LOST, NUMBERS_ONLY),
+    ("units", UNIT_LOST, NUMBERS_ONLY),
+];
+const UNIT_LOST: &str = "its unit would be ignored";
+const NUMBERS_ONLY: &str = "pass its numbers, of the same unit on every rank";
+
+/// Raises `TypeError` if an object is more than the numbers in its memory.
+#[pyfunction]
+pub(crate) fn check_plain(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    for (name, problem, cure) in MEANINGS {
+        let Ok(Some(found)) = object.getattr_opt(name) else {
+            continue;
+        };
+        let is_more = match (name.starts_with("is_"), found.is_callable()) {
+            (true, true) => found.call0()?.is_truthy()?,
+            (true, false) => found.is_truthy()?,
+            (false, is_method) => !is_method && !found.is_none(),
+        };
+        if is_more {
+            let kind = object.get_type().name()?;
+            let text = format!("a {kind} cannot travel: {problem}; {cure}");
+            return Err(PyTypeError::new_err(text));
+        }
     }
-    Err(PyTypeError::new_err(
-        "a masked array cannot travel: its mask would be ignored; pass x.filled(value)",
-    ))
+    Ok(())
 }
 
 fn check_no_number(object: &Bound<'_, PyAny>) -> PyResult<()> {

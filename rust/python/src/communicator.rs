@@ -11,7 +11,7 @@ use gradring_core::collective::{self, Request};
 use gradring_core::communicator;
 use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings};
 use gradring_core::elastic::Agreed;
-use gradring_core::error::Error;
+use gradring_core::error::{Error, Part};
 use gradring_core::observe::board::NOTE_BYTES_MAX;
 use gradring_core::wire::gossip::Gossip;
 use pyo3::exceptions::PyValueError;
@@ -37,7 +37,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, door, settings, follows=None, agreed=None, listening=None))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, door, settings, follows=None, agreed=None, listening=None, part=None))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -50,6 +50,7 @@ impl Communicator {
         follows: Option<u64>,
         agreed: Option<(Py<Participant>, Agreement)>,
         listening: Option<(Py<Listening>, Vec<usize>)>,
+        part: Option<(String, Vec<usize>)>,
     ) -> PyResult<Self> {
         enter(py, || {
             take_failure_file(py)?;
@@ -59,6 +60,7 @@ impl Communicator {
                 rendezvous,
                 addresses,
                 id: follows,
+                part: part.map(|(name, world_ranks)| Arc::new(Part { name, world_ranks })),
                 settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
                 ..door.config(py)?
             };
@@ -86,6 +88,7 @@ impl Communicator {
                 (None, Some((group, ranks))) => {
                     let mut or_lost = || program.interrupts() || group.failure_by(&ranks).is_some();
                     communicator::Communicator::connect(&config, &mut or_lost)
+                        .map_err(|error| error.within(config.part.as_ref()))
                         .map_err(|error| group.failure_by(&ranks).unwrap_or(error))
                 }
                 (None, None) => communicator::Communicator::connect(&config, program),

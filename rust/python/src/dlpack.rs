@@ -207,13 +207,19 @@ fn capsule_of<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     }
 }
 
-fn refused(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+/// What an error means of an object that was asked for its memory.
+pub(crate) fn refused(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let py = object.py();
-    if !error.is_instance_of::<PyBufferError>(py) && !error.is_instance_of::<PyRuntimeError>(py) {
+    let is_refusal = error.is_instance_of::<PyBufferError>(py)
+        || error.is_instance_of::<PyRuntimeError>(py)
+        || error.is_instance_of::<PyValueError>(py);
+    if !is_refusal {
         return error;
     }
     let kind = object.get_type();
-    let problem = PyValueError::new_err(format!("{kind} does not lend its memory: {error}"));
+    let problem = PyValueError::new_err(format!(
+        "{kind} does not lend its memory: {error}; pass a numpy array"
+    ));
     problem.set_cause(py, Some(error));
     problem
 }

@@ -40,7 +40,7 @@ pub(crate) fn take_failure_file(py: Python<'_>) -> PyResult<()> {
 /// `gradring run` sees that a rank ends, and learns here what has happened and which rank is blamed.
 fn leave_for_launcher(error: &Error) {
     if let Some(file) = &*FAILURE_FILE.lock() {
-        let rank = error.blamed.as_ref().map(|blamed| blamed.rank);
+        let rank = error.blamed_of_world();
         let rank = rank.map_or("null".into(), |rank| rank.to_string());
         let kind = error.kind.exception();
         // To write into a pipe would block.

@@ -162,7 +162,7 @@ impl Kernel for AllGatherStart {
         let (rank, world_size) = (communicator.rank, communicator.world_size());
         let layout =
             GatherLayout::new(&rows, &own.dims(), rank, world_size).map_err(|problem| {
-                let text = format!("all_gather '{}': {problem}", bucket.name.shown);
+                let text = format!("all_gather '{}': {problem}", bucket.name);
                 Failure::new(Code::InvalidArgument, text)
             })?;
         let element_bytes = bucket.dtype.size_bytes();

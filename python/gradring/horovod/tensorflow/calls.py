@@ -72,9 +72,9 @@ def agree(
     if pair is not None:
         one, other = ((rank, communicator.hosts[rank], calls[rank]) for rank in pair)
         error = _mismatch(
-            f"rank {one[0]} on {one[1]} calls {one[2]}, and rank {other[0]} on {other[1]} calls "
-            f"{other[2]}; every rank must call the same in the same order, with the same shapes "
-            "and dtypes",
+            f"{communicator._named(one[0])} calls {one[2]}, and {communicator._named(other[0])} "
+            f"calls {other[2]}; every rank must call the same in the same order, with the same "
+            "shapes and dtypes",
             other,
         )
         raise error
@@ -82,7 +82,7 @@ def agree(
     if absent and not _takes_zeros(own):
         rank = absent[0]
         error = _mismatch(
-            f"rank {rank} on {communicator.hosts[rank]} has called join(), and cannot take part in "
+            f"{communicator._named(rank)} has called join(), and cannot take part in "
             f"{own}: only allreduce with hvd.Sum and hvd.Average goes on without it",
             (rank, communicator.hosts[rank], own),
         )

@@ -364,8 +364,9 @@ def alltoall(
 
     Raises:
         tf.errors.InvalidArgumentError: The splits do not add up to the rows, or there are none and
-            the rows do not divide evenly.
-        ValueError: The tensor is a scalar.
+            the rows do not divide evenly; or one that only a graph knows is negative.
+        TypeError: The splits are no integers.
+        ValueError: The tensor is a scalar, or a split is negative.
         gradring.errors.MismatchError: Ranks call different things.
     """
     communicator = process_set.group()
@@ -468,16 +469,33 @@ def _counts(value: tf.Tensor, splits: Any, ranks: int, label: str) -> tf.Tensor:
     """How many rows go to each rank, as int64."""
     rows = tf.shape(value, tf.int64)[0]
     if splits is None:
-        tf.debugging.assert_equal(
+        check = tf.debugging.assert_equal(
             rows % ranks, tf.zeros([], tf.int64), f"{label}: the rows have no {ranks} equal parts"
         )
-        return tf.fill([ranks], rows // ranks)
-    counts = tf.cast(splits, tf.int64)
-    counts = tf.ensure_shape(counts, [ranks])
-    tf.debugging.assert_equal(
-        tf.reduce_sum(counts), rows, f"{label}: the splits do not add up to the number of rows"
-    )
-    return counts
+        return _after([check], tf.fill([ranks], rows // ranks))
+    splits = tf.convert_to_tensor(splits)
+    if not splits.dtype.is_integer:
+        raise TypeError(f"{label}: splits are of {splits.dtype.name}; give integers")
+    known = tf.get_static_value(splits)
+    if known is not None and (known < 0).any():
+        raise ValueError(
+            f"{label}: splits={known.tolist()} would give a rank less than no rows; give each at "
+            "least 0"
+        )
+    counts = tf.ensure_shape(tf.cast(splits, tf.int64), [ranks])
+    checks = [
+        tf.debugging.assert_non_negative(counts, f"{label}: a split is negative"),
+        tf.debugging.assert_equal(
+            tf.reduce_sum(counts), rows, f"{label}: the splits do not add up to the number of rows"
+        ),
+    ]
+    return _after(checks, counts)
+
+
+def _after(checks: Sequence[tf.Operation | None], counts: tf.Tensor) -> tf.Tensor:
+    """Counts that a graph has only once they are checked, so that nothing is sent before."""
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(counts)
 
 
 def _padded(rows: tf.Tensor, counts: tf.Tensor, room: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring import parse
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.compression import Compression, Compressor
 from gradring.horovod.tensorflow.gradients import (
@@ -98,8 +99,7 @@ def forget_sums(optimizer: Any) -> None:
 
 
 def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> Any:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes!r} is not at least 1")
+    passes = parse.integer(passes, "backward_passes_per_step", minimum=1)
     kind = type(optimizer)
     if not hasattr(kind, "from_config"):
         raise NotImplementedError(

@@ -51,6 +51,10 @@ pub struct Context<'a> {
 
 /// What became of an attempt to go on.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one failure, at the end"
+)]
 pub enum Step {
     /// Something moved; more may move at once.
     Moved,

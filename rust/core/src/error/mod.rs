@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// hundreds of names, and an exception pages of text.
 const TEXT_BYTES_MAX: usize = 4096;
 
+/// How many ranks of a part of the world a message lists.
+const PART_RANKS_MAX: usize = 64;
+
 /// A message says how long the operation took if it took that long: less would read as "0.0 s".
 const WORTH_SAYING: Duration = Duration::from_millis(50);
 
@@ -37,6 +41,34 @@ pub struct Error {
     pub sequence: Option<u64>,
     /// How long the operation had been under way.
     pub elapsed: Option<Duration>,
+    /// In which part of the world it happened, if the group is not all of it.
+    #[serde(skip)]
+    pub part: Option<Arc<Part>>,
+}
+
+/// A group that was made from some ranks of another.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Part {
+    /// As the program knows it.
+    pub name: String,
+    /// What its ranks are in the group of all, by rank.
+    pub world_ranks: Vec<usize>,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: Vec<_> = self.world_ranks.iter().take(PART_RANKS_MAX).collect();
+        write!(f, "{}, whose ranks from 0 on are ranks ", self.name)?;
+        for (place, rank) in shown.iter().enumerate() {
+            write!(f, "{}{rank}", if place > 0 { ", " } else { "" })?;
+        }
+        let more = if shown.len() < self.world_ranks.len() {
+            ", ..."
+        } else {
+            ""
+        };
+        write!(f, "{more} of the world")
+    }
 }
 
 /// A rank and the host it runs on.
@@ -114,6 +146,7 @@ impl Error {
             collective: None,
             sequence: None,
             elapsed: None,
+            part: None,
         }
     }
 
@@ -181,6 +214,21 @@ impl Error {
     pub const fn after(mut self, elapsed: Duration) -> Self {
         self.elapsed = Some(elapsed);
         self
+    }
+
+    /// The same error, of a group that is this part of the world.
+    #[must_use]
+    pub fn within(mut self, part: Option<&Arc<Part>>) -> Self {
+        self.part = part.cloned();
+        self
+    }
+
+    /// The blamed rank, as the group of all ranks counts.
+    #[must_use]
+    pub fn blamed_of_world(&self) -> Option<usize> {
+        let rank = self.blamed.as_ref()?.rank;
+        let part = self.part.as_ref();
+        part.map_or(Some(rank), |part| part.world_ranks.get(rank).copied())
     }
 
     /// The same error with texts beside the fact as `Text` has them: they may come from anybody.
@@ -273,6 +321,9 @@ impl fmt::Display for Error {
         }
         if let Some(elapsed) = self.elapsed.filter(|&elapsed| elapsed >= WORTH_SAYING) {
             write!(f, " (after {:.1} s)", elapsed.as_secs_f64())?;
+        }
+        if let Some(part) = &self.part {
+            write!(f, " (in {part})")?;
         }
         write!(f, "; {}", self.advice())
     }
