@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use crate::dtype::DType;
 use crate::error::{Error, Part, Result, Unusable};
-use crate::failure::timing::Timing;
 use crate::schedule::choice::MESH_RANKS_MAX;
 use crate::schedule::wishes::Rules;
 
@@ -62,6 +61,10 @@ pub enum Reader {
 }
 
 use Reader::{Clusters, Program, User};
+
+pub mod timing;
+
+use timing::Timing;
 
 /// Whether all ranks need the same value, or each may have its own.
 const ALL: bool = true;

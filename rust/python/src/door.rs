@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradring_core::communicator;
+use gradring_core::config::timing::Timing;
 use gradring_core::config::{Config, TlsFiles};
 use gradring_core::error::Unusable;
-use gradring_core::failure::timing::Timing;
 use pyo3::prelude::*;
 
 use crate::communicator::log_warning;

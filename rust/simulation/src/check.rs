@@ -6,8 +6,8 @@ use super::cluster::{Ended, Run};
 use super::faults::Fault;
 use super::process::Outcome;
 use super::time::{Moment, NEVER, SECOND, nanoseconds};
+use gradring_core::config::timing::Timing;
 use gradring_core::error::Error;
-use gradring_core::failure::timing::Timing;
 
 /// Longest that news, a turn of the monitor and a wake-up take together, with room to spare.
 const SLACK: Moment = 2 * SECOND;

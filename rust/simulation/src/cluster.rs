@@ -16,9 +16,9 @@ use super::random::Random;
 use super::scenario::Scenario;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use super::trace::Trace;
+use gradring_core::config::timing::Timing;
 use gradring_core::failure::requests::Request;
 use gradring_core::failure::thread::MonitorThread;
-use gradring_core::failure::timing::Timing;
 use gradring_core::link::{Direction, Interest};
 
 /// A thread that is woken waits so long for the processor, at most.

@@ -7,7 +7,7 @@ use super::network::{End, Network, PipeId};
 use super::random::Random;
 use super::scenario::Difference;
 use super::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
-use gradring_core::failure::timing::Timing;
+use gradring_core::config::timing::Timing;
 use gradring_core::wire::contract::HEADER_BYTES;
 
 /// When a fault strikes: some time after a rank has begun to compute for a collective, and has sent

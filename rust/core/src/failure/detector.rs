@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
+use crate::config::timing::Timing;
 use crate::drive::Suspicion;
 use crate::error::{Breach, Broken, Damage, Error, Lost, shortened};
 use crate::failure::diagnosis::Diagnosis;
-use crate::failure::timing::Timing;
 use crate::observe::clock;
 use crate::observe::journal::Journal;
 use crate::observe::neighbour_clock::NeighbourClock;

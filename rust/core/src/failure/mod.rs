@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
+use crate::config::timing::Timing;
 use crate::drive::{Stall, Supervisor, Suspicion};
 use crate::error::{Error, message_of, shortened};
 use crate::link::forks;
@@ -23,11 +24,9 @@ pub(crate) mod diagnosis;
 mod neighbour;
 pub mod requests;
 pub mod thread;
-pub mod timing;
 
 use requests::{Request, Requests};
 use thread::MonitorThread;
-use timing::Timing;
 
 /// The failure monitor of one communicator.
 pub(crate) struct Monitor {

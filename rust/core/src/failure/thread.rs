@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::detector::{Audience, Detector};
 use super::neighbour::Neighbour;
 use super::requests::{Request, Requests};
-use super::timing::Timing;
+use crate::config::timing::Timing;
 use crate::link::poll::{self, WakeUp};
 use crate::link::tcp::connection::Connection;
 use crate::observe::journal::Journal;

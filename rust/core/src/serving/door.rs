@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::config::timing::Timing;
 use crate::config::{Config, Settings};
 use crate::error::{Error, ErrorKind, NotFormed, NotServed, Result, Text};
-use crate::failure::timing::Timing;
 use crate::forming::rendezvous::connect::{connect, resolve};
 use crate::host::host_name;
 use crate::link::poll::WakeUp;
