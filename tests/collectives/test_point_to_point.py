@@ -408,11 +408,13 @@ def closed_under_way() -> str:
     """Another thread closes the communicator while this one receives; and then nothing goes."""
     comm = gradring.init()
     if comm.rank == 0:
-        threading.Timer(0.5, comm.close).start()
+        closing = threading.Timer(0.5, comm.close)
+        closing.start()
         with pytest.raises(AbortedError):
             comm.recv(np.ones(3), 1)
         with pytest.raises(AbortedError, match="closed"):
             comm.send(np.ones(3), 1)
+        closing.join()
         before = threading.active_count()
         comm.close()
         assert threading.active_count() == before
