@@ -1,5 +1,6 @@
 """What a rank of a running test says about itself."""
 
+import functools
 import os
 from typing import Any
 
@@ -33,4 +34,4 @@ def wait_until_all_others_wait(rank: int, call: str) -> None:
     """Returns when every rank but this one waits in such a call."""
     for other, (address, _) in enumerate(state()["members"]):
         if other != rank:
-            wait_until(lambda address=address: waits(address, call), f"rank {other} waits")
+            wait_until(functools.partial(waits, address, call), f"rank {other} waits")

@@ -256,8 +256,9 @@ def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) ->
     if strategy_of(variables) is not None or getattr(optimizer, "_gradring_began", False):
         return
     optimizer._gradring_began = True
-    if variables and strategy.extended._has_one_replica:
-        warn_of_unlike_beginnings(variables, communicator_of(strategy))
+    communicator = communicator_of(strategy)
+    if variables and communicator is not None and strategy.extended._has_one_replica:
+        warn_of_unlike_beginnings(variables, communicator)
 
 
 def _name_gradients(

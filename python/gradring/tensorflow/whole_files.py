@@ -64,7 +64,7 @@ def _replace(owner: Any, name: str, *, makes_directories: bool) -> None:
             else:
                 result = original(saved, str(written), *args[1:], **kwargs)
             put(written.parent, destination)
-        return tf.constant(os.fspath(path)) if isinstance(result, tf.Tensor) else result
+        return tf.constant(str(path)) if isinstance(result, tf.Tensor) else result
 
     setattr(owner, name, save)
 
