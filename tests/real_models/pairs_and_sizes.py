@@ -226,7 +226,7 @@ def perceptron() -> Any:
             return self.last(x)
 
     model = Perceptron()
-    model.build((None, 784))
+    model(keras.ops.zeros((1, 784)))
     return model
 
 

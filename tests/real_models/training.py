@@ -118,7 +118,7 @@ def train_by_ranks(
     for weight in after:
         bits.update(weight.tobytes())
     trained = {
-        "parameters": model.count_params(),
+        "parameters": sum(weight.size for weight in weights),
         "bits": bits.hexdigest()[:16],
         "loss": losses[-1],
         "moved": distance(after, [before[i] for i in which]),

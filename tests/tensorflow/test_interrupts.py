@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_states import rank_0_waits, state
 from tf_worker import join
 
 from chosen import marked
 from gradring.errors import AbortedError, PeerLostError
 from gradring.testing import Outcome, run_ranks
+from rank_states import rank_0_waits, state
 from waiting import wait_until
 
 TIMEOUT_S = 120.0
