@@ -63,6 +63,10 @@ def script(directory: Path, text: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
+#: For a program whose launcher is to say nothing of ranks that are alone.
+IN_A_GROUP = "import gradring\ngradring.init().close()\n"
+
+
 def script_of_first(directory: Path, text: str) -> list[str]:
     """A script in which one rank calls ``note_first``, and others wait until it was collected."""
     head = (

@@ -5,14 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from launching import gradring, script, script_of_first
+from launching import IN_A_GROUP, gradring, script, script_of_first
 
 from gradring.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
 from gradring.launch.tracing import merge
 from gradring.observe.paths import part_of
 
 SLEEP = "time.sleep(300)\n"
-IN_A_GROUP = "import gradring\ngradring.init().close()\n"
 
 
 def test_success_of_all_ranks_is_success(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line, gradring, script
+from launching import DEADLINE_S, IN_A_GROUP, command_line, gradring, script
 
 from gradring.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
 from gradring.launch.report import last_words
@@ -18,7 +18,7 @@ from gradring.launch.report import last_words
 def test_lines_of_concurrent_writers_stay_whole(tmp_path: Path) -> None:
     program = script(
         tmp_path,
-        "for line in range(200):\n"
+        IN_A_GROUP + "for line in range(200):\n"
         "    stream = (sys.stdout, sys.stderr)[line % 2]\n"
         "    for piece in (f'<{rank} ', 'x' * (line * 37 % 5000), f' {line}>\\n'):\n"
         "        stream.write(piece)\n"
@@ -141,7 +141,8 @@ def test_a_progress_bar_shows_its_newest_state_now_and_then() -> None:
 def test_a_progress_bar_between_two_ranks_breaks_no_line(tmp_path: Path) -> None:
     program = script(
         tmp_path,
-        "for step in range(100): sys.stderr.write(f'\\rstep {step}')\nprint(file=sys.stderr)\n",
+        IN_A_GROUP
+        + "for step in range(100): sys.stderr.write(f'\\rstep {step}')\nprint(file=sys.stderr)\n",
     )
     done = gradring("run", "-np", 2, *program)
     lines = done.stderr.split("\n")[:-1]
