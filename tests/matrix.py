@@ -178,7 +178,7 @@ def run_tests(versions: Versions) -> None:
 
 def train_real_models(versions: Versions) -> int:
     """The eight trainings of `make test`, of which those that went right are recorded."""
-    command = ["-m", "real_models.report", "--quick", "--record"]
+    command = ["-m", "real_models.report", "--by-version", "--record"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     return subprocess.run(
         [str(versions.python), *command], cwd=versions.directory, env=environment, check=False

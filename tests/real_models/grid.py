@@ -65,7 +65,7 @@ class Cell:
         return FEW_STEPS if is_long or self.model in TOO_LARGE_FOR_FLOAT64 else STEPS
 
 
-QUICK = (
+BY_VERSION = (
     Cell("ResNet50", "fit", world=WITH_ONEDNN),
     Cell("MobileNetV3Small", "loop", "float64"),
     Cell("two towers, synchronised BN", "fit", "float64"),
@@ -75,7 +75,19 @@ QUICK = (
     Cell("two convolutions with biases", "fit", world=UNLIKE_PROCESSORS),
     Cell("residual blocks, synchronised BN", "loop", "float64", 256 * KIB),
 )
-"""The cells that every run of the tests includes; `make test-all` runs the rest too."""
+"""Trained under each version of TensorFlow for the page, and every week in CI."""
+
+QUICK = (
+    Cell("VGG16", "fit", world=WITH_ONEDNN),
+    Cell("squeeze and excite", "loop", "float64"),
+    Cell("two towers, synchronised BN", "fit", "float64"),
+    Cell("U-Net", "loop", world=WITH_ONEDNN),
+    Cell("embedding of 10 M parameters", "GradientReducer", "float64"),
+    Cell("LSTM", "Horovod's fit", "float64"),
+    Cell("two convolutions with biases", "fit", world=UNLIKE_PROCESSORS),
+    Cell("residual blocks, synchronised BN", "loop", "float64", 256 * KIB),
+)
+"""The cells of `make test`: the same ways and worlds, of what TensorFlow traces in seconds."""
 
 CONVOLUTIONS = "two convolutions with biases"
 BRANCHES = "residual blocks, synchronised BN"
@@ -83,8 +95,8 @@ BRANCHES = "residual blocks, synchronised BN"
 
 def cells() -> list[Cell]:
     """All cells that fit into this machine, each once."""
-    every = (*QUICK, *_everywhere(), *_ways(), *_precisions(), *_bucket_sizes(), *_worlds())
-    fitting = (cell for cell in every if NEEDED_GIB.get(cell.model, 0) <= MEMORY_GIB)
+    every = (*BY_VERSION, *QUICK, *_everywhere(), *_ways(), *_precisions(), *_bucket_sizes())
+    fitting = (cell for cell in (*every, *_worlds()) if NEEDED_GIB.get(cell.model, 0) <= MEMORY_GIB)
     return list(dict.fromkeys(fitting))
 
 

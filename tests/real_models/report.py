@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pages import written_between
-from real_models.grid import QUICK, cells
+from real_models.grid import BY_VERSION, cells
 from real_models.record import DIRECTORY, Record
 from real_models.run import Result, run
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the table; returns 1 if a cell went wrong."""
     parser = argparse.ArgumentParser(prog="python -m real_models.report", description=__doc__)
     parser.add_argument("--only", default="", help="only cells with this text in their names")
-    parser.add_argument("--quick", action="store_true", help="only the cells of `make test`")
+    parser.add_argument("--by-version", action="store_true", help="only those of every version")
     parser.add_argument(
         "--record", action="store_true", help="keep what went right, and do not train that again"
     )
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.page:
         PAGE.write_text(written_between(PAGE.read_text(), BEGIN, END, tables()))
         return 0
-    chosen = [cell for cell in (QUICK if given.quick else cells()) if given.only in cell.name]
+    of = BY_VERSION if given.by_version else cells()
+    chosen = [cell for cell in of if given.only in cell.name]
     record = Record.here() if given.record else None
     known = [result for result in record.results if result.cell in chosen] if record else []
     done = {result.cell for result in known}
@@ -62,7 +63,7 @@ def tell(result: Result) -> None:
 
 
 def tables() -> str:
-    """For the page: all cells under the newest TensorFlow, and the quick ones under each."""
+    """For the page: all cells under the newest TensorFlow, and some under each."""
     records = [Record.read(path) for path in DIRECTORY.glob("*.json")]
     records.sort(key=lambda record: _version(record.environment["tensorflow-cpu"]))
     newest = records[-1]
@@ -84,13 +85,13 @@ def _caption(record: Record) -> str:
 
 
 def _by_version(records: Sequence[Record]) -> str:
-    """The largest distances of the quick cells, one column for each version."""
+    """The largest distances of those, one column for each version."""
     heads = ["training"]
     for record in records:
         found = record.environment
         heads.append(f"TF {found['tensorflow-cpu']}, Keras {found['keras']}")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for cell in QUICK:
+    for cell in BY_VERSION:
         of_versions = [
             _worst(result for result in record.results if result.cell == cell) for record in records
         ]

@@ -9,7 +9,7 @@ from _pytest.mark import ParameterSet
 
 from pages import written_between
 from real_models.catalogue import MODELS
-from real_models.grid import NEEDED_GIB, QUICK, Cell, cells
+from real_models.grid import BY_VERSION, NEEDED_GIB, QUICK, Cell, cells
 from real_models.report import BEGIN, END, PAGE, tables
 from real_models.run import CELL_S, Result, run
 from real_models.ways import WAYS
@@ -51,7 +51,7 @@ def test_every_architecture_of_keras_is_a_model() -> None:
 def test_every_model_and_every_way_is_in_the_grid() -> None:
     assert {cell.model for cell in cells()} | set(NEEDED_GIB) == set(MODELS)
     assert {cell.way for cell in cells()} == set(WAYS)
-    assert set(QUICK) <= set(cells())
+    assert {*QUICK, *BY_VERSION} <= set(cells())
 
 
 def test_the_page_shows_what_is_recorded() -> None:
