@@ -65,27 +65,27 @@ class Cell:
         return FEW_STEPS if is_long or self.model in TOO_LARGE_FOR_FLOAT64 else STEPS
 
 
-BY_VERSION = (
-    Cell("ResNet50", "fit", world=WITH_ONEDNN),
-    Cell("MobileNetV3Small", "loop", "float64"),
+_TRACED_IN_SECONDS = (
     Cell("two towers, synchronised BN", "fit", "float64"),
     Cell("U-Net", "loop", world=WITH_ONEDNN),
-    Cell("BERT", "GradientReducer", "float64"),
     Cell("LSTM", "Horovod's fit", "float64"),
     Cell("two convolutions with biases", "fit", world=UNLIKE_PROCESSORS),
     Cell("residual blocks, synchronised BN", "loop", "float64", 256 * KIB),
+)
+
+BY_VERSION = (
+    Cell("ResNet50", "fit", world=WITH_ONEDNN),
+    Cell("MobileNetV3Small", "loop", "float64"),
+    Cell("BERT", "GradientReducer", "float64"),
+    *_TRACED_IN_SECONDS,
 )
 """Trained under each version of TensorFlow for the page, and every week in CI."""
 
 QUICK = (
     Cell("VGG16", "fit", world=WITH_ONEDNN),
     Cell("squeeze and excite", "loop", "float64"),
-    Cell("two towers, synchronised BN", "fit", "float64"),
-    Cell("U-Net", "loop", world=WITH_ONEDNN),
     Cell("embedding of 10 M parameters", "GradientReducer", "float64"),
-    Cell("LSTM", "Horovod's fit", "float64"),
-    Cell("two convolutions with biases", "fit", world=UNLIKE_PROCESSORS),
-    Cell("residual blocks, synchronised BN", "loop", "float64", 256 * KIB),
+    *_TRACED_IN_SECONDS,
 )
 """The cells of `make test`: the same ways and worlds, of what TensorFlow traces in seconds."""
 

@@ -27,6 +27,7 @@ from gradring.tensorflow import (
     keras_loops,
     sample_shares,
     synchronised_moments,
+    whole_files,
 )
 from gradring.tensorflow.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.cross_device_ops import current_variables
@@ -113,6 +114,10 @@ def repair() -> None:
         _replace(keras.Model, add, _additional_loss, _in_our_replica)
     saving = sys.modules["keras.src.saving.saving_lib"]
     _replace(saving, "_save_state", _save_state, _in_our_scope)
+    legacy = sys.modules["keras.src.legacy.saving.legacy_h5_format"]
+    _replace(saving, "save_model", whole_files.save, _always, traced=False)
+    _replace(saving, "save_weights_only", whole_files.save, _always, traced=False)
+    _replace(legacy, "save_model_to_hdf5", whole_files.save, _always, traced=False)
     backup, in_fit = callbacks.BackupAndRestore, fit_agreement.is_in_fit
     _replace(callbacks.ModelCheckpoint, "_save_model", fit_agreement.checkpoint, _trains_under_ours)
     _replace(backup, "on_train_begin", fit_agreement.restore, _trains_under_ours)
@@ -252,12 +257,14 @@ def _apply(
 
 def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) -> None:
     """At the first step, of variables that no scope has given the chief's values."""
-    variables = list(variables or getattr(optimizer, "_trainable_variables", ()))
-    if strategy_of(variables) is not None or getattr(optimizer, "_gradring_began", False):
+    if getattr(optimizer, "_gradring_began", False):
         return
     optimizer._gradring_began = True
+    variables = list(variables or getattr(optimizer, "_trainable_variables", ()))
     communicator = communicator_of(strategy)
-    if variables and communicator is not None and strategy.extended._has_one_replica:
+    if communicator is None or not strategy.extended._has_one_replica:
+        return
+    if variables and strategy_of(variables) is None:
         warn_of_unlike_beginnings(variables, communicator)
 
 

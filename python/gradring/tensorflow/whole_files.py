@@ -12,9 +12,8 @@ import functools
 import itertools
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +21,54 @@ import tensorflow as tf
 
 from gradring.tensorflow import compat
 
-#: Keras' modules, and what of them takes what is saved and then a path.
-_OF_KERAS = {
-    "keras.src.saving.saving_lib": ("save_model", "save_weights_only"),
-    "keras.src.legacy.saving.legacy_h5_format": ("save_model_to_hdf5",),
-}
 _PATHS = ("filepath", "file_prefix", "export_dir")
 _LAST = (".index", ".json")
 """Files that name others, by how they end."""
 
-_guarded: set[str] = set()
+_guarded = False
 
 
 def guard() -> None:
-    """Lets TensorFlow's own ways to save do so, and Keras' if it has been imported."""
-    _replace(compat.saved_model, "save_and_return_nodes", makes_directories=True)
-    _replace(compat.TrackableSaver, "save", makes_directories=True)
-    for module, names in _OF_KERAS.items():
-        for name in names if module in sys.modules else ():
-            _replace(sys.modules[module], name, makes_directories=False)
+    """Lets TensorFlow's own ways to save do so; `compat_keras` does it for Keras'."""
+    global _guarded
+    if not _guarded:
+        _guarded = True
+        saved_model = compat.saved_model
+        saved_model.save_and_return_nodes = _whole(saved_model.save_and_return_nodes)
+        compat.TrackableSaver.save = _whole(compat.TrackableSaver.save)
 
 
-def _replace(owner: Any, name: str, *, makes_directories: bool) -> None:
-    key = f"{owner.__name__}.{name}"
-    if key in _guarded:
-        return
-    _guarded.add(key)
-    original = getattr(owner, name)
+def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """One of TensorFlow's, which make the directories that a path needs."""
 
     @functools.wraps(original)
-    def save(saved: Any, *args: Any, **kwargs: Any) -> Any:
-        named = next((each for each in _PATHS if each in kwargs), None)
-        path = kwargs[named] if named else next(iter(args), None)
-        destination = _replaceable(path, makes_directories)
-        # What must not be overwritten is looked for where it would be.
-        if destination is None or kwargs.get("overwrite") is False:
-            return original(saved, *args, **kwargs)
-        with beside(destination) as written:
-            if named:
-                result = original(saved, *args, **{**kwargs, named: str(written)})
-            else:
-                result = original(saved, str(written), *args[1:], **kwargs)
-            put(written.parent, destination)
-        return tf.constant(str(path)) if isinstance(result, tf.Tensor) else result
+    def method(saved: Any, *args: Any, **kwargs: Any) -> Any:
+        return save(original, saved, *args, makes_directories=True, **kwargs)
 
-    setattr(owner, name, save)
+    return method
+
+
+def save(
+    original: Callable[..., Any],
+    saved: Any,
+    *args: Any,
+    makes_directories: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Stands in for a function that takes what is saved, and then a path."""
+    named = next((each for each in _PATHS if each in kwargs), None)
+    path = kwargs[named] if named else next(iter(args), None)
+    destination = _replaceable(path, makes_directories)
+    # What must not be overwritten is looked for where it would be.
+    if destination is None or kwargs.get("overwrite") is False:
+        return original(saved, *args, **kwargs)
+    with beside(destination) as written:
+        if named:
+            result = original(saved, *args, **{**kwargs, named: str(written)})
+        else:
+            result = original(saved, str(written), *args[1:], **kwargs)
+        put(written.parent, destination)
+    return tf.constant(str(path)) if isinstance(result, tf.Tensor) else result
 
 
 def _replaceable(path: Any, makes_directories: bool) -> Path | None:
