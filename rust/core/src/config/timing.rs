@@ -42,9 +42,3 @@ impl Timing {
         }
     }
 }
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self::USUAL
-    }
-}
