@@ -180,7 +180,7 @@ def uneven_loops(comm: Any) -> dict[str, Any]:
     }
 
 
-def leave_early() -> int:
+def leave_early(devices: int) -> int:
     """How many iterators were left while their threads were computing further elements.
 
     What TensorFlow does wrongly then ends two processes in five by SIGSEGV, or all but one in
@@ -194,6 +194,9 @@ def leave_early() -> int:
         ones = tf.ones((700, 700)) * tf.cast(number, tf.float32)
         return (ones @ ones)[0, 0]
 
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(devices)]
+    tf.config.set_logical_device_configuration(cpu, logical)
     options = tf.data.Options()
     # As Keras does; the optimised copy of a dataset would have an owner.
     options.experimental_optimization.apply_default_optimizations = False
@@ -240,6 +243,7 @@ def leave_while_it_reads(strategy: Any) -> bool:
 
 def worker(directory: str) -> Any:
     import tensorflow as tf
+    from tensorflow.python.data.ops import multi_device_iterator_ops
 
     from gradring.tensorflow import CustomCollectiveStrategy
 
@@ -281,6 +285,10 @@ def worker(directory: str) -> Any:
                 tf.data.Dataset.range(count).batch(BATCH)
             )
 
+        with pytest.MonkeyPatch.context() as patch:
+            # What hands elements out to several devices.
+            patch.setattr(multi_device_iterator_ops, "_PerDeviceGenerator", None)
+            plain = local(distributed(BATCH))
         from_function = strategy.distribute_datasets_from_function
         with pytest.raises(tf.errors.NotFoundError) as refused:
             batches("FILE", "range")
@@ -295,6 +303,7 @@ def worker(directory: str) -> Any:
             "fit": [mean_in_fit(strategy, batch) for batch in LAST_BATCHES] if CAN_FIT else None,
             "loop": [mean_in_a_loop(strategy, batch) for batch in LAST_BATCHES],
             "uneven loops": uneven_loops(comm),
+            "read plainly": plain,
             "left while it reads": leave_while_it_reads(strategy),
         }
 
@@ -369,8 +378,13 @@ def test_a_rank_without_any_batch_is_named_to_all(ranks: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_iterator_can_be_left_while_it_reads_ahead() -> None:
-    assert run_ranks(leave_early, 2) == [LEFT, LEFT]
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_iterator_can_be_left_while_it_reads_ahead(devices: int) -> None:
+    assert run_ranks(leave_early, 2, devices) == [LEFT, LEFT]
+
+
+def test_a_rank_of_one_device_reads_without_handing_out(ranks: Any) -> None:
+    assert [result["read plainly"] for result in ranks] == [[[0, 1]], [[2, 3]]]
 
 
 def test_an_iterator_can_be_left_while_its_dataset_waits_for_an_element(ranks: Any) -> None:

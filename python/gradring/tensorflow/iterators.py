@@ -7,6 +7,8 @@ from its first batch; other programs do so by `break`, `steps_per_epoch` or an e
 
 Every dataset but one is also owned by what reads from it, so it lives until the thread has ended.
 The exception is a dataset of options, and TensorFlow puts one in front. So another goes before it.
+That iterator also traces six functions each time one is made, which Keras does twice an epoch. For
+one processor, which is what nearly all ranks have, a plain iterator takes its place.
 
 Every iterator also has a thread that tunes its datasets, at intervals that double from 10 ms to a
 minute. When the iterator goes, it wakes that thread before it notes that the thread is to end. If
@@ -22,9 +24,11 @@ from __future__ import annotations
 import _thread
 import atexit
 import functools
+import inspect
 import os
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -49,6 +53,7 @@ class _Exit:
 def let_leave() -> None:
     """Mends the iterators that are made from now on, those of TensorFlow's own strategies too."""
     of_one, of_several = compat.Iterator.__init__, compat.MultiDeviceIterator.__init__
+    signature = inspect.signature(of_several)
 
     @functools.wraps(of_one)
     def init_one(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -56,9 +61,17 @@ def let_leave() -> None:
         _end_aside(self)
 
     @functools.wraps(of_several)
-    def init_several(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
+    def init_several(self: Any, *args: Any, **kwargs: Any) -> None:
+        asked = signature.bind(self, *args, **kwargs)
+        asked.apply_defaults()
+        given = asked.arguments
         # Without a dataset, it stands for an iterator that there is already.
-        of_several(self, None if dataset is None else _Kept(dataset), *args, **kwargs)
+        if given["dataset"] is not None and _are_one_processor(given["devices"]):
+            _read_plainly(**given)
+            return
+        if given["dataset"] is not None:
+            given["dataset"] = _Kept(given["dataset"])
+        of_several(*asked.args, **asked.kwargs)
         _end_aside(self)
 
     compat.Iterator.__init__ = init_one
@@ -66,6 +79,39 @@ def let_leave() -> None:
     atexit.register(_await_ends)
     # The threads are the parent's.
     os.register_at_fork(after_in_child=_ending.clear)
+
+
+def _are_one_processor(devices: Sequence[str]) -> bool:
+    return len(devices) == 1 and "CPU" in devices[0].upper() and tf.executing_eagerly()
+
+
+def _read_plainly(
+    self: Any,
+    dataset: Any,
+    devices: Sequence[str],
+    max_buffer_size: int,
+    prefetch_buffer_size: int,
+    source_device: str,
+    **_: Any,
+) -> None:
+    """Makes ``self`` read its dataset as the iterator of a process on its own does."""
+    ahead = max_buffer_size + prefetch_buffer_size if prefetch_buffer_size else 0
+    options = tf.data.Options()
+    options.experimental_distribute.num_devices = len(devices)
+    if ahead:
+        dataset = dataset.prefetch(ahead)
+    else:
+        options.experimental_optimization.inject_prefetch = False
+    dataset = dataset.with_options(options)
+    self._element_spec = dataset.element_spec
+    self._devices = devices
+    self._source_device = source_device
+    with tf.device(source_device):
+        # Where an iterator goes into a function, so does the resource.
+        self._multi_device_iterator_resource = tf.raw_ops.AnonymousMultiDeviceIteratorV3(
+            devices=devices, **dataset._flat_structure
+        )
+        self._device_iterators = [iter(dataset)]
 
 
 class _Kept(compat.UnchangedDataset):  # type: ignore[misc]
