@@ -214,7 +214,9 @@ def save_and_update(comm: Any, directory: Path) -> Any:
     tf.train.Checkpoint(counter=restored).read(str(Path(directory, "counter")))
     found["counter"] = float(restored)
     serving, one = tf.saved_model.load(str(Path(directory, "twice"))), tf.ones([1, 4])
-    found["replaced"] = bool(tf.reduce_all(serving.serve(one) == model(one)))
+    # A graph fuses what calls one by one do not.
+    is_like = [np.allclose(serving.serve(one), other(one), 1e-5) for other in (model, donor)]
+    found["replaced"] = is_like == [True, False]
 
     # A partial update: the chief restores one layer, every replica receives it.
     save(tf.train.Checkpoint(layer=donor.get_layer("body")), Path(directory, "body"))
