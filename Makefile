@@ -118,7 +118,6 @@ docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: lint-code docs ## formatting, lints, types, layers, stubs, documents and workflows; warnings are errors
-	RUSTFLAGS="--cfg loom" cargo check --package gradring-core --lib --profile test --target-dir target/loom --quiet
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def processes_are_started(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def templates() -> Iterator[Templates]:
-    """Processes whose copies are ranks that have imported TensorFlow."""
+    """Processes whose copies are ranks."""
     from rank_template import Templates
 
     with Templates() as made:
@@ -84,21 +85,23 @@ def templates() -> Iterator[Templates]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ranks_have_imported_tensorflow(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In the directories whose tests use it."""
-    if request.path.parent.name not in WITH_TENSORFLOW:
+def ranks_are_copies(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of processes that have imported TensorFlow in the directories whose tests use it."""
+    if request.path.parent.name == "packaging":  # whose environments have no package
         yield
         return
     from gradring.testing import harness
 
+    tensorflow = request.path.parent.name in WITH_TENSORFLOW
+    start = functools.partial(request.getfixturevalue("templates").start, tensorflow=tensorflow)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness, "start_interpreter", request.getfixturevalue("templates").start)
+        patch.setattr(harness, "start_interpreter", start)
         yield
 
 
 @pytest.fixture
 def fresh_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test whose ranks import TensorFlow themselves, or must not have it."""
+    """For a test whose ranks import all themselves."""
     from gradring.testing import harness
     from rank_template import start_interpreter
 

@@ -1,13 +1,13 @@
-"""Ranks that begin as copies of a process that has imported TensorFlow.
+"""Ranks that begin as copies of a process that has imported what they need.
 
-The import takes 4 s of a processor, a fork some milliseconds. Afterwards a rank is what it would
-be otherwise, but for the order of imports: TensorFlow starts its threads and draws its seeds when
-it is first used. Ranks with even numbers and with odd ones are copies of different templates, so
-that sets of strings have other orders on them, as on ranks of users. There is a template for each
-set of the variables that are read when libraries are loaded.
+That takes 0.4 s of a processor for numpy and pytest, 4 s for TensorFlow; a fork some milliseconds.
+Afterwards a rank is what it would be otherwise, but for the order of imports: TensorFlow starts its
+threads and draws its seeds when it is first used. Ranks with even numbers and with odd ones are
+copies of different templates, so that sets of strings have other orders on them, as on ranks of
+users. There is a template for each set of the variables that are read when libraries are loaded.
 
-A test whose ranks have to import TensorFlow themselves, or must not have it, uses the fixture
-``fresh_interpreters``. ``run_ranks`` of users never forks.
+A test whose ranks have to import all themselves uses the fixture ``fresh_interpreters``.
+``run_ranks`` of users never forks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Templates", "serve", "start_interpreter"]
 
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 18
-TEMPLATES_MAX = 4
+TEMPLATES_MAX = 6
 #: How long a template may take to import TensorFlow and to fork, and then to end.
 ANSWER_S, ENDING_S = 120.0, 10.0
 #: Read when libraries are loaded; a rank cannot change them any more.
@@ -47,7 +47,7 @@ _SERVER = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from rank_template import serve
-paths = serve(int(sys.argv[2]))
+paths = serve(int(sys.argv[2]), sys.argv[3] == "tensorflow")
 from gradring.testing.worker import main
 main(*paths)
 """
@@ -65,6 +65,7 @@ class Templates:
         environ: Mapping[str, str],
         paths: Sequence[str],
         output: BinaryIO,
+        tensorflow: bool = False,
     ) -> None:
         """Starts a rank, as ``gradring.testing.harness.start_interpreter`` does."""
         loaded = {
@@ -72,8 +73,8 @@ class Templates:
             for name, value in environ.items()
             if name.startswith(LOADED_WITH) and name not in READ_LATER
         }
-        key = frozenset(loaded), int(environ["GRADRING_RANK"]) % 2
-        template = self._templates.pop(key, None) or _Template(environ)
+        key = frozenset(loaded), int(environ["GRADRING_RANK"]) % 2, tensorflow
+        template = self._templates.pop(key, None) or _Template(environ, tensorflow)
         try:
             pid = template.copy(environ, paths, output.fileno())
         except BaseException:
@@ -96,7 +97,7 @@ class Templates:
 class _Template:
     """A process that forks when it is told to."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], tensorflow: bool) -> None:
         self._channel, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(ANSWER_S)
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - it outlives this call
@@ -104,7 +105,10 @@ class _Template:
         common = {n: v for n, v in environ.items() if not n.startswith("GRADRING_")}
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVER, json.dumps(search_path()), str(its.fileno())],
+                [
+                    *(sys.executable, "-c", _SERVER, json.dumps(search_path()), str(its.fileno())),
+                    "tensorflow" if tensorflow else "",
+                ],
                 env=common,
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -176,13 +180,20 @@ class _Child:
         return self.returncode
 
 
-def serve(descriptor: int) -> list[str]:
+def serve(descriptor: int, tensorflow: bool) -> list[str]:
     """Forks a rank for each message; returns in the ranks only, what their ``main`` needs."""
-    import tensorflow as tf
+    import numpy as np  # noqa: F401
+    import pytest
 
-    import gradring.tensorflow
+    import gradring.testing.worker
 
-    _ = gradring.tensorflow.CustomCollectiveStrategy, tf.keras.Model
+    _ = gradring.init, pytest.raises
+    if tensorflow:
+        import tensorflow as tf
+
+        import gradring.tensorflow
+
+        _ = gradring.tensorflow.CustomCollectiveStrategy, tf.keras.Model
     # A collection in a rank would look at all objects of TensorFlow, and copy their pages.
     gc.collect()
     gc.freeze()
