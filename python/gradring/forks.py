@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 from typing import Any
 
 from gradring.errors import ConfigError, GradringError
@@ -21,7 +22,14 @@ class HeldRank:
         self._name = (rendezvous, rank)
         self._process = os.getpid()
         # Memory that forks share.
-        self._taken = mmap.mmap(-1, 1)
+        try:
+            self._taken = mmap.mmap(-1, 1)
+        except OSError as error:
+            raise ConfigError(
+                f"rank {rank} on {socket.gethostname()} has no memory left ({error}); raise the "
+                "limit of its process or container on memory",
+                rank=rank,
+            ) from error
         self._taken[0] = 1
         _held.append(self)
 

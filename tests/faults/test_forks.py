@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import multiprocessing
 import os
 import signal
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring import cli, errors
+from gradring import cli, errors, forks
 from gradring.testing import run_ranks
 from pairs import Pair
 from waiting import wait_until
@@ -195,6 +197,18 @@ def test_forks_have_groups_of_their_own_and_learn_at_once_which_are_their_parent
     transport: str,
 ) -> None:
     run_ranks(fork_in_every_way, 1, transport)
+
+
+def test_a_rank_without_a_page_for_what_its_forks_see_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*_: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", no_memory)
+    with pytest.raises(errors.ConfigError, match=r"rank 1 on \S+ has no memory left") as raised:
+        forks.HeldRank("127.0.0.1:1", 1)
+    assert raised.value.rank == 1
 
 
 INSIDE_A_FORK = """
