@@ -294,6 +294,12 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, ssh: dict[str, s
     assert "host 127.0.0.3 cannot run ranks" in done.stderr and "No route to host" in done.stderr
 
 
+def test_a_host_whose_name_has_no_address_is_named(ssh: dict[str, str]) -> None:
+    done = gradring("run", "--hosts", "127.0.0.1,no-host.invalid", "x", **ssh)
+    assert done.returncode == 1
+    assert "cannot be started" in done.stderr and ": no-host.invalid" in done.stderr
+
+
 def test_a_host_without_gradring_is_named(ssh: dict[str, str]) -> None:
     done = gradring("run", "--hosts", "127.0.0.2", "--python", "/nonexistent/python", "x", **ssh)
     assert done.returncode == 1

@@ -89,9 +89,14 @@ def address_towards(other: str) -> str:
     """The address of this machine that ``other`` can reach, as the routing table has it.
 
     Raises:
-        OSError: ``other`` has no address, or there is no route to it.
+        gaierror: ``other`` has no address.
+        OSError: There is no route to it.
     """
-    family, kind, _, _, address = socket.getaddrinfo(other, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    try:
+        found = socket.getaddrinfo(other, ANY_PORT, type=socket.SOCK_DGRAM)
+    except socket.gaierror as error:
+        raise socket.gaierror(error.errno, f"{error.strerror}: {other}") from error
+    family, kind, _, _, address = found[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # a datagram socket sends nothing here
         return str(probe.getsockname()[0])
