@@ -44,6 +44,7 @@ def tagger(comm: Any, loss: Any, kind: str = "embedding", **options: Any) -> Any
         if kind == "masking":
             scaled = keras.layers.Rescaling(0.2)(keras.layers.Reshape((STEPS, 1))(given))
             hidden = keras.layers.Masking()(scaled)
+            hidden = keras.layers.BatchNormalization(momentum=0.7, synchronized=True)(hidden)
         elif kind == "none":
             hidden = keras.layers.Embedding(WORDS, 4)(given)
         else:
@@ -80,7 +81,7 @@ def by_fit_of_masked_steps(comm: Any) -> Any:
 
 
 def by_fit_of_full_batches(comm: Any) -> Any:
-    """All workers have as many samples, which is known; another layer masks."""
+    """All workers have as many samples, which is known; another layer masks, one normalises."""
     import tensorflow as tf
 
     x = words()
@@ -142,7 +143,7 @@ def by_fit_of_ignored_labels(comm: Any) -> Any:
 
 def by_fit_of_sums(comm: Any) -> Any:
     x = words()
-    model = tagger(comm, cross_entropy(reduction="sum"))
+    model = tagger(comm, cross_entropy(reduction="sum"), "masking")
     model.optimizer.learning_rate = 0.02
     return trained(model, x, of_steps("labels", x), batch_size=BATCH)
 

@@ -82,6 +82,8 @@ def repair() -> None:
     if hasattr(moments, "_compute_moments_sync"):
         together = synchronised_moments.moments
         _replace(moments, "_compute_moments_sync", together, _in_our_replica)
+        of_layer = synchronised_moments.moments_of_layer
+        _replace(keras.layers.BatchNormalization, "_moments", of_layer, _in_our_replica)
     # Before Keras 3.5, models are built where they are traced.
     if hasattr(keras.Model, "_maybe_symbolic_build"):
         _replace(keras.Model, "_maybe_symbolic_build", keras_loops.symbolic_build, _is_ours)
