@@ -1,8 +1,11 @@
-"""How busy other programs keep the machine."""
+"""How busy other programs keep the machine, and what of it a process may use."""
+
+import math
+from pathlib import Path
 
 import pytest
 
-from gradring.machine import Usage, busy_s, share_of_others
+from gradring.machine import Usage, busy_s, quota, share_of_others
 
 STAT = "cpu  100 20 30 4000 500 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 0\n"
 
@@ -20,3 +23,28 @@ def test_the_share_of_others_leaves_out_our_own_processes() -> None:
 def test_the_share_of_others_is_never_negative() -> None:
     usage = Usage.now()
     assert share_of_others(usage, Usage.now(), cores=1) >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/a/b\n", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        ("0::/known/outside\n", {"cpu.max": "200000 100000"}, 2.0),
+        (
+            "3:memory:/a\n2:cpu,cpuacct:/a\n0::/\n",
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "25000", "cpu,cpuacct/a/cpu.cfs_period_us": "50000"},
+            0.5,
+        ),
+        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "50000"}, math.inf),
+        ("", {}, math.inf),
+    ],
+)
+def test_a_quota_of_cores_is_the_lowest_of_all_groups(
+    tmp_path: Path, own: str, files: dict[str, str], cores: float
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert quota(own, tmp_path) == cores

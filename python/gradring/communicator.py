@@ -183,6 +183,7 @@ class Communicator(Collectives):
             "token": values.token or b"",
             "tls": (tls.ca, tls.cert, tls.key) if tls is not None else None,
         }
+        _native.end_by_sigterm()
         self._begin(rank, world_size, rendezvous, addresses, values.of_group(), door)
 
     def _begin(

@@ -128,7 +128,7 @@ def init(
     }
     _warn_of_misspelt_variables()
     cluster = resolve(
-        os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, port=port
+        os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, port=port, join=join
     )
     wanted = Settings.from_environ(os.environ, **given)
     if job_id is not None:
@@ -140,7 +140,7 @@ def init(
         joined.check(wanted, given)
         communicator._users += 1
         return communicator
-    _warn_without_token(cluster, wanted)
+    _check_guards(cluster, wanted)
     if cluster.advice is not None:
         _warn(f"this process trains alone: {cluster.advice}")
     if wanted.log is not None:
@@ -182,6 +182,7 @@ def resolve(
     world_size: int | None = None,
     rendezvous: str | None = None,
     port: int | str | None = None,
+    join: str | Sequence[str] | None = None,
 ) -> Cluster:
     """The cluster of the explicit arguments, completed from ``environ``.
 
@@ -194,6 +195,9 @@ def resolve(
     if port is not None:
         first, last = parse.ports(port, "port")
         environ = {**environ, parse.PORT: f"{first}-{last}"}
+    if join is not None:
+        # Whether there is one is all that a cluster asks.
+        environ = {**environ, parse.JOIN: "auto"}
     if rank is None and world_size is None:
         return detect(environ)
     if rank is None or world_size is None:
@@ -233,10 +237,22 @@ def _warn_of_misspelt_variables() -> None:
             _warn(text)
 
 
-def _warn_without_token(cluster: Cluster, settings: Settings) -> None:
-    """Warns about a group that anybody on the network could join."""
-    guarded = settings.token or settings.tls or settings.require_auth
-    if cluster.world_size > 1 and not guarded and not parse.is_loopback(cluster.rendezvous):
+def _check_guards(cluster: Cluster, settings: Settings) -> None:
+    """Warns about a group that anybody on the network could join.
+
+    Raises:
+        ConfigError: Ranks of another job could join it by accident.
+    """
+    if settings.token or cluster.world_size == 1 or parse.is_loopback(cluster.rendezvous):
+        return
+    if cluster.job_id is None:
+        raise ConfigError(
+            f"rank {cluster.rank} would meet the others at {cluster.rendezvous} with neither a "
+            "token nor a job id, so two jobs at this address would mix; give all ranks the same "
+            f"GRADRING_TOKEN_FILE, or a {parse.JOB_ID} that no other job has",
+            rank=cluster.rank,
+        )
+    if not (settings.tls or settings.require_auth):
         _warn(
             f"rank {cluster.rank} joins {cluster.rendezvous} without a token, so anybody who "
             "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import resource
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+_CGROUPS = Path("/sys/fs/cgroup")
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 #: Of the first line of /proc/stat after its name: idle, and idle with a disk at work.
 _IDLE_COLUMNS = (3, 4)
@@ -24,6 +26,48 @@ def machine() -> str:
     """Processor, cores that this process may use, and system; nothing that names the host."""
     cores = len(os.sched_getaffinity(0))
     return f"{cpu_model()}, {cores} cores, {platform.system()} {platform.machine()}"
+
+
+def cores() -> float:
+    """How many cores this process may use at a time: those of its affinity, or its quota of them.
+
+    Containers and batch systems give a quota that no affinity shows, such as half a core.
+    """
+    own = Path("/proc/self/cgroup")
+    return min(len(os.sched_getaffinity(0)), quota(own.read_text() if own.exists() else ""))
+
+
+def quota(own: str, root: Path = _CGROUPS) -> float:
+    """The lowest quota of cores that control groups set; infinite if they set none.
+
+    Args:
+        own: What /proc says of the groups of a process.
+        root: Where the groups are.
+    """
+    found = [math.inf]
+    for line in own.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        tree = root / controllers
+        # A container may see its own group as the root, and has the name that it has outside.
+        within = [tree / part for part in (Path(path.strip("/")), *Path(path.strip("/")).parents)]
+        found.extend(_quota_of(group) for group in within)
+    return min(found)
+
+
+def _quota_of(group: Path) -> float:
+    """Of one group: microseconds of a period, in one file or, in the first version, in two."""
+    try:
+        if (group / "cpu.max").exists():
+            most, period = (group / "cpu.max").read_text().split()
+        else:
+            most = (group / "cpu.cfs_quota_us").read_text()
+            period = (group / "cpu.cfs_period_us").read_text()
+        return int(most) / int(period) if int(most) > 0 else math.inf
+    except (OSError, ValueError):  # "max", or no such controller
+        return math.inf
 
 
 def load() -> float:

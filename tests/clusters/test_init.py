@@ -21,6 +21,9 @@ OURS = {
 }
 
 
+JOIN = "def join(): init(rendezvous='10.0.0.5:1', job_id='mine')"
+
+
 @pytest.fixture
 def connected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments with which init() made its communicator."""
@@ -168,7 +171,7 @@ def test_incomplete_arguments_are_an_error(arguments: dict[str, Any], named: str
 
 def test_a_group_without_a_token_beyond_loopback_is_warned_about(connected: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="without a token") as caught:
-        init(rendezvous="10.0.0.5:1")
+        init(rendezvous="10.0.0.5:1", job_id="mine")
     assert caught[0].filename == __file__
 
 
@@ -177,10 +180,22 @@ def test_a_warning_names_the_line_of_the_program_also_through_a_strategy(
 ) -> None:
     inside = str(Path(initialize.__file__).with_name("strategy.py"))
     scope: dict[str, Any] = {"init": init}
-    exec(compile("def join(): init(rendezvous='10.0.0.5:1')", inside, "exec"), scope)
+    exec(compile(JOIN, inside, "exec"), scope)
     with pytest.warns(UserWarning, match="without a token") as caught:
         scope["join"]()
     assert caught[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore:.*without a token")
+def test_a_group_beyond_loopback_needs_a_token_or_the_name_of_its_job(
+    connected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"rank 1 would meet .* 10.0.0.5:1 .*GRADRING_JOB_ID"):
+        init(rendezvous="10.0.0.5:1")
+    init(rendezvous="10.0.0.5:1", token="secret")
+    init(rendezvous="10.0.0.5:1", job_id="mine")
+    monkeypatch.setenv("GRADRING_JOB_ID", "mine")
+    init(rendezvous="10.0.0.5:1")
 
 
 @pytest.mark.filterwarnings("error")

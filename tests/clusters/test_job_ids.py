@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from gradring import parse
@@ -27,6 +29,9 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "GRADRING_RENDEZVOUS": "node-a:29500",
 }
+CLUSTER = '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "%s", "index": 0}}'
+POD = {"GRADRING_WORLD_SIZE": "2"}
+HOST = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
 
 
 @pytest.mark.parametrize(
@@ -42,10 +47,26 @@ OPEN_MPI = {
         ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "7f"}, "7f"),
         (OPEN_MPI, None),
         ({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-node-a-17@1"}, "prterun-node-a-17@1"),
+        ({"TF_CONFIG": CLUSTER % "chief"}, "TF_CONFIG a:1,b:2"),
+        ({"TF_CONFIG": CLUSTER % "worker"}, "TF_CONFIG a:1,b:2"),
+        ({"TF_CONFIG": CLUSTER % "worker", "GRADRING_JOB_ID": "mine"}, "mine"),
+        # Later processes of an elastic job may be told of others.
+        ({"TF_CONFIG": CLUSTER % "worker", "GRADRING_JOIN": "auto"}, None),
+        (HOST, None),
+        ({**HOST, "TRAINING_JOB_NAME": "mnist-7"}, "mnist-7"),
     ],
 )
 def test_the_launcher_of_a_job_names_it(environ: dict[str, str], job_id: str | None) -> None:
     assert detect(environ).job_id == job_id
+
+
+def test_the_names_of_pods_name_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda name: f"{name}.jobs")
+    ids = [
+        detect({**POD, "JOB_COMPLETION_INDEX": str(index), "HOSTNAME": f"train-{index}"}).job_id
+        for index in range(2)
+    ]
+    assert ids == ["pods train-0.jobs:29500"] * 2
 
 
 def test_every_start_by_our_launcher_is_a_job_of_its_own() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import array
 import copy
 import gc
+import mmap
 import pickle
 import queue
 import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -415,6 +417,33 @@ def test_arrays_of_a_work_under_way_are_left_alone() -> None:
         works = [c.all_reduce_async(z) for c, z in ((pair.comm, x[2:6]), (pair.peer, y))]
         assert [work.wait().tolist() for work in works] == [[4] * 4] * 2
         assert x.tolist() == [1, 1, 4, 4, 4, 4, 1, 1, 1, 1]
+
+
+#: Memory of ten numbers, what takes it away, and how its owner refuses that.
+OWNERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], type[Exception]]] = {
+    "numpy": (lambda: np.zeros(10, np.uint8), lambda x: x.resize(20), ValueError),
+    "array": (lambda: array.array("B", bytes(10)), lambda x: x.append(1), BufferError),
+    "bytearray": (lambda: bytearray(10), lambda x: x.append(1), BufferError),
+    "mmap": (lambda: mmap.mmap(-1, 10), lambda x: x.close(), BufferError),
+}
+
+
+@pytest.mark.parametrize("kind", OWNERS)
+@pytest.mark.parametrize("is_view", [False, True], ids=["itself", "a view"])
+def test_memory_of_a_work_under_way_cannot_be_taken_away(kind: str, is_view: bool) -> None:
+    make, take_away, refusal = OWNERS[kind]
+    with Pair() as pair:
+        x = make()
+        memoryview(x)[:] = bytes([1] * 10)
+        work = pair.comm.all_reduce_async(memoryview(x)[:] if is_view else x)
+        with pytest.raises(refusal):
+            take_away(x)
+        pair.peer.all_reduce(np.ones(10, np.uint8))
+        work.wait()
+        del work
+        assert bytes(x[:10]) == b"\2" * 10
+        if kind != "numpy":  # which counts those who look on here, too
+            take_away(x)
 
 
 def test_a_communicator_and_its_works_cannot_be_copied() -> None:

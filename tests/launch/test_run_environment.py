@@ -8,6 +8,7 @@ import pytest
 from launching import gradring, script
 
 from gradring.clusters import detect
+from gradring.launch import ranks
 from gradring.launch.ranks import KEPT_MEMORY, rank_environments, with_defaults
 from gradring.ports import free_ports
 
@@ -71,6 +72,14 @@ def test_cores_are_divided_among_the_ranks_unless_set(name: str) -> None:
     assert int(rank_environments({}, 1)[0][name]) >= int(rank_environments({}, 2)[0][name])
     assert rank_environments({}, 10_000 // 50)[0][name] == "1"
     assert rank_environments({name: "17"}, 2)[1][name] == "17"
+
+
+@pytest.mark.parametrize(("quota", "each"), [(0.5, "1"), (3.9, "1"), (4.0, "2")])
+def test_a_quota_of_cores_is_divided_too(
+    monkeypatch: pytest.MonkeyPatch, quota: float, each: str
+) -> None:
+    monkeypatch.setattr(ranks, "cores", lambda: quota)
+    assert rank_environments({}, 2)[0]["OMP_NUM_THREADS"] == each
 
 
 @pytest.mark.parametrize("name", [*KEPT_MEMORY, "GLIBC_TUNABLES"])

@@ -273,6 +273,17 @@ def ranks(request: pytest.FixtureRequest) -> Any:
     return run_ranks(job, 3, chosen(request, "optimizer"), timeout=280)
 
 
+def test_servers_at_other_addresses_are_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradring.tensorflow.serving import door_and_settings
+
+    def job_of(*addresses: str) -> str:
+        return door_and_settings(list(addresses))["door"]["job"]
+
+    assert job_of("a:1", "b:1") == job_of("a:1", "b:1") != job_of("a:1", "c:1")
+    monkeypatch.setenv("GRADRING_JOB_ID", "mine")
+    assert job_of("a:1", "b:1") == "mine"
+
+
 @pytest.mark.parametrize("optimizer", marked(OPTIMIZERS, QUICK))
 def test_synchronous_updates_have_the_bits_of_an_all_reduce(ranks: Any, optimizer: str) -> None:
     for rank in ranks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import sys
@@ -12,6 +13,7 @@ from gradring.cli.arguments import check_file, count, make_directory, seconds, u
 from gradring.clusters import outer_place
 from gradring.config import Settings
 from gradring.launch.elastic import HOST_FAILURES, Limits
+from gradring.launch.first_process import in_child
 from gradring.launch.hostfile import read_hosts
 from gradring.launch.hosts import Host, parse_hosts, parse_port
 from gradring.launch.launcher import DEFAULT_GRACE_S, launch
@@ -225,22 +227,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trace is not None:
         check_file("--trace", arguments.trace)
     _warn_of_outer_launcher(world_size)
+    start = functools.partial(
+        launch,
+        command,
+        world_size,
+        log_dir=arguments.log_dir,
+        grace_s=arguments.grace,
+        hosts=hosts,
+        module=arguments.module,
+        ssh=_ssh(arguments),
+        forward=arguments.forward,
+        max_restarts=arguments.max_restarts or 0,
+        trace=arguments.trace,
+        elastic=elastic,
+        host_script=arguments.host_script,
+        servers=arguments.servers,
+    )
     try:
-        return launch(
-            command,
-            world_size,
-            log_dir=arguments.log_dir,
-            grace_s=arguments.grace,
-            hosts=hosts,
-            module=arguments.module,
-            ssh=_ssh(arguments),
-            forward=arguments.forward,
-            max_restarts=arguments.max_restarts or 0,
-            trace=arguments.trace,
-            elastic=elastic,
-            host_script=arguments.host_script,
-            servers=arguments.servers,
-        )
+        return in_child(start)
     except OSError as error:
         print(f"gradring run: the ranks cannot be started: {error}", file=sys.stderr)
         return 1

@@ -43,7 +43,10 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     if place.world_size == 1 or given is not None:
         return Cluster.of(place, given, ENVIRONMENT.source, reason)
     addresses = _addresses(environ, place)
-    cluster = Cluster.of(place, addresses[0], ENVIRONMENT.source, reason)
+    # The name of the first pod has those of the Job and its service.
+    cluster = Cluster.of(
+        place, addresses[0], ENVIRONMENT.source, reason, job_id=f"pods {addresses[0]}"
+    )
     # Where the others listen is known if they listen where they are told to.
     told = parse.value(environ, parse.PORT) is not None
     return replace(cluster, addresses=addresses) if told else cluster

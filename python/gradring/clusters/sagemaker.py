@@ -10,7 +10,7 @@ from gradring.clusters.cluster import Cluster, Environment
 from gradring.errors import ConfigError
 from gradring.parse import Place
 
-HOSTS, OWN = "SM_HOSTS", "SM_CURRENT_HOST"
+HOSTS, OWN, JOB = "SM_HOSTS", "SM_CURRENT_HOST", "TRAINING_JOB_NAME"
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
@@ -34,6 +34,7 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
         None if alone else parse.given_rendezvous(environ) or derived,
         ENVIRONMENT.source,
         f"{OWN} is number {place.rank} of the {place.world_size} in {HOSTS}.",
+        job_id=parse.value(environ, JOB),
     )
 
 

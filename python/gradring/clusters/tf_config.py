@@ -7,7 +7,7 @@ group, which does not know of it. A parameter server has no place, because it is
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,9 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     if own.job == EVALUATOR:
         return Cluster(0, 1, ALONE_RENDEZVOUS, None, ENVIRONMENT.source, _beside(own))
     moved = parse.given_rendezvous(environ)
+    addresses = tuple(task.address for task in tasks)
+    # Where processes come and go, a later one may be told of others.
+    is_elastic = parse.value(environ, parse.JOIN) is not None
     return Cluster(
         place.rank,
         place.world_size,
@@ -95,11 +98,17 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
         ENVIRONMENT.source,
         f"TF_CONFIG names this process {own.job} {own.index} "
         f"among {place.world_size} chief and worker tasks.",
-        addresses=tuple(task.address for task in tasks),
+        addresses=addresses,
+        job_id=None if is_elastic else job_id_of(addresses),
     )
 
 
 ENVIRONMENT = Environment(VARIABLE, (VARIABLE,), place, join)
+
+
+def job_id_of(addresses: Sequence[str]) -> str:
+    """The name of a job whose tasks listen there, in rank order; another job has other tasks."""
+    return f"{VARIABLE} {','.join(addresses)}"
 
 
 def _beside(evaluator: _Task) -> str:

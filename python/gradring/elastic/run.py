@@ -429,6 +429,7 @@ class _Terminated:
     def __exit__(self) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+            _native.end_by_sigterm()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:

@@ -18,6 +18,7 @@
 ``tracing``           makes one timeline of all parts
 ``survey``            looks at the other hosts before anything is started
 ``signals``           signals as bytes on a socket
+``first_process``     what the first process of a container does beside
 ``guardian``          a helper process that ends them when the launcher itself is killed
 ``exec_rank``         the first instructions of a rank: die with the launcher, then exec
 ``output``            whole, prefixed lines from many pipes

@@ -17,7 +17,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +37,14 @@ from gradring.launch.processes import (
     shell_exit_code,
 )
 from gradring.launch.program import Program
-from gradring.launch.report import Blame, blame_left, first_cause, last_words, missing_module
+from gradring.launch.report import (
+    Blame,
+    blame_left,
+    first_cause,
+    last_words,
+    missing_module,
+    room_for_failures,
+)
 from gradring.launch.servers import ServerJob, title
 from gradring.launch.signals import arrived, signals_as_bytes
 from gradring.launch.ssh import RemoteRankProcess, Ssh
@@ -195,7 +201,7 @@ def _attempt(job: _Job, environ: Mapping[str, str], wakeup: socket.socket) -> tu
     with contextlib.ExitStack() as stack:
         anew = environ["GRADRING_RESTART"] == "0"
         logs: dict[int, IO[bytes] | None] = {}
-        failures = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradring-run-")))
+        failures = Path(stack.enter_context(room_for_failures("gradring-run-")))
 
         def start(rank: int, environment: Mapping[str, str]) -> None:
             failure = launched.failure_of(rank)

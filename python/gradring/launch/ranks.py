@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 
 from gradring.clusters import without_cluster_variables
 from gradring.clusters.tf_config import SERVER
+from gradring.machine import cores
 from gradring.parse import JOB_ID, JOIN, at_first_port
 from gradring.ports import LOOPBACK, free_ports
 
@@ -128,7 +128,7 @@ def with_defaults(environ: Mapping[str, str], local_size: int) -> dict[str, str]
 
 def thread_counts(local_size: int) -> dict[str, str]:
     """Variables that divide the cores of this machine among so many ranks."""
-    threads = max(1, len(os.sched_getaffinity(0)) // local_size)
+    threads = max(1, int(cores() / local_size))
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 

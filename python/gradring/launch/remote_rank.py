@@ -14,13 +14,13 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gradring.clusters import without_cluster_variables
+from gradring.errors import ConfigError
 from gradring.launch.collect import make_room
 from gradring.launch.exec_rank import CANNOT_START
 from gradring.launch.launcher import CLOSING_TICK_S, DEFAULT_GRACE_S, TICK_S
@@ -28,7 +28,7 @@ from gradring.launch.output import FAILURE_MARK
 from gradring.launch.processes import RankProcesses, shell_exit_code
 from gradring.launch.program import Program
 from gradring.launch.ranks import with_defaults
-from gradring.launch.report import left_in
+from gradring.launch.report import left_in, room_for_failures
 from gradring.launch.signals import arrived, signals_as_bytes
 
 STDIN = 0
@@ -65,6 +65,11 @@ def main() -> int:
         host = socket.gethostname()
         print(f"no directory {order['directory']!r} on {host}: {error.strerror}", file=sys.stderr)
         return CANNOT_START
+    try:
+        room = room_for_failures("gradring-rank-")
+    except ConfigError as error:
+        print(f"{socket.gethostname()}: {error}", file=sys.stderr)
+        return CANNOT_START
     inherited = without_cluster_variables(os.environ)
     inherited.pop("GRADRING_TOKEN_FILE", None)
     # A login shell has activated no environment: the `python` of the command is to be this one.
@@ -77,11 +82,7 @@ def main() -> int:
     if (problem := program.problem(environ["PATH"])) is not None:
         print(f"{socket.gethostname()}: {problem}", file=sys.stderr)
         return CANNOT_START
-    with (
-        tempfile.TemporaryDirectory(prefix="gradring-rank-") as directory,
-        signals_as_bytes() as wakeup,
-        RankProcesses() as processes,
-    ):
+    with room as directory, signals_as_bytes() as wakeup, RankProcesses() as processes:
         failure = Path(directory) / "failure.json"
         environ["GRADRING_FAILURE_FILE"] = str(failure)
         rank = processes.start(program.command(environ["PATH"]), environ)

@@ -7,9 +7,12 @@ import json
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from gradring.errors import ConfigError
 
 TRACEBACK = b"Traceback (most recent call last):"
 CHAINED = (
@@ -39,6 +42,22 @@ class Blame:
 
     rank: int
     kind: str
+
+
+def room_for_failures(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """A directory in which ranks leave why they fail.
+
+    Raises:
+        ConfigError: There is no place for one, as in a container whose disk is read-only.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix=prefix)
+    except OSError as error:
+        raise ConfigError(
+            "the launcher needs a temporary directory, in which ranks leave why they fail "
+            f"({error.strerror}); set TMPDIR to a directory that can be written, such as that of "
+            "an emptyDir volume"
+        ) from None
 
 
 def last_words(stderr: Sequence[bytes], stdout: Sequence[bytes]) -> list[bytes]:

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import gradring
-from gradring import errors
-from gradring.clusters import Place, Servers, servers_in
+from gradring import errors, parse
+from gradring.clusters import Place, Servers, servers_in, tf_config
 from gradring.communicator import Communicator, open_communicators
 from gradring.initialize import resolve
 from gradring.tensorflow import compat
@@ -118,7 +118,8 @@ def _arguments(resolver: ClusterResolver | None) -> dict[str, Any]:
     if resolver.task_type == EVALUATOR:
         return place
     addresses = _addresses(resolver)
-    return {**place, "rendezvous": addresses[0], "listen": addresses[rank]}
+    job_id = parse.given_job_id(os.environ) or tf_config.job_id_of(addresses)
+    return {**place, "rendezvous": addresses[0], "listen": addresses[rank], "job_id": job_id}
 
 
 def check(resolver: ClusterResolver, communicator: Communicator) -> None:

@@ -43,6 +43,9 @@ _watched = False
 
 _saves: ContextVar[bool] = ContextVar("saves", default=False)
 
+#: Of the loss that Keras computes.
+_mask: ContextVar[Any] = ContextVar("mask", default=None)
+
 
 def saves() -> bool:
     """Whether Keras is saving: variables that it makes for that are gone afterwards."""
@@ -74,11 +77,13 @@ def repair() -> None:
     for kind in (keras.layers.Layer, keras.losses.Loss):
         _replace(kind, "__call__", empty_batches.call, empty_batches.may_come)
     _replace(keras.layers.Layer, "add_loss", empty_batches.add_loss, empty_batches.may_come)
+    _replace(tf.distribute.ReplicaContext, "all_reduce", empty_batches.all_reduce, _in_our_replica)
     moments = sys.modules["keras.src.backend.tensorflow.nn"]
     if hasattr(moments, "_compute_moments_sync"):
         together = synchronised_moments.moments
         _replace(moments, "_compute_moments_sync", together, _in_our_replica)
-        _replace(moments, "_compute_moments_sync", empty_batches.moments, empty_batches.may_come)
+        of_layer = synchronised_moments.moments_of_layer
+        _replace(keras.layers.BatchNormalization, "_moments", of_layer, _in_our_replica)
     # Before Keras 3.5, models are built where they are traced.
     if hasattr(keras.Model, "_maybe_symbolic_build"):
         _replace(keras.Model, "_maybe_symbolic_build", keras_loops.symbolic_build, _is_ours)
@@ -109,6 +114,7 @@ def repair() -> None:
     if hasattr(keras.Model, "_aggregate_additional_loss"):
         losses = sys.modules["keras.src.losses.loss"]
         _replace(losses, "scale_loss_for_distribution", _scale_loss, _in_our_replica)
+        _replace(losses, "reduce_weighted_values", _reduce_weighted_values, _in_our_replica)
         _replace(losses, "reduce_values", _reduce_values, _in_our_replica)
         add = "_aggregate_additional_loss"
         _replace(keras.Model, add, _additional_loss, _in_our_replica)
@@ -328,14 +334,36 @@ def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
     return scaled
 
 
+def _reduce_weighted_values(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Remembers the mask, which Keras has in the weights when it divides."""
+    token = _mask.set(mask)
+    try:
+        return original(values, sample_weight, mask, *args, **kwargs)
+    finally:
+        _mask.reset(token)
+
+
 def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
-    """Divides the loss of a whole batch, such as Dice, as well; Keras forgets it."""
+    """Weighs a loss, and divides that of a whole batch, such as Dice; Keras forgets it."""
     given = inspect.signature(original).bind(values, *args, **kwargs)
     given.apply_defaults()
-    reduced = original(values, *args, **kwargs)
-    if values.shape.rank != 0 or given.arguments["reduction"] in (None, "none", "sum"):
-        return reduced
-    return sys.modules["keras.src.losses.loss"].scale_loss_for_distribution(reduced)
+    weights, reduction = given.arguments["sample_weight"], given.arguments["reduction"]
+    if reduction in (None, "none"):
+        return original(values, *args, **kwargs)
+    if reduction == "sum":
+        return sample_shares.weighed_sum(original(values, *args, **kwargs))
+    with sample_shares.divided(values, weights, _mask.get(), reduction):
+        reduced = original(values, *args, **kwargs)
+        if values.shape.rank != 0:
+            return reduced
+        return sys.modules["keras.src.losses.loss"].scale_loss_for_distribution(reduced)
 
 
 def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:

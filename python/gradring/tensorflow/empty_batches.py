@@ -105,10 +105,15 @@ def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
     return original(layer, loss)
 
 
-def moments(original: Callable[..., Any], x: tf.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the moments over all replicas' batches, by which layers are synchronized."""
+def all_reduce(
+    original: Callable[..., Any], context: Any, reduce_op: Any, value: Any, options: Any = None
+) -> Any:
+    """Stands in for that of replicas: a row that is in no batch adds nothing to a sum."""
     told = _told()
-    return original(x if told is None else _cut(x, told), *args, **kwargs)
+    if told is not None and getattr(reduce_op, "name", str(reduce_op)).upper() == "SUM":
+        zero = _zero_if(told)
+        value = tf.nest.map_structure(lambda v: zero(v) if isinstance(v, tf.Tensor) else v, value)
+    return original(context, reduce_op, value, options)
 
 
 def keep_statistics(

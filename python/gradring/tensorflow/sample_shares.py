@@ -7,12 +7,18 @@ Keras weighs what it logs by the samples anyway.
 
 How many samples all replicas have is told where they tell each other whether they have any, so it
 costs no message.
+
+Not every mean is over samples: Keras divides by the steps that a mask leaves, or by the sum of the
+weights. A replica has its share of these then, which one message for each such loss tells. The
+value of the mean is multiplied by what that share is of the share of the samples, by which it is
+weighed in the logs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -29,8 +35,22 @@ _SUM = tf.distribute.ReduceOp.SUM
 #: By strategy, an int64 scalar: how many samples all replicas have in the batch taken last.
 _totals: WeakKeyDictionary[Any, tf.Variable] = WeakKeyDictionary()
 
-#: Of the replica that runs a step of Keras; 1.0 is an equal share.
-_share: ContextVar[tf.Tensor | None] = ContextVar("share", default=None)
+
+class _Step(NamedTuple):
+    """What a replica's step of Keras knows of those of the other replicas."""
+
+    #: The replica's share of the samples; 1.0 is an equal one.
+    share: tf.Tensor
+    #: Whether it is an equal one in all steps.
+    is_equal: bool
+    #: Whether shapes say on every rank what they say on this one.
+    has_equal_shapes: bool
+
+
+_step: ContextVar[_Step | None] = ContextVar("step", default=None)
+
+#: What a loss is divided by; None is what grows with the number of samples alone.
+_divisor: ContextVar[tf.Tensor | None] = ContextVar("divisor", default=None)
 
 
 class OwnBatch(NamedTuple):
@@ -115,30 +135,40 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
         is_own = isinstance(data, OwnBatch)
         data = data.data if is_own else data
         own = first_rows_of(data)
-        is_fixed = isinstance(own, int) and not tf.executing_eagerly() and not is_own
-        if own is None or is_fixed or updates_of(strategy).are_local:
+        if own is None or updates_of(strategy).are_local:
             return step(data)
+        has_equal_shapes = not tf.executing_eagerly() and not is_own
+        if isinstance(own, int) and has_equal_shapes:
+            with _within(_Step(tf.ones([], tf.float64), True, True)):
+                return step(data)
         own = tf.cast(own, tf.int64)
         if is_own:
             total = tf.distribute.get_replica_context().all_reduce(_SUM, own)
         else:
             total = _total_of(strategy).read_value()
-        return _weigh(functools.partial(step, data), model, own, total)
+        known = _Step(_share(own, total), False, has_equal_shapes)
+        with _within(known):
+            # The mean over no samples is a NaN, which counts for nothing.
+            logs = unless(tf.equal(own, 0), model.metrics_variables, lambda: step(data))
+        # Parts of a mean over the replicas.
+        return tf.nest.map_structure(functools.partial(_part, known.share), logs)
 
     return original(model, weighted)
 
 
-def _weigh(step: Callable[[], Any], model: Any, own: tf.Tensor, total: tf.Tensor) -> Any:
-    """The logs of a step with `own` of `total` samples, as parts of a mean over the replicas."""
-    count = model.distribute_strategy.num_replicas_in_sync
-    share = tf.math.divide_no_nan(tf.cast(own * count, tf.float64), tf.cast(total, tf.float64))
-    token = _share.set(share)
+@contextlib.contextmanager
+def _within(step: _Step) -> Iterator[None]:
+    token = _step.set(step)
     try:
-        # The mean over no samples is a NaN, which counts for nothing.
-        logs = unless(tf.equal(own, 0), model.metrics_variables, step)
+        yield
     finally:
-        _share.reset(token)
-    return tf.nest.map_structure(functools.partial(_part, share), logs)
+        _step.reset(token)
+
+
+def _share(own: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """What a replica has of a total, of which all equal shares are 1.0."""
+    count = tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, tf.float64)
+    return tf.math.divide_no_nan(tf.cast(own, tf.float64) * count, tf.cast(total, tf.float64))
 
 
 def _part(share: tf.Tensor, log: Any) -> Any:
@@ -147,15 +177,64 @@ def _part(share: tf.Tensor, log: Any) -> Any:
     return tf.math.multiply_no_nan(log, tf.cast(share, log.dtype))
 
 
+@contextlib.contextmanager
+def divided(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> Iterator[None]:
+    """Inside, `weighed` gets the mean that Keras makes of a loss.
+
+    Args:
+        values: The loss of each sample, or of each step of each, times `weights`.
+        weights: What their mean is divided by, if `reduction` says so, or None.
+        mask: Of the values that are to count, or None.
+        reduction: As Keras has it; one that divides.
+    """
+    divisor = None
+    if _own_step() is not None and values.shape.rank:
+        divisor = _divisor_of(values, weights, mask, reduction)
+    token = _divisor.set(divisor)
+    try:
+        yield
+    finally:
+        _divisor.reset(token)
+
+
+def _divisor_of(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> tf.Tensor | None:
+    if reduction == "mean_with_sample_weight" and weights is not None:
+        return tf.reduce_sum(tf.cast(weights, tf.float64))
+    size = tf.cast(tf.size(values), tf.float64)
+    if mask is not None:
+        valid, steps = tf.reduce_sum(tf.cast(mask, tf.float64)), tf.size(mask)
+        return valid * tf.math.divide_no_nan(size, tf.cast(steps, tf.float64))
+    step, rest = _own_step(), values.shape[1:]
+    is_known = rest.is_fully_defined() and step is not None and step.has_equal_shapes
+    return None if is_known or not rest.rank else size
+
+
 def weighed(loss: tf.Tensor) -> tf.Tensor:
-    """A loss of Keras whose gradient is weighed by the replica's share of the samples."""
-    share = _own_share()
-    if share is None:
+    """A mean of Keras, weighed by the replica's share of what it is divided by."""
+    step, own = _own_step(), _divisor.get()
+    if step is None or (step.is_equal and own is None):
         return loss
+    if own is None:
+        return _with_gradient(loss, None, step.share)
+    share = _share(own, tf.distribute.get_replica_context().all_reduce(_SUM, own))
+    return _with_gradient(loss, tf.math.divide_no_nan(share, step.share), share)
+
+
+def weighed_sum(loss: tf.Tensor) -> tf.Tensor:
+    """A sum of Keras, of which the logs have the mean over the replicas, weighed by samples."""
+    step = _own_step()
+    if step is None or step.is_equal:
+        return loss
+    return _with_gradient(loss, tf.math.reciprocal_no_nan(step.share), tf.ones_like(step.share))
+
+
+def _with_gradient(loss: tf.Tensor, factor: tf.Tensor | None, slope: tf.Tensor) -> tf.Tensor:
+    """The loss times `factor`, whose gradient is multiplied by `slope` instead."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def weigh(loss: tf.Tensor) -> Any:
-        return tf.identity(loss), lambda gradient: gradient * tf.cast(share, gradient.dtype)
+        value = tf.identity(loss) if factor is None else loss * tf.cast(factor, loss.dtype)
+        return value, lambda gradient: gradient * tf.cast(slope, gradient.dtype)
 
     return weigh(loss)
 
@@ -168,12 +247,14 @@ def update_mean(
     Keras counts the losses of a model's outputs once for each batch, whatever its size; a replica's
     part of a batch is therefore counted by its share.
     """
-    share = _own_share()
-    if share is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
-        sample_weight = tf.cast(share, metric.dtype)
+    step = _own_step()
+    is_counted_alike = sample_weight is not None or step is None or step.is_equal
+    if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
+        assert step is not None
+        sample_weight = tf.cast(step.share, metric.dtype)
     return original(metric, values, sample_weight)
 
 
-def _own_share() -> tf.Tensor | None:
-    share = _share.get()
-    return None if share is None or not compat.can_take(share) else share
+def _own_step() -> _Step | None:
+    step = _step.get()
+    return step if step is not None and compat.can_take(step.share) else None

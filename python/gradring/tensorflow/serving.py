@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypedDict
 
 from gradring import _native, parse, updates
-from gradring.clusters import Servers
+from gradring.clusters import Servers, tf_config
 from gradring.config import Settings
 from gradring.errors import ConfigError
 from gradring.observe.update_report import mean_staleness
@@ -27,8 +27,9 @@ class _Way(TypedDict):
     settings: dict[str, str]
 
 
-def door_and_settings() -> _Way:
-    """With what this process proves to be of the job, and its settings."""
+def door_and_settings(servers: list[str]) -> _Way:
+    """With what this process proves to be of the job that has these servers, and its settings."""
+    job_id = parse.given_job_id(os.environ) or tf_config.job_id_of(servers)
     found = Settings.from_environ(os.environ)
     tls = found.tls
     return {
@@ -37,7 +38,7 @@ def door_and_settings() -> _Way:
             "ports": None,
             "interface": None,
             "announce": None,
-            "job": parse.given_job_id(os.environ) or "",
+            "job": parse.job_id(job_id),
             "token": found.token or b"",
             "tls": None if tls is None else (tls.ca, tls.cert, tls.key),
         },
@@ -70,7 +71,7 @@ def make_server(
         # Servers of one machine may share the rule's directory.
         directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
         patience=rule.patience,
-        **door_and_settings(),
+        **door_and_settings(addresses),
     )
 
 

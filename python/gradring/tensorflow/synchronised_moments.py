@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -24,8 +25,29 @@ def moments(
     Returns:
         Mean and variance of the batches of all replicas; 0 where all are empty.
     """
+    return _moments(x, None, axes, keepdims)
+
+
+def moments_of_layer(
+    original: Callable[..., tuple[tf.Tensor, tf.Tensor]], layer: Any, inputs: tf.Tensor, mask: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Stands in for those of `BatchNormalization`, which by a mask forgets the other replicas."""
+    if mask is None or not layer.synchronized:
+        return original(layer, inputs, mask)
+    is_valid = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+    return _moments(inputs, is_valid, layer._reduction_axes, False)
+
+
+def _moments(
+    x: tf.Tensor, is_valid: tf.Tensor | None, axes: Sequence[int], keepdims: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    if is_valid is not None:
+        x = tf.where(is_valid, x, tf.zeros_like(x))
     own = [tf.reduce_sum(each, axes, keepdims=True) for each in (x, tf.square(x))]
-    count = tf.cast(tf.size(x) / tf.size(own[0]), x.dtype)
+    if is_valid is None:
+        count = tf.cast(tf.size(x) / tf.size(own[0]), x.dtype)
+    else:
+        count = tf.reduce_sum(tf.cast(is_valid, x.dtype), axes, keepdims=True)
     context = tf.distribute.get_replica_context()
     *sums, count = context.all_reduce(tf.distribute.ReduceOp.SUM, [*own, count])
     mean, square = (tf.math.divide_no_nan(total, count) for total in sums)

@@ -15,6 +15,7 @@ mod door;
 mod elastic;
 mod entry;
 mod errors;
+mod first_process;
 mod interrupts;
 mod parameters;
 mod state;
@@ -76,5 +77,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(state::ask, module)?)?;
     module.add_function(wrap_pyfunction!(diagnosis::ask, module)?)?;
     module.add_function(wrap_pyfunction!(timing::time_all_reduce, module)?)?;
+    module.add_function(wrap_pyfunction!(first_process::end_by_sigterm, module)?)?;
     tensorflow::add_to(module)
 }

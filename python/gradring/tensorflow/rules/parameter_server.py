@@ -173,10 +173,9 @@ class Pushed(Updates):
             )
         self._trained = trained_by(optimizer)
         placement = self._placement()
+        addresses = list(self._served.servers.addresses)
         client = _native.ParameterClient(
-            worker=self._served.place.rank,
-            addresses=list(self._served.servers.addresses),
-            **door_and_settings(),
+            worker=self._served.place.rank, addresses=addresses, **door_and_settings(addresses)
         )
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         decays = inner.weight_decay is not None

@@ -110,7 +110,7 @@ impl Channels {
             Error::out_of_resources(&error, "cannot connect two ranks")
                 .unwrap_or_else(|| other().into())
         };
-        let doorbell = Arc::new(WakeUp::new().map_err(cannot)?);
+        let doorbell = Arc::new(WakeUp::new().map_err(|error| Error::no_wake_up(&error))?);
         let mesh = Mesh::new(vec![None, None], Arc::clone(&doorbell))
             .map_err(cannot)?
             .with_dialer(|waker| connector.for_two(peer, sends, doorbell, waker));

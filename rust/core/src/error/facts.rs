@@ -222,6 +222,11 @@ facts! {
         CannotListen { address: Text, error: Text },
         #[error("a socket fails: {error}")]
         Socket { error: Text },
+        #[error(
+            "{address} cannot be reached ({error}): the loopback interface of this host or container is down; \
+             type: ip link set lo up"
+        )]
+        NoLoopback { address: Text, error: Text },
         #[error("the connection broke during the handshake: {error}")]
         HandshakeBroke { error: Text },
         #[error("there was no answer in time during the handshake")]
@@ -517,6 +522,11 @@ facts! {
              the limit of its container on processes or memory"
         )]
         NoThread { error: Text },
+        #[error(
+            "the system refuses eventfd2, by which threads wake each other ({error}): allow it in the \
+             seccomp profile of the container or sandbox"
+        )]
+        NoWakeUp { error: Text },
         #[error("{what}: {error}: raise the number of files that its process may have open (ulimit -n)")]
         NoFile { what: Text, error: Text },
         #[error("{what}: {error}: raise the number of files that its host may have open (sysctl fs.file-max)")]

@@ -171,6 +171,15 @@ impl Error {
         Shortage::NoThread { error }.into()
     }
 
+    /// The system makes no eventfd.
+    #[must_use]
+    pub(crate) fn no_wake_up(error: &io::Error) -> Self {
+        Self::out_of_resources(error, "cannot wait for connections").unwrap_or_else(|| {
+            let error = Text::of(error);
+            Shortage::NoWakeUp { error }.into()
+        })
+    }
+
     /// What `error` means if it says that the system is out of something that `what` needs.
     #[must_use]
     pub(crate) fn out_of_resources(error: &io::Error, what: &str) -> Option<Self> {

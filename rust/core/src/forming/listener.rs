@@ -177,7 +177,7 @@ impl Listener {
             socket,
             own_state: Arc::clone(&admission.own_state),
             closing: AtomicBool::new(false),
-            wake_up: WakeUp::new().map_err(cannot)?,
+            wake_up: WakeUp::new().map_err(|error| Error::no_wake_up(&error))?,
             trouble: Mutex::default(),
             thread: Mutex::default(),
         });

@@ -7,7 +7,7 @@
 //! rank 0 last until all are connected (see `bootstrap`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -144,6 +144,8 @@ impl<'a> Forming<'a> {
     }
 
     fn run(&mut self) -> Result<Formed> {
+        check_loopback(&self.config.rendezvous)
+            .map_err(|error| error.blaming(self.config.rank, host_name()))?;
         let (listener, roster) = if self.config.rank == 0 {
             self.gather()?
         } else {
@@ -504,6 +506,27 @@ impl<'a> Forming<'a> {
 /// What ends the start when somebody wants this rank to stop.
 pub(crate) fn interrupted(rank: usize) -> Error {
     Error::from(Abort::InterruptedForming).blaming(rank, host_name())
+}
+
+/// Nobody can be waited for at a loopback address whose interface is down, as in a new namespace.
+fn check_loopback(address: &str) -> Result<()> {
+    let local = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let name = address.strip_prefix("localhost:");
+    let named = name.and_then(|port| port.parse().ok()).map(local);
+    let Some(at) = named.or(address.parse().ok()) else {
+        return Ok(());
+    };
+    // Sends nothing: asks for the way.
+    match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| socket.connect(at)) {
+        Err(error)
+            if at.ip() == Ipv4Addr::LOCALHOST
+                && error.kind() == std::io::ErrorKind::NetworkUnreachable =>
+        {
+            let (address, error) = (address.into(), Text::of(error));
+            Err(NotFormed::NoLoopback { address, error }.into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn socket_fails(error: &std::io::Error) -> Error {

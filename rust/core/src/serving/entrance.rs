@@ -100,7 +100,7 @@ impl Entrance {
             admission,
             guests: Mutex::default(),
             owner,
-            wake_up: WakeUp::new().map_err(cannot)?,
+            wake_up: WakeUp::new().map_err(|error| Error::no_wake_up(&error))?,
             closing: AtomicBool::new(false),
         });
         let thread = std::thread::Builder::new()

@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Lost, Shortage, Text};
+use crate::error::{Error, Lost};
 
 mod attendance;
 mod conversation;
@@ -35,15 +35,4 @@ const BEAT: Duration = Duration::from_millis(250);
 fn is_silent(conversation: &Conversation, too_long: Duration, now: Instant) -> Option<Error> {
     let silence = conversation.silence(now);
     (silence >= too_long).then(|| Lost::Silent { silence }.into())
-}
-
-fn no_descriptor(error: &std::io::Error) -> Error {
-    let what = "cannot wait for servers";
-    Error::out_of_resources(error, what).unwrap_or_else(|| {
-        Shortage::NoFile {
-            what: what.into(),
-            error: Text::of(error),
-        }
-        .into()
-    })
 }

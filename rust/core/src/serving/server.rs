@@ -101,7 +101,7 @@ impl Server {
     ) -> Result<Self> {
         let rules = rule.parse(place.addresses.len())?;
         let door = Door::of(config)?;
-        let wake_up = WakeUp::new().map_err(|error| super::no_descriptor(&error))?;
+        let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
         let wake_up = Arc::new(wake_up);
         let servers = place.addresses.len();
         let replicas = rule.replicas;

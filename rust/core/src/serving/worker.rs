@@ -99,7 +99,7 @@ impl Worker {
     /// # Errors
     /// `Config` for settings that cannot be used.
     pub fn new(me: usize, addresses: Vec<String>, config: &Config) -> Result<Self> {
-        let wake_up = WakeUp::new().map_err(|error| super::no_descriptor(&error))?;
+        let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
         let state = State {
             protocol: None,
             model: None,
