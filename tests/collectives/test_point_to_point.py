@@ -29,7 +29,7 @@ from gradring.errors import (
 from gradring.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 from pairs import on_threads
-from rank_states import waits
+from rank_states import wait_until_all_others_wait, waits
 from waiting import wait_until
 
 
@@ -223,16 +223,43 @@ def differing(comm: gradring.Communicator, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("dtype", "recv(source=1) with 6 elements of float32"),
-        ("count", "recv(source=1) with 7 elements of float64"),
-        ("shape", "recv(source=1) with 6 elements of float64 in another shape"),
-        ("name", "recv(source=1) with 6 elements of float64 under another name"),
+        ("dtype", "recv(source=1) 'a' float32[6]"),
+        ("count", "recv(source=1) 'a' float64[7]"),
+        ("shape", "recv(source=1) 'a' float64[2,3]"),
+        ("name", "recv(source=1) 'b' float64[6]"),
     ],
 )
 def test_a_send_and_a_recv_that_differ_are_told_on_every_rank(what: str, told: str) -> None:
     for message in on_threads(3, partial(differing, what=what)):
-        sent = "send(dest=2) with 6 elements of float64"
+        sent = "send(dest=2) 'a' float64[6]"
         assert told in message and sent in message and "(rank 1)" in message, message
+
+
+def differs_from_one_that_tells_nothing() -> Any:
+    """Rank 0 has sent, and is stopped before it can see that rank 1 receives something else."""
+    comm = gradring.init()
+    x = np.ones(3)
+    pid = int(comm.all_gather(np.array([os.getpid()]))[0])
+    comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)  # from here on there is a link
+    if comm.rank == 0:
+        comm.send(x, 1, name="a")
+    wait_until(lambda: waits(None, "send"), "rank 0 has sent")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        comm.recv(np.ones(4), 0, name="b")
+    except GradringError as error:
+        return type(error).__name__, error.rank, str(error)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    return "nothing"
+
+
+def test_a_difference_is_told_though_the_other_one_is_not_there_to_tell_it() -> None:
+    _, outcome = run_ranks(differs_from_one_that_tells_nothing, 2, check=False)
+    kind, rank, message = outcome.value
+    assert (kind, rank) == ("MismatchError", 1), outcome
+    assert "rank 1 on" in message and "called recv(source=0) 'b' float64[4]" in message, message
+    assert "send(dest=1) 'a' float64[3] (rank 0)" in message, message
 
 
 def end(comm: gradring.Communicator, how: str, sends: bool, x: Any) -> None:
@@ -472,6 +499,25 @@ def a_chain_waits(directory: Path) -> Any:
 
 def test_who_waits_for_a_partner_is_not_to_blame_for_a_collective(tmp_path: Path) -> None:
     assert run_ranks(a_chain_waits, 3, tmp_path) == [2, 2, 2]
+
+
+def sends_to_one_in_a_collective() -> Any:
+    """Rank 0 has gone on to a collective, and rank 1 has waited longer for it to receive."""
+    with gradring.init(stall_timeout=2.0) as comm:
+        if comm.rank == 0:
+            wait_until_all_others_wait(0, "send")
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            if comm.rank == 1:
+                comm.send(np.ones(3), 0, name="a")
+            else:
+                comm.all_reduce(np.ones(3))
+        return caught.value.rank, str(caught.value)
+
+
+def test_who_sends_to_a_rank_that_is_in_a_collective_is_to_blame() -> None:
+    for rank, message in run_ranks(sends_to_one_in_a_collective, 2):
+        told = "is in send(dest=0) 'a' float64[3] and has not entered this collective"
+        assert rank == 1 and told in message, message
 
 
 def traced(path: Path) -> None:

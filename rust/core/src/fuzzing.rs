@@ -243,6 +243,8 @@ fn control_samples() -> Vec<Vec<u8>> {
             waits: Some(Waits {
                 awaited: vec![2, 0],
                 idle: Duration::from_millis(1500),
+                beside: Some("send(dest=2) 'x' float32[98]".into()),
+                in_advance: true,
             }),
         })
     };
@@ -269,6 +271,7 @@ fn control_samples() -> Vec<Vec<u8>> {
         rank: 3,
         number: 7,
         collectives: 7,
+        moves_in: Some(7),
         late: vec![late; 2],
         note: vec![7; 7],
     };

@@ -46,6 +46,7 @@ impl<'a> StallDetector<'a> {
     #[inline]
     pub(super) fn moved(&mut self, now: Instant) {
         self.moved_at = now;
+        self.waits.note_move();
         self.next_warning = first_warning(self.limits);
         self.forget();
     }
@@ -90,7 +91,11 @@ impl<'a> StallDetector<'a> {
                 timeout,
             });
         }
-        if idle >= timeout {
+        // Others may still be in an earlier collective, and somebody moves there.
+        let elsewhere = (self.waits.earlier_moved())
+            .map(|at| (self.moved_at + idle).saturating_duration_since(at));
+        let stalled = elsewhere.map_or(idle, |elsewhere| elsewhere.min(idle));
+        if stalled >= timeout {
             return Err(Suspicion::Stalled {
                 awaited: execution.awaited(),
                 sequence,
@@ -104,7 +109,7 @@ impl<'a> StallDetector<'a> {
                 since: self.moved_at,
             }));
         }
-        Ok(INTERRUPT_INTERVAL.min(timeout - idle))
+        Ok(INTERRUPT_INTERVAL.min(timeout - stalled))
     }
 
     /// What a fault gives reason to suspect.
@@ -118,18 +123,22 @@ impl<'a> StallDetector<'a> {
                 sequence,
             },
             Fault::Link { peer, broken } => Suspicion::LinkBroken { peer, broken },
-            Fault::Header { peer, received } if !contract::is_header(&received) => {
+            Fault::Header { peer, received, .. } if !contract::is_header(&received) => {
                 let how = Garbled::NotAHeader;
                 Suspicion::Garbled { peer, how }
             }
-            Fault::Header { peer, received } => match contract::way(&received) {
+            Fault::Header {
+                peer,
+                received,
+                text,
+            } => match contract::way(&received) {
                 way if way == (peer, execution.rank()) => {
                     let own = &self.launched.header;
                     Suspicion::HeadersDiffer {
                         peer,
                         sequence,
-                        called: contract::told(&received, own).into(),
-                        own: contract::told(own, &received).into(),
+                        called: contract::called(&text, &received, own).into(),
+                        own: contract::called(execution.text(), own, &received).into(),
                     }
                 }
                 (from, to) => {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::config::timing::Timing;
-use crate::drive::Suspicion;
+use crate::drive::{Suspicion, Waiting};
 use crate::error::{Breach, Broken, Damage, Error, Lost, shortened};
 use crate::failure::diagnosis::Diagnosis;
 use crate::observe::clock;
@@ -135,9 +135,16 @@ impl Detector {
     /// Everybody is to know how this rank is doing.
     pub(crate) fn gossip(&mut self, now: Instant) {
         self.gossip_at = now;
-        let stats = self.journal.recorder.stats();
-        let board = &self.journal.board;
-        let gossip = board.next_gossip(self.journal.rank, &stats, now);
+        let Journal {
+            rank,
+            recorder,
+            board,
+            ..
+        } = &*self.journal;
+        let (running, _) = recorder.now();
+        let moves_in = running.filter(|_| recorder.waits.take_moved());
+        let moves_in = moves_in.map(|running| running.sequence);
+        let gossip = board.next_gossip(*rank, &recorder.stats(), moves_in, now);
         self.flood(Message::Gossip(gossip), None);
     }
 
@@ -200,9 +207,14 @@ impl Detector {
                 let cause = cause.blaming(peer, theirs);
                 self.fail(cause.during(&*call, sequence));
             }
-            Suspicion::HeadersDiffer { peer, sequence, .. } => {
+            Suspicion::HeadersDiffer {
+                peer,
+                sequence,
+                called,
+                ..
+            } => {
                 if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
-                    diagnosis.about_header(peer);
+                    diagnosis.about_header(peer, called);
                 }
             }
             Suspicion::Stalled {
@@ -227,11 +239,20 @@ impl Detector {
         match message {
             Message::Heartbeat(tick) => self.compare_clocks(tick, from),
             Message::Gossip(gossip) => {
-                let Journal { rank, hosts, .. } = &*self.journal;
-                if gossip.rank < hosts.len()
-                    && gossip.rank != *rank
-                    && self.journal.board.hear(gossip.clone())
-                {
+                let Journal {
+                    rank,
+                    hosts,
+                    recorder,
+                    board,
+                    ..
+                } = &*self.journal;
+                if gossip.rank < hosts.len() && gossip.rank != *rank && board.hear(gossip.clone()) {
+                    let (running, _) = recorder.now();
+                    if gossip.moves_in.is_some()
+                        && gossip.moves_in < running.map(|running| running.sequence)
+                    {
+                        recorder.waits.note_earlier_move(now);
+                    }
                     self.flood(Message::Gossip(gossip), Some(from));
                 }
             }
@@ -444,12 +465,26 @@ impl Detector {
         }
         // Who is past this position waits for those who are not.
         let (running, _) = recorder.now();
-        let in_time = running.is_some_and(|running| running.sequence <= diagnosis.sequence);
-        let waiting = recorder.waits.now().filter(|_| in_time);
-        let waiting = waiting.or_else(|| {
-            let stuck = recorder.stuck_beside().filter(|_| entry.is_none());
-            stuck.map(|(_, waiting)| waiting)
-        });
+        let running = running.filter(|running| running.sequence <= diagnosis.sequence);
+        let here = running.and_then(|running| Some((running, recorder.waits.now()?)));
+        let keeps = (here.iter()).any(|(running, _)| recorder.keeps(running));
+        let may_be_beside = !keeps && (entry.is_none() || here.is_some());
+        let stuck = recorder.stuck_beside().filter(|_| may_be_beside);
+        let waits = |waiting: Waiting, beside: Option<String>, in_advance| Waits {
+            awaited: waiting.awaited,
+            idle: now.saturating_duration_since(waiting.since),
+            beside,
+            in_advance,
+        };
+        let waits = match (stuck, here) {
+            (Some((there, waiting)), _) => Some(waits(
+                waiting,
+                Some(shortened(&there.call.to_string())),
+                false,
+            )),
+            (None, Some((_, waiting))) => Some(waits(waiting, None, !keeps)),
+            (None, None) => None,
+        };
         let report = Report {
             rank: self.journal.rank,
             sequence: diagnosis.sequence,
@@ -461,10 +496,7 @@ impl Detector {
                     .last_left_step()
                     .map(|(step, by)| (step, shortened(&by))),
             }),
-            waits: waiting.map(|waiting| Waits {
-                awaited: waiting.awaited,
-                idle: now.saturating_duration_since(waiting.since),
-            }),
+            waits,
         };
         diagnosis.hear(report.clone());
         self.report_due = None;
