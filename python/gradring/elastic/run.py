@@ -50,6 +50,8 @@ _LOSSES_WITHOUT_COMMIT_MAX = 10
 #: The most workers of a group, if nobody says.
 _WORKERS_MAX = 2048
 _ID_BYTES = 16
+#: What a rank says at a commit, if not 1 for a new group, and 0 for none.
+_UNSAVED = 2
 
 
 class Strategy(Protocol):
@@ -206,7 +208,7 @@ class _Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._state._after_commit = None
+        self._state._after_commit = self._state._group = None
         try:
             if isinstance(error, Exception):
                 # The others hear why, and not only that it is gone.
@@ -244,6 +246,7 @@ class _Job:
                 self._has_formed = True
                 self._addresses = addresses
                 self._state._after_commit = self._at_commit
+                self._state._group = communicator
                 self._leaves.waits = True
                 result = train()
                 has_returned = True
@@ -269,7 +272,7 @@ class _Job:
                 if self._leaves.wanted:
                     raise SystemExit(128 + signal.SIGTERM) from None
             finally:
-                self._state._after_commit = None
+                self._state._after_commit = self._state._group = None
                 self._leaves.waits = False
             core_of(communicator).close()
             participant.reform(unreached)
@@ -340,7 +343,7 @@ class _Job:
             participant.finish()
 
     def _at_commit(self, has_committed: bool) -> None:
-        """Lets processes join and leave."""
+        """Lets processes join and leave, and tells all what one could not write."""
         if has_committed:
             self._losses = 0
             self._took_others_in = self._is_new = False
@@ -348,8 +351,13 @@ class _Job:
         assert participant is not None
         has_room = communicator.world_size < self._workers[1]
         joins = has_room and participant.joiners > 0
-        changes = np.array([joins or self._leaves.wanted], np.uint8)
-        if communicator.all_reduce(changes, "max", name="elastic/changes")[0]:
+        changes = _UNSAVED if self._state._has_given_up else int(joins or self._leaves.wanted)
+        found = communicator.all_reduce(
+            np.array([changes], np.uint8), "max", name="elastic/changes"
+        )
+        if found[0] == _UNSAVED:
+            self._state._raise_failures()
+        elif found[0]:
             raise Regroup
 
     def _to_leave_out(self, error: Exception, agreement: Agreement) -> list[int]:
