@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradring import parse
 from gradring.communicator import Communicator
 from gradring.elastic import commit as commits
-from gradring.elastic.alike import compare
+from gradring.elastic.alike import Standing, compare
 from gradring.elastic.checkpoints import Checkpoints
 from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
 from gradring.errors import ConfigError, MismatchError, ProtocolError, RestoreError, SaveError
@@ -143,7 +143,7 @@ class State:
             gradring.errors.ProtocolError: A piece changed on its way.
             gradring.errors.GradringError: A rank was lost meanwhile.
         """
-        compare(communicator, self._alike(), has_state=True)
+        compare(communicator, self._alike(), Standing.OF_JOB)
         self._sync(communicator, counts=True)
 
     def _alike(self) -> dict[str, str]:
