@@ -385,6 +385,22 @@ def test_ranks_start_on_hosts_that_the_script_finds(tmp_path: Path) -> None:
     assert "worker 2 is started on localhost, to join the others" in done.stderr
 
 
+def test_a_job_goes_on_when_the_log_of_a_new_rank_cannot_be_opened(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    ranks = program(
+        tmp_path,
+        f"import shutil\nlogs = {str(logs)!r}\n"
+        "if rank == 0: shutil.rmtree(logs), open(logs, 'w').close(), note('list-1')\n"
+        "if joins: note('joined')\n"
+        "else: wait_for('joined')\n",
+    )
+    script = hosts_script(tmp_path, "localhost:1", "localhost:2")
+    options = ["-np", 1, "--max-np", 2, "--host-discovery-script", script, "--log-dir", logs]
+    done = gradring("run", *options, *ranks)
+    assert done.returncode == 0, done.stderr
+    assert f"gradring run: rank 1 has no log: {logs}: File exists" in done.stderr
+
+
 @on_several_hosts
 def test_a_host_comes_and_another_goes(tmp_path: Path) -> None:
     ssh = ssh_stand_in.install(tmp_path)
