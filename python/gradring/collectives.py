@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
@@ -30,9 +31,19 @@ class Collectives:
     hosts: list[str]
     _door: Door
     _rendezvous: str
+    #: Of a group of `split`: its name, and what its ranks are in the world.
+    _part: tuple[str, Sequence[int]] | None
     #: The group as the core has it.
     _native: _native.Communicator
     _place: calls.Place
+
+    def _named(self, rank: int) -> str:
+        """A rank as messages call it."""
+        text = f"rank {rank} on {self.hosts[rank]}"
+        if self._part is None:
+            return text
+        name, of_world = self._part
+        return f"{text} (in {name}; rank {of_world[rank]} of the world)"
 
     def all_reduce(self, x: T, op: str = "sum", *, name: str = "") -> T:
         """Reduces ``x`` over all ranks, in place.

@@ -22,6 +22,7 @@ from gradring.errors import AbortedError, ConfigError
 from gradring.settings import takes_settings
 from gradring.stats import SlowestRank, Stats
 from gradring.steps import Step, described
+from gradring.together import agreed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -326,14 +327,6 @@ class Communicator(Collectives):
         """What its ranks are in the group of all."""
         return range(self.world_size) if self._part is None else self._part[1]
 
-    def _named(self, rank: int) -> str:
-        """A rank as messages call it."""
-        text = f"rank {rank} on {self.hosts[rank]}"
-        if self._part is None:
-            return text
-        name, of_world = self._part
-        return f"{text} (in {name}; rank {of_world[rank]} of the world)"
-
     def step(self, *, abort_on_exception: bool = True) -> Step:
         """What happens inside ``with communicator.step():`` is one step of the program.
 
@@ -408,7 +401,8 @@ class Communicator(Collectives):
             The path, on rank 0; None elsewhere, and if nothing was being recorded.
 
         Raises:
-            OSError: Rank 0 cannot write the file.
+            gradring.errors.SaveError: On all ranks, if rank 0 cannot write the file; it is an
+                `OSError`, too.
             GradringError: The group failed; see `gradring.errors`.
         """
         path, self._trace_path = self._trace_path, None
@@ -416,12 +410,12 @@ class Communicator(Collectives):
         if path is None or part is None:
             return None
         parts = all_gather_bytes(self, zlib.compress(part), "trace")
-        if self.rank != 0:
-            return None
-        from gradring import records, timeline  # most programs write none
+        with agreed(self, "write", path):
+            if self.rank == 0:
+                from gradring import records, timeline  # most programs write none
 
-        timeline.write(path, [records.parse(zlib.decompress(part)) for part in parts])
-        return path
+                timeline.write(path, [records.parse(zlib.decompress(part)) for part in parts])
+        return path if self.rank == 0 else None
 
     def abort(self, reason: str) -> None:
         """Fails every pending and later work of every rank with `AbortedError` and ``reason``."""

@@ -1,7 +1,9 @@
 """Commits on disk: written whole, passed over when they are not, and what a job resumes from."""
 
+import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -10,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gradring
+import gradring.elastic
 from gradring.elastic import State
 from gradring.elastic.checkpoints import Checkpoints
 from gradring.elastic.commit import Commit
-from gradring.errors import ConfigError, MismatchError, SaveError
+from gradring.errors import ConfigError, MismatchError, RestoreError, SaveError
 from gradring.testing import run_ranks
 
 STEPS = 30
@@ -124,21 +126,107 @@ def test_a_checkpoint_with_arrays_of_another_kind_is_of_another_program(
                 state.flush()
 
 
-def test_what_cannot_be_written_is_an_error_of_the_next_commit(tmp_path: Path) -> None:
+def test_what_cannot_be_written_stays_in_memory_and_the_next_commit_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = tmp_path / "gone"
     with gradring.init(rank=0, world_size=1) as comm:
         state = State(step=0)
-        state.checkpoint_to(directory)
+        state.checkpoint_to(directory, max_failures=2)
         state.sync(comm)
         shutil.rmtree(directory)
         state.commit()
-        with pytest.raises(SaveError, match="gone"):
+        with pytest.raises(SaveError, match=r"gone: .*No such file.* \(1 in a row\); make room"):
             state.flush()
-        # A later one is a new attempt.
+        state.commit()
+        with pytest.raises(SaveError, match="2 in a row"):
+            state.flush()
+        with pytest.raises(SaveError, match=r"on \S+ could not write its checkpoints: .*in a row"):
+            state.commit()
+        with pytest.raises(SaveError, match="3 in a row"):
+            state.flush()
         directory.mkdir()
+        # What is said again and again ends with the first attempt that succeeds.
+        with contextlib.suppress(SaveError):
+            state.commit()
+        state.flush()
         state.commit()
         state.flush()
-    assert len(os.listdir(directory)) == 1
+    assert "commit 1 could not be written to" in caplog.text
+    assert "again, after 3 that could not be written" in caplog.text
+    assert len(os.listdir(directory)) == 2
+
+
+def lose_the_disk(directories: list[str]) -> tuple[int, str, str]:
+    """Trains on, and says what ends it when that is too much, and when it asks."""
+    with gradring.init() as comm:
+        directory = Path(directories[comm.rank])
+        state = State(step=0)
+        state.checkpoint_to(directory)
+        said: list[str] = []
+
+        @gradring.elastic.run(comm)
+        def train(state: State) -> None:
+            while state.step < STEPS:
+                if state.step == 1:
+                    state.flush()  # nothing is written meanwhile
+                    shutil.rmtree(directory)
+                if state.step == STEPS - 1:
+                    with pytest.raises(SaveError) as asked:
+                        state.flush()
+                    said.append(str(asked.value))
+                    directory.mkdir()
+                comm.all_reduce(1)
+                state.step += 1
+                state.commit()
+            state.flush()
+
+        train(state)
+        files = len(os.listdir(directory))
+        state.checkpoint_to(directory / "more", max_failures=2)
+        shutil.rmtree(directory)
+
+        @gradring.elastic.run(comm)
+        def train_for_ever(state: State) -> None:
+            while True:
+                comm.all_reduce(1)
+                state.commit()
+
+        with pytest.raises(SaveError) as raised:
+            train_for_ever(state)
+        return files, said[0], str(raised.value)
+
+
+def test_a_disk_that_is_gone_ends_no_elastic_job_before_all_ranks_are_told(tmp_path: Path) -> None:
+    directories = [str(tmp_path / "a"), str(tmp_path / "b")]
+    found = run_ranks(lose_the_disk, 2, directories)
+    assert [files for files, *_ in found] == [1, 0]
+    for _, asked, raised in found:
+        assert re.match(r"rank 0 on \S+ could not write its checkpoints: OSError: \S+/a: ", asked)
+        assert re.match(r"rank 0 on \S+ could not write its checkpoints: .*a/more: ", raised)
+        assert "(2 in a row)" in raised or "(3 in a row)" in raised
+
+
+def read_what_is_gone(directories: list[str]) -> str:
+    with gradring.init() as comm:
+        state = State(step=0)
+        state.checkpoint_to(directories[comm.rank])
+        if comm.rank == 1:
+            shutil.rmtree(directories[comm.rank])
+        with pytest.raises(RestoreError) as raised:
+            state.sync(comm)
+        return str(raised.value)
+
+
+def test_a_directory_that_cannot_be_read_is_one_error_on_all_ranks(tmp_path: Path) -> None:
+    for text in run_ranks(read_what_is_gone, 2, [str(tmp_path / "a"), str(tmp_path / "b")]):
+        assert re.match(r"rank 1 on \S+ could not read its checkpoints: FileNotFoundError", text)
+
+
+def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SaveError, match=r"file/here cannot be made on \S+: .*; give one that"):
+        State(step=0).checkpoint_to(tmp_path / "file" / "here")
 
 
 def test_what_has_just_been_written_outlives_newer_files_that_are_not_whole(tmp_path: Path) -> None:
@@ -174,6 +262,8 @@ def test_settings_that_keep_nothing_are_refused(tmp_path: Path) -> None:
             state.checkpoint_to(tmp_path, keep=wrong)
         with pytest.raises(ConfigError, match=r"every_commits=.* is not a whole number"):
             state.checkpoint_to(tmp_path, every_commits=wrong)
+        with pytest.raises(ConfigError, match=r"max_failures=.* is not a whole number"):
+            state.checkpoint_to(tmp_path, max_failures=wrong)
     with pytest.raises(ConfigError, match="'sync'"):
         State(sync=1)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from elastic.training import (
 from faults.stage import Stage
 from gradring import _native
 from gradring.elastic import State
+from gradring.elastic.alike import Standing, compare
 from gradring.errors import GradringError, MismatchError, RendezvousError
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
@@ -242,8 +244,47 @@ def one_does_something_else(trainee: Trainee) -> bool:
     return trainee.stage.told("ended-2") is not None and trainee.steps_here >= STEPS
 
 
-def test_one_that_joins_and_does_something_else_ends_alone(stage: Stage) -> None:
-    plan = planned(one_does_something_else, 2)
+def one_does_something_else_after_its_first_commit(trainee: Trainee) -> bool:
+    """As where a commit is the first thing that the function does."""
+    if trainee.steps_here == 0:
+        trainee.state.commit()
+    return one_does_something_else(trainee)
+
+
+def one_does_something_else_where_others_commit(trainee: Trainee) -> bool:
+    real = State.commit
+
+    def commit(self: State) -> None:
+        trainee.comm.broadcast(np.zeros(3), name="what the others have made")
+        real(self)
+
+    call(trainee)
+    if trainee.place == 2:
+        State.commit = commit  # type: ignore[method-assign]
+    return trainee.stage.told("ended-2") is not None and trainee.steps_here >= STEPS
+
+
+def one_has_something_else(trainee: Trainee) -> bool:
+    """All are told so, by what is no failure of the group."""
+    call(trainee)
+    what = "what the others have made" if trainee.place == 2 else "nothing"
+    compare(trainee.comm, {"what": f"called broadcast(root=0) {what!r}"}, Standing.OF_JOB)
+    return trainee.stage.told("ended-2") is not None and trainee.steps_here >= STEPS
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        one_does_something_else,
+        one_does_something_else_after_its_first_commit,
+        one_does_something_else_where_others_commit,
+        one_has_something_else,
+    ],
+)
+def test_one_that_joins_and_does_something_else_ends_alone(
+    stage: Stage, act: Callable[[Trainee], bool]
+) -> None:
+    plan = planned(act, 2)
     *others, joiner = outcomes_of(plan, stage, joiners=1)
     assert isinstance(joiner.exception, MismatchError), joiner.details()
     assert "has joined, and its first steps are not those of the others" in str(joiner.exception)

@@ -138,6 +138,58 @@ def test_a_rank_that_comes_to_join_when_the_others_have_ended_well_ends_so_too(
     assert done.stderr.count(said) == 2
 
 
+@pytest.mark.parametrize("where", ["imports", "makes its model"])
+def test_a_rank_that_has_yet_to_join_when_the_others_have_ended_well_is_told_to_end(
+    tmp_path: Path, where: str
+) -> None:
+    """It hears nothing of what those hear that wait for the others already."""
+    ranks = program(
+        tmp_path,
+        f"def late():\n"
+        "    note('late')\n"
+        "    while True: time.sleep(1)\n"
+        f"if joins and {where == 'imports'}: late()\n"
+        "import gradring, gradring.elastic\n"
+        "with gradring.init() as comm:\n"
+        "    if joins: late()\n"
+        "    @gradring.elastic.run(comm)\n"
+        "    def train(state):\n"
+        "        if rank: wait_for('begun'), die()\n"
+        "        note('begun'), wait_for('late')\n"
+        "    train(gradring.elastic.State())\n"
+        "    print('trained', flush=True)\n",
+    )
+    done = gradring("run", "-np", 2, "--min-np", 1, "--grace", 1, *ranks)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0] trained\n"
+    assert re.search(
+        r"worker 1 on \S+ must leave within 0.5 s: the job has ended well before it has joined",
+        done.stderr,
+    )
+
+
+@on_several_hosts
+def test_a_rank_that_has_joined_on_another_host_may_take_its_time_to_end(tmp_path: Path) -> None:
+    ssh = ssh_stand_in.install(tmp_path)
+    ranks = program(
+        tmp_path,
+        "import gradring, gradring.elastic\n"
+        "with gradring.init() as comm:\n"
+        "    @gradring.elastic.run(comm, min_workers=2)\n"
+        "    def train(state):\n"
+        "        if rank == 1: wait_for('begun'), die()\n"
+        "        note('begun')\n"
+        "        while comm.generation < 2: state.commit()\n"
+        "    train(gradring.elastic.State())\n"
+        "if joins: time.sleep(2), print('saved', flush=True)\n",
+    )
+    options = ["--hosts", "localhost,127.0.0.2", "-np", 2, "--min-np", 1, "--grace", 1]
+    done = gradring("run", *options, *ranks, **ssh)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[1] saved\n"
+    assert "must leave" not in done.stderr
+
+
 def test_first_ranks_form_a_group_at_their_ports(tmp_path: Path) -> None:
     ranks = program(
         tmp_path,
@@ -331,6 +383,22 @@ def test_ranks_start_on_hosts_that_the_script_finds(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] False 0", "[1] False 0", "[2] True 0"]
     assert "worker 2 is started on localhost, to join the others" in done.stderr
+
+
+def test_a_job_goes_on_when_the_log_of_a_new_rank_cannot_be_opened(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    ranks = program(
+        tmp_path,
+        f"import shutil\nlogs = {str(logs)!r}\n"
+        "if rank == 0: shutil.rmtree(logs), open(logs, 'w').close(), note('list-1')\n"
+        "if joins: note('joined')\n"
+        "else: wait_for('joined')\n",
+    )
+    script = hosts_script(tmp_path, "localhost:1", "localhost:2")
+    options = ["-np", 1, "--max-np", 2, "--host-discovery-script", script, "--log-dir", logs]
+    done = gradring("run", *options, *ranks)
+    assert done.returncode == 0, done.stderr
+    assert f"gradring run: rank 1 has no log: {logs}: File exists" in done.stderr
 
 
 @on_several_hosts

@@ -79,3 +79,12 @@ def test_a_directory_that_cannot_be_made_is_told_and_no_error(
     with gradring.init() as comm:
         gradring.Monitor(comm)
     assert "no steps.jsonl is written" in caplog.text
+
+
+def test_a_monitor_whose_log_cannot_be_opened_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with gradring.init(rank=0, world_size=1) as comm:
+        gradring.Monitor(comm, log=tmp_path / "file" / "steps.jsonl")
+    assert f"no steps.jsonl is written: {tmp_path / 'file'}: " in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ from gradring import cli, errors
 from gradring.records import Collective, Record
 from gradring.testing import run_ranks
 from gradring.timeline import write
+from pairs import on_threads
 from waiting import wait_until
 
 PROGRAM = """
@@ -138,6 +140,19 @@ def switch(path: str) -> tuple[str, Path | None]:
         written = comm.trace_stop()
         comm.all_reduce(x, name="after")
         return str(written), comm.trace_stop()
+
+
+def test_a_timeline_that_cannot_be_written_is_one_error_on_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    def trace(comm: gradring.Communicator) -> str:
+        comm.trace_start(tmp_path / "file" / "timeline.json")
+        with pytest.raises(errors.SaveError) as raised:
+            comm.trace_stop()
+        return str(raised.value)
+
+    for text in on_threads(2, trace):
+        assert re.match(r"rank 0 on \S+ could not write \S+timeline\.json: \w+Error", text)
 
 
 def test_tracing_is_switched_on_and_off_and_keeps_the_last(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 from collections.abc import Mapping
 
@@ -11,21 +12,31 @@ from gradring.communicator import Communicator
 from gradring.errors import GradringError, MismatchError
 
 
-def compare(communicator: Communicator, own: Mapping[str, str], has_state: bool) -> bool:
-    """Every rank must call it; ``has_state`` says that this one has the job's values already.
+class Standing(enum.IntEnum):
+    """Whose word counts in a group: that of those who have the highest."""
+
+    JOINS = 0
+    #: It has the job's values, and has yet to show that it does the same with them.
+    ON_TRIAL = 1
+    OF_JOB = 2
+
+
+def compare(communicator: Communicator, own: Mapping[str, str], standing: Standing) -> list[int]:
+    """Compares what has to be the same; every rank must call it.
 
     Returns:
-        Whether all have.
+        The ranks whose word counts.
 
     Raises:
-        gradring.errors.MismatchError: On all ranks, if those differ that have the job's values;
-            otherwise on one that would join, and the others go on without it.
+        gradring.errors.MismatchError: On all ranks, if those differ whose word counts; otherwise on
+            one that would join, and the others go on without it.
     """
-    text = json.dumps([has_state, own]).encode()
+    text = json.dumps([standing, own]).encode()
     told = [json.loads(each) for each in all_gather_bytes(communicator, text, "elastic/alike")]
-    of_job = [rank for rank, (has_its_state, _) in enumerate(told) if has_its_state]
+    highest = max(theirs for theirs, _ in told)
+    of_job = [rank for rank, (theirs, _) in enumerate(told) if theirs == highest]
     hosts, first = communicator.hosts, of_job[0]
-    for rank in of_job if has_state else [communicator.rank]:
+    for rank in of_job if standing == highest else [communicator.rank]:
         for name, value in told[first][1].items():
             other = told[rank][1].get(name)
             if other != value:
@@ -40,4 +51,4 @@ def compare(communicator: Communicator, own: Mapping[str, str], has_state: bool)
                     rank=rank,
                     host=hosts[rank],
                 )
-    return len(of_job) == len(told)
+    return of_job

@@ -47,22 +47,26 @@ class Checkpoints:
         self._unfinished = self.directory / f"{uuid.uuid4().hex}.unfinished"
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        #: How many in a row could not be written, and why the last could not.
+        self.failures = 0
         self._failed: Exception | None = None
 
     def write(self, commit: Commit) -> None:
         """Has a commit written by another thread, unless a newer one comes before its turn.
 
-        Raises:
-            OSError: An earlier one could not be written.
+        One that cannot be written is named in the log; the next one is a new attempt.
         """
         with self._changed:
-            self._raise_failure()
             self._wanted = commit
             if self._thread is None:
                 # One that waits at the end of the process keeps it until all is written.
                 thread = threading.Thread(target=self._write_all, name="gradring-checkpoints")
-                thread.start()
-                self._thread = thread
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system has no room for it
+                    self._note(commit, error)
+                else:
+                    self._thread = thread
 
     def flush(self) -> None:
         """Waits until what was given to `write` is on the disk.
@@ -72,10 +76,29 @@ class Checkpoints:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._thread is None)
-            self._raise_failure()
+        self.check()
+
+    def check(self) -> None:
+        """Asks what has become of those that were given to `write`.
+
+        Raises:
+            OSError: The last that was tried could not be written.
+        """
+        with self._changed:
+            failures, failed = self.failures, self._failed
+        if failed is not None:
+            raise OSError(
+                f"{self.directory}: {_described(failed)} ({failures} in a row); make room there, "
+                "or give another directory"
+            ) from failed
 
     def newest(self) -> Commit | None:
-        """The newest one that is whole; others are named in the log, and passed over."""
+        """The newest one that is whole; others are named in the log, and passed over.
+
+        Raises:
+            OSError: The directory cannot be read.
+            MemoryError: There is too little memory for one.
+        """
         for path in sorted(self._files(), reverse=True):
             try:
                 commit = _read(path)
@@ -84,16 +107,8 @@ class Checkpoints:
             except MemoryError:
                 raise
             except Exception as error:
-                reason = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-                _logger.warning("the checkpoint %s is passed over: %s", path, reason)
+                _logger.warning("the checkpoint %s is passed over: %s", path, _described(error))
         return None
-
-    def _raise_failure(self) -> None:
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            if isinstance(failed, OSError):
-                raise failed
-            raise OSError(f"{type(failed).__name__}: {failed}") from failed
 
     def _write_all(self) -> None:
         while True:
@@ -103,12 +118,28 @@ class Checkpoints:
                     self._thread = None
                     self._changed.notify_all()
                     return
+            failed = None
             try:
                 self._write(commit)
             except Exception as error:
-                _logger.error("commit %d could not be kept: %s", commit.number, error)
-                with self._changed:
-                    self._failed = error
+                failed = error
+            self._note(commit, failed)
+
+    def _note(self, commit: Commit, failed: Exception | None) -> None:
+        with self._changed:
+            before = self.failures
+            self.failures, self._failed = (before + 1 if failed else 0), failed
+        if failed is None and before:
+            _logger.warning(
+                "commit %d is in %s again, after %d that could not be written",
+                *(commit.number, self.directory, before),
+            )
+        elif failed is not None and before & (before + 1) == 0:  # the 1st, 2nd, 4th, 8th in a row
+            _logger.error(
+                "commit %d could not be written to %s (%s); it stays in memory, and the next one "
+                "is tried again (%d in a row)",
+                *(commit.number, self.directory, _described(failed), before + 1),
+            )
 
     def _write(self, commit: Commit) -> None:
         path = self.directory / f"commit-{commit.number:012d}.gradring"
@@ -159,3 +190,7 @@ def _read(path: Path) -> Commit:
             "its contents do not have its hash: it is torn, or the disk has changed it"
         )
     return Commit(int(match[1]), payload)
+
+
+def _described(error: Exception) -> str:
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

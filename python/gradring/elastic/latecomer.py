@@ -2,7 +2,8 @@
 
 It cannot find out by itself: nobody answers any more, as if the job had yet to begin. So the
 launcher sends `JOB_HAS_ENDED` again and again to the processes that it has started to join, until
-they end. It means nothing to those that have joined, or still import their modules.
+they end. It means nothing to those that have joined, or still import their modules; the latter get
+SIGTERM after half of the grace period.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from gradring.communicator import (
     is_open,
     participant_of,
 )
-from gradring.elastic.alike import compare
+from gradring.elastic.alike import Standing, compare
 from gradring.elastic.latecomer import ends_with_the_job
 from gradring.elastic.state import State
 from gradring.errors import (
@@ -47,9 +47,14 @@ _log = logging.getLogger("gradring")
 _SURVIVABLE = (AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError)
 #: After so many losses without a commit in between, it is the program that fails.
 _LOSSES_WITHOUT_COMMIT_MAX = 10
+#: A process that has joined is on trial until it has come to so many commits: the first may be the
+#: first thing that the function does.
+_TRIAL_COMMITS = 2
 #: The most workers of a group, if nobody says.
 _WORKERS_MAX = 2048
 _ID_BYTES = 16
+#: What a rank says at a commit, if not 1 for a new group, and 0 for none.
+_UNSAVED = 2
 
 
 class Strategy(Protocol):
@@ -183,8 +188,10 @@ class _Job:
         self._participant: _native.Participant | None = None
         #: Whether this process has the state of the job.
         self._has_state = False
-        #: Until the first commit of a group: whether others have joined it, or this process has.
-        self._took_others_in = self._is_new = False
+        #: The ranks of the group that are not on trial, while others are.
+        self._of_job: list[int] = []
+        #: How many commits are left to the end of that trial, and of this process's own.
+        self._trial = self._own_trial = 0
         #: As what process it was in its last group; another one if it has been left out since.
         self._id = b""
         #: The generation of the group that was there before, if it was.
@@ -206,7 +213,7 @@ class _Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._state._after_commit = None
+        self._state._after_commit = self._state._group = None
         try:
             if isinstance(error, Exception):
                 # The others hear why, and not only that it is gone.
@@ -244,6 +251,7 @@ class _Job:
                 self._has_formed = True
                 self._addresses = addresses
                 self._state._after_commit = self._at_commit
+                self._state._group = communicator
                 self._leaves.waits = True
                 result = train()
                 has_returned = True
@@ -269,7 +277,7 @@ class _Job:
                 if self._leaves.wanted:
                     raise SystemExit(128 + signal.SIGTERM) from None
             finally:
-                self._state._after_commit = None
+                self._state._after_commit = self._state._group = None
                 self._leaves.waits = False
             core_of(communicator).close()
             participant.reform(unreached)
@@ -284,7 +292,7 @@ class _Job:
         if not seeds:
             self._has_state = True
             # First of all, because it says what is wrong with a group that has failed.
-            compare(communicator, self._alike, has_state=True)
+            compare(communicator, self._alike, Standing.OF_JOB)
         participant = participant_of(communicator, seeds, self._patience_s)
         self._participant = participant
         if seeds:
@@ -315,9 +323,12 @@ class _Job:
         if generation != self._founded:
             form_again(communicator, participant, agreement)
             communicator._joins = ()
-            are_all_of_job = compare(communicator, self._alike, self._has_state)
-            self._is_new = not self._has_state
-            self._took_others_in = self._has_state and not are_all_of_job
+            self._of_job = compare(communicator, self._alike, self._standing)
+            self._trial = _TRIAL_COMMITS * (len(self._of_job) < communicator.world_size)
+            if communicator.rank in self._of_job:
+                self._own_trial = 0
+            elif not self._has_state:
+                self._own_trial = _TRIAL_COMMITS
         communicator.generation = generation
         self._log_time("connected")
         self._state._sync(communicator, self._has_state)
@@ -340,16 +351,22 @@ class _Job:
             participant.finish()
 
     def _at_commit(self, has_committed: bool) -> None:
-        """Lets processes join and leave."""
+        """Lets processes join and leave, and tells all what one could not write."""
         if has_committed:
             self._losses = 0
-            self._took_others_in = self._is_new = False
         communicator, participant = self._communicator, self._participant
         assert participant is not None
         has_room = communicator.world_size < self._workers[1]
         joins = has_room and participant.joiners > 0
-        changes = np.array([joins or self._leaves.wanted], np.uint8)
-        if communicator.all_reduce(changes, "max", name="elastic/changes")[0]:
+        changes = _UNSAVED if self._state._has_given_up else int(joins or self._leaves.wanted)
+        found = communicator.all_reduce(
+            np.array([changes], np.uint8), "max", name="elastic/changes"
+        )
+        if has_committed:
+            self._trial, self._own_trial = max(0, self._trial - 1), max(0, self._own_trial - 1)
+        if found[0] == _UNSAVED:
+            self._state._raise_failures()
+        elif found[0]:
             raise Regroup
 
     def _to_leave_out(self, error: Exception, agreement: Agreement) -> list[int]:
@@ -368,9 +385,10 @@ class _Job:
         if failure is None or not is_open(self._communicator):
             return False
         if self._has_formed:
-            # Who does something else than before is one that has joined, and ends by it.
-            kinds = (*_SURVIVABLE, MismatchError) if self._took_others_in else _SURVIVABLE
-            survivable = isinstance(failure, kinds) and core_of(self._communicator).has_failed
+            has_failed = core_of(self._communicator).has_failed
+            survivable = isinstance(failure, _SURVIVABLE) and has_failed
+            # What ranks compare themselves is no failure of the group.
+            survivable |= isinstance(failure, MismatchError) and self._is_others_fault(failure)
         else:
             # Whatever is wrong with those that join, the others were right together.
             survivable = self._has_state or isinstance(failure, (*_SURVIVABLE, RendezvousError))
@@ -387,6 +405,18 @@ class _Job:
         )
         return True
 
+    @property
+    def _standing(self) -> Standing:
+        if not self._has_state:
+            return Standing.JOINS
+        return Standing.ON_TRIAL if self._own_trial else Standing.OF_JOB
+
+    def _is_others_fault(self, failure: GradringError) -> bool:
+        """Whether one that is on trial has done something else than the job: it ends by that."""
+        own = self._communicator.rank
+        is_other = failure.rank not in (None, own, *self._of_job)
+        return self._trial > 0 and (own in self._of_job or is_other)
+
     def _explain(self, error: Exception) -> None:
         """Says what to do where a process that has joined does something else than the others.
 
@@ -394,7 +424,7 @@ class _Job:
             MismatchError: That is what has happened.
         """
         failure = error if isinstance(error, GradringError) else _behind(error)
-        if self._is_new and isinstance(failure, MismatchError):
+        if self._own_trial and isinstance(failure, MismatchError):
             who = self._communicator
             raise MismatchError(
                 f"rank {who.rank} on {who.host} has joined, and its first steps are not those of "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,14 @@ from numpy.typing import NDArray
 from gradring import parse
 from gradring.communicator import Communicator
 from gradring.elastic import commit as commits
-from gradring.elastic.alike import compare
+from gradring.elastic.alike import Standing, compare
 from gradring.elastic.checkpoints import Checkpoints
 from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
-from gradring.errors import ConfigError, MismatchError, ProtocolError, SaveError
+from gradring.errors import ConfigError, MismatchError, ProtocolError, RestoreError, SaveError
+from gradring.together import agreed
+
+#: The number of the newest commit of a rank that cannot tell.
+_UNREAD = -2
 
 
 class State:
@@ -63,10 +68,13 @@ class State:
         self._names = tuple(values)
         self._checkpoints: Checkpoints | None = None
         self._every_commits = 1
+        self._max_failures: int | None = None
         self._writes = False
         self._transfer: _Transfer | None = None
         #: What `gradring.elastic.run` does then; it is told whether there was a commit.
         self._after_commit: Callable[[bool], None] | None = None
+        #: The group, inside of `gradring.elastic.run`.
+        self._group: Communicator | None = None
         for name, value in values.items():
             setattr(self, name, value)
         first = self._values()
@@ -96,13 +104,18 @@ class State:
 
         Raises:
             TypeError: A value has become something that cannot be kept.
-            gradring.errors.SaveError: An earlier commit could not be written to its file.
+            gradring.errors.SaveError: As many commits in a row could not be written to their files
+                as `checkpoint_to` allows; inside `gradring.elastic.run` on all ranks, elsewhere on
+                the one that writes.
         """
         self._commit = Commit.of(self._commit.number + 1, self._values())
-        if self._writes and self._commit.number % self._every_commits == 0:
-            self._keep(lambda checkpoints: checkpoints.write(self._commit))
+        due = self._commit.number % self._every_commits == 0
+        if self._writes and self._checkpoints is not None and due:
+            self._checkpoints.write(self._commit)
         if self._after_commit is not None:
             self._after_commit(True)
+        elif self._has_given_up:
+            self._raise_failures()
 
     def restore(self) -> None:
         """Gives all values what they had at the last commit."""
@@ -126,10 +139,11 @@ class State:
             gradring.errors.MismatchError: Ranks have made arrays of different dtypes or shapes for
                 this State; or the newest commit has one of another dtype, or that differs in more
                 than the length of its first axis.
+            gradring.errors.RestoreError: A directory of checkpoints cannot be read.
             gradring.errors.ProtocolError: A piece changed on its way.
             gradring.errors.GradringError: A rank was lost meanwhile.
         """
-        compare(communicator, self._alike(), has_state=True)
+        compare(communicator, self._alike(), Standing.OF_JOB)
         self._sync(communicator, counts=True)
 
     def _alike(self) -> dict[str, str]:
@@ -139,12 +153,21 @@ class State:
 
     def _sync(self, communicator: Communicator, counts: bool) -> None:
         """As `sync`; what a process has that joins does not count: it is of another history."""
+        unread = None
         if self._checkpoints is not None:
             self._writes = communicator.rank == 0
             if self._commit.number == 0 and counts:
-                self._commit = self._checkpoints.newest() or self._commit
+                try:
+                    self._commit = self._checkpoints.newest() or self._commit
+                except OSError as error:
+                    unread = error
         number = self._commit.number if counts else -1
+        number = number if unread is None else _UNREAD
         numbers = communicator.all_gather(np.array([number]), name="elastic/newest")
+        if (numbers == _UNREAD).any():
+            with agreed(communicator, "read", "its checkpoints", RestoreError):
+                if unread is not None:
+                    raise unread
         root = int(np.argmax(numbers))
         number = int(numbers[root])
         may_be_here = self._commit.number == number
@@ -183,7 +206,12 @@ class State:
         self._commit = newest
 
     def checkpoint_to(
-        self, directory: str | os.PathLike[str], *, every_commits: int = 1, keep: int = 3
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_commits: int = 1,
+        keep: int = 3,
+        max_failures: int | None = 100,
     ) -> None:
         """From the next `sync` on, keeps commits in files, for the death of the whole job.
 
@@ -193,38 +221,59 @@ class State:
         job that is started again goes on from there; no common file system is needed, as long as
         one rank finds it.
 
+        A full disk, or one that is gone, ends nothing at first, as the commit in memory is still
+        good: it is a line in the log, and the next commit that is due is tried again.
+
         Args:
             directory: Made where it does not exist. What an earlier job has left there counts.
             every_commits: Only commits whose numbers divide by it are written.
             keep: How many files stay.
+            max_failures: After so many commits in a row that could not be written, `commit` raises
+                `gradring.errors.SaveError`; with None, never.
 
         Raises:
-            gradring.errors.ConfigError: ``every_commits`` or ``keep`` is no whole number of at
-                least 1.
-            OSError: The directory cannot be made.
+            gradring.errors.ConfigError: ``every_commits``, ``keep`` or ``max_failures`` is no whole
+                number of at least 1.
+            gradring.errors.SaveError: The directory cannot be made; it is an `OSError`, too.
         """
         every_commits = parse.integer(every_commits, "every_commits", minimum=1)
-        self._checkpoints = Checkpoints(directory, keep)
-        self._every_commits = every_commits
+        if max_failures is not None:
+            max_failures = parse.integer(max_failures, "max_failures", minimum=1)
+        try:
+            self._checkpoints = Checkpoints(directory, keep)
+        except OSError as error:
+            raise SaveError(
+                f"the directory of checkpoints {directory} cannot be made on "
+                f"{socket.gethostname()}: {error}; give one that this process can write to"
+            ) from error
+        self._every_commits, self._max_failures = every_commits, max_failures
 
     def flush(self) -> None:
         """Waits until the checkpoints that were begun are on the disk.
 
-        Raises:
-            gradring.errors.SaveError: One could not be written.
-        """
-        self._keep(Checkpoints.flush)
+        Inside `gradring.elastic.run` every rank must call it after the same step.
 
-    def _keep(self, act: Callable[[Checkpoints], None]) -> None:
-        if self._checkpoints is None:
-            return
-        try:
-            act(self._checkpoints)
-        except OSError as error:
-            raise SaveError(
-                f"the checkpoints in {self._checkpoints.directory} on {socket.gethostname()} could "
-                f"not be written: {error}"
-            ) from error
+        Raises:
+            gradring.errors.SaveError: The newest could not be written; inside
+                `gradring.elastic.run` on all ranks, elsewhere on the one that writes.
+        """
+        self._ask_files(Checkpoints.flush)
+
+    @property
+    def _has_given_up(self) -> bool:
+        """Whether too many commits in a row could not be written."""
+        files, most = self._checkpoints, self._max_failures
+        return self._writes and files is not None and most is not None and files.failures >= most
+
+    def _raise_failures(self) -> None:
+        """Raises SaveError if too many commits could not be written; in a group, on all ranks."""
+        self._ask_files(lambda files: files.check() if self._has_given_up else None)
+
+    def _ask_files(self, ask: Callable[[Checkpoints], None]) -> None:
+        group, files = self._group, self._checkpoints
+        with _alone() if group is None else agreed(group, "write", "its checkpoints"):
+            if files is not None:
+                ask(files)
 
     def _kept(self) -> Sequence[str]:
         """The names of what a commit copies."""
@@ -315,6 +364,17 @@ class _Transfer:
         if (hash_of(contents) != self._hashes[piece]).any():
             raise _changed(communicator, root, f"bytes {start} to {end}")
         self._received = end
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """What this process could not write, as `agreed` tells it to all ranks."""
+    try:
+        yield
+    except OSError as error:
+        raise SaveError(
+            f"this process on {socket.gethostname()} could not write its checkpoints: {error}"
+        ) from error
 
 
 def _changed(communicator: Communicator, root: int, what: str) -> ProtocolError:

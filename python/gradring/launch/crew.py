@@ -20,7 +20,7 @@ from gradring.launch.hosts import Host
 from gradring.launch.processes import RankProcess, RankProcesses, describe_exit
 from gradring.launch.question import Question
 from gradring.launch.ranks import environments_at, joining
-from gradring.launch.report import kind_left
+from gradring.launch.report import has_joined, kind_left
 from gradring.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, problem
 from gradring.launch.world import World, with_token
 from gradring.parse import JOB_HAS_ENDED, JOIN, PORT, joined_address, ports, value
@@ -97,6 +97,9 @@ class Crew:
         self._own_name: str | None = None
         self._kill_at: dict[RankProcess, float] = {}
         self._tell_at = now
+        #: When those must end that have not joined, once the job has ended well; who was told so.
+        self._end_at: float | None = None
+        self._late: set[RankProcess] = set()
         self._failed: list[RankProcess] = []
 
     @property
@@ -164,7 +167,7 @@ class Crew:
         failed = [p for p in ended if p.exit_code != 0 and p.rank not in told]
         if self.completed:
             # One that came too late to take part has missed nothing.
-            return [process for process in failed if process.rank not in apart]
+            return [p for p in failed if p.rank not in apart and p not in self._late]
         self._failed += failed
         return self._failed if self._policy.over else []
 
@@ -196,26 +199,34 @@ class Crew:
         else:
             self._script_failed = False
             for rank in self._policy.offer([self._fitting(host) for host in hosts], now):
-                self._let_go(self._processes.ranks[rank], now)
+                why = f"{self._script} does not name its host any more, or with fewer workers"
+                self._let_go(self._processes.ranks[rank], self._grace_s, why, now)
         self._script_asked = None
         self._ask_script_at = now + DISCOVERY_S
 
-    def _let_go(self, process: RankProcess, now: float) -> None:
-        self._say(
-            f"worker {process.rank} on {process.host} must leave within {self._grace_s:g} s: "
-            f"{self._script} does not name its host any more, or with fewer workers"
-        )
+    def _let_go(self, process: RankProcess, grace_s: float, why: str, now: float) -> None:
+        self._say(f"worker {process.rank} on {process.host} must leave within {grace_s:g} s: {why}")
         process.signal(SIGTERM)
-        self._kill_at[process] = now + self._grace_s
+        self._kill_at[process] = now + grace_s
 
     def _tell_the_end(self, now: float) -> None:
-        """The job has ended well: those that have not joined it yet need not wait for it."""
+        """The job has ended well: those that have not joined it yet need not wait for it.
+
+        One that still imports its modules hears nothing of `JOB_HAS_ENDED`.
+        """
         if not self.completed or now < self._tell_at:
             return
         self._tell_at = now + TELLING_S
+        self._end_at = self._end_at or now + self._grace_s / 2
         for process in self._processes.running():
-            if process.rank in self._joining:
-                process.signal(JOB_HAS_ENDED)
+            if process.rank not in self._joining:
+                continue
+            process.signal(JOB_HAS_ENDED)
+            is_told = process in self._late or now < self._end_at
+            if not is_told and not has_joined(self._failure_of(process.rank)):
+                self._late.add(process)
+                why = "the job has ended well before it has joined"
+                self._let_go(process, self._grace_s / 2, why, now)
 
     def _survey(self, now: float) -> None:
         for host in self._policy.to_ask(now):

@@ -207,7 +207,15 @@ def _attempt(job: _Job, environ: Mapping[str, str], wakeup: socket.socket) -> tu
             failure = launched.failure_of(rank)
             failure.unlink(missing_ok=True)
             if rank not in logs:
-                logs[rank] = _open_log(stack, log_dir, title(rank, job.workers), anew)
+                try:
+                    logs[rank] = _open_log(stack, log_dir, title(rank, job.workers), anew)
+                except OSError as error:
+                    if anew and not logs:
+                        raise
+                    # A job that runs does not end for want of a log.
+                    called = title(rank, job.workers)
+                    _say(f"{called} has no log: {error.filename}: {error.strerror}")
+                    logs[rank] = None
             environment = {**environment, "GRADRING_FAILURE_FILE": str(failure)}
             process = world.start(processes, job.program, rank, environment)
             launched.listen_to(process, logs[rank])

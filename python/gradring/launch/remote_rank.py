@@ -30,6 +30,7 @@ from gradring.launch.program import Program
 from gradring.launch.ranks import with_defaults
 from gradring.launch.report import left_in, room_for_failures
 from gradring.launch.signals import arrived, signals_as_bytes
+from gradring.parse import JOIN
 
 STDIN = 0
 READ_BYTES = 1 << 16
@@ -88,22 +89,28 @@ def main() -> int:
         rank = processes.start(program.command(environ["PATH"]), environ)
         for line in first[1:]:
             processes.signal(int(line))
-        _watch(processes, lines, wakeup)
+        _watch(processes, lines, wakeup, failure if JOIN in environ else None)
         _relay(failure)
         assert rank.exit_code is not None
         return shell_exit_code(rank.exit_code)
 
 
-def _relay(failure: Path) -> None:
-    """Tells the launcher what the rank has left for it."""
+def _relay(failure: Path, before: bytes = b"") -> bytes:
+    """Tells the launcher what the rank has left for it, if that has changed."""
     with contextlib.suppress(OSError):  # it has left nothing, or the launcher has gone
         left = left_in(failure).replace(b"\n", b" ")
-        sys.stderr.buffer.write(FAILURE_MARK + left + b"\n")
-        sys.stderr.buffer.flush()
+        if left != before:
+            sys.stderr.buffer.write(FAILURE_MARK + left + b"\n")
+            sys.stderr.buffer.flush()
+        return left
+    return before
 
 
-def _watch(processes: RankProcesses, lines: _Lines, wakeup: socket.socket) -> None:
-    """Passes signals on until no process of the rank is left."""
+def _watch(
+    processes: RankProcesses, lines: _Lines, wakeup: socket.socket, failure: Path | None
+) -> None:
+    """Passes signals on until no process of the rank is left; tells when it has joined others."""
+    left = b""
     selector = selectors.DefaultSelector()
     selector.register(STDIN, selectors.EVENT_READ)
     selector.register(wakeup, selectors.EVENT_READ)
@@ -120,6 +127,8 @@ def _watch(processes: RankProcesses, lines: _Lines, wakeup: socket.socket) -> No
                 for signum in arrived(wakeup):
                     processes.signal(signum)
         processes.poll()
+        if failure is not None:
+            left = _relay(failure, left)
         if not processes.running():
             kill_at = min(kill_at, time.monotonic() + DEFAULT_GRACE_S)
         if time.monotonic() >= kill_at:

@@ -116,6 +116,19 @@ def kind_left(failure: Path) -> str | None:
     return None
 
 
+def has_joined(failure: Path) -> bool:
+    """Whether a rank that was started to join others has done so, by the file that it leaves."""
+    try:
+        match json.loads(left_in(failure)):
+            case {"alone": True}:
+                return False
+    except OSError:
+        return False
+    except (ValueError, RecursionError):
+        pass
+    return True
+
+
 def left_in(failure: Path) -> bytes:
     """What is in the file of a rank that has failed; never waits.
 

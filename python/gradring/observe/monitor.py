@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from gradring import parse, steps
@@ -81,7 +82,8 @@ class Monitor:
             stream: Where rank 0 writes; default standard output.
             log: A file to which rank 0 appends a line of JSON with every line; what
                 `step_report.Interval.row` returns. At 16 MiB it becomes ``NAME.1`` in place of the
-                one before, and a new one begins. Default: ``steps.jsonl`` in
+                one before, and a new one begins. Where it cannot be written, the training goes on,
+                with a warning. Default: ``steps.jsonl`` in
                 ``GRADRING_LOG_DIR``, which ``gradring run --log-dir`` sets, or none.
             on_line: Called on rank 0 with the same dict.
             prometheus_port: As the variable ``GRADRING_PROMETHEUS_PORT``: every rank serves its
@@ -94,7 +96,6 @@ class Monitor:
         Raises:
             ConfigError: ``of`` has no communicator, an interval is not above 0, or
                 ``prometheus_address`` is no address.
-            OSError: ``log`` cannot be written.
         """
         communicator = of if isinstance(of, Communicator) else getattr(of, "communicator", None)
         if not isinstance(communicator, Communicator):
@@ -120,10 +121,8 @@ class Monitor:
         if communicator.rank == 0 and (log is not None or observer.log_dir is not None):
             from gradring.observe import step_log  # most programs write none
 
-            if log is not None:
-                self._log = step_log.StepLog(log)
-            elif observer.log_dir is not None:
-                self._log = step_log.in_directory(observer.log_dir)
+            directory = observer.log_dir or Path()
+            self._log = step_log.opened(directory / step_log.NAME if log is None else Path(log))
         watch = getattr(of, "_input_clock", None)
         self._input_clock: Callable[[], float] = watch() if watch is not None else lambda: 0.0
         self._input_s = 0.0

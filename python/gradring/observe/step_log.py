@@ -49,12 +49,15 @@ class StepLog(RotatingFileHandler):
             self.close()
 
 
-def in_directory(directory: Path) -> StepLog | None:
-    """The log in a directory that the program did not name: None, and a warning, if it fails."""
+def opened(path: Path) -> StepLog | None:
+    """The log; None, and a warning, if it cannot be opened.
+
+    An error would end one rank 0 of an elastic job after the other.
+    """
     try:
-        return StepLog(directory / NAME)
+        return StepLog(path)
     except OSError as error:
-        _log.warning("no %s is written: %s: %s", NAME, directory, error.strerror)
+        _log.warning("no %s is written: %s: %s", path.name, path.parent, error.strerror)
         return None
 
 

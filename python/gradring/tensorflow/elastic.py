@@ -175,7 +175,7 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """One step has ended, or several with ``steps_per_execution``.
 
         Raises:
-            gradring.errors.SaveError: An earlier commit could not be written to its file.
+            gradring.errors.SaveError: As for `gradring.elastic.State.commit`.
         """
         if (batch + 1) // self._every_steps > self._committed:
             self._committed = (batch + 1) // self._every_steps
@@ -186,7 +186,7 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """The epoch has ended.
 
         Raises:
-            gradring.errors.SaveError: An earlier commit could not be written to its file.
+            gradring.errors.SaveError: As for `gradring.elastic.State.commit`.
         """
         self._before = self._committed = 0
         self._note(epoch=epoch + 1, step=0, stopped=bool(self.model.stop_training))

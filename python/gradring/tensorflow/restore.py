@@ -23,7 +23,7 @@ from gradring.tensorflow.model_variables import build, check_built, local_parts,
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of, sync
-from gradring.tensorflow.save import agreed
+from gradring.together import agreed
 
 #: What a checkpoint can have beside variables.
 _STATES = (

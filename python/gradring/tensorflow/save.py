@@ -18,14 +18,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.collectives import all_gather_bytes
 from gradring.communicator import Communicator
-from gradring.errors import GradringError, SaveError
 from gradring.tensorflow.adoption import communicator_of, strategy_of
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.rules.replicas import sync_replicas
 from gradring.tensorflow.whole_files import put
+from gradring.together import agreed
 
 CHIEF = 0
 
@@ -109,26 +108,3 @@ def _write(model: Any, path: Path) -> None:
         model.export(str(path), **({"verbose": False} if quiet else {}))
     else:
         tf.saved_model.save(model, str(path))
-
-
-@contextlib.contextmanager
-def agreed(
-    communicator: Communicator, verb: str, path: Path, error_type: type[GradringError] = SaveError
-) -> Iterator[None]:
-    """Leaves when every rank has left, and raises on all of them if one has raised."""
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    words = f"{type(failure).__name__}: {failure}".encode() if failure else b""
-    try:
-        said = all_gather_bytes(communicator, words, f"{verb}/failure")
-    except GradringError as error:
-        # One rank failed in the middle of a collective, and the group with it.
-        raise error from failure
-    for rank, text in enumerate(said):
-        if text:
-            host = communicator.hosts[rank]
-            sentence = f"{communicator._named(rank)} could not {verb} {path}: {text.decode()}"
-            raise error_type(sentence, rank=rank, host=host) from failure

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+
+_log = logging.getLogger("gradring")
 
 #: `DATA_CLASS_SCALAR` of TensorBoard's summary format.
 _SCALAR = 1
@@ -30,17 +34,27 @@ class ScalarWriter:
         """
         self._directory = directory
         self._writer: Any = None
+        self._has_failed = False
 
     def __call__(self, facts: Mapping[str, Any], more: Mapping[str, float | None] = {}) -> None:
         """Writes one point of each curve.
 
+        A disk that is full or gone ends the curves, with a line in the log, and not the training.
+
         Args:
             facts: What `Monitor` passes to `on_line`.
             more: Others, by name; None is left out.
-
-        Raises:
-            tf.errors.OpError: The directory cannot be written.
         """
+        if self._has_failed:
+            return
+        try:
+            self._write(facts, more)
+        except tf.errors.OpError as error:
+            self._has_failed = True
+            why = str(error).rpartition("}} ")[2].partition("\n")[0]
+            _log.warning("no more scalars are written to %s: %s", self._directory, why)
+
+    def _write(self, facts: Mapping[str, Any], more: Mapping[str, float | None]) -> None:
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(os.fspath(self._directory))
         names = ("loss", "steps_per_s", "samples_per_s")
@@ -57,7 +71,9 @@ class ScalarWriter:
     def close(self) -> None:
         """Ends the file."""
         if self._writer is not None:
-            self._writer.close()
+            # What is left in a buffer of a full disk cannot be written either.
+            with contextlib.suppress(tf.errors.OpError):
+                self._writer.close()
             self._writer = None
 
 

@@ -93,7 +93,7 @@ impl Communicator {
                 }
                 (None, None) => communicator::Communicator::connect(&config, program),
             })?;
-            tell_of_group();
+            tell_of_group(inner.world_size() == 1 && inner.generation == 0);
             Ok(Self { inner })
         })
     }

@@ -53,12 +53,13 @@ fn leave_for_launcher(error: &Error) {
 }
 
 /// A new group has formed: what happened before did not end this rank. The launcher sees by the file
-/// that this rank has been in a group.
-pub(crate) fn tell_of_group() {
+/// that this rank has been in a group, or that it is alone in its first, as before it joins others.
+pub(crate) fn tell_of_group(is_alone: bool) {
     if let Some(file) = &*FAILURE_FILE.lock()
         && file.metadata().map_or(true, |found| found.is_file())
     {
-        let _ = std::fs::write(file, "{}");
+        let text = if is_alone { r#"{"alone": true}"# } else { "{}" };
+        let _ = std::fs::write(file, text);
     }
 }
 
