@@ -29,6 +29,7 @@ KINDS = (
     Kind("100,000 simulated groups of each kind", ("make", "simulate")),
     Kind("all interleavings of shared memory", ("make", "loom")),
     Kind("Python, also the slow ones", ("make", "test-python", "SLOW_TOO=1")),
+    Kind("deliberate defects", ("make", "defects")),
     Kind("the wheel, under every Python", ("make", "test-wheel", "SLOW_TOO=1")),
     Kind("Slurm, MPI and Ray", ("make", "test-engines")),
     Kind("ten minutes of random work", ("make", "soak")),

@@ -1,0 +1,1 @@
+"""Deliberate defects, each of which the suite has to find: `make defects`."""
