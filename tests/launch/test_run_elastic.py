@@ -170,24 +170,29 @@ def test_a_rank_that_has_yet_to_join_when_the_others_have_ended_well_is_told_to_
 
 @on_several_hosts
 def test_a_rank_that_has_joined_on_another_host_may_take_its_time_to_end(tmp_path: Path) -> None:
+    """It has until the launcher has told another one, which has not joined."""
     ssh = ssh_stand_in.install(tmp_path)
     ranks = program(
         tmp_path,
         "import gradring, gradring.elastic\n"
+        "own = int(os.environ['GRADRING_RANK'])\n"
+        "if joins and own == 1: note('late'), wait_for('never')\n"
         "with gradring.init() as comm:\n"
-        "    @gradring.elastic.run(comm, min_workers=2)\n"
+        "    @gradring.elastic.run(comm)\n"
         "    def train(state):\n"
-        "        if rank == 1: wait_for('begun'), die()\n"
+        "        if rank > 0: wait_for('begun'), die()\n"
         "        note('begun')\n"
-        "        while comm.generation < 2: state.commit()\n"
+        "        if not joins: wait_for('late')\n"
+        "        while comm.world_size != 2: comm.barrier(), state.commit()\n"
         "    train(gradring.elastic.State())\n"
-        "if joins: time.sleep(2), print('saved', flush=True)\n",
+        "while own and 'must leave' not in open(f'{HERE}/errors').read(): time.sleep(0.05)\n"
+        "note(f'saved-{own}')\n",
     )
-    options = ["--hosts", "localhost,127.0.0.2", "-np", 2, "--min-np", 1, "--grace", 1]
-    done = gradring("run", *options, *ranks, **ssh)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[1] saved\n"
-    assert "must leave" not in done.stderr
+    options = ["--hosts", "localhost:2,127.0.0.2", "-np", 3, "--min-np", 1, "--grace", 1]
+    with launcher(tmp_path, "run", *options, *ranks, **ssh) as run:
+        assert run.wait(DEADLINE_S) == 0, (tmp_path / "errors").read_text()
+    told = re.findall("worker (.) on .* must leave", (tmp_path / "errors").read_text())
+    assert told == ["1"] and (tmp_path / "saved-2").exists()
 
 
 def test_first_ranks_form_a_group_at_their_ports(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 import gradring
+from faults.actor import belongings
 from gradring import cli
+from gradring.errors import AbortedError
 from gradring.observe.explanation import explain
 from gradring.records import FORMAT, Channel, Collective, Record, parse, read
 from gradring.testing import run_ranks
@@ -310,6 +312,34 @@ def test_a_rank_without_a_record_may_not_have_been_asked() -> None:
         f"Rank 2 {left} or ended well before the others.",
         f"Ranks 0 and 1 have {been}",
     ]
+
+
+def write_to_a_slow_disk() -> str:
+    """Rank 0 writes into a pipe that nobody reads; rank 1 ends the group meanwhile."""
+    part = Path(os.environ["GRADRING_FLIGHT_DIR"]) / "rank-0.json.part"
+    with gradring.init() as comm:
+        if comm.rank == 0:
+            part.parent.mkdir(exist_ok=True)
+            os.mkfifo(part)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            wait_until(lambda: "gradring-record" in belongings(), "the record is being written")
+        comm.barrier()
+        if comm.rank == 1:
+            comm.abort("enough")
+        with pytest.raises(AbortedError) as heard:
+            while True:
+                comm.barrier()
+        if comm.rank == 0:
+            # The disk has written it.
+            with part.open("rb") as disk:
+                disk.read()
+        return str(heard.value)
+
+
+def test_a_disk_that_is_slow_with_a_record_silences_no_rank(tmp_path: Path) -> None:
+    env = {"GRADRING_FLIGHT_DIR": str(tmp_path / "flight")}
+    for text in run_ranks(write_to_a_slow_disk, 2, env=env):
+        assert "enough" in text
 
 
 def test_a_record_from_before_the_failure_is_called_old() -> None:

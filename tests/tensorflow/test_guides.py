@@ -17,6 +17,7 @@ from keras_models import needs_fit
 from tf_worker import take_one_thread
 
 from chosen import chosen, marked
+from gradring.errors import SaveError
 from gradring.ports import free_ports
 from gradring.testing import run_ranks
 
@@ -219,6 +220,8 @@ def callbacks(rank: int, directory: Path, owners: list[str], stoppers: list[int]
         # Nobody waits for the chief's disk, but when `fit` returns, all is there.
         loaded = same_weights(keras.models.load_model(chief), model)
         found["files of chief"] = loaded and not backup.exists()
+        with pytest.raises(SaveError, match=r"rank 0 on \S+ could not save a checkpoint of fit: "):
+            train(0, kinds.ModelCheckpoint(chief / "below a file.keras"))
     if "last" in owners:
         weights_only = kinds.ModelCheckpoint(last, save_weights_only=True, save_freq=3)
         found["last"] = train(1, weights_only)[1]

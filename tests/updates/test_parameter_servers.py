@@ -207,6 +207,34 @@ def test_a_killed_server_is_restored_and_every_gradient_counts_once(
     assert damaged is None or str(damaged) in warned[0]
 
 
+def test_a_server_whose_disk_is_gone_goes_on_and_writes_its_snapshot_when_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "snapshots"
+    addresses = free_addresses(1)
+    made = server(addresses, 0, 1, directory=str(directory), snapshot_every=5)
+    with serving([made]) as raised:
+        worker, weights = client(addresses, 0), np.zeros(8, np.float32)
+
+        def push(updates: int) -> None:
+            for _ in range(updates):
+                pulled(worker, weights)
+                worker.push([gradient(0)], 1.0)
+
+        push(1)
+        wait_until(lambda: bool(snapshots_in(directory)), "the first snapshot is there")
+        directory.rename(tmp_path / "away")
+        push(7)
+        wait_until(lambda: "without a snapshot of version 5" in caplog.text, "it is missed")
+        (tmp_path / "away").rename(directory)
+        push(15)
+        last = "snapshot-1-20"
+        wait_until(lambda: last in [it.name for it in snapshots_in(directory)], "all are there")
+        worker.leave()
+    assert not raised
+    assert "has written its snapshot of version 5 after" in caplog.text
+
+
 def test_what_is_in_no_update_when_its_worker_leaves_is_dropped_and_counted() -> None:
     addresses = free_addresses(1)
     made = server(addresses, 0, 1, aggregate=2)

@@ -9,6 +9,7 @@ used.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -22,6 +23,9 @@ from gradring.communicator import Communicator
 from gradring.errors import MismatchError
 from gradring.tensorflow.ops import broadcast_variables
 from gradring.tensorflow.rules.replicas import sync_model
+from gradring.together import agreed
+
+_log = logging.getLogger("gradring")
 
 CHIEF = 0
 
@@ -33,6 +37,8 @@ class _Fit:
     model: Any
     #: Whether the chief has a `ModelCheckpoint`, so that the others need not use theirs.
     chief_saves: bool = True
+    #: Why this rank could not save, until all are told where they meet.
+    unsaved: Exception | None = None
 
 
 _fit: ContextVar[_Fit] = ContextVar("fit")
@@ -110,8 +116,12 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
     original(callbacks, epoch, logs)
     communicator = _communicator(model)
     rate = _learning_rate(model)
-    found = np.array([model.stop_training, rate, -rate], np.float64)
-    stop, most, least = communicator.all_reduce(found, "max", name=f"fit: end of epoch {epoch}")
+    has_failed = _fit.get().unsaved is not None
+    found = np.array([has_failed, model.stop_training, rate, -rate], np.float64)
+    communicator.all_reduce(found, "max", name=f"fit: end of epoch {epoch}")
+    unsaved, stop, most, least = found
+    if unsaved:
+        _raise_unsaved()
     if most != -least:
         raise MismatchError(
             f"fit on rank {communicator.rank} of {communicator.host}: after epoch {epoch} the "
@@ -126,7 +136,19 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
 def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
     """`CallbackList.on_train_end`: what the chief has saved is there when `fit` returns."""
     original(callbacks, logs)
-    _communicator(_fit.get().model).barrier()
+    _raise_unsaved()
+
+
+def _raise_unsaved() -> None:
+    """Returns when all ranks have come here.
+
+    Raises:
+        gradring.errors.SaveError: On all, if one could not save.
+    """
+    fit = _fit.get()
+    with agreed(_communicator(fit.model), "save", "a checkpoint of fit"):
+        if fit.unsaved is not None:
+            raise fit.unsaved
 
 
 def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +157,7 @@ def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs
     So programs may give it to all ranks, to the chief alone, or to one rank of each host.
     """
     if is_in_fit(callback) and not _fit.get().chief_saves:
-        original(callback, *args, **kwargs)
+        _saving(original, callback, *args, **kwargs)
     else:
         on_chief(original, callback, *args, **kwargs)
 
@@ -143,7 +165,18 @@ def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs
 def on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
     """Touches files on the chief only, as several workers would get in each other's way."""
     if callback.model.distribute_strategy.extended.should_checkpoint:
+        _saving(original, callback, *args, **kwargs)
+
+
+def _saving(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Saves; in `fit`, all ranks are told of a failure where they meet, and none is left alone."""
+    try:
         original(callback, *args, **kwargs)
+    except Exception as error:
+        if not is_in_fit(callback):
+            raise
+        _log.error("fit could not save a checkpoint: %s", error)
+        _fit.get().unsaved = error
 
 
 def restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:

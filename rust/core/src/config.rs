@@ -5,6 +5,7 @@
 //! docs/command-line.md, and the text that ranks compare when they meet.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -411,7 +412,8 @@ impl Config {
             part: None,
             settings: Settings::default(),
             timing: Timing::USUAL,
-            on_warning: |warning| eprintln!("gradring: {warning}"),
+            // A full disk must not end what warns.
+            on_warning: |warning| drop(writeln!(std::io::stderr(), "gradring: {warning}")),
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::detector::{Audience, Detector};
@@ -28,6 +29,8 @@ pub struct MonitorThread<S> {
     written: bool,
     /// How often the process had been asked for its record when this monitor last looked.
     asked: u64,
+    /// The thread that writes what was asked for.
+    writing: Option<JoinHandle<()>>,
 }
 
 impl<S: Read + Write> MonitorThread<S> {
@@ -57,6 +60,7 @@ impl<S: Read + Write> MonitorThread<S> {
             journal,
             written: false,
             asked: signals::asked(),
+            writing: None,
         }
     }
 
@@ -71,6 +75,7 @@ impl<S: Read + Write> MonitorThread<S> {
                 Request::Close => {
                     self.detector.leave();
                     self.hand_out();
+                    self.flush();
                     self.write_record();
                     return false;
                 }
@@ -81,8 +86,9 @@ impl<S: Read + Write> MonitorThread<S> {
         }
         self.detector.keep_time(clock());
         self.hand_out();
-        self.write_record();
+        // A disk may be slow, and the others are to hear first.
         self.flush();
+        self.write_record();
         true
     }
 
@@ -132,15 +138,28 @@ impl<S: Read + Write> MonitorThread<S> {
     /// Writes the flight record when the group has failed, once, and whenever somebody asks.
     fn write_record(&mut self) {
         let asked = signals::asked();
-        let cause = || self.requests.abort.cause();
-        if std::mem::replace(&mut self.asked, asked) != asked {
-            record::write_down(&self.journal, cause().as_ref(), "SIGUSR2");
+        let cause = self.requests.abort.cause();
+        let is_writing = self.writing.as_ref().is_some_and(|it| !it.is_finished());
+        if self.asked != asked && !is_writing {
+            self.asked = asked;
+            // A slow disk must not silence a rank that is well.
+            let (journal, cause) = (Arc::clone(&self.journal), cause.clone());
+            let write = move || record::write_down(&journal, cause.as_ref(), "SIGUSR2");
+            let thread = thread::Builder::new().name("gradring-record".into());
+            self.writing = thread.spawn(write).ok();
         }
         if !self.written
-            && let Some(cause) = cause()
+            && let Some(cause) = cause
         {
             self.written = true;
+            self.finish_writing();
             record::write_down(&self.journal, Some(&cause), "error");
+        }
+    }
+
+    fn finish_writing(&mut self) {
+        if let Some(thread) = self.writing.take() {
+            drop(thread.join());
         }
     }
 }
@@ -162,6 +181,7 @@ impl MonitorThread<Connection> {
         while self.flush() && Instant::now() < until {
             self.sleep(wake_up);
         }
+        self.finish_writing();
     }
 
     fn sleep(&self, wake_up: &WakeUp) {

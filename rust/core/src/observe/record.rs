@@ -146,7 +146,9 @@ pub(crate) fn write_down(journal: &Journal, failure: Option<&Error>, reason: &st
     };
     let json = to_json(journal, failure, reason, 0);
     if let Err(error) = write(&directory, journal.rank, &json) {
-        eprintln!(
+        // Standard error may be on the same disk.
+        let _ = writeln!(
+            std::io::stderr(),
             "gradring: rank {} on {} cannot write its flight record to {} ({error}); set \
              GRADRING_FLIGHT_DIR to a directory that it can write to",
             journal.rank,

@@ -2,15 +2,17 @@
 //!
 //! A file is written under another name, made durable, and then renamed, so under its own name it is
 //! whole; its checksums say so, too, and one that is not is passed over with a warning. A snapshot is
-//! written by a thread, from values that later updates leave alone.
+//! written by a thread, from values that later updates leave alone. One that cannot be written is tried
+//! again until it can: the server goes on, and updates wait only when too many are in no snapshot.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -33,7 +35,10 @@ struct Known {
     terms: Terms,
 }
 
-/// What the thread that writes has done.
+/// How long until a snapshot that could not be written is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What has been written, and why terms could not be.
 #[derive(Default)]
 struct Done {
     points: VecDeque<Point>,
@@ -88,10 +93,10 @@ impl Store {
         })
     }
 
-    /// Whether all could be written so far.
+    /// Whether the terms could be written so far.
     ///
     /// # Errors
-    /// `Config` when something could not.
+    /// `Config` when they could not.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.done).trouble.clone().map_or(Ok(()), Err)
     }
@@ -204,27 +209,19 @@ impl Files {
             }
         }
         files.retain(|point| terms.contains(*point));
-        let (writer, snapshots) = channel::<Snapshot>();
-        let directory = files.directory.clone();
+        let (sender, snapshots) = channel::<Snapshot>();
+        let writer = Writer {
+            directory: files.directory.clone(),
+            server: who.0,
+            done,
+            wake_up,
+            on_warning,
+        };
         let thread = std::thread::Builder::new()
             .name("gradring-snapshots".into())
-            .spawn(move || {
-                for snapshot in snapshots {
-                    let point = snapshot.point;
-                    let path = directory.join(name_of(point));
-                    let message = Outgoing::new(Message::Snapshot(snapshot), true);
-                    let written = message.and_then(|message| write(&path, &message.slices()));
-                    let mut done = lock(&done);
-                    match written {
-                        Ok(()) => done.points.push_back(point),
-                        Err(error) => done.trouble = Some(error),
-                    }
-                    drop(done);
-                    wake_up.wake();
-                }
-            })
+            .spawn(move || writer.run(&snapshots))
             .map_err(|error| Error::no_thread(&error))?;
-        files.writer = Some(writer);
+        files.writer = Some(sender);
         files.thread = Some(thread);
         Ok((files, terms))
     }
@@ -294,6 +291,71 @@ impl Files {
     }
 }
 
+/// The thread that writes snapshots.
+struct Writer {
+    directory: PathBuf,
+    server: usize,
+    done: Arc<Mutex<Done>>,
+    wake_up: Arc<WakeUp>,
+    on_warning: fn(String),
+}
+
+impl Writer {
+    /// Writes one after the other, until there will be no further ones.
+    fn run(&self, snapshots: &Receiver<Snapshot>) {
+        let mut waiting = VecDeque::new();
+        while let Some(snapshot) = waiting.pop_front().or_else(|| snapshots.recv().ok()) {
+            self.write(snapshot, snapshots, &mut waiting);
+        }
+    }
+
+    /// Writes one, as often as it takes; takes in those that come meanwhile.
+    fn write(
+        &self,
+        snapshot: Snapshot,
+        snapshots: &Receiver<Snapshot>,
+        waiting: &mut VecDeque<Snapshot>,
+    ) {
+        let point = snapshot.point;
+        let path = self.directory.join(name_of(point));
+        let message = Outgoing::new(Message::Snapshot(snapshot), true);
+        let attempt = || write(&path, &message.as_ref().map_err(Error::clone)?.slices());
+        let mut is_last = false;
+        let mut failures = 0_u64;
+        while let Err(error) = attempt() {
+            failures += 1;
+            if failures == 1 {
+                self.warn(&format!(
+                    "goes on without a snapshot of version {}: {error}; it is tried again every \
+                     {AGAIN:?}, and meanwhile updates wait when too many are in no snapshot",
+                    point.version
+                ));
+            }
+            if is_last {
+                return;
+            }
+            match snapshots.recv_timeout(AGAIN) {
+                Ok(next) => waiting.push_back(next),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => is_last = true,
+            }
+        }
+        if failures > 0 {
+            let version = point.version;
+            self.warn(&format!(
+                "has written its snapshot of version {version} after {failures} failures"
+            ));
+        }
+        lock(&self.done).points.push_back(point);
+        self.wake_up.wake();
+    }
+
+    fn warn(&self, what: &str) {
+        let (server, host) = (self.server, host_name());
+        (self.on_warning)(format!("parameter server {server} on {host} {what}"));
+    }
+}
+
 impl Drop for Files {
     fn drop(&mut self) {
         self.writer = None;
@@ -335,7 +397,11 @@ fn write(path: &Path, slices: &[&[u8]]) -> Result<()> {
         let directory = path.parent().unwrap_or_else(|| Path::new("."));
         File::open(directory)?.sync_all()
     };
-    attempt().map_err(|error| trouble("write", path, &error))
+    attempt().map_err(|error| {
+        // What is there of it may be what others lack.
+        let _ = fs::remove_file(&partial);
+        trouble("write", path, &error)
+    })
 }
 
 fn read(path: &Path) -> Result<Snapshot> {
