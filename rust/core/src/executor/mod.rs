@@ -96,10 +96,8 @@ pub(crate) struct Execution<'a> {
     rank: usize,
     /// Without the way that it goes.
     header: Header,
-    /// What follows it.
-    text: Vec<u8>,
-    /// What has followed that of the peer, if there is one peer.
-    text_received: Vec<u8>,
+    /// What follows it, if only two ranks do this.
+    texts: Option<Box<Texts>>,
     plan: &'a mut Plan,
     /// By outgoing pipe: how much of the header, and of the text behind it, has been sent.
     headers_sent: &'a mut Vec<usize>,
@@ -111,6 +109,20 @@ pub(crate) struct Execution<'a> {
     pub(crate) last_to_enter: Option<usize>,
     /// Bytes of payload sent so far.
     pub(crate) bytes_sent: u64,
+}
+
+/// What two ranks have called, as text.
+struct Texts {
+    own: Vec<u8>,
+    received: Vec<u8>,
+}
+
+impl Texts {
+    fn of(call: &Call) -> Option<Box<Self>> {
+        let own = contract::text_of(call)?;
+        let received = vec![0; own.len()];
+        Some(Box::new(Self { own, received }))
+    }
 }
 
 /// What has arrived through a pipe beside whole elements.
@@ -163,19 +175,19 @@ impl<'a> Execution<'a> {
             interests,
         } = scratch;
         let plan = plans.get(call, buffer.dtype(), algorithm, rank, topology);
-        let text = contract::text_of(call);
+        let texts = Texts::of(call);
+        let text_bytes = texts.as_ref().map_or(0, |texts| texts.own.len());
         headers_sent.clear();
         headers_sent.resize(plan.outgoing.len(), 0);
         arrivals.clear();
-        let nothing = Arrival::nothing(HEADER_BYTES + text.len());
+        let nothing = Arrival::nothing(HEADER_BYTES + text_bytes);
         arrivals.resize(plan.incoming.len(), nothing);
         let (op, world_size) = (call.collective.op(), topology.world_size());
         Ok(Self {
             operands: Operands::new(buffer, op, world_size, plan, beside)?,
             rank,
             header,
-            text_received: vec![0; text.len()],
-            text,
+            texts,
             plan,
             headers_sent,
             arrivals,
@@ -193,7 +205,7 @@ impl<'a> Execution<'a> {
 
     /// The call as text, if it follows the header.
     pub(crate) fn text(&self) -> &[u8] {
-        &self.text
+        self.texts.as_ref().map_or(&[], |texts| &texts.own)
     }
 
     /// What to wait for after `Progress::Blocked`.
@@ -231,8 +243,8 @@ impl<'a> Execution<'a> {
     }
 
     /// What stands in front of the payload.
-    const fn header_bytes(&self) -> usize {
-        HEADER_BYTES + self.text.len()
+    fn header_bytes(&self) -> usize {
+        HEADER_BYTES + self.text().len()
     }
 
     fn wait_for(&mut self, peer: usize, direction: Direction) {
@@ -304,9 +316,11 @@ impl<'a> Execution<'a> {
             parts[0] = IoSlice::new(&header[header_sent..]);
             filled = 1;
         }
-        if header_left > 0 && !self.text.is_empty() {
+        if header_left > 0
+            && let Some(texts) = &self.texts
+        {
             let text_sent = header_sent.saturating_sub(HEADER_BYTES);
-            parts[filled] = IoSlice::new(&self.text[text_sent..]);
+            parts[filled] = IoSlice::new(&texts.own[text_sent..]);
             filled += 1;
         }
         if let Some(number) = head {
@@ -385,25 +399,32 @@ impl<'a> Execution<'a> {
             header_left,
             ..
         } = &mut self.arrivals[pipe];
-        let text_left = (*header_left).min(self.text.len());
-        let text_received = self.text.len() - text_left;
-        let header_received = HEADER_BYTES - (*header_left - text_left);
+        // What two ranks do alone reduces nothing.
+        let (behind, text_bytes, text_left) = match &mut self.texts {
+            None => (&mut bytes_of(self.tile)[..along], 0, 0),
+            Some(texts) => {
+                let text_bytes = texts.own.len();
+                let text_left = (*header_left).min(text_bytes);
+                let behind = &mut texts.received[text_bytes - text_left..];
+                (behind, text_bytes, text_left)
+            }
+        };
+        let header_received = HEADER_BYTES + text_left - *header_left;
         let mut parts = [
             IoSliceMut::new(&mut header[header_received..]),
-            IoSliceMut::new(&mut self.text_received[text_received..]),
-            IoSliceMut::new(&mut bytes_of(self.tile)[..along]),
+            IoSliceMut::new(behind),
         ];
         let received = transport.try_receive(peer, &mut parts).map_err(broken)?;
         let of_header = received.unwrap_or(0).min(*header_left);
         *header_left -= of_header;
-        if *header_left <= self.text.len()
+        if *header_left <= text_bytes
             && *header != contract::on_way(self.header, peer, self.rank)
             && (*header_left == 0 || !contract::is_header(header))
         {
             return Err(Fault::Header {
                 peer,
                 received: Box::new(*header),
-                text: self.text_received.clone(),
+                text: (self.texts.as_ref()).map_or(Vec::new(), |texts| texts.received.clone()),
             });
         }
         if self.arrivals.iter().all(Arrival::has_header) {

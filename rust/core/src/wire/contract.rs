@@ -118,19 +118,17 @@ pub fn is_header(bytes: &Header) -> bool {
     bytes[0..4] == MAGIC.to_le_bytes() && (1..=KIND_MAX).contains(&bytes[4])
 }
 
-/// What follows the header of a call: as many bytes on both ranks, whatever they call.
+/// What follows the header of a call of two ranks: as many bytes on both, whatever they call.
 #[must_use]
-pub fn text_of(call: &Call) -> Vec<u8> {
-    if call.collective.partner().is_none() {
-        return Vec::new();
-    }
+pub fn text_of(call: &Call) -> Option<Vec<u8>> {
+    call.collective.partner()?;
     let mut text = call.to_string().into_bytes();
     if text.len() > TEXT_BYTES {
         text.truncate(TEXT_BYTES - CUT.len());
         text.extend_from_slice(CUT.as_bytes());
     }
     text.resize(TEXT_BYTES, 0);
-    text
+    Some(text)
 }
 
 /// What was called by the text behind a header, and where that says not all, or nothing, by the header.
@@ -253,7 +251,7 @@ mod tests {
                 name: name.into(),
                 ..Call::float_sum(24)
             };
-            let text = text_of(&call);
+            let text = text_of(&call).unwrap();
             assert_eq!(text.len(), TEXT_BYTES);
             called(
                 &text,
@@ -267,7 +265,7 @@ mod tests {
         assert!(
             long.starts_with("send(dest=3) '\u{e9}") && long.ends_with(&format!("{CUT}{told}"))
         );
-        assert!(text_of(&Call::float_sum(24)).is_empty());
+        assert_eq!(text_of(&Call::float_sum(24)), None);
     }
 
     #[test]
