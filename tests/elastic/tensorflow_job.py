@@ -112,7 +112,7 @@ def joins(state: elastic.State) -> bool:
     """Whether another process waits to join."""
     job = state._after_commit.__self__  # type: ignore[union-attr]
     assert isinstance(job, _Job) and job._participant is not None
-    return job._participant.joiners > 0
+    return bool(job._participant.joiners)
 
 
 looped = elastic.State(variables=[slope, counted], step=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -63,7 +64,13 @@ def one_joins(trainee: Trainee) -> bool:
 def test_who_joins_gets_the_state_and_the_others_lose_nothing(stage: Stage, transport: str) -> None:
     settings = {"transport": transport}
     plan = planned(one_joins, 2, settings=settings, elements=10_000, piece_bytes=5_000)
-    *others, joiner = check(plan, outcomes_of(plan, stage, joiners=1), repeated=0)
+    outcomes = outcomes_of(plan, stage, joiners=1)
+    *others, joiner = check(plan, outcomes, repeated=0)
+    for outcome in outcomes[:2]:
+        why = (
+            r"leaves its group for a new one: rank \d on \S+ says that 127\.0\.0\.1:\d+ would join"
+        )
+        assert re.search(why, outcome.output), outcome.output
     assert joiner.groups[0].step >= STEPS
     assert [group.world_size for seen in others for group in seen.groups] == [2, 3, 2, 3]
 

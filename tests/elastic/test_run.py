@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -33,9 +34,10 @@ from elastic.training import (
 )
 from faults.actor import belongings, leaks
 from faults.stage import Stage
+from gradring.communicator import core_of
 from gradring.elastic import State
 from gradring.errors import AbortedError, ConfigError, MismatchError, RendezvousError
-from gradring.testing import run_ranks, simulated_hosts
+from gradring.testing import Outcome, run_ranks, simulated_hosts
 from gradring.testing.network import why_unavailable
 from pairs import Pair
 from waiting import wait_until
@@ -91,6 +93,9 @@ def test_those_that_are_left_train_on(
     plan = planned(act, founders, settings={"transport": transport})
     outcomes = outcomes_of(plan, stage)
     assert [o.rank for o in outcomes if o.exit_code == -signal.SIGKILL] == victims
+    for outcome in outcomes:
+        if outcome.rank not in victims:
+            assert_said(outcome, r"goes back to its last commit, and .*: rank \d on \S+: its ")
     for seen in check(plan, [o for o in outcomes if o.rank not in victims]):
         assert seen.groups[0] == (1, seen.groups[0].rank, founders, 0)
         assert seen.groups[-1].world_size == founders - len(victims)
@@ -105,9 +110,16 @@ def one_gets_sigterm(trainee: Trainee) -> bool:
 def test_sigterm_ends_a_process_at_its_commit_and_the_others_lose_nothing(stage: Stage) -> None:
     plan = planned(one_gets_sigterm, 3)
     outcomes = outcomes_of(plan, stage)
+    for outcome in outcomes:
+        assert_said(outcome, r"leaves its group for a new one: rank 1 on \S+ has got SIGTERM, and")
     assert outcomes.pop(1).exit_code == 128 + signal.SIGTERM
     for seen in check(plan, outcomes, repeated=0):
         assert seen.groups[-1].step == STEPS + 1
+
+
+def assert_said(outcome: Outcome, why: str) -> None:
+    """Its log says why its group has ended."""
+    assert re.search(rf"rank \d on \S+ {why}", outcome.output), outcome.output
 
 
 def one_raises(trainee: Trainee) -> bool:
@@ -158,6 +170,21 @@ def calls_before_it_tells_why(trainee: Trainee) -> bool:
         time.sleep(0.1)
         trainee.comm.abort("enough")
     return False
+
+
+def calls_and_does_not_tell_why(trainee: Trainee) -> bool:
+    if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 0:
+        trainee.participant.reform([])
+        wait_until(lambda: core_of(trainee.comm).has_failed, "the others leave the group")
+    return trainee.comm.generation > 1 and trainee.steps_here >= STEPS
+
+
+def test_who_called_to_a_new_group_is_named_if_nobody_tells_why(stage: Stage) -> None:
+    plan = planned(calls_and_does_not_tell_why, 2)
+    outcomes = outcomes_of(plan, stage)
+    check(plan, outcomes)
+    for outcome in outcomes:
+        assert_said(outcome, r"goes back to .*: rank 0 at 127\.0\.0\.1:\d+ forms a new group")
 
 
 @pytest.mark.slow

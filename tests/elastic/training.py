@@ -116,7 +116,7 @@ class Trainee:
     @property
     def waiting(self) -> int:
         """How many processes this one knows that would join."""
-        return int(self.participant.joiners)
+        return len(self.participant.joiners)
 
     def die(self) -> NoReturn:
         """Is killed."""

@@ -240,6 +240,8 @@ class _Job:
             generation, _, addresses = agreement
             if generation == self._founded and len(addresses) < self._workers[0]:
                 # Others have to join the first group before it begins.
+                why = f"it has {len(addresses)} workers, and min_workers is {self._workers[0]}"
+                self._log_change("waits for others to join its first group", why)
                 core_of(communicator).close()
                 participant.reform([])
                 continue
@@ -259,7 +261,8 @@ class _Job:
                 communicator.all_reduce(0, name="elastic/returned")
                 self._tell_the_end(participant)
                 return result
-            except Regroup:
+            except Regroup as change:
+                self._log_change("leaves its group for a new one", str(change))
                 self._left_s = time.monotonic()
                 if self._leaves.wanted:
                     participant.leave(tells=True)
@@ -319,6 +322,8 @@ class _Job:
         own_id, _ = participant.peer
         if own_id != self._id:
             # The others have gone on without it, so its commits are of another history.
+            if self._id:
+                self._log_change("joins again", "the others have gone on without it")
             self._id, self._has_state = own_id, False
         if generation != self._founded:
             form_again(communicator, participant, agreement)
@@ -356,9 +361,8 @@ class _Job:
             self._losses = 0
         communicator, participant = self._communicator, self._participant
         assert participant is not None
-        has_room = communicator.world_size < self._workers[1]
-        joins = has_room and participant.joiners > 0
-        changes = _UNSAVED if self._state._has_given_up else int(joins or self._leaves.wanted)
+        wish = self._wish(participant)
+        changes = _UNSAVED if self._state._has_given_up else int(bool(wish))
         found = communicator.all_reduce(
             np.array([changes], np.uint8), "max", name="elastic/changes"
         )
@@ -367,7 +371,19 @@ class _Job:
         if found[0] == _UNSAVED:
             self._state._raise_failures()
         elif found[0]:
-            raise Regroup
+            told = all_gather_bytes(communicator, wish.encode(), "elastic/wishes")
+            wishes = [f"{communicator._named(r)} {w.decode()}" for r, w in enumerate(told) if w]
+            raise Regroup("; ".join(wishes))
+
+    def _wish(self, participant: _native.Participant) -> str:
+        """Why this process wants a new group; empty if it does not."""
+        if self._leaves.wanted:
+            return "has got SIGTERM, and leaves"
+        joiners = participant.joiners
+        if not joiners or self._communicator.world_size >= self._workers[1]:
+            return ""
+        more = f" and {len(joiners) - 1} more" if joiners[1:] else ""
+        return f"says that {joiners[0]}{more} would join"
 
     def _to_leave_out(self, error: Exception, agreement: Agreement) -> list[int]:
         """The ranks because of which a group has not formed."""
@@ -397,13 +413,16 @@ class _Job:
         self._losses += 1
         if self._losses > _LOSSES_WITHOUT_COMMIT_MAX:
             return False
-        _log.warning(
-            "rank %d on %s goes back to its last commit, and forms a new group: %s",
-            self._communicator.rank,
-            self._communicator.host,
-            _fact_of(failure),
-        )
+        why, call = _fact_of(failure), self._participant and self._participant.call
+        if call and call not in why:
+            why = f"{why} ({call})"
+        self._log_change("goes back to its last commit, and forms a new group", why)
         return True
+
+    def _log_change(self, what: str, why: str) -> None:
+        """Says on every rank why its group ends: who asked for it, or who was lost and how."""
+        who = self._communicator
+        _log.warning("rank %d on %s %s: %s", who.rank, who.host, what, why)
 
     @property
     def _standing(self) -> Standing:

@@ -269,12 +269,22 @@ impl Participant {
         progress.member.as_ref().is_some_and(Member::is_called)
     }
 
-    /// How many processes wait to join.
+    /// Who has called, and why.
     #[must_use]
-    pub fn joiners(&self) -> usize {
+    pub fn call(&self) -> Option<String> {
         let progress = lock(&self.shared.progress);
-        let member = progress.member.as_ref();
-        member.map_or(0, |member| member.joiners(Instant::now()).count())
+        progress.member.as_ref().and_then(Member::call)
+    }
+
+    /// Where the processes listen that wait to join.
+    #[must_use]
+    pub fn joiners(&self) -> Vec<String> {
+        let progress = lock(&self.shared.progress);
+        let members = progress.member.iter();
+        let now = Instant::now();
+        members
+            .flat_map(|member| member.joiners(now).map(|joiner| joiner.address.clone()))
+            .collect()
     }
 
     /// Leaves the job for good, unless it has; if it `tells` the others, they need not wait for it. In
@@ -445,8 +455,10 @@ impl Shared {
                         .as_ref()
                         .map(|_| *progress.called_since.get_or_insert(now) + CAUSE_PATIENCE);
                     if let Some(group) = group.filter(|_| patient_until <= Some(now)) {
+                        let call = progress.member.as_ref().and_then(Member::call);
                         drop(progress);
-                        group.abort("other ranks form a new group");
+                        let call = call.unwrap_or_default();
+                        group.abort(&format!("other ranks form a new group: {call}"));
                         progress = lock(&self.progress);
                         continue;
                     }

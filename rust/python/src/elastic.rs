@@ -89,8 +89,13 @@ impl Participant {
     }
 
     #[getter]
-    fn joiners(&self) -> usize {
+    fn joiners(&self) -> Vec<String> {
         self.inner.joiners()
+    }
+
+    #[getter]
+    fn call(&self) -> Option<String> {
+        self.inner.call()
     }
 
     fn finish(&self, py: Python<'_>) -> PyResult<()> {

@@ -164,7 +164,20 @@ impl Member {
     /// connects, and `reform` called.
     #[must_use]
     pub const fn is_called(&self) -> bool {
-        matches!(&self.phase, Phase::Together(together) if together.is_called)
+        matches!(&self.phase, Phase::Together(together) if together.called.is_some())
+    }
+
+    /// Who has called, and why.
+    #[must_use]
+    pub fn call(&self) -> Option<String> {
+        let (Phase::Together(together), Some(standpoint)) = (&self.phase, &self.standpoint) else {
+            return None;
+        };
+        let (peer, why) = together.called.as_ref()?;
+        Some(match standpoint.roster.position(peer.id) {
+            Some(rank) => format!("rank {rank} at {} {why}", peer.address),
+            None => format!("the process at {} {why}", peer.address),
+        })
     }
 
     /// Processes that want to join, and for which the group should stop. One that the last roster has
@@ -266,19 +279,21 @@ impl Member {
             .collect()
     }
 
-    /// Somebody who knows for certain says that a process is dead.
-    pub fn bury(&mut self, id: Id) {
+    /// Somebody who knows for certain says that a process is dead, and how.
+    fn bury(&mut self, id: Id, how: &'static str) {
         if id != self.me.id {
             self.dead.insert(id);
-            self.call_if_member(id);
+            self.call_if_member(id, how);
         }
         self.joiners.remove(&id);
     }
 
     /// Without this process its roster is no group any more.
-    fn call_if_member(&mut self, id: Id) {
+    fn call_if_member(&mut self, id: Id, why: &'static str) {
         if let (Phase::Together(together), Some(standpoint)) = (&mut self.phase, &self.standpoint) {
-            together.is_called |= standpoint.roster.has(id);
+            let member = standpoint.roster.members.iter().find(|it| it.id == id);
+            let call = member.map(|member| (member.clone(), why));
+            together.called = together.called.take().or(call);
         }
     }
 

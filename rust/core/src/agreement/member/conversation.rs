@@ -30,7 +30,7 @@ impl Member {
                 )
             }
             Request::Leave => {
-                self.bury(envelope.from.id);
+                self.bury(envelope.from.id, "has left the job");
                 Reply::Noted(Vec::new())
             }
             Request::Finish(ballot) => {
@@ -72,7 +72,8 @@ impl Member {
         }
         match &mut self.phase {
             Phase::Together(together) => {
-                together.is_called = true;
+                let call = (from.clone(), "forms a new group");
+                together.called.get_or_insert(call);
                 return Reply::Busy;
             }
             Phase::Reforming(reforming) => {
@@ -155,10 +156,13 @@ impl Member {
 
     /// Its own request has proved that a process is dead.
     fn lost(&mut self, id: Id, now: Instant) {
-        self.bury(id);
+        self.bury(
+            id,
+            "has ended: its address refuses, or another process answers there",
+        );
         let turn = self.turn();
         match &mut self.phase {
-            Phase::Together(together) => together.has_found_death |= together.is_called,
+            Phase::Together(together) => together.has_found_death |= together.called.is_some(),
             Phase::Reforming(reforming) => {
                 if reforming.follows.take_if(|it| it.id == id).is_some() {
                     reforming.propose_at = reforming.propose_at.min(now + turn);
@@ -178,7 +182,7 @@ impl Member {
 
     fn learn(&mut self, from: &str, news: &News) {
         for &id in &news.dead {
-            self.bury(id);
+            self.bury(id, "has ended, as another one has found");
         }
         for joiner in &news.joiners {
             self.note(joiner);

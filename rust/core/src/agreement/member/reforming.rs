@@ -122,7 +122,7 @@ impl Member {
                 reforming.higher = None;
                 reforming.follows = None;
             }
-            Phase::Together(_) => self.call_if_member(by),
+            Phase::Together(_) => self.call_if_member(by, "takes part in another group"),
             Phase::Joining(_) | Phase::Over => {}
         }
     }

@@ -133,6 +133,25 @@ fn silent_members_are_waited_for_and_then_left_out_by_a_majority() {
 }
 
 #[test]
+fn nobody_stops_for_a_joiner_of_which_the_proposer_alone_knows_that_it_is_dead() {
+    let mut job = Job::new(3);
+    let (timing, now) = (Timing::default(), job.now);
+    let addresses = (1..=3).map(|it| peer(it).address);
+    let joiner = Member::joining(peer(5), addresses, timing, 1..=8, now);
+    job.members.push(joiner);
+    job.pass(Duration::from_millis(200));
+    job.members.pop();
+    job.dead.push(5);
+    job.reform();
+    job.pass(Duration::from_secs(2));
+    assert_eq!(job.rosters(), vec![(2, vec![1, 2, 3]); 3]);
+    job.members.iter_mut().for_each(Member::connected);
+    job.pass(Duration::from_secs(60));
+    let waits = |member: &Member| member.joiners(job.now).next().is_some();
+    assert!(!job.members.iter().any(waits));
+}
+
+#[test]
 fn joiners_take_the_ranks_of_the_dead_and_the_others_keep_theirs() {
     for (dead, joiners, next) in [
         (&[1, 3][..], &[5, 6][..], &[5, 2, 6, 4][..]),
@@ -204,6 +223,11 @@ fn who_connects_is_called_if_the_next_of_the_ring_has_promised_to_others() {
     assert!(matches!(promise, Reply::Promise { .. }));
     job.pass(Duration::from_millis(500));
     assert!(job.members[0].is_called());
+    let call = job.members[0].call();
+    assert_eq!(
+        call.as_deref(),
+        Some("rank 1 at h2:1 takes part in another group")
+    );
 }
 
 #[test]
@@ -388,9 +412,9 @@ fn left_out_joiner() -> Job {
 #[test]
 fn a_joiner_that_is_told_of_a_group_without_it_joins_that_as_another_one() {
     let mut job = left_out_joiner();
-    job.pass(Duration::from_secs(1));
     for _ in 0..2 {
-        // They stop for it.
+        // It reminds them of itself, and they stop for it.
+        job.pass(Duration::from_secs(2));
         let now = job.now;
         job.members[..3]
             .iter_mut()

@@ -10,8 +10,8 @@ use crate::agreement::quorum::{Ballot, Id, Peer, Roster};
 /// Its group connects or runs.
 pub(super) struct Together {
     pub(super) is_connected: bool,
-    /// Others want to re-form, or a member is dead.
-    pub(super) is_called: bool,
+    /// Others want to re-form, or a member is dead: which, and why.
+    pub(super) called: Option<(Peer, &'static str)>,
     /// This process has found that out itself, and so need not wait for others to propose.
     pub(super) has_found_death: bool,
     /// Its owner has yet to be told to connect.
@@ -25,7 +25,7 @@ impl Together {
     pub(super) const fn new(missing: BTreeSet<Id>) -> Self {
         Self {
             is_connected: false,
-            is_called: false,
+            called: None,
             has_found_death: false,
             is_new: true,
             missing,
@@ -48,6 +48,8 @@ impl Member {
         }
         self.joiners.retain(|&id, _| !roster.has(id));
         self.pass_over_joiners(now);
+        // Those that live remind of themselves. That one is dead may be known to the proposer alone.
+        self.joiners.clear();
         self.dead
             .retain(|&id| roster.elders().any(|elder| elder.id == id));
         self.contacts.clear();
