@@ -20,6 +20,7 @@ COORDINATOR = {
     "GRADRING_WORLD_SIZE": "2",
     "GRADRING_RENDEZVOUS": "127.0.0.1:29500",
 }
+UPDATES = str(Path(__file__).parent.parent / "updates")
 #: Of eventfd2, by processor.
 EVENTFD2 = {"x86_64": 290, "aarch64": 19}
 
@@ -66,6 +67,21 @@ def test_sigterm_ends_a_program_that_is_the_first_process(
     assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
 
 
+def test_sigterm_ends_forks_of_the_first_process_as_any_other(tmp_path: Path) -> None:
+    path = program(
+        tmp_path,
+        "import gradring",
+        "with gradring.init():",
+        "    fork = os.fork()",
+        "    while not fork:",
+        "        signal.pause()",
+        "    os.kill(fork, signal.SIGTERM)",
+        "    print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))",
+    )
+    done = inside(FIRST, sys.executable, path, **ALONE)
+    assert done.stdout == "-15\n", done.stderr
+
+
 def test_the_launcher_as_the_first_process_collects_what_nobody_waits_for(tmp_path: Path) -> None:
     path = program(
         tmp_path,
@@ -88,11 +104,18 @@ def test_the_launcher_as_the_first_process_passes_signals_on(tmp_path: Path) -> 
     assert done.returncode == 128 + 15, done.stderr
 
 
-def test_a_loopback_interface_that_is_down_is_named_at_once() -> None:
-    code = "import gradring; gradring.init()"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import gradring; gradring.init()",
+        f"import sys; sys.path.insert(0, {UPDATES!r}); import parameters; "
+        "parameters.server(['127.0.0.1:29500'], 0, 1).serve()",
+    ],
+    ids=["rank", "parameter server"],
+)
+def test_a_loopback_interface_that_is_down_is_named_at_once(code: str) -> None:
     done = inside((*NAMESPACE, "--net"), sys.executable, "-c", code, **COORDINATOR)
-    assert "rank 0 on" in done.stderr
-    assert "the loopback interface of this host or container is down" in done.stderr
+    assert "interface of this host or container is down; type: ip link set lo up" in done.stderr
 
 
 @pytest.mark.skipif(platform.machine() not in EVENTFD2, reason="knows no number of the call")

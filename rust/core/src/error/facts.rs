@@ -222,10 +222,7 @@ facts! {
         CannotListen { address: Text, error: Text },
         #[error("a socket fails: {error}")]
         Socket { error: Text },
-        #[error(
-            "{address} cannot be reached ({error}): the loopback interface of this host or container is down; \
-             type: ip link set lo up"
-        )]
+        #[error("{address} cannot be reached ({error}): the loopback interface of this host or container is down")]
         NoLoopback { address: Text, error: Text },
         #[error("the connection broke during the handshake: {error}")]
         HandshakeBroke { error: Text },
@@ -524,10 +521,7 @@ facts! {
              the limit of its container on processes or memory"
         )]
         NoThread { error: Text },
-        #[error(
-            "the system refuses eventfd2, by which threads wake each other ({error}): allow it in the \
-             seccomp profile of the container or sandbox"
-        )]
+        #[error("the system refuses eventfd2, by which threads wake each other ({error})")]
         NoWakeUp { error: Text },
         #[error("{what}: {error}: raise the number of files that its process may have open (ulimit -n)")]
         NoFile { what: Text, error: Text },

@@ -253,6 +253,7 @@ impl Error {
     fn advice(&self) -> &'static str {
         match self.kind {
             ErrorKind::Config(_) => "correct the setting and start again",
+            ErrorKind::Rendezvous(NotFormed::NoLoopback { .. }) => "type: ip link set lo up",
             ErrorKind::Rendezvous(_) => {
                 "check that every rank was started with the same world size and rendezvous address, \
                  and that no firewall is between them"
@@ -285,6 +286,9 @@ impl Error {
             ErrorKind::Misuse(_) => {
                 "call the collectives of a communicator from one thread, or give each thread a \
                  communicator of its own; in a signal handler, set a flag or call close()"
+            }
+            ErrorKind::Exhausted(Shortage::NoWakeUp { .. }) => {
+                "allow it in the seccomp profile of the container or sandbox"
             }
             ErrorKind::Exhausted(_) => "raise that limit and start again",
             ErrorKind::Membership(NotAgreed::Minority { .. }) => {

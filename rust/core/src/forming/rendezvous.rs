@@ -509,7 +509,7 @@ pub(crate) fn interrupted(rank: usize) -> Error {
 }
 
 /// Nobody can be waited for at a loopback address whose interface is down, as in a new namespace.
-fn check_loopback(address: &str) -> Result<()> {
+pub(crate) fn check_loopback(address: &str) -> Result<()> {
     let local = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let name = address.strip_prefix("localhost:");
     let named = name.and_then(|port| port.parse().ok()).map(local);

@@ -17,6 +17,7 @@ use super::rule::Rule;
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
 use crate::error::{Abort, Error, NotServed, Result};
+use crate::forming::rendezvous::check_loopback;
 use crate::link::forks::Process;
 use crate::link::poll::{self, WakeUp};
 use crate::lock::lock;
@@ -100,6 +101,7 @@ impl Server {
         config: &Config,
     ) -> Result<Self> {
         let rules = rule.parse(place.addresses.len())?;
+        check_loopback(&place.addresses[place.server])?;
         let door = Door::of(config)?;
         let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
         let wake_up = Arc::new(wake_up);

@@ -13,6 +13,7 @@ use super::model::{Given, Model};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
 use crate::error::{Abort, Breach, Error, NotServed, Result, message_of};
+use crate::forming::rendezvous::check_loopback;
 use crate::host::host_name;
 use crate::link::forks::Process;
 use crate::link::poll::{self, WakeUp};
@@ -97,8 +98,9 @@ impl Worker {
     /// One that is connected to nobody yet.
     ///
     /// # Errors
-    /// `Config` for settings that cannot be used.
+    /// `Config` for settings that cannot be used; `Rendezvous` for addresses without an interface.
     pub fn new(me: usize, addresses: Vec<String>, config: &Config) -> Result<Self> {
+        addresses.iter().try_for_each(|at| check_loopback(at))?;
         let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
         let state = State {
             protocol: None,
