@@ -223,16 +223,43 @@ def differing(comm: gradring.Communicator, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("dtype", "recv(source=1) with 6 elements of float32"),
-        ("count", "recv(source=1) with 7 elements of float64"),
-        ("shape", "recv(source=1) with 6 elements of float64 in another shape"),
-        ("name", "recv(source=1) with 6 elements of float64 under another name"),
+        ("dtype", "recv(source=1) 'a' float32[6]"),
+        ("count", "recv(source=1) 'a' float64[7]"),
+        ("shape", "recv(source=1) 'a' float64[2,3]"),
+        ("name", "recv(source=1) 'b' float64[6]"),
     ],
 )
 def test_a_send_and_a_recv_that_differ_are_told_on_every_rank(what: str, told: str) -> None:
     for message in on_threads(3, partial(differing, what=what)):
-        sent = "send(dest=2) with 6 elements of float64"
+        sent = "send(dest=2) 'a' float64[6]"
         assert told in message and sent in message and "(rank 1)" in message, message
+
+
+def differs_from_one_that_tells_nothing() -> Any:
+    """Rank 0 has sent, and is stopped before it can see that rank 1 receives something else."""
+    comm = gradring.init()
+    x = np.ones(3)
+    pid = int(comm.all_gather(np.array([os.getpid()]))[0])
+    comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)  # from here on there is a link
+    if comm.rank == 0:
+        comm.send(x, 1, name="a")
+    wait_until(lambda: waits(None, "send"), "rank 0 has sent")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        comm.recv(np.ones(4), 0, name="b")
+    except GradringError as error:
+        return type(error).__name__, error.rank, str(error)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    return "nothing"
+
+
+def test_a_difference_is_told_though_the_other_one_is_not_there_to_tell_it() -> None:
+    _, outcome = run_ranks(differs_from_one_that_tells_nothing, 2, check=False)
+    kind, rank, message = outcome.value
+    assert (kind, rank) == ("MismatchError", 1), outcome
+    assert "rank 1 on" in message and "called recv(source=0) 'b' float64[4]" in message, message
+    assert "send(dest=1) 'a' float64[3] (rank 0)" in message, message
 
 
 def end(comm: gradring.Communicator, how: str, sends: bool, x: Any) -> None:

@@ -7,6 +7,7 @@
 //!
 //! In it the sender is rank 0 and the receiver rank 1. Each sends the header of what it does, as in a
 //! collective, so a difference is an error on both, and a send ends no sooner than its `recv` has begun.
+//! Each tells of the difference in the same words, since the other one may not be there any more.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -171,15 +172,6 @@ impl SupervisorOfTwo {
         let host = self.connector.roster.host(rank);
         self.connector.supervisor.abort(error.blaming(rank, host));
     }
-
-    /// What a rank calls here.
-    fn call_of(&self, rank: usize) -> String {
-        let [sender, receiver] = self.ranks;
-        match rank == sender {
-            true => format!("send(dest={receiver})"),
-            false => format!("recv(source={sender})"),
-        }
-    }
 }
 
 impl Supervisor for SupervisorOfTwo {
@@ -211,17 +203,14 @@ impl Supervisor for SupervisorOfTwo {
                 called,
                 own,
             } => {
-                // Both have noticed, and one of them tells; the lower one is taken to be right.
-                let (rank, other) = (self.own(), ranks[peer]);
-                if rank < other {
-                    let call = self.call_of(other);
-                    let error = Error::new(ErrorKind::Mismatch {
-                        theirs: format!("{call} with {called}").into(),
-                        others: format!("{} with {own} (rank {rank})", self.call_of(rank)).into(),
-                    });
-                    self.blame(error.during(call, sequence), other);
-                }
-                return;
+                // The lower one is taken to be right.
+                let mut sides = [(self.own(), own), (ranks[peer], called)];
+                sides.sort_by_key(|(rank, _)| *rank);
+                let [(rank, own), (other, theirs)] = sides;
+                let call = theirs.to_string();
+                let others = format!("{own} (rank {rank})").into();
+                let error = Error::new(ErrorKind::Mismatch { theirs, others });
+                return self.blame(error.during(call, sequence), other);
             }
             // The partner may be kept by somebody else: all ranks are asked how far they are, by the
             // next place in their order.

@@ -118,18 +118,22 @@ impl<'a> StallDetector<'a> {
                 sequence,
             },
             Fault::Link { peer, broken } => Suspicion::LinkBroken { peer, broken },
-            Fault::Header { peer, received } if !contract::is_header(&received) => {
+            Fault::Header { peer, received, .. } if !contract::is_header(&received) => {
                 let how = Garbled::NotAHeader;
                 Suspicion::Garbled { peer, how }
             }
-            Fault::Header { peer, received } => match contract::way(&received) {
+            Fault::Header {
+                peer,
+                received,
+                text,
+            } => match contract::way(&received) {
                 way if way == (peer, execution.rank()) => {
                     let own = &self.launched.header;
                     Suspicion::HeadersDiffer {
                         peer,
                         sequence,
-                        called: contract::told(&received, own).into(),
-                        own: contract::told(own, &received).into(),
+                        called: contract::called(&text, &received, own).into(),
+                        own: contract::called(execution.text(), own, &received).into(),
                     }
                 }
                 (from, to) => {

@@ -4,6 +4,7 @@ use super::*;
 use crate::buffer::Buffer;
 use crate::collective::{Collective, Request};
 use crate::dtype::{DType, ReduceOp};
+use crate::error::Text;
 use crate::link::memory;
 use crate::schedule::choice::Policy;
 
@@ -33,17 +34,21 @@ impl Supervisor for Clueless {
 }
 
 /// An all-reduce of 1000 bytes between two ranks.
-fn launched() -> (Launched, Buffer) {
+fn all_reduce() -> (Launched, Buffer) {
+    launched(0, Collective::AllReduce { op: ReduceOp::Sum }, "x")
+}
+
+fn launched(rank: usize, collective: Collective, name: &str) -> (Launched, Buffer) {
     let request = Request {
-        collective: Collective::AllReduce { op: ReduceOp::Sum },
+        collective,
         buffer: Buffer::zeroed(DType::F64, 125),
-        name: "x".into(),
+        name: name.into(),
         shapes: String::new(),
     };
     let (call, buffer) = request.into_parts();
     let policy = Policy::new(Topology::one_host(2));
     (
-        Prepared::new(call, 0, &policy).unwrap().launch(0, 1, 0),
+        Prepared::new(call, rank, &policy).unwrap().launch(0, 1, 0),
         buffer,
     )
 }
@@ -71,11 +76,11 @@ fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
     let waits = [Waits::default(), Waits::default()];
     let started = Instant::now();
     let mut memories = [Memory::default(), Memory::default()];
-    let calls = [launched().0, launched().0];
+    let calls = [all_reduce().0, all_reduce().0];
     let mut operands: Vec<_> = memories
         .iter_mut()
         .zip(&calls)
-        .map(|(memory, call)| memory.operand(launched().1, call).unwrap())
+        .map(|(memory, call)| memory.operand(all_reduce().1, call).unwrap())
         .collect();
     let mut drives: Vec<_> = operands
         .iter_mut()
@@ -113,7 +118,7 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
     for explained in [true, false] {
         let (supervisor, waits) = (Clueless::default(), Waits::default());
         let mut memory = Memory::default();
-        let (call, buffer) = launched();
+        let (call, buffer) = all_reduce();
         let mut operand = memory.operand(buffer, &call).unwrap();
         let started = Instant::now();
         let context = context(0, &topology, &supervisor, &waits);
@@ -147,5 +152,70 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
         assert!(cause.to_string().contains(expected), "{cause}");
         drop(drive);
         assert!(waits.now().is_none());
+    }
+}
+
+/// A send and its receive through pipes of so few bytes, under these names: which rank is done, and what
+/// each has suspected.
+fn of_two(pipe_bytes: usize, names: [&str; 2]) -> ([bool; 2], [Option<Suspicion>; 2]) {
+    let topology = Topology::one_host(2);
+    let supervisors = [Clueless::default(), Clueless::default()];
+    let waits = [Waits::default(), Waits::default()];
+    let now = Instant::now();
+    let mut memories = [Memory::default(), Memory::default()];
+    let collectives = [Collective::Send { to: 1 }, Collective::Receive { from: 0 }];
+    let (calls, buffers): (Vec<_>, Vec<_>) = (collectives.into_iter().zip(names).enumerate())
+        .map(|(rank, (collective, name))| launched(rank, collective, name))
+        .unzip();
+    let mut operands: Vec<_> = (memories.iter_mut().zip(&calls).zip(buffers))
+        .map(|((memory, call), buffer)| memory.operand(buffer, call).unwrap())
+        .collect();
+    let mut drives: Vec<_> = (operands.iter_mut().enumerate())
+        .map(|(rank, operand)| {
+            let context = context(rank, &topology, &supervisors[rank], &waits[rank]);
+            Drive::new(context, &calls[rank], operand, now).unwrap()
+        })
+        .collect();
+    let mut links: Vec<_> = memory::mesh(2, pipe_bytes).into_iter().collect();
+    let (mut done, mut moves) = ([false; 2], true);
+    while std::mem::take(&mut moves) {
+        for rank in 0..2 {
+            while !done[rank] {
+                match drives[rank].step(&mut links[rank], || now) {
+                    Step::Moved => {}
+                    Step::Blocked => break,
+                    Step::Done => done[rank] = true,
+                    Step::Failed(cause) => panic!("{cause}"),
+                }
+                moves = true;
+            }
+        }
+    }
+    drop(drives);
+    (
+        done,
+        supervisors.map(|supervisor| supervisor.suspicions.into_inner().pop()),
+    )
+}
+
+#[test]
+fn what_each_of_two_ranks_has_called_follows_its_header_in_whatever_pieces() {
+    for pipe_bytes in [1, 7, 64, 65, 200, 4096] {
+        assert_eq!(of_two(pipe_bytes, ["x", "x"]).0, [true; 2]);
+        let (done, suspicions) = of_two(pipe_bytes, ["x", "y"]);
+        let (sent, received) = ("send(dest=1) 'x' float64", "recv(source=0) 'y' float64");
+        let told = suspicions.map(|suspicion| match suspicion {
+            Some(Suspicion::HeadersDiffer { called, own, .. }) => Some((called, own)),
+            _ => None,
+        });
+        // Who notices first sends no more of its own.
+        let right = [(received, sent), (sent, received)];
+        let right = right.map(|(called, own)| Some((Text::from(called), Text::from(own))));
+        assert!(told.iter().any(Option::is_some) && done == [false; 2]);
+        assert!(
+            told.iter()
+                .zip(&right)
+                .all(|(told, right)| told.is_none() || told == right)
+        );
     }
 }

@@ -71,8 +71,12 @@ fn bytes_of(tile: &mut [u64]) -> &mut [u8] {
 pub(crate) enum Fault {
     /// A pipe broke.
     Link { peer: usize, broken: Broken },
-    /// A peer started another collective than this rank did.
-    Header { peer: usize, received: Box<Header> },
+    /// A peer started another collective than this rank did. The text behind the header may be missing.
+    Header {
+        peer: usize,
+        received: Box<Header>,
+        text: Vec<u8>,
+    },
 }
 
 /// What became of an attempt to go on.
@@ -92,8 +96,10 @@ pub(crate) struct Execution<'a> {
     rank: usize,
     /// Without the way that it goes.
     header: Header,
+    /// What follows it, if only two ranks do this.
+    texts: Option<Box<Texts>>,
     plan: &'a mut Plan,
-    /// By outgoing pipe: how much of the header has been sent.
+    /// By outgoing pipe: how much of the header, and of the text behind it, has been sent.
     headers_sent: &'a mut Vec<usize>,
     /// By incoming pipe.
     arrivals: &'a mut Vec<Arrival>,
@@ -105,27 +111,45 @@ pub(crate) struct Execution<'a> {
     pub(crate) bytes_sent: u64,
 }
 
+/// What two ranks have called, as text.
+struct Texts {
+    own: Vec<u8>,
+    received: Vec<u8>,
+}
+
+impl Texts {
+    fn of(call: &Call) -> Option<Box<Self>> {
+        let own = contract::text_of(call)?;
+        let received = vec![0; own.len()];
+        Some(Box::new(Self { own, received }))
+    }
+}
+
 /// What has arrived through a pipe beside whole elements.
 #[derive(Clone)]
 struct Arrival {
     header: Header,
-    header_received: usize,
+    /// How much of the header, and of the text behind it, has not been received.
+    header_left: usize,
     /// The first bytes of an element whose rest has not arrived.
     carry: [u8; 8],
     carried: usize,
 }
 
 impl Arrival {
-    const NOTHING: Self = Self {
-        header: [0; HEADER_BYTES],
-        header_received: 0,
-        carry: [0; 8],
-        carried: 0,
-    };
+    /// Before anything, if so many bytes stand in front of the payload.
+    const fn nothing(header_left: usize) -> Self {
+        Self {
+            header: [0; HEADER_BYTES],
+            header_left,
+            carry: [0; 8],
+            carried: 0,
+        }
+    }
 
     /// Whether the peer has entered this collective.
     const fn has_header(&self) -> bool {
-        self.header_received == HEADER_BYTES
+        self.header_left == 0
     }
 }
 
@@ -151,15 +175,19 @@ impl<'a> Execution<'a> {
             interests,
         } = scratch;
         let plan = plans.get(call, buffer.dtype(), algorithm, rank, topology);
+        let texts = Texts::of(call);
+        let text_bytes = texts.as_ref().map_or(0, |texts| texts.own.len());
         headers_sent.clear();
         headers_sent.resize(plan.outgoing.len(), 0);
         arrivals.clear();
-        arrivals.resize(plan.incoming.len(), Arrival::NOTHING);
+        let nothing = Arrival::nothing(HEADER_BYTES + text_bytes);
+        arrivals.resize(plan.incoming.len(), nothing);
         let (op, world_size) = (call.collective.op(), topology.world_size());
         Ok(Self {
             operands: Operands::new(buffer, op, world_size, plan, beside)?,
             rank,
             header,
+            texts,
             plan,
             headers_sent,
             arrivals,
@@ -173,6 +201,11 @@ impl<'a> Execution<'a> {
     /// Whose part it is.
     pub(crate) const fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// The call as text, if it follows the header.
+    pub(crate) fn text(&self) -> &[u8] {
+        self.texts.as_ref().map_or(&[], |texts| &texts.own)
     }
 
     /// What to wait for after `Progress::Blocked`.
@@ -209,12 +242,18 @@ impl<'a> Execution<'a> {
         }
     }
 
+    /// What stands in front of the payload.
+    fn header_bytes(&self) -> usize {
+        HEADER_BYTES + self.text().len()
+    }
+
     fn wait_for(&mut self, peer: usize, direction: Direction) {
         self.interests.push(Interest { peer, direction });
     }
 
     fn has_sent_all(&self) -> bool {
-        self.headers_sent.iter().all(|&sent| sent == HEADER_BYTES)
+        let header_bytes = self.header_bytes();
+        self.headers_sent.iter().all(|&sent| sent == header_bytes)
             && self.plan.outgoing.iter().all(|pipe| pipe.head().is_none())
     }
 
@@ -265,16 +304,24 @@ impl<'a> Execution<'a> {
         let (peer, header_sent) = (self.plan.outgoing[pipe].peer, self.headers_sent[pipe]);
         let head = self.plan.outgoing[pipe].head();
         let bytes = head.map_or(0..0, |number| self.sendable(number));
-        if head.is_none() && header_sent == HEADER_BYTES {
+        let header_left = self.header_bytes() - header_sent;
+        if head.is_none() && header_left == 0 {
             return Ok(false);
         }
         let header;
-        let mut parts = [IoSlice::new(&[]); PARTS + 1];
+        let mut parts = [IoSlice::new(&[]); PARTS + 2];
         let mut filled = 0;
         if header_sent < HEADER_BYTES {
             header = contract::on_way(self.header, self.rank, peer);
             parts[0] = IoSlice::new(&header[header_sent..]);
             filled = 1;
+        }
+        if header_left > 0
+            && let Some(texts) = &self.texts
+        {
+            let text_sent = header_sent.saturating_sub(HEADER_BYTES);
+            parts[filled] = IoSlice::new(&texts.own[text_sent..]);
+            filled += 1;
         }
         if let Some(number) = head {
             let source = self.operands.source(self.plan.operations[number].contents);
@@ -290,7 +337,7 @@ impl<'a> Execution<'a> {
             self.wait_for(peer, Direction::Send);
             return Ok(false);
         };
-        let header_bytes = sent.min(HEADER_BYTES - header_sent);
+        let header_bytes = sent.min(header_left);
         self.headers_sent[pipe] += header_bytes;
         if let Some(number) = head {
             self.bytes_sent += (sent - header_bytes) as u64;
@@ -349,21 +396,36 @@ impl<'a> Execution<'a> {
         };
         let Arrival {
             header,
-            header_received,
+            header_left,
             ..
         } = &mut self.arrivals[pipe];
+        // What two ranks do alone reduces nothing.
+        let (behind, text_bytes, text_left) = match &mut self.texts {
+            None => (&mut bytes_of(self.tile)[..along], 0, 0),
+            Some(texts) => {
+                let text_bytes = texts.own.len();
+                let text_left = (*header_left).min(text_bytes);
+                let behind = &mut texts.received[text_bytes - text_left..];
+                (behind, text_bytes, text_left)
+            }
+        };
+        let header_received = HEADER_BYTES + text_left - *header_left;
         let mut parts = [
-            IoSliceMut::new(&mut header[*header_received..]),
-            IoSliceMut::new(&mut bytes_of(self.tile)[..along]),
+            IoSliceMut::new(&mut header[header_received..]),
+            IoSliceMut::new(behind),
         ];
         let received = transport.try_receive(peer, &mut parts).map_err(broken)?;
-        let of_header = received.unwrap_or(0).min(HEADER_BYTES - *header_received);
-        *header_received += of_header;
-        if *header_received == HEADER_BYTES
+        let of_header = received.unwrap_or(0).min(*header_left);
+        *header_left -= of_header;
+        if *header_left <= text_bytes
             && *header != contract::on_way(self.header, peer, self.rank)
+            && (*header_left == 0 || !contract::is_header(header))
         {
-            let received = Box::new(*header);
-            return Err(Fault::Header { peer, received });
+            return Err(Fault::Header {
+                peer,
+                received: Box::new(*header),
+                text: (self.texts.as_ref()).map_or(Vec::new(), |texts| texts.received.clone()),
+            });
         }
         if self.arrivals.iter().all(Arrival::has_header) {
             self.last_to_enter = Some(peer);

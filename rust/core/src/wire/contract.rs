@@ -4,6 +4,9 @@
 //! sender u16, receiver u16, sequence u64, count u64, name hash u64, schedule hash u64, root u64, step
 //! u64. Two ranks take part in the same collective exactly when their headers are equal but for the
 //! way that they go; one that goes another way than its pipe has come to the wrong rank.
+//!
+//! About what two ranks do alone nobody else can be asked, and one of them may leave as soon as it has
+//! sent. So the call follows as text behind such a header, for the message if the two differ.
 
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
@@ -11,6 +14,10 @@ use crate::schedule::Algorithm;
 
 /// Length of an encoded header in bytes.
 pub const HEADER_BYTES: usize = 64;
+/// Length of that text, which is filled up with zeros: room for a name and a shape.
+const TEXT_BYTES: usize = 192;
+/// Behind a text that was longer.
+const CUT: &str = " ...";
 
 const MAGIC: u32 = u32::from_le_bytes(*b"GRC1");
 
@@ -111,9 +118,32 @@ pub fn is_header(bytes: &Header) -> bool {
     bytes[0..4] == MAGIC.to_le_bytes() && (1..=KIND_MAX).contains(&bytes[4])
 }
 
-/// What a header says of its call, for one who has called something else.
+/// What follows the header of a call of two ranks: as many bytes on both, whatever they call.
 #[must_use]
-pub fn told(theirs: &Header, own: &Header) -> String {
+pub fn text_of(call: &Call) -> Option<Vec<u8>> {
+    call.collective.partner()?;
+    let mut text = call.to_string().into_bytes();
+    if text.len() > TEXT_BYTES {
+        text.truncate(TEXT_BYTES - CUT.len());
+        text.extend_from_slice(CUT.as_bytes());
+    }
+    text.resize(TEXT_BYTES, 0);
+    Some(text)
+}
+
+/// What was called by the text behind a header, and where that says not all, or nothing, by the header.
+#[must_use]
+pub fn called(text: &[u8], theirs: &Header, own: &Header) -> String {
+    let text = String::from_utf8_lossy(text);
+    match text.trim_end_matches('\0') {
+        "" => told(theirs, own),
+        text if text.ends_with(CUT) => format!("{text}, {}", told(theirs, own)),
+        text => text.into(),
+    }
+}
+
+/// What a header says of its call, for one who has called something else.
+fn told(theirs: &Header, own: &Header) -> String {
     let word = |header: &Header, at: usize| {
         let bytes = header[at..at + 8].try_into().expect("eight bytes");
         u64::from_le_bytes(bytes)
@@ -214,9 +244,34 @@ mod tests {
     }
 
     #[test]
+    fn behind_a_header_of_two_ranks_stands_what_was_called() {
+        let called = |name: &str| {
+            let call = Call {
+                collective: Collective::Send { to: 3 },
+                name: name.into(),
+                ..Call::float_sum(24)
+            };
+            let text = text_of(&call).unwrap();
+            assert_eq!(text.len(), TEXT_BYTES);
+            called(
+                &text,
+                &changed(|call| call.name = "v".into()),
+                &changed(|_| ()),
+            )
+        };
+        assert_eq!(called("w"), "send(dest=3) 'w' float32");
+        let long = called(&"\u{e9}".repeat(200));
+        let told = ", 6 elements of float32 under another name";
+        assert!(
+            long.starts_with("send(dest=3) '\u{e9}") && long.ends_with(&format!("{CUT}{told}"))
+        );
+        assert_eq!(text_of(&Call::float_sum(24)), None);
+    }
+
+    #[test]
     fn a_header_tells_in_what_it_differs() {
         let own = changed(|_| ());
-        let told = |change: fn(&mut Call)| told(&changed(change), &own);
+        let told = |change: fn(&mut Call)| called(&[], &changed(change), &own);
         assert_eq!(told(|call| call.count = 7), "7 elements of float32");
         assert_eq!(told(|call| call.dtype = DType::I64), "6 elements of int64");
         assert_eq!(

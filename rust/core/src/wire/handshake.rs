@@ -22,7 +22,7 @@ use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub(crate) const PROTOCOL_VERSION: u32 = 16;
+pub(crate) const PROTOCOL_VERSION: u32 = 17;
 
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
