@@ -29,7 +29,7 @@ from gradring.errors import (
 from gradring.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 from pairs import on_threads
-from rank_states import waits
+from rank_states import wait_until_all_others_wait, waits
 from waiting import wait_until
 
 
@@ -499,6 +499,25 @@ def a_chain_waits(directory: Path) -> Any:
 
 def test_who_waits_for_a_partner_is_not_to_blame_for_a_collective(tmp_path: Path) -> None:
     assert run_ranks(a_chain_waits, 3, tmp_path) == [2, 2, 2]
+
+
+def sends_to_one_in_a_collective() -> Any:
+    """Rank 0 has gone on to a collective, and rank 1 has waited longer for it to receive."""
+    with gradring.init(stall_timeout=2.0) as comm:
+        if comm.rank == 0:
+            wait_until_all_others_wait(0, "send")
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            if comm.rank == 1:
+                comm.send(np.ones(3), 0, name="a")
+            else:
+                comm.all_reduce(np.ones(3))
+        return caught.value.rank, str(caught.value)
+
+
+def test_who_sends_to_a_rank_that_is_in_a_collective_is_to_blame() -> None:
+    for rank, message in run_ranks(sends_to_one_in_a_collective, 2):
+        told = "is in send(dest=0) 'a' float64[3] and has not entered this collective"
+        assert rank == 1 and told in message, message
 
 
 def traced(path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,16 @@ def test_a_rank_in_an_earlier_collective_is_not_blamed_but_the_one_outside_is() 
     job = JobState(3, {0: state(0, 7, 6), 1: state(1, 6, 5), 2: state(2, None, 5)}, {})
     well, sentences = job.verdict()
     assert not well and len(sentences) == 1 and sentences[0].startswith("rank 2 on h keeps")
+
+
+def test_a_rank_that_sends_to_one_that_is_in_a_collective_is_blamed() -> None:
+    first = replace(state(0, 2, 1), awaited=(1,))
+    sending = Entered(1, "send(dest=0) 'a' float64[3]", 6.0)
+    second = replace(state(1, None, 1), awaited=(0,), beside=sending)
+    well, sentences = JobState(2, {0: first, 1: second}, {}).verdict()
+    assert not well and sentences[0].startswith("rank 1 on h keeps the others waiting")
+    assert "has not entered #2 barrier, in which rank 0 waits" in sentences[0]
+    assert "is in send(dest=0) 'a' float64[3]" in sentences[0]
 
 
 def test_a_rank_of_another_group_is_not_taken_for_one_of_this(

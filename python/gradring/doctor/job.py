@@ -230,10 +230,11 @@ def _blame(late: RankState, there: RankState, waiting: Sequence[RankState]) -> s
     assert there.entered is not None
     wait = "wait" if len(waiting) > 1 else "waits"
     left = f"it left {late.ended} {late.ended.age_s:.1f} s ago and" if late.ended else "it"
+    busy = f"is in {late.beside.call}" if late.beside else "is busy elsewhere in its program"
     return (
         f"rank {late.rank} on {late.host} keeps the others waiting: it has not entered "
         f"{there.entered}, in which {ranks([state.rank for state in waiting])} {wait} since "
-        f"{there.entered.age_s:.1f} s; {left} is busy elsewhere in its program "
+        f"{there.entered.age_s:.1f} s; {left} {busy} "
         f"(py-spy dump --pid {late.process_id} on {late.host} shows where)"
     )
 

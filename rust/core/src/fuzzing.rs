@@ -243,6 +243,8 @@ fn control_samples() -> Vec<Vec<u8>> {
             waits: Some(Waits {
                 awaited: vec![2, 0],
                 idle: Duration::from_millis(1500),
+                beside: Some("send(dest=2) 'x' float32[98]".into()),
+                in_advance: true,
             }),
         })
     };

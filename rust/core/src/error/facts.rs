@@ -407,6 +407,8 @@ facts! {
     Late {
         #[error("is alive but has not entered this collective")]
         NotEntered,
+        #[error("is in {call} and has not entered this collective")]
+        Beside { call: Text },
         #[error("does not answer")]
         Silent,
         #[error("is alive but sends nothing")]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::abort::AbortSwitch;
 use crate::config::timing::Timing;
-use crate::drive::Suspicion;
+use crate::drive::{Suspicion, Waiting};
 use crate::error::{Breach, Broken, Damage, Error, Lost, shortened};
 use crate::failure::diagnosis::Diagnosis;
 use crate::observe::clock;
@@ -444,12 +444,26 @@ impl Detector {
         }
         // Who is past this position waits for those who are not.
         let (running, _) = recorder.now();
-        let in_time = running.is_some_and(|running| running.sequence <= diagnosis.sequence);
-        let waiting = recorder.waits.now().filter(|_| in_time);
-        let waiting = waiting.or_else(|| {
-            let stuck = recorder.stuck_beside().filter(|_| entry.is_none());
-            stuck.map(|(_, waiting)| waiting)
-        });
+        let running = running.filter(|running| running.sequence <= diagnosis.sequence);
+        let here = running.and_then(|running| Some((running, recorder.waits.now()?)));
+        let keeps = (here.iter()).any(|(running, _)| recorder.keeps(running));
+        let may_be_beside = !keeps && (entry.is_none() || here.is_some());
+        let stuck = recorder.stuck_beside().filter(|_| may_be_beside);
+        let waits = |waiting: Waiting, beside: Option<String>, in_advance| Waits {
+            awaited: waiting.awaited,
+            idle: now.saturating_duration_since(waiting.since),
+            beside,
+            in_advance,
+        };
+        let waits = match (stuck, here) {
+            (Some((there, waiting)), _) => Some(waits(
+                waiting,
+                Some(shortened(&there.call.to_string())),
+                false,
+            )),
+            (None, Some((_, waiting))) => Some(waits(waiting, None, !keeps)),
+            (None, None) => None,
+        };
         let report = Report {
             rank: self.journal.rank,
             sequence: diagnosis.sequence,
@@ -461,10 +475,7 @@ impl Detector {
                     .last_left_step()
                     .map(|(step, by)| (step, shortened(&by))),
             }),
-            waits: waiting.map(|waiting| Waits {
-                awaited: waiting.awaited,
-                idle: now.saturating_duration_since(waiting.since),
-            }),
+            waits,
         };
         diagnosis.hear(report.clone());
         self.report_due = None;

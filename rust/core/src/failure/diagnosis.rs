@@ -79,6 +79,10 @@ pub fn diagnose(world_size: usize, statements: &[Statement]) -> Option<Findings>
         diagnosis.hear(statement.about(sequence));
     }
     let (problem, blamed) = diagnosis.problem();
+    let mut late: Vec<usize> = diagnosis.late().collect();
+    if problem == Problem::Late && late.is_empty() {
+        late.extend(blamed);
+    }
     let sides = diagnosis.sides();
     let one_step = sides
         .iter()
@@ -93,7 +97,7 @@ pub fn diagnose(world_size: usize, statements: &[Statement]) -> Option<Findings>
         problem,
         blamed,
         calls: sides.iter().map(|side| (call(side), ranks(side))).collect(),
-        late: diagnosis.late().collect(),
+        late,
     })
 }
 
@@ -132,6 +136,8 @@ impl Statement {
             .then(|| Waits {
                 awaited: self.awaited.clone(),
                 idle: self.idle,
+                beside: known.is_none().then(String::new),
+                in_advance: false,
             }),
         }
     }
@@ -189,8 +195,9 @@ impl Diagnosis {
     ///
     /// Calls that differ outweigh everything: the ranks outside the largest group of equal calls
     /// are wrong, and of groups of one size the one with the lowest rank is taken to be right.
-    /// Otherwise a rank that has not entered is late, unless it waits in an earlier collective; a
-    /// silent one is lost; and if all have entered, one for which others wait is at fault.
+    /// Otherwise a rank that has not entered is late, unless it waits in an earlier collective or for
+    /// one other rank alone; a silent one is lost; of two that wait for each other, one in the
+    /// collective and one beside it, the latter is late; and else one for which others wait is at fault.
     fn problem(&self) -> (Problem, Option<usize>) {
         if let Some((_, odd)) = self.mismatch() {
             return (Problem::Different, Some(odd[0].0));
@@ -205,11 +212,12 @@ impl Diagnosis {
         let silent = silent.max_by_key(|&rank| (self.waiting_for(rank), Reverse(rank)));
         // Who is nobody's partner may do something of its own.
         let late = (self.late()).max_by_key(|&rank| (self.waiting_for(rank).0 > 0, Reverse(rank)));
-        match (late, silent, self.starving()) {
-            (Some(rank), _, _) => (Problem::Late, Some(rank)),
-            (_, Some(rank), _) => (Problem::Silent, Some(rank)),
-            (_, _, Some(rank)) => (Problem::Stuck, Some(rank)),
-            (None, None, None) => (Problem::Changed, self.suspect),
+        match (late, silent, self.apart(), self.starving()) {
+            (Some(rank), _, _, _) => (Problem::Late, Some(rank)),
+            (_, Some(rank), _, _) => (Problem::Silent, Some(rank)),
+            (_, _, Some((problem, rank)), _) => (problem, Some(rank)),
+            (_, _, _, Some(rank)) => (Problem::Stuck, Some(rank)),
+            (None, None, None, None) => (Problem::Changed, self.suspect),
         }
     }
 
@@ -232,13 +240,16 @@ impl Diagnosis {
                 })
             }
             (Problem::Different | Problem::Changed, _) => Breach::HeaderChanged.into(),
-            (Problem::Late, _) => timeout(Late::NotEntered),
+            (Problem::Late, _) => timeout(match rank.and_then(|rank| self.beside(rank)) {
+                Some(call) => Late::Beside { call: call.into() },
+                None => Late::NotEntered,
+            }),
             (Problem::Silent, _) => timeout(Late::Silent),
-            (Problem::Stuck, _) if entered => timeout(Late::EnteredSendsNothing),
-            (Problem::Stuck, _) if self.calls().next().is_none() => {
+            (Problem::Stuck, _) if rank.is_some_and(|rank| self.beside(rank).is_some()) => {
                 let circle = rank.map(|rank| self.circle(rank)).unwrap_or_default();
                 timeout(Late::InACircle { circle })
             }
+            (Problem::Stuck, _) if entered => timeout(Late::EnteredSendsNothing),
             (Problem::Stuck, _) => timeout(Late::SendsNothing),
         };
         if let Some(rank) = rank {
@@ -259,6 +270,34 @@ impl Diagnosis {
     fn has_entered(&self, rank: usize) -> Option<bool> {
         let report = self.reports[rank].as_ref()?;
         Some(report.entered.is_some())
+    }
+
+    /// What a rank does with one other alone, if that keeps it from the collective.
+    fn beside(&self, rank: usize) -> Option<&str> {
+        self.reports[rank]
+            .as_ref()?
+            .waits
+            .as_ref()?
+            .beside
+            .as_deref()
+    }
+
+    /// Of two that wait for each other, because one does something with the other alone, which has entered
+    /// the collective: the one to blame. Who has entered in advance may still come to the first.
+    fn apart(&self) -> Option<(Problem, usize)> {
+        let waits = |rank: usize| self.reports.get(rank)?.as_ref()?.waits.as_ref();
+        let kept = (0..self.reports.len())
+            .filter(|&rank| self.has_entered(rank) == Some(false) && self.beside(rank).is_some());
+        let pairs = kept.filter_map(|rank| {
+            let partner = *waits(rank)?.awaited.first()?;
+            let there = waits(partner).filter(|there| there.beside.is_none())?;
+            match (self.has_entered(partner)?, there.in_advance) {
+                (true, true) => Some((Problem::Stuck, partner)),
+                (true, false) => Some((Problem::Late, rank)),
+                (false, _) => None,
+            }
+        });
+        pairs.max_by_key(|&(_, rank)| (self.waiting_for(rank), Reverse(rank)))
     }
 
     /// The rank for which others wait in vain: rather one that waits for no rank itself, the one for

@@ -222,12 +222,18 @@ impl FlightRecorder {
         lock(&self.beside).iter().find_map(|(partner, recorder)| {
             let (running, _) = recorder.now();
             let running = running?;
-            // What was begun in advance keeps nobody.
-            let keeps = recorder.is_awaited() || running.place.is_some();
-            let waiting = recorder.waits.now().filter(|_| keeps)?;
+            let waiting = recorder.waits.now();
+            let waiting = waiting.filter(|_| recorder.keeps(&running))?;
             let awaited = vec![*partner];
             Some((running, Waiting { awaited, ..waiting }))
         })
+    }
+
+    /// Whether the program stands still for a collective under way; otherwise it has begun it in
+    /// advance. Who finds nothing under way, and begins at once, waits for the end.
+    #[must_use]
+    pub fn keeps(&self, running: &Entry) -> bool {
+        running.started == Some(running.launched) || self.is_awaited()
     }
 
     /// The turn of a collective that was queued has come.

@@ -61,6 +61,10 @@ pub(crate) struct Waits {
     pub awaited: Vec<usize>,
     /// How long nothing has moved.
     pub idle: Duration,
+    /// What it does with one of them alone, if that is what keeps it from this collective.
+    pub beside: Option<String>,
+    /// Whether the program has begun this collective in advance, and does something else.
+    pub in_advance: bool,
 }
 
 /// A collective that a rank entered.

@@ -1,5 +1,14 @@
 use super::*;
 
+fn waits(awaited: &[usize], seconds: u64) -> Waits {
+    Waits {
+        awaited: awaited.to_vec(),
+        idle: Duration::from_secs(seconds),
+        beside: None,
+        in_advance: false,
+    }
+}
+
 fn diagnose(calls: &[Option<&str>]) -> Error {
     let mut diagnosis = Diagnosis::new(4, calls.len());
     diagnosis.about_stall(vec![0], Duration::from_secs(30));
@@ -13,10 +22,7 @@ fn diagnose(calls: &[Option<&str>]) -> Error {
                 step: 0,
                 left: None,
             }),
-            waits: call.map(|_| Waits {
-                awaited: vec![(rank + 1) % calls.len()],
-                idle: Duration::from_secs(60 - rank as u64),
-            }),
+            waits: call.map(|_| waits(&[(rank + 1) % calls.len()], 60 - rank as u64)),
         }));
     }
     assert!(diagnosis.complete());
@@ -70,7 +76,7 @@ fn a_rank_that_has_not_entered_is_late() {
 }
 
 /// The cause of a stall that all have reported on, given what each rank says.
-fn diagnose_waits(entered: &[bool], waits: &[Option<(&[usize], u64)>]) -> Error {
+fn diagnose_waits(entered: &[bool], waits: &[Option<Waits>]) -> Error {
     let mut diagnosis = Diagnosis::new(4, entered.len());
     for (rank, (&entered, waits)) in entered.iter().zip(waits).enumerate() {
         assert!(diagnosis.hear(Report {
@@ -82,10 +88,7 @@ fn diagnose_waits(entered: &[bool], waits: &[Option<(&[usize], u64)>]) -> Error 
                 step: 0,
                 left: None,
             }),
-            waits: waits.map(|(awaited, seconds)| Waits {
-                awaited: awaited.to_vec(),
-                idle: Duration::from_secs(seconds),
-            }),
+            waits: waits.clone(),
         }));
     }
     diagnosis.cause(&vec![String::from("h"); entered.len()])
@@ -94,20 +97,75 @@ fn diagnose_waits(entered: &[bool], waits: &[Option<(&[usize], u64)>]) -> Error 
 #[test]
 fn a_rank_that_waits_in_an_earlier_collective_is_not_late() {
     // Rank 0 is stuck behind rank 2, which sends it nothing; rank 1 is stuck behind rank 0.
-    let waits = [Some((&[2][..], 30)), Some((&[0][..], 31)), None];
+    let waits = [Some(waits(&[2], 30)), Some(waits(&[0], 31)), None];
     let error = diagnose_waits(&[false, true, true], &waits);
     assert_eq!(blamed(&error), 2);
 }
 
 #[test]
 fn a_rank_that_has_only_just_entered_is_blamed_by_all_that_waited_for_it() {
-    let waits = [Some((&[1, 2][..], 30)), Some((&[2][..], 31)), None];
-    let error = diagnose_waits(&[true; 3], &waits);
+    let mut reported = [Some(waits(&[1, 2], 30)), Some(waits(&[2], 31)), None];
+    let error = diagnose_waits(&[true; 3], &reported);
     assert_eq!(blamed(&error), 2);
-    let waits = waits.map(|waits| Some(waits.unwrap_or((&[0], 29))));
-    let error = diagnose_waits(&[true; 3], &waits);
+    reported[2] = Some(waits(&[0], 29));
+    let error = diagnose_waits(&[true; 3], &reported);
     assert_eq!(blamed(&error), 2, "for which most ranks wait");
     assert_eq!(error.elapsed, Some(Duration::from_secs(31)));
+}
+
+/// Waits for one rank, with which it does something alone.
+fn beside(partner: usize, seconds: u64) -> Waits {
+    Waits {
+        beside: Some(format!("send(dest={partner}) float64[3]")),
+        ..waits(&[partner], seconds)
+    }
+}
+
+#[test]
+fn of_a_rank_in_the_collective_and_one_beside_it_that_wait_for_each_other_the_latter_is_to_blame() {
+    // It makes no difference who has waited longer.
+    for seconds in [29, 31] {
+        let reported = [Some(waits(&[1], 30)), Some(beside(0, seconds))];
+        let error = diagnose_waits(&[true, false], &reported);
+        assert_eq!(blamed(&error), 1);
+        let told = "is in send(dest=0) float64[3] and has not entered this collective";
+        assert!(error.to_string().contains(told), "{error}");
+    }
+    // At the end of a chain, too.
+    let reported = [
+        Some(waits(&[1], 30)),
+        Some(beside(2, 31)),
+        Some(beside(0, 9)),
+    ];
+    assert_eq!(blamed(&diagnose_waits(&[true, false, false], &reported)), 2);
+}
+
+#[test]
+fn a_rank_that_has_entered_in_advance_may_still_come_to_another_one() {
+    let in_advance = Waits {
+        in_advance: true,
+        ..waits(&[1], 30)
+    };
+    for seconds in [29, 31] {
+        let reported = [Some(in_advance.clone()), Some(beside(0, seconds))];
+        let error = diagnose_waits(&[true, false], &reported);
+        assert_eq!(blamed(&error), 0, "its program does something else");
+    }
+}
+
+#[test]
+fn a_circle_beside_a_collective_is_called_one() {
+    let reported = [
+        Some(waits(&[1, 2], 30)),
+        Some(beside(2, 29)),
+        Some(beside(1, 29)),
+    ];
+    let error = diagnose_waits(&[true, false, false], &reported).to_string();
+    assert!(error.contains("ranks 2, 1 wait for each other"), "{error}");
+    // One of them has begun the collective in advance.
+    let reported = [Some(beside(1, 29)), Some(beside(0, 29))];
+    let error = diagnose_waits(&[true, false], &reported).to_string();
+    assert!(error.contains("ranks 0, 1 wait for each other"), "{error}");
 }
 
 #[test]
@@ -123,10 +181,7 @@ fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
             step: 0,
             left: None,
         }),
-        waits: Some(Waits {
-            awaited: vec![2],
-            idle: Duration::from_secs(1),
-        }),
+        waits: Some(waits(&[2], 1)),
     });
     assert_eq!(blamed(&diagnosis.cause(&["h"; 4].map(String::from))), 2);
 }
@@ -187,6 +242,21 @@ fn states(rank: usize, done: Option<u64>, under_way: Option<u64>, call: &str) ->
         awaited: Vec::new(),
         idle: Duration::from_secs(1),
     }
+}
+
+#[test]
+fn from_outside_a_rank_that_waits_for_one_that_has_entered_is_late() {
+    let waits_for = |awaited, statement| Statement {
+        awaited: vec![awaited],
+        ..statement
+    };
+    let statements = [
+        waits_for(1, states(0, Some(1), Some(2), "a")),
+        waits_for(0, states(1, Some(1), None, "a")),
+    ];
+    let found = super::diagnose(2, &statements).unwrap();
+    assert_eq!((found.problem, found.blamed), (Problem::Late, Some(1)));
+    assert_eq!(found.late, [1]);
 }
 
 #[test]
