@@ -224,14 +224,11 @@ fn rows() -> Vec<Row> {
                 lasts: NEVER,
             })
         },
-        Row {
-            // Who sees the end ends the other direction, too.
-            blames: ENDS,
-            ..Row::new("half-open link", &[Idle], LOST, |cell| Fault::ControlCut {
-                trigger: cell.trigger(),
-                half: true,
-            })
-        },
+        // Who sees the end says so in the other direction.
+        Row::new("half-open link", &[Idle], LOST, |cell| Fault::ControlCut {
+            trigger: cell.trigger(),
+            half: true,
+        }),
         Row {
             // Only the successor notices, and leaves the first word to a lower rank.
             within: |cell| {

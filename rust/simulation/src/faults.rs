@@ -257,7 +257,7 @@ impl Fault {
             self,
             Self::CutOff { .. }
                 | Self::Partition { .. }
-                | Self::ControlCut { .. }
+                | Self::ControlCut { half: false, .. }
                 | Self::ControlSilent { .. }
         )
     }
@@ -287,7 +287,7 @@ impl Fault {
             // Both ends say that all is well. Nearly always one of them is blamed, but what those
             // between them say can outweigh it.
             Self::DataSilent { .. } => (0..world_size).collect(),
-            Self::ControlCut { .. } | Self::ControlSilent { .. } => {
+            Self::ControlCut { half: false, .. } | Self::ControlSilent { .. } => {
                 BTreeSet::from([rank, successor])
             }
             // Of two ranks, the first is taken to be right.

@@ -7,8 +7,11 @@ use crate::wire::control::{self, Message};
 
 /// A neighbour's control connection.
 pub(super) struct Neighbour<S> {
-    /// `None` once the connection has ended.
+    /// `None` once the connection has ended in both directions.
     stream: Option<S>,
+    /// Whether nothing more comes. What this rank has to say of that still goes, since the other
+    /// direction may be open.
+    ended: bool,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     /// Whether it has sent what cannot be understood: what follows means nothing, but it still
@@ -21,15 +24,21 @@ impl<S: Read + Write> Neighbour<S> {
     pub(super) const fn new(stream: S) -> Self {
         Self {
             stream: Some(stream),
+            ended: false,
             inbox: Vec::new(),
             outbox: Vec::new(),
             garbled: false,
         }
     }
 
-    /// The connection, until it ends.
-    pub(super) const fn stream(&self) -> Option<&S> {
-        self.stream.as_ref()
+    /// The connection, if something may still come.
+    pub(super) fn incoming(&self) -> Option<&S> {
+        self.stream.as_ref().filter(|_| !self.ended)
+    }
+
+    /// The connection, if there is more to send.
+    pub(super) fn outgoing(&self) -> Option<&S> {
+        self.stream.as_ref().filter(|_| !self.outbox.is_empty())
     }
 
     /// Leaves an encoded message for `flush`.
@@ -39,11 +48,7 @@ impl<S: Read + Write> Neighbour<S> {
         }
     }
 
-    pub(super) const fn has_more_to_send(&self) -> bool {
-        self.stream.is_some() && !self.outbox.is_empty()
-    }
-
-    /// Sends what the connection takes.
+    /// Sends what the connection takes; lets go of it if nothing comes, and all is sent.
     pub(super) fn flush(&mut self) {
         while let (Some(stream), false) = (&mut self.stream, self.outbox.is_empty()) {
             match stream.write(&self.outbox) {
@@ -54,14 +59,17 @@ impl<S: Read + Write> Neighbour<S> {
                 Err(_) => self.outbox.clear(),
             }
         }
+        if self.ended {
+            self.stream = None;
+        }
     }
 
     /// Takes in what has arrived. Tells `on_arrival` whenever something has; returns how the
     /// connection ended, if it did.
     pub(super) fn receive(&mut self, mut on_arrival: impl FnMut()) -> Option<Lost> {
         let mut bytes = [0; 4096];
-        loop {
-            let how = match self.stream.as_mut()?.read(&mut bytes) {
+        while let (Some(stream), false) = (&mut self.stream, self.ended) {
+            let how = match stream.read(&mut bytes) {
                 Ok(0) => Lost::ControlClosed,
                 Ok(_) if self.garbled => continue,
                 Ok(received) => {
@@ -78,9 +86,10 @@ impl<S: Read + Write> Neighbour<S> {
                     },
                 },
             };
-            self.stream = None;
+            self.ended = true;
             return Some(how);
         }
+        None
     }
 
     /// The next message that has arrived completely.

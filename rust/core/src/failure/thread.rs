@@ -94,7 +94,8 @@ impl<S: Read + Write> MonitorThread<S> {
     /// Sends what the connections take; whether there is more.
     pub fn flush(&mut self) -> bool {
         self.neighbours.iter_mut().for_each(Neighbour::flush);
-        self.neighbours.iter().any(Neighbour::has_more_to_send)
+        let mut neighbours = self.neighbours.iter();
+        neighbours.any(|neighbour| neighbour.outgoing().is_some())
     }
 
     fn listen(&mut self, index: usize, clock: &impl Fn() -> Instant) {
@@ -167,9 +168,9 @@ impl MonitorThread<Connection> {
         let now = Instant::now();
         let limit = self.next_turn(now).saturating_duration_since(now);
         let sockets = self.neighbours.iter().flat_map(|neighbour| {
-            let reading = neighbour.stream().map(poll::readable);
-            let writing = neighbour.stream().filter(|_| neighbour.has_more_to_send());
-            reading.into_iter().chain(writing.map(poll::writable))
+            let reading = neighbour.incoming().map(poll::readable);
+            let writing = neighbour.outgoing().map(poll::writable);
+            reading.into_iter().chain(writing)
         });
         poll::wait(sockets.chain([wake_up.awaited()]), limit);
     }
