@@ -200,9 +200,14 @@ impl Detector {
                 let cause = cause.blaming(peer, theirs);
                 self.fail(cause.during(&*call, sequence));
             }
-            Suspicion::HeadersDiffer { peer, sequence, .. } => {
+            Suspicion::HeadersDiffer {
+                peer,
+                sequence,
+                called,
+                ..
+            } => {
                 if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
-                    diagnosis.about_header(peer);
+                    diagnosis.about_header(peer, called);
                 }
             }
             Suspicion::Stalled {

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::error::{Breach, Error, ErrorKind, Late};
+use crate::error::{Breach, Error, ErrorKind, Late, Text};
 use crate::names::named;
 use crate::wire::control::{Entered, Report, Waits};
 
@@ -152,8 +152,8 @@ pub(crate) struct Diagnosis {
     /// If the diagnosis is about a collective that does not move: the ranks this rank waits for,
     /// and for how long.
     stalled: Option<(Vec<usize>, Duration)>,
-    /// If it is about a header that differs: the rank it came from.
-    suspect: Option<usize>,
+    /// If it is about a header that differs: the rank it came from, and what it says.
+    suspect: Option<(usize, Text)>,
 }
 
 impl Diagnosis {
@@ -170,8 +170,8 @@ impl Diagnosis {
         self.stalled = Some((awaited, idle));
     }
 
-    pub(crate) fn about_header(&mut self, peer: usize) {
-        self.suspect = Some(peer);
+    pub(crate) fn about_header(&mut self, peer: usize, called: Text) {
+        self.suspect = Some((peer, called));
     }
 
     /// Adds what a rank says; `false` if that is known already or about something else.
@@ -202,11 +202,15 @@ impl Diagnosis {
         if let Some((_, odd)) = self.mismatch() {
             return (Problem::Different, Some(odd[0].0));
         }
-        // Of a suspect that does not answer, its header is all that is known.
-        if let Some(rank) = self.suspect
-            && self.has_entered(rank) != Some(false)
-        {
-            return (Problem::Changed, Some(rank));
+        match self.suspect {
+            // Of a suspect that does not answer, its header is all that is known.
+            Some((rank, _)) if self.has_entered(rank).is_none() => {
+                return (Problem::Different, Some(rank));
+            }
+            Some((rank, _)) if self.has_entered(rank) == Some(true) => {
+                return (Problem::Changed, Some(rank));
+            }
+            _ => {}
         }
         let silent = (0..self.reports.len()).filter(|&rank| self.has_entered(rank).is_none());
         let silent = silent.max_by_key(|&rank| (self.waiting_for(rank), Reverse(rank)));
@@ -217,7 +221,10 @@ impl Diagnosis {
             (_, Some(rank), _, _) => (Problem::Silent, Some(rank)),
             (_, _, Some((problem, rank)), _) => (problem, Some(rank)),
             (_, _, _, Some(rank)) => (Problem::Stuck, Some(rank)),
-            (None, None, None, None) => (Problem::Changed, self.suspect),
+            (None, None, None, None) => {
+                let suspect = self.suspect.as_ref().map(|(rank, _)| *rank);
+                (Problem::Changed, suspect)
+            }
         }
     }
 
@@ -239,7 +246,14 @@ impl Diagnosis {
                     others: format!("{} (rank {})", told(&right, &odd), names(&right)).into(),
                 })
             }
-            (Problem::Different | Problem::Changed, _) => Breach::HeaderChanged.into(),
+            (Problem::Different, None) => Error::new(ErrorKind::Mismatch {
+                theirs: (self.suspect.iter())
+                    .map(|(_, called)| format!("something else: {called}"))
+                    .collect::<String>()
+                    .into(),
+                others: call.clone().unwrap_or_default().into(),
+            }),
+            (Problem::Changed, _) => Breach::HeaderChanged.into(),
             (Problem::Late, _) => timeout(match rank.and_then(|rank| self.beside(rank)) {
                 Some(call) => Late::Beside { call: call.into() },
                 None => Late::NotEntered,

@@ -187,12 +187,24 @@ fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
 }
 
 #[test]
-fn a_changed_header_of_a_rank_that_has_left_is_not_taken_for_silence() {
+fn a_rank_that_has_called_something_else_and_does_not_answer_is_told_by_its_header() {
     let mut diagnosis = Diagnosis::new(1, 2);
-    diagnosis.about_header(1);
+    diagnosis.about_header(1, "7 elements of float32".into());
+    diagnosis.hear(Report {
+        rank: 0,
+        sequence: 1,
+        entered: Some(Entered {
+            header: b"a".into(),
+            call: "a".into(),
+            step: 0,
+            left: None,
+        }),
+        waits: None,
+    });
     let error = diagnosis.cause(&["h"; 2].map(String::from));
     assert_eq!(blamed(&error), 1);
-    assert!(matches!(error.kind, ErrorKind::Protocol { .. }));
+    let told = "called something else: 7 elements of float32; the others called a";
+    assert!(error.to_string().contains(told), "{error}");
 }
 
 #[test]
@@ -206,7 +218,7 @@ fn the_rank_awaited_for_longest_is_blamed_when_all_have_entered() {
 #[test]
 fn a_header_that_differs_though_all_called_alike_was_changed_on_its_way() {
     let mut diagnosis = Diagnosis::new(4, 3);
-    diagnosis.about_header(2);
+    diagnosis.about_header(2, "changed".into());
     for rank in 0..3 {
         // Rank 1 has not come so far; that is not what went wrong.
         let entered = (rank != 1).then(|| Entered {
