@@ -271,6 +271,7 @@ fn control_samples() -> Vec<Vec<u8>> {
         rank: 3,
         number: 7,
         collectives: 7,
+        moves_in: Some(7),
         late: vec![late; 2],
         note: vec![7; 7],
     };

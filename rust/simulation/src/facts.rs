@@ -75,6 +75,10 @@ struct Row {
     strikes: fn(&Cell) -> Fault,
     /// How long a collective may stall.
     timeout: Duration,
+    /// What is called; an all-reduce otherwise.
+    calls: fn(&Cell) -> Collective,
+    /// Whether another one follows, though this one succeeds.
+    goes_on: bool,
     /// The exception of every survivor; nothing if all results must be right.
     error: Option<&'static str>,
     /// Whom a rank may blame.
@@ -120,6 +124,8 @@ impl Row {
             phases,
             strikes,
             timeout: LONG_TIMEOUT,
+            calls: |_| Collective::AllReduce { op: ReduceOp::Sum },
+            goes_on: false,
             error,
             blames: FAULTY,
             within: AT_ONCE,
@@ -265,6 +271,26 @@ fn rows() -> Vec<Row> {
             })
         },
         Row {
+            timeout: SHORT_TIMEOUT,
+            // The root is done soon, and waits in the next one for those that are not.
+            calls: |cell| Collective::Broadcast { root: cell.root() },
+            goes_on: true,
+            within: |_| {
+                let pieces = u32::try_from(BYTES / PIPE_BYTES + 2).expect("few");
+                (SHORT_TIMEOUT, SHORT_TIMEOUT / 6 * pieces)
+            },
+            ..Row::new(
+                "slow link, behind the root",
+                &[FirstSegment],
+                None,
+                |cell| Fault::DataSlow {
+                    trigger: cell.trigger(),
+                    to: cell.successor(),
+                    delay: nanoseconds(SHORT_TIMEOUT / 6),
+                },
+            )
+        },
+        Row {
             // The next message is a heartbeat.
             within: |_| (Duration::ZERO, USUAL.heartbeat),
             ..Row::new("corrupted frame", &[Idle], PROTOCOL, |cell| {
@@ -350,6 +376,14 @@ impl Cell {
         (self.faulty + 1) % self.world_size
     }
 
+    /// Of a broadcast that the faulty rank passes on, if it does not end there.
+    const fn root(&self) -> usize {
+        match self.world_size {
+            2 => self.faulty,
+            _ => self.predecessor(),
+        }
+    }
+
     const fn predecessor(&self) -> usize {
         (self.faulty + self.world_size - 1) % self.world_size
     }
@@ -406,7 +440,7 @@ impl Cell {
     }
 
     /// A small collective and the one in question, along the ring; and one more that all come to if
-    /// that has to fail.
+    /// that has to fail, or some can go on to.
     fn scenario(&self, row: &Row, shares_memory: bool) -> Scenario {
         let hosts = (0..self.world_size).map(|rank| if shares_memory { 0 } else { rank });
         let topology = Topology::by_host(hosts);
@@ -416,10 +450,13 @@ impl Cell {
         };
         let idle = self.phase == Idle;
         let planned = |number| {
-            let count = if number == 1 { ELEMENTS } else { 9 };
+            let (count, collective) = match number {
+                1 => (ELEMENTS, (row.calls)(self)),
+                _ => (9, Collective::AllReduce { op: ReduceOp::Sum }),
+            };
             Planned {
                 call: Call {
-                    collective: Collective::AllReduce { op: ReduceOp::Sum },
+                    collective,
                     dtype: DType::F32,
                     count,
                     name: "x".into(),
@@ -442,7 +479,11 @@ impl Cell {
             pipe_bytes: PIPE_BYTES,
             delay_max: DELAY_MAX,
             shares_memory,
-            collectives: (0..if row.error.is_some() { 3 } else { 2 })
+            collectives: (0..if row.error.is_some() || row.goes_on {
+                3
+            } else {
+                2
+            })
                 .map(planned)
                 .collect(),
             faults: vec![(row.strikes)(self)],

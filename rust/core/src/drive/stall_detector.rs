@@ -46,6 +46,7 @@ impl<'a> StallDetector<'a> {
     #[inline]
     pub(super) fn moved(&mut self, now: Instant) {
         self.moved_at = now;
+        self.waits.note_move();
         self.next_warning = first_warning(self.limits);
         self.forget();
     }
@@ -90,7 +91,11 @@ impl<'a> StallDetector<'a> {
                 timeout,
             });
         }
-        if idle >= timeout {
+        // Others may still be in an earlier collective, and somebody moves there.
+        let elsewhere = (self.waits.earlier_moved())
+            .map(|at| (self.moved_at + idle).saturating_duration_since(at));
+        let stalled = elsewhere.map_or(idle, |elsewhere| elsewhere.min(idle));
+        if stalled >= timeout {
             return Err(Suspicion::Stalled {
                 awaited: execution.awaited(),
                 sequence,
@@ -104,7 +109,7 @@ impl<'a> StallDetector<'a> {
                 since: self.moved_at,
             }));
         }
-        Ok(INTERRUPT_INTERVAL.min(timeout - idle))
+        Ok(INTERRUPT_INTERVAL.min(timeout - stalled))
     }
 
     /// What a fault gives reason to suspect.

@@ -135,9 +135,16 @@ impl Detector {
     /// Everybody is to know how this rank is doing.
     pub(crate) fn gossip(&mut self, now: Instant) {
         self.gossip_at = now;
-        let stats = self.journal.recorder.stats();
-        let board = &self.journal.board;
-        let gossip = board.next_gossip(self.journal.rank, &stats, now);
+        let Journal {
+            rank,
+            recorder,
+            board,
+            ..
+        } = &*self.journal;
+        let (running, _) = recorder.now();
+        let moves_in = running.filter(|_| recorder.waits.take_moved());
+        let moves_in = moves_in.map(|running| running.sequence);
+        let gossip = board.next_gossip(*rank, &recorder.stats(), moves_in, now);
         self.flood(Message::Gossip(gossip), None);
     }
 
@@ -232,11 +239,20 @@ impl Detector {
         match message {
             Message::Heartbeat(tick) => self.compare_clocks(tick, from),
             Message::Gossip(gossip) => {
-                let Journal { rank, hosts, .. } = &*self.journal;
-                if gossip.rank < hosts.len()
-                    && gossip.rank != *rank
-                    && self.journal.board.hear(gossip.clone())
-                {
+                let Journal {
+                    rank,
+                    hosts,
+                    recorder,
+                    board,
+                    ..
+                } = &*self.journal;
+                if gossip.rank < hosts.len() && gossip.rank != *rank && board.hear(gossip.clone()) {
+                    let (running, _) = recorder.now();
+                    if gossip.moves_in.is_some()
+                        && gossip.moves_in < running.map(|running| running.sequence)
+                    {
+                        recorder.waits.note_earlier_move(now);
+                    }
                     self.flood(Message::Gossip(gossip), Some(from));
                 }
             }

@@ -37,7 +37,13 @@ impl Board {
 
     /// This rank's next gossip.
     #[must_use]
-    pub fn next_gossip(&self, rank: usize, stats: &Stats, now: Instant) -> Gossip {
+    pub fn next_gossip(
+        &self,
+        rank: usize,
+        stats: &Stats,
+        moves_in: Option<u64>,
+        now: Instant,
+    ) -> Gossip {
         let mut posted = lock(&self.posted);
         posted.number += 1;
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -56,6 +62,7 @@ impl Board {
             rank,
             number: posted.number,
             collectives: stats.all.count,
+            moves_in,
             late,
             note: posted.note.clone(),
         };
@@ -92,8 +99,8 @@ mod tests {
     fn a_gossip_counts_once_however_it_arrives() {
         let (here, there) = (Board::default(), Board::default());
         there.note(b"step 5".to_vec());
-        let first = there.next_gossip(1, &Stats::default(), Instant::now());
-        let second = there.next_gossip(1, &Stats::default(), Instant::now());
+        let first = there.next_gossip(1, &Stats::default(), None, Instant::now());
+        let second = there.next_gossip(1, &Stats::default(), None, Instant::now());
         assert!(here.hear(second.clone()));
         assert!(!here.hear(second.clone()));
         assert!(!here.hear(first));
@@ -104,6 +111,6 @@ mod tests {
     fn a_note_that_is_too_long_is_not_taken() {
         let (here, there) = (Board::default(), Board::default());
         there.note(vec![0; NOTE_BYTES_MAX + 1]);
-        assert!(!here.hear(there.next_gossip(1, &Stats::default(), Instant::now())));
+        assert!(!here.hear(there.next_gossip(1, &Stats::default(), None, Instant::now())));
     }
 }

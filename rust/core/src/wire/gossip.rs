@@ -11,6 +11,8 @@ pub struct Gossip {
     pub number: u64,
     /// Collectives that it has ended.
     pub collectives: u64,
+    /// The one that it is in, if something has moved there since its last gossip.
+    pub moves_in: Option<u64>,
     /// For whom it has waited.
     pub late: Vec<Late>,
     /// What its program says, such as a number of steps.
