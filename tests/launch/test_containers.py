@@ -43,7 +43,7 @@ def inside(
 
 def program(directory: Path, *lines: str) -> Path:
     path = directory / "program.py"
-    path.write_text("\n".join(("import os, signal, subprocess, sys, time", *lines)))
+    path.write_text("\n".join(("import contextlib, os, signal, subprocess, sys, time", *lines)))
     return path
 
 
@@ -87,7 +87,10 @@ def test_the_launcher_as_the_first_process_collects_what_nobody_waits_for(tmp_pa
         tmp_path,
         "subprocess.run(['sh', '-c', 'for n in $(seq 20); do (setsid true &); done'])",
         "def zombies():",
-        "    stats = [open(f'/proc/{p}/stat').read() for p in os.listdir('/proc') if p.isdigit()]",
+        "    stats = []",
+        "    for process in filter(str.isdigit, os.listdir('/proc')):",
+        "        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is gone",
+        "            stats.append(open(f'/proc/{process}/stat').read())",
         "    return [s for s in stats if s.rpartition(')')[2].split()[:2] == ['Z', '1']]",
         f"sys.path.insert(0, {str(Path(__file__).parent.parent)!r})",
         "from waiting import wait_until",
