@@ -174,6 +174,8 @@ def test_a_killed_server_is_restored_and_every_gradient_counts_once(
             index=index,
             workers=1,
             directory=str(tmp_path / str(index)),
+            # Without a bound, a pull may find one server an update further than the other.
+            staleness=0,
         )
 
     servers = [begin(0), begin(1)]
