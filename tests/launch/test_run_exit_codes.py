@@ -340,6 +340,7 @@ def test_an_option_that_is_nearly_right_is_answered_with_the_usage_of_run() -> N
         ({2: 0, 0: 1, 1: None}, 1),
         ({2: 1, 0: 1}, 2),
         ({1: 1, 0: 1}, 1),
+        ({0: 1, 1: 1}, 1),
         ({1: 0, 0: 1}, 1),
     ],
 )

@@ -62,6 +62,26 @@ def test_sigkill_to_the_launcher_leaves_no_orphan(tmp_path: Path) -> None:
     wait_until_gone(pids)
 
 
+def test_ranks_end_with_their_launcher_though_its_guardian_is_busy(tmp_path: Path) -> None:
+    with start(tmp_path) as launcher:
+        pids = pids_noted(tmp_path, 2)
+        (guardian,) = guardians_of(launcher.pid)
+        os.kill(guardian, signal.SIGSTOP)
+        try:
+            launcher.kill()
+            launcher.wait(DEADLINE_S)
+            wait_until_gone(pids[::2])
+        finally:
+            os.kill(guardian, signal.SIGCONT)
+    wait_until_gone(pids)
+
+
+def guardians_of(launcher: int) -> list[int]:
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    lines = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return [child for child, line in lines.items() if b"guardian.py" in line]
+
+
 def test_children_of_a_killed_rank_are_ended(tmp_path: Path) -> None:
     with start(tmp_path, "--grace", 1) as launcher:
         pids = pids_noted(tmp_path, 2)
