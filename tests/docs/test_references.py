@@ -43,6 +43,23 @@ def test_files_that_the_text_names_exist(document: Path) -> None:
     assert missing <= HYPOTHETICAL, missing
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_tests_that_the_text_names_exist(document: Path) -> None:
+    missing = {
+        code for code in codes(document) if re.fullmatch(r"test_\w+", code)
+    } - names_of_tests()
+    assert not missing, missing
+
+
+@functools.cache
+def names_of_tests() -> set[str]:
+    """All functions and files of Python's tests."""
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benches").rglob("*.py")]
+    found = (re.findall(r"def (test_\w+)", file.read_text()) for file in files)
+    # The last one is a method of TensorFlow's own tests.
+    return {file.stem for file in files}.union(*found, {"test_session"})
+
+
 def test_types_and_functions_that_the_architecture_names_exist() -> None:
     named = {code for code in codes(ROOT / "ARCHITECTURE.md") if re.fullmatch(r"\w+::\w+", code)}
     assert named
