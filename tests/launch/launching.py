@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradring import machine
@@ -33,8 +34,13 @@ def command_line(*arguments: object) -> list[str]:
 
 def gradring(*arguments: object, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Runs the command line to its end; keyword arguments are variables."""
+    return completed(command_line(*arguments), **variables)
+
+
+def completed(command: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Runs any command to its end."""
     return subprocess.run(
-        command_line(*arguments),
+        command,
         env={**os.environ, **variables},
         capture_output=True,
         text=True,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line
+from launching import command_line, completed
 
 NAMESPACE = ("unshare", "--map-root-user")
 #: In which a command is the first process, and sees only those that it starts.
@@ -31,14 +30,7 @@ def inside(
     """Runs the command there to its end."""
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip(f"needs the right to {' '.join(namespace)}")
-    return subprocess.run(
-        [*namespace, *map(str, command)],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    return completed([*namespace, *map(str, command)], **variables)
 
 
 def program(directory: Path, *lines: str) -> Path:
