@@ -33,6 +33,19 @@ impl Supervisor for Clueless {
     fn warn(&self, _: &Stall<'_>) {}
 }
 
+/// Steps until a drive is done or blocked: whether anything has moved, and whether it is done.
+fn go_on(drive: &mut Drive<'_>, links: &mut dyn Transport, now: Instant) -> (bool, bool) {
+    let mut moved = false;
+    loop {
+        match drive.step(links, || now) {
+            Step::Moved => moved = true,
+            Step::Blocked => return (moved, false),
+            Step::Done => return (true, true),
+            Step::Failed(cause) => panic!("{cause}"),
+        }
+    }
+}
+
 /// An all-reduce of 1000 bytes between two ranks.
 fn all_reduce() -> (Launched, Buffer) {
     launched(0, Collective::AllReduce { op: ReduceOp::Sum }, "x")
@@ -94,13 +107,8 @@ fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
     let (mut now, mut done) = (started, [false; 2]);
     while done != [true; 2] {
         for rank in 0..2 {
-            while !done[rank] {
-                match drives[rank].step(&mut links[rank], || now) {
-                    Step::Moved => {}
-                    Step::Blocked => break,
-                    Step::Done => done[rank] = true,
-                    Step::Failed(cause) => panic!("{cause}"),
-                }
+            if !done[rank] {
+                (_, done[rank]) = go_on(&mut drives[rank], &mut links[rank], now);
             }
             if !done[rank] {
                 drives[rank].look(now);
@@ -180,14 +188,10 @@ fn of_two(pipe_bytes: usize, names: [&str; 2]) -> ([bool; 2], [Option<Suspicion>
     let (mut done, mut moves) = ([false; 2], true);
     while std::mem::take(&mut moves) {
         for rank in 0..2 {
-            while !done[rank] {
-                match drives[rank].step(&mut links[rank], || now) {
-                    Step::Moved => {}
-                    Step::Blocked => break,
-                    Step::Done => done[rank] = true,
-                    Step::Failed(cause) => panic!("{cause}"),
-                }
-                moves = true;
+            if !done[rank] {
+                let moved;
+                (moved, done[rank]) = go_on(&mut drives[rank], &mut links[rank], now);
+                moves |= moved;
             }
         }
     }

@@ -168,6 +168,15 @@ fn a_circle_beside_a_collective_is_called_one() {
     assert!(error.contains("ranks 0, 1 wait for each other"), "{error}");
 }
 
+fn entered_a() -> Entered {
+    Entered {
+        header: b"a".into(),
+        call: "a".into(),
+        step: 0,
+        left: None,
+    }
+}
+
 #[test]
 fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
     let mut diagnosis = Diagnosis::new(1, 4);
@@ -175,12 +184,7 @@ fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
     diagnosis.hear(Report {
         rank: 3,
         sequence: 1,
-        entered: Some(Entered {
-            header: b"a".into(),
-            call: "a".into(),
-            step: 0,
-            left: None,
-        }),
+        entered: Some(entered_a()),
         waits: Some(waits(&[2], 1)),
     });
     assert_eq!(blamed(&diagnosis.cause(&["h"; 4].map(String::from))), 2);
@@ -193,12 +197,7 @@ fn a_rank_that_has_called_something_else_and_does_not_answer_is_told_by_its_head
     diagnosis.hear(Report {
         rank: 0,
         sequence: 1,
-        entered: Some(Entered {
-            header: b"a".into(),
-            call: "a".into(),
-            step: 0,
-            left: None,
-        }),
+        entered: Some(entered_a()),
         waits: None,
     });
     let error = diagnosis.cause(&["h"; 2].map(String::from));
