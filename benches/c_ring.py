@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 import gradring
 from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
-from gradring.bench.systems.link import open_ring
 from gradring.testing import run_ranks
+from gradring.tools.bench.options import refuse_debug_build
+from gradring.tools.bench.systems.link import open_ring
 
 SOURCE = Path(__file__).with_suffix(".c")
 #: Bytes, and how often each is reduced in a round.

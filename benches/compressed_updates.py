@@ -19,9 +19,10 @@ from typing import Any
 import gradring
 from benches.limited_network import TIMEOUT_S
 from benches.turns import in_turns
-from gradring import machine, updates
-from gradring.bench.options import format_size, parse_rate, parse_sizes
+from gradring import updates
+from gradring.machine import resources
 from gradring.testing import run_ranks, simulated_hosts
+from gradring.tools.bench.options import format_size, parse_rate, parse_sizes
 
 RULES = (
     updates.AllReduce(),
@@ -115,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
             rank_main, len(hosts), size, options.rounds, hosts=hosts, timeout=TIMEOUT_S
         )[0]
     print(f"# {options.hosts} simulated hosts, links of {options.rate}, {format_size(size)}")
-    print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
+    print(f"# {resources.machine()}, TCP congestion control {resources.congestion_control()}")
     print(f"{'rule':60} {'bytes':>6} {'median ms':>10} {'times':>6}")
     for row in rows:
         print(f"{row.rule:60} {row.bytes_per_element:6.3f} {row.median_ms:10.1f} {row.times:6.2f}")

@@ -14,8 +14,8 @@ import numpy as np
 
 import gradring
 from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
 from gradring.testing import run_ranks
+from gradring.tools.bench.options import refuse_debug_build
 
 ROUNDS = 15
 STEPS = 4

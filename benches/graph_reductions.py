@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
 from gradring.testing import run_ranks
+from gradring.tools.bench.options import refuse_debug_build
 
 #: Bytes, and how many reductions a loop has.
 SIZES = {4: 200, 4 << 10: 200, 64 << 10: 100, 1 << 20: 20, 16 << 20: 6, 100 << 20: 3}

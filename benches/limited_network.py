@@ -28,12 +28,12 @@ from pathlib import Path
 import numpy as np
 
 import gradring
-from gradring import machine
-from gradring.bench import values
-from gradring.bench.options import format_size, parse_rate, parse_sizes
-from gradring.bench.systems.system import InPlace
 from gradring.errors import ConfigError
+from gradring.machine import resources
 from gradring.testing import run_ranks, simulated_hosts
+from gradring.tools.bench import values
+from gradring.tools.bench.options import format_size, parse_rate, parse_sizes
+from gradring.tools.bench.systems.system import InPlace
 
 WIRE_DTYPES = (None, "bfloat16")
 WARM_UPS = 2
@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     if options.flow_rate:
         print(f"# connections of {options.flow_rate} = {flow_gbps:g} GB/s at most")
-    print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
+    print(f"# {resources.machine()}, TCP congestion control {resources.congestion_control()}")
     names = (
         f"{'on the wire':>12} {'median ms':>10} {'busbw GB/s':>11} {'of line':>8} {'crossed':>8}"
     )

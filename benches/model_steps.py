@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import machine
-from gradring.bench.options import refuse_debug_build
-from gradring.bench.record import versions
+from gradring.machine import resources
 from gradring.testing import run_ranks
+from gradring.tools.bench.options import refuse_debug_build
+from gradring.tools.bench.record import versions
 
 RANKS = 2
 CLASSES = 10
@@ -257,7 +257,7 @@ def _samples(kind: Kind, rank: int) -> tuple[NDArray[Any], NDArray[Any]]:
 def rank_main(name: str, program: str, threads: str, rounds: int, steps: int) -> Any:
     """Trains in all ways in turn; what `Row` is made of."""
     import gradring
-    from gradring.bench.systems.tensorflow import configure
+    from gradring.tools.bench.systems.tensorflow import configure
 
     with gradring.init() as comm:
         configure(comm)  # with TensorFlow's own number of threads
@@ -346,7 +346,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"no model {', '.join(unknown)}; known: {', '.join(KINDS)}")
     if not options.allow_debug:
         refuse_debug_build()
-    print(f"# {machine.date()}, {machine.machine()}, load {machine.load()}")
+    print(f"# {resources.date()}, {resources.machine()}, load {resources.load()}")
     print(f"# {versions(['tensorflow'])}; ms of a step, p50 / p90")
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     rows = []

@@ -36,8 +36,8 @@ from typing import Any
 
 from benches.model_steps import KINDS
 from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
 from gradring.testing import run_ranks, simulated_hosts
+from gradring.tools.bench.options import refuse_debug_build
 
 SIZES = (1024, 2048, 2048, 2048, 2048, 2048, 2048, 1000)
 MODES = ("forward", "compute", "after", "during")

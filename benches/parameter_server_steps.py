@@ -26,8 +26,9 @@ import numpy as np
 
 import gradring
 from benches.update_rules import OF_GROUP
-from gradring import _native, machine, updates
-from gradring.ports import LOOPBACK, free_ports
+from gradring import _native, updates
+from gradring.machine import resources
+from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
 
 WORKERS = 2
@@ -227,7 +228,9 @@ def main(arguments: list[str] | None = None) -> None:
         turns = run_ranks(rank_main, WORKERS + 2, *given, timeout=TIMEOUT_S)[COORDINATOR]
     hidden, steps = MODELS[options.model]
     size = sum(weights.nbytes for weights in _initial(hidden))
-    print(f"# {size / 2**20:.3g} MiB of weights, {WORKERS} workers, 1 server, {machine.machine()}")
+    print(
+        f"# {size / 2**20:.3g} MiB of weights, {WORKERS} workers, 1 server, {resources.machine()}"
+    )
     rates = [[WORKERS * steps / seconds for seconds in it] for it in zip(*turns, strict=True)]
     for name, each in zip(("gradring", "TensorFlow"), rates, strict=True):
         print(

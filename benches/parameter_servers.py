@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from gradring import _native, machine
+from gradring import _native
 from gradring._native import ParameterClient, ParameterServer
+from gradring.machine import resources
 
 BYTES = 100 << 20
 WORKERS = 2
@@ -139,7 +140,7 @@ def _main_copies() -> None:
     medians = [statistics.median(it) for it in zip(*rounds, strict=True)]
     for replicas, (seconds, sent) in enumerate((medians[:2], medians[2:])):
         print(f"replicas={replicas}  median {seconds:.3f} s, {sent / 1e6:.1f} MB sent by a worker")
-    print(f"{medians[2] / medians[0]:.2f} times as long; load {machine.load()}")
+    print(f"{medians[2] / medians[0]:.2f} times as long; load {resources.load()}")
 
 
 def _work(index: int, raw: int, parameters: str) -> None:
@@ -183,7 +184,7 @@ def _main() -> None:
         rate = WORKERS * 2 * BYTES / median / 1e9
         print(f"{name:14} median {median:.3f} s, least {least:.3f} s, {rate:.2f} GB/s in all")
     link, served = (statistics.median(it) for it in zip(*rounds, strict=True))
-    print(f"push and pull takes {served / link:.2f} times as long; load {machine.load()}")
+    print(f"push and pull takes {served / link:.2f} times as long; load {resources.load()}")
 
 
 if __name__ == "__main__":

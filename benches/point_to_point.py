@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from benches.turns import in_turns
-from gradring.bench.options import format_size, refuse_debug_build
-from gradring.bench.table import format_time
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from gradring.tools.bench.options import format_size, refuse_debug_build
+from gradring.tools.bench.table import format_time
 
 #: Bytes, and how often there and back in a round.
 SIZES = {4: 200, 4 << 10: 200, 64 << 10: 100, 1 << 20: 20, 16 << 20: 6, 100 << 20: 3}

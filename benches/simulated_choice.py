@@ -11,10 +11,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from gradring._native import time_all_reduce
-from gradring.bench.options import ALGORITHMS, format_size, parse_sizes
-from gradring.bench.table import format_time
 from gradring.errors import GradringError
-from gradring.simulate.options import Network
+from gradring.tools.bench.options import ALGORITHMS, format_size, parse_sizes
+from gradring.tools.bench.table import format_time
+from gradring.tools.simulate.options import Network
 
 #: Ranks, and how many of them are on each host.
 LAYOUTS = (

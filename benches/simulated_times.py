@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from gradring._native import time_all_reduce
-from gradring.bench.all_reduce import bench_all_reduce
-from gradring.bench.options import Options, format_size, parse_rate, parse_sizes
-from gradring.bench.table import format_time
-from gradring.simulate.options import Network
+from gradring.tools.bench.all_reduce import bench_all_reduce
+from gradring.tools.bench.options import Options, format_size, parse_rate, parse_sizes
+from gradring.tools.bench.table import format_time
+from gradring.tools.simulate.options import Network
 
 #: Bytes of a frame of 1514 that are not headers.
 PAYLOAD = 1448 / 1514

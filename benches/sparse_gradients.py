@@ -23,9 +23,9 @@ import numpy as np
 import gradring
 from benches.limited_network import TIMEOUT_S
 from benches.turns import in_turns
-from gradring import machine
-from gradring.bench.options import refuse_debug_build
+from gradring.machine import resources
 from gradring.testing import Host, run_ranks, simulated_hosts
+from gradring.tools.bench.options import refuse_debug_build
 
 #: Rows and columns of the table, of float32: 26 MB.
 ROWS, COLUMNS = 100_000, 64
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )[0]
     where = f"simulated hosts, links of {options.rate}" if options.rate else "one host"
     print(f"# {options.ranks} ranks, {where}; a table of {ROWS} rows of {COLUMNS} float32")
-    print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
+    print(f"# {resources.machine()}, TCP congestion control {resources.congestion_control()}")
     print(f"{'rows':>5} {'shared':>6}  " + "  ".join(f"{way:>8} MB      ms" for way in WAYS))
     for case, ways in itertools.groupby(rows, lambda row: (row.density, row.shared)):
         found = {row.way: f"{row.sent_mb:11.2f} {row.median_ms:7.1f}" for row in ways}

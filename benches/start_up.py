@@ -19,9 +19,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradring import machine
-from gradring.bench.options import refuse_debug_build
-from gradring.ports import LOOPBACK, free_ports
+from gradring.machine import resources
+from gradring.machine.ports import LOOPBACK, free_ports
+from gradring.tools.bench.options import refuse_debug_build
 
 IMPORTS = {"nothing": "", "numpy": "import numpy", "gradring": "import gradring"}
 #: The clock is the same for all processes of a host.
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of each group; imports four times")
     options = parser.parse_args()
     refuse_debug_build()
-    print(f"{machine.date()}, {machine.machine()}, load {machine.load()}")
+    print(f"{resources.date()}, {resources.machine()}, load {resources.load()}")
     kept = {name: text for name, text in os.environ.items() if not name.startswith("GRADRING_")}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as compiled:

@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 
 from benches.turns import in_turns
-from gradring import machine
-from gradring.bench.measurement import P99_ITERATIONS
-from gradring.bench.network import network
-from gradring.bench.options import refuse_debug_build
-from gradring.bench.record import versions
+from gradring.machine import resources
 from gradring.testing import Host, run_ranks
+from gradring.tools.bench.measurement import P99_ITERATIONS
+from gradring.tools.bench.network import network
+from gradring.tools.bench.options import refuse_debug_build
+from gradring.tools.bench.record import versions
 
 WORKERS = 2
 WAYS = ("alone", "apart", "gradring", "mirrored")
@@ -77,7 +77,7 @@ def rank_main(
     """Trains in all ways in turn; number of parameters, and seconds of each step."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import gradring
-    from gradring.bench.systems.tensorflow import configure
+    from gradring.tools.bench.systems.tensorflow import configure
 
     with gradring.init() as comm:
         configure(comm)
@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"no model {', '.join(unknown)}; known: {', '.join(MODELS)}")
     if not options.allow_debug:
         refuse_debug_build()
-    print(f"# {machine.machine()}, load {machine.load()}, {versions(['tensorflow'])}")
+    print(f"# {resources.machine()}, load {resources.load()}, {versions(['tensorflow'])}")
     print(f"# {WORKERS} workers of one thread, {options.batch} samples each; ms of a step:")
     print("# p50 / p90 / p99 of all steps (p99 of 100 or more), and the rate")
     print(f"{'model':>8} {'parameters':>11} {'alone':>21}", end="")

@@ -29,11 +29,12 @@ from typing import Any
 import numpy as np
 
 import gradring
-from gradring import machine, updates
-from gradring.demo.rules import RULES as SHOWN
-from gradring.demo.rules import WORKERS
-from gradring.ports import LOOPBACK, free_ports
+from gradring import updates
+from gradring.machine import resources
+from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import Host, run_ranks, simulated_hosts
+from gradring.tools.demo.rules import RULES as SHOWN
+from gradring.tools.demo.rules import WORKERS
 
 #: The rank that serves, after those that work.
 SERVER = WORKERS
@@ -193,7 +194,7 @@ def _train(strategy: Any, rank: int, situation: Situation, seed: int, rate: floa
     import keras
     import tensorflow as tf
 
-    from gradring.demo.train import GLOBAL_BATCH, TRAINING_IMAGES, load_data
+    from gradring.tools.demo.train import GLOBAL_BATCH, TRAINING_IMAGES, load_data
 
     (images, labels), test = load_data()
     keras.utils.set_random_seed(seed)
@@ -327,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(_line([it for it in found if it.rule == rule]), flush=True)
         record[name] = {
             "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
-            "machine": machine.machine(),
+            "machine": resources.machine(),
             "trainings": [asdict(it) for it in found],
         }
         options.record.write_text(json.dumps(record) + "\n")

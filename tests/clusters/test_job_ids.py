@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from gradring import parse
 from gradring.clusters import detect
+from gradring.config import parse
 from gradring.errors import ConfigError
-from gradring.launch.ranks import rank_environments
+from gradring.tools.launch.ranks import rank_environments
 
 OURS = {
     "GRADRING_RANK": "1",

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from gradring.bench.values import dtype_of
 from gradring.gradients.reduction import REDUCE_OPS
 from gradring.testing import run_ranks, simulated_hosts
+from gradring.tools.bench.values import dtype_of
 
 RECORD = Path(__file__).with_name("bits.json")
 

@@ -32,7 +32,7 @@ from tensorflow.python.platform import test as platform_test
 
 import gradring
 from conformance.worker import World
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 
 
 def install(world: World, run_tests: Callable[[], None]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gradring import cli
-from gradring.demo import story, trainings
-from gradring.demo.trainings import LiveLine, TrainingError, Variant
+from gradring.tools import cli
+from gradring.tools.demo import story, trainings
+from gradring.tools.demo.trainings import LiveLine, TrainingError, Variant
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(

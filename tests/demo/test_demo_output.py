@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from made_up import rank_result, results
 
-from gradring.demo import tables
-from gradring.demo.picture import INK, PAPER, draw
-from gradring.demo.trainings import LiveLine
-from gradring.demo.verdict import Check, checks
+from gradring.tools.demo import tables
+from gradring.tools.demo.picture import INK, PAPER, draw
+from gradring.tools.demo.trainings import LiveLine
+from gradring.tools.demo.verdict import Check, checks
 
 LINE = "[0] epoch 3/20 step 60 loss 0.5000 test accuracy 0.800\n"
 
@@ -132,7 +132,7 @@ class Structure(HTMLParser):
 
 def test_the_page_has_verdict_numbers_and_picture_and_loads_nothing() -> None:
     pytest.importorskip("matplotlib")
-    from gradring.demo import page
+    from gradring.tools.demo import page
 
     ranks = (rank_result(0, host="<node & a>"), rank_result(1))
     whole = results(gradring=ranks)
@@ -158,7 +158,7 @@ def test_the_page_has_verdict_numbers_and_picture_and_loads_nothing() -> None:
 
 def test_the_page_of_a_demo_that_went_wrong_says_so() -> None:
     pytest.importorskip("matplotlib")
-    from gradring.demo import page
+    from gradring.tools.demo import page
 
     failed = [Check(True, "Good."), Check(False, "Bad.")]
     text = page.page(results(mirrored=()), failed, "it never ended")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradring.demo import trouble
+from gradring.tools.demo import trouble
 
 
 @pytest.mark.slow

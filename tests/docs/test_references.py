@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from documents import DOCUMENTS, ROOT, make_targets
-from gradring import cli
+from gradring.tools import cli
 
 PACKAGE = ROOT / "python" / "gradring"
 FOLDERS = ("rust", "python", "tests", "benches", "docs", "examples", "release", "fuzz")

@@ -34,7 +34,7 @@ from gradring import _native
 from gradring.elastic import State
 from gradring.elastic.alike import Standing, compare
 from gradring.errors import GradringError, MismatchError, RendezvousError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import wait_until
 

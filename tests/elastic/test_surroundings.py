@@ -20,8 +20,8 @@ from elastic.training import Plan, Seen, Trainee, at_each_loss, join, outcomes_o
 from faults.stage import Stage
 from gradring.elastic import State
 from gradring.errors import RendezvousError
+from gradring.machine.ports import free_ports
 from gradring.observe.observer import observer_of
-from gradring.ports import free_ports
 from gradring.testing import run_ranks
 from proc import LISTEN, tcp_sockets
 from security.certificates import Authority

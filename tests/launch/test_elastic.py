@@ -2,8 +2,8 @@
 
 import signal
 
-from gradring.launch.elastic import LIVED_S, LONGEST_PAUSE_S, Limits, Policy, Start
-from gradring.launch.hosts import Host, parse_hosts
+from gradring.tools.launch.elastic import LIVED_S, LONGEST_PAUSE_S, Limits, Policy, Start
+from gradring.tools.launch.hosts import Host, parse_hosts
 
 KILLED = -signal.SIGKILL
 GIVEN_UP = (

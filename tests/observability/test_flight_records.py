@@ -18,11 +18,11 @@ import pytest
 
 import gradring
 from faults.actor import belongings
-from gradring import cli
 from gradring.errors import AbortedError
 from gradring.observe.explanation import explain
-from gradring.records import FORMAT, Channel, Collective, Record, parse, read
+from gradring.observe.records import FORMAT, Channel, Collective, Record, parse, read
 from gradring.testing import run_ranks
+from gradring.tools import cli
 from waiting import meet, wait_until
 
 # What ranks on a busy machine need at most to find each other, once they have started.

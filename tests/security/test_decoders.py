@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gradring import parse
 from gradring.clusters import detect
 from gradring.clusters.slurm import expand_nodelist
+from gradring.config import parse
 from gradring.errors import ConfigError
 from gradring.observe.step_report import Totals
 

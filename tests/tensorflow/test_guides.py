@@ -18,7 +18,7 @@ from tf_worker import take_one_thread
 
 from chosen import chosen, marked
 from gradring.errors import SaveError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 
 pytestmark = needs_fit

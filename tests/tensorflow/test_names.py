@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tf_worker import join
 
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 
 COUNTERS = (

@@ -27,7 +27,7 @@ from gradring.clusters.detection import (
     without_cluster_variables,
 )
 from gradring.clusters.tf_config import Servers, servers_in
-from gradring.parse import Place
+from gradring.config.parse import Place
 
 __all__ = [
     "ENVIRONMENTS",

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradring import parse
 from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 VARIABLE = "TF_CONFIG"
 JOINING = ("chief", "worker")

@@ -7,9 +7,9 @@ import enum
 import json
 from collections.abc import Mapping
 
-from gradring.collectives import all_gather_bytes
-from gradring.communicator import Communicator
 from gradring.errors import GradringError, MismatchError
+from gradring.group.collectives import all_gather_bytes
+from gradring.group.communicator import Communicator
 
 
 class Standing(enum.IntEnum):

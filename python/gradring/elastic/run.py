@@ -17,17 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from gradring import _native
-from gradring.collectives import all_gather_bytes
-from gradring.communicator import (
-    Agreement,
-    Communicator,
-    core_of,
-    form_again,
-    is_open,
-    participant_of,
-)
 from gradring.elastic.alike import Standing, compare
-from gradring.elastic.latecomer import ends_with_the_job
 from gradring.elastic.state import State
 from gradring.errors import (
     AbortedError,
@@ -39,7 +29,17 @@ from gradring.errors import (
     ProtocolError,
     RendezvousError,
 )
-from gradring.steps import described
+from gradring.group.collectives import all_gather_bytes
+from gradring.group.communicator import (
+    Agreement,
+    Communicator,
+    core_of,
+    form_again,
+    is_open,
+    participant_of,
+)
+from gradring.group.latecomer import ends_with_the_job
+from gradring.group.steps import described
 
 _log = logging.getLogger("gradring")
 

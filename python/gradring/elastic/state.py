@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import parse
-from gradring.communicator import Communicator
+from gradring.config import parse
 from gradring.elastic import commit as commits
 from gradring.elastic.alike import Standing, compare
 from gradring.elastic.checkpoints import Checkpoints
 from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
 from gradring.errors import ConfigError, MismatchError, ProtocolError, RestoreError, SaveError
-from gradring.together import agreed
+from gradring.group.communicator import Communicator
+from gradring.group.together import agreed
 
 #: The number of the newest commit of a rank that cannot tell.
 _UNREAD = -2

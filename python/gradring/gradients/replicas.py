@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring.communicator import Communicator
 from gradring.errors import MismatchError
+from gradring.group.communicator import Communicator
 
 #: Of a hash: two different contents have the same one once in 2**64.
 _HASH_BYTES = 8

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from gradring.collectives import all_gather_bytes
-from gradring.communicator import Communicator
+from gradring.group.collectives import all_gather_bytes
+from gradring.group.communicator import Communicator
 
 _WORDS = 3
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import gradring
-from gradring.communicator import Communicator, is_open
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator, is_open
 
 _communicator: Communicator | None = None
 #: Process sets, in the order in which they were connected.

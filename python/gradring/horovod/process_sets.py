@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError, MismatchError
+from gradring.group.communicator import Communicator
 from gradring.horovod import basics
 from gradring.horovod.agreement import Call, compare, differing, joined
 

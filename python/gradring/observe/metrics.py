@@ -15,10 +15,10 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradring._native import build_info
-from gradring.communicator import Communicator, core_of
+from gradring.config.parse import joined_address
+from gradring.group.communicator import Communicator, core_of
 from gradring.observe import update_report
 from gradring.observe.step_report import Totals
-from gradring.parse import joined_address
 
 if TYPE_CHECKING:
     from gradring._native import ServerStats

@@ -16,9 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
-from gradring import parse, steps
-from gradring.communicator import Communicator, at_new_group, core_of
+from gradring.config import parse
 from gradring.errors import ConfigError
+from gradring.group import steps
+from gradring.group.communicator import Communicator, at_new_group, core_of
 from gradring.observe import step_report, update_report
 from gradring.observe.observer import observer_of, serve_metrics
 from gradring.observe.step_report import Totals
@@ -106,7 +107,7 @@ class Monitor:
         if not every_s > 0:
             raise ConfigError(f"every_s={every_s} must be above 0")
         if prometheus_address is not None:
-            from gradring.interfaces import address_of  # most programs need none
+            from gradring.machine.interfaces import address_of  # most programs need none
 
             prometheus_address = address_of(prometheus_address, "prometheus_address")
         observer = observer_of(communicator)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradring.communicator import (
+from gradring.config.values import DEFAULTS, Settings
+from gradring.group.communicator import (
     TRACE_LIMIT,
     Communicator,
     around_close,
     at_new_group,
     core_of,
 )
-from gradring.config import DEFAULTS, Settings
 from gradring.observe.paths import part_of
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 import gradring
-from gradring import errors, parse
+from gradring import errors
 from gradring.clusters import Place, Servers, servers_in, tf_config
-from gradring.communicator import Communicator, open_communicators
-from gradring.initialize import resolve
+from gradring.config import parse
+from gradring.group.communicator import Communicator, open_communicators
+from gradring.group.init import resolve
 from gradring.tensorflow import compat
 
 EVALUATOR, SERVER = "evaluator", "ps"

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import MismatchError
+from gradring.group.communicator import Communicator
+from gradring.group.together import agreed
 from gradring.tensorflow.ops import broadcast_variables
 from gradring.tensorflow.rules.replicas import sync_model
-from gradring.together import agreed
 
 _log = logging.getLogger("gradring")
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import membership
-from gradring.calls import check_root
-from gradring.communicator import Communicator, open_communicators
 from gradring.errors import ConfigError
 from gradring.gradients import buckets
 from gradring.gradients.names import Label, Names, name_of, without_counters
 from gradring.gradients.reduction import REDUCE_OPS, Collective, Reduction
+from gradring.group import open_groups
+from gradring.group.arrays import check_root
+from gradring.group.communicator import Communicator, open_communicators
 from gradring.tensorflow import cluster
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.dtypes import as_native, as_native_bits, as_tensor
@@ -295,5 +295,5 @@ def current_communicator() -> Communicator:
         )
     if not candidates:
         candidates = [cluster.communicator_of(None)]
-        membership.keep(candidates[0])
+        open_groups.keep(candidates[0])
     return candidates[0]

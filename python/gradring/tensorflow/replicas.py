@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import MismatchError
 from gradring.gradients.names import name_of
 from gradring.gradients.replicas import check_equal
+from gradring.group.communicator import Communicator
 from gradring.tensorflow.adoption import of_tensorflow
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import current_communicator

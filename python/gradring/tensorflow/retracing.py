@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 
-from gradring.communicator import Communicator, core_of, follow
+from gradring.group.communicator import Communicator, core_of, follow
 from gradring.tensorflow import compat
 
 

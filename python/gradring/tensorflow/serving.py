@@ -9,9 +9,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypedDict
 
-from gradring import _native, parse, updates
+from gradring import _native, updates
 from gradring.clusters import Servers, tf_config
-from gradring.config import Settings
+from gradring.config import parse
+from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.observe.update_report import mean_staleness
 from gradring.updates.rules import check_servers

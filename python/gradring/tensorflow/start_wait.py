@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import _native
-from gradring.calls import Place
-from gradring.communicator import Communicator, core_of
 from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
+from gradring.group.arrays import Place
+from gradring.group.communicator import Communicator, core_of
 from gradring.tensorflow import compat, failures, retracing, vectorize
 
 #: With more ranks, not all are connected with one another; `MESH_RANKS_MAX` of the core.

@@ -10,13 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import membership, updates
+from gradring import updates
 from gradring.clusters import Place
-from gradring.communicator import Communicator, follow
-from gradring.config import Settings
+from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
+from gradring.group import open_groups
+from gradring.group.communicator import Communicator, follow
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow import (
     cluster,
@@ -129,7 +130,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             communicator = cluster.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:
             cluster.check(cluster_resolver, communicator)
-        membership.keep(communicator)
+        open_groups.keep(communicator)
         retracing.watch(communicator)
         self.communicator = communicator
         #: How optimizers update the variables.

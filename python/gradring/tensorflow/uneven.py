@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat_keras, empty_batches
 from gradring.tensorflow.ops import current_communicator
 

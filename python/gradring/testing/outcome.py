@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradring.launch.processes import describe_exit
-from gradring.launch.report import first_cause
+from gradring.tools.launch.processes import describe_exit
+from gradring.tools.launch.report import first_cause
 
 #: Last lines of a failed rank's output that its report shows.
 OUTPUT_LINES = 30

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gradring.collectives import all_gather_bytes
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError, MismatchError
+from gradring.group.collectives import all_gather_bytes
+from gradring.group.communicator import Communicator
 from gradring.updates.rules import AllReduce, LocalSGD, ParameterServer, Primary, Rule
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Literal, TypeAlias
 
+from gradring.config.parse import shown
 from gradring.errors import ConfigError
-from gradring.parse import shown
 from gradring.updates.compression import Compression
 
 

@@ -53,9 +53,9 @@ pub struct Setting {
 pub enum Reader {
     /// The detection of clusters.
     Clusters,
-    /// `gradring.config.Settings`, for [`Settings`].
+    /// `gradring.config.values.Settings`, for [`Settings`].
     Group,
-    /// `gradring.config.Settings`, for Python's own use.
+    /// `gradring.config.values.Settings`, for Python's own use.
     Program,
     /// The code that uses it, whatever group it is for.
     User,

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import MismatchError
+from gradring.group.communicator import Communicator
 from gradring.horovod import agreement, basics
 from gradring.horovod.agreement import JOIN, Call
 from gradring.tensorflow import all_reduce

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
+from gradring.group.communicator import Communicator
 from gradring.horovod import basics
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import agree, check_happens_now, executing_eagerly

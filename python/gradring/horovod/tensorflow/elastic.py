@@ -8,9 +8,9 @@ from typing import Any, TypeVar, cast
 
 import gradring.elastic
 import gradring.tensorflow.elastic
-from gradring.communicator import Communicator
 from gradring.elastic.run import Regroup
 from gradring.errors import ConfigError, GradringError
+from gradring.group.communicator import Communicator
 from gradring.horovod import basics
 from gradring.horovod.tensorflow.optimizer import forget_sums
 

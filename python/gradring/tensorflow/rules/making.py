@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gradring import updates
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
 from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.rules.accumulation import Accumulated
 from gradring.tensorflow.rules.compression.compressed import Compressed

@@ -1,0 +1,31 @@
+"""Starting ranks here and on other hosts, and never leaving one behind.
+
+====================  ===================================================================
+``launcher``          what ``gradring run`` does, as the function `launch`
+``elastic``           which rank of an elastic job starts when, and where: decisions
+``crew``              does what they say, and asks hosts meanwhile
+``servers``           a job with parameter servers: who goes on without whom
+``question``          a program that is asked something, and is not waited for
+``world``             which rank runs where, at which address
+``hosts``             the hosts and their numbers of ranks
+``hostfile``          the same, from a file
+``program``           what the ranks run, and under which interpreter
+``ranks``             the variables that each rank is given
+``processes``         rank processes in groups of their own; how they are ended
+``ssh``               a rank process on another host
+``remote_rank``       its far end, which starts the rank there
+``collect``           brings parts of a timeline back from other hosts
+``tracing``           makes one timeline of all parts
+``survey``            looks at the other hosts before anything is started
+``signals``           signals as bytes on a socket
+``first_process``     what the first process of a container does beside
+``guardian``          a helper process that ends them when the launcher itself is killed
+``exec_rank``         the first instructions of a rank: die with the launcher, then exec
+``output``            whole, prefixed lines from many pipes
+``report``            the last words of the rank that failed first
+====================  ===================================================================
+"""
+
+from gradring.tools.launch.launcher import launch
+
+__all__ = ["launch"]

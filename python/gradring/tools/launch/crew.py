@@ -1,0 +1,335 @@
+"""The ranks of an elastic job: does what `elastic` decides, and tells it what happens.
+
+Nothing here waits: hosts, and the script that names them, are asked by programs of their own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+from gradring.clusters.own_host import address_towards, reachable_host
+from gradring.config.parse import JOB_HAS_ENDED, JOIN, PORT, joined_address, ports, value
+from gradring.config.values import AUTO
+from gradring.errors import ConfigError
+from gradring.machine.ports import LOOPBACK, free_ports
+from gradring.tools.launch.elastic import FIRST_PAUSE_S, LEFT, Limits, Policy, Start
+from gradring.tools.launch.hostfile import hosts_in
+from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.processes import RankProcess, RankProcesses, describe_exit
+from gradring.tools.launch.question import Question
+from gradring.tools.launch.ranks import environments_at, joining
+from gradring.tools.launch.report import has_joined, kind_left
+from gradring.tools.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, problem
+from gradring.tools.launch.world import World, with_token
+
+#: How often the script is asked which hosts there are, and how long it may take.
+DISCOVERY_S, DISCOVERY_LIMIT_S = 1.0, 10.0
+#: How often a process that may have come too late is told so.
+TELLING_S = 0.5
+#: The error of a process that has found no group to join.
+APART = "RendezvousError"
+
+
+class Crew:
+    """The ranks of one job, of which each may end and start by itself."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        hosts: Sequence[Host],
+        script: Path | None,
+        *,
+        world: World,
+        environ: Mapping[str, str],
+        processes: RankProcesses,
+        grace_s: float,
+        now: float,
+        start: Callable[[int, Mapping[str, str]], None],
+        failure_of: Callable[[int], Path],
+        say: Callable[[str], None],
+    ) -> None:
+        """Begins without ranks; `act` starts them.
+
+        Args:
+            limits: What the user allows.
+            hosts: Those that are known from the start.
+            script: Prints the hosts that there are; None if there are no others.
+            world: Starts ranks and knows where each runs.
+            environ: The variables from which those of the ranks are made.
+            processes: Those of the ranks.
+            grace_s: How long a rank may take to leave.
+            now: The time.
+            start: Starts a rank with these variables.
+            failure_of: Where a rank leaves what ended it.
+            say: Tells the user.
+
+        Raises:
+            ConfigError: ``GRADRING_PORT`` has too few ports for the ranks of a host.
+        """
+        self._script = script
+        self._world = world
+        self._ssh = world.ssh
+        self._environ = with_token(environ) if script or _others(hosts) else dict(environ)
+        self._processes = processes
+        self._grace_s = grace_s
+        self._start_rank = start
+        self._failure_of = failure_of
+        self._say = say
+        self._given_ports = _given_ports(environ)
+        for host in hosts:
+            if self._fitting(host) != host:
+                raise ConfigError(
+                    f"{PORT}={environ[PORT]} has fewer ports than {host.name} has ranks "
+                    f"({host.slots}); give more, or unset it"
+                )
+        self._policy = Policy(limits, hosts, now, discovers=script is not None)
+        self._script_asked: Question | None = None
+        self._ask_script_at = now
+        self._script_failed = False
+        self._hosts_asked: dict[str, tuple[Host, Question]] = {}
+        self._founders: dict[int, dict[str, str]] = {}
+        self._joining: set[int] = set()
+        self._addresses: dict[int, str] = {}
+        self._own_name: str | None = None
+        self._kill_at: dict[RankProcess, float] = {}
+        self._tell_at = now
+        #: When those must end that have not joined, once the job has ended well; who was told so.
+        self._end_at: float | None = None
+        self._late: set[RankProcess] = set()
+        self._failed: list[RankProcess] = []
+
+    @property
+    def begins(self) -> bool:
+        """Whether the first ranks are still to be started."""
+        return not (self._policy.founded or self._policy.over)
+
+    @property
+    def completed(self) -> bool:
+        """Whether a rank has ended well; then the others are to end as those of any job."""
+        return self._policy.completed
+
+    @property
+    def problem(self) -> str | None:
+        """Why the job has not been done, if no rank has failed."""
+        if self._policy.problem is None and not self.completed:
+            return "all workers have left, and none is started again"
+        return self._policy.problem
+
+    @property
+    def over(self) -> bool:
+        """Never: ranks end by themselves, or the launcher ends them."""
+        return False
+
+    def name(self, number: int) -> str:
+        """What a process is called: ranks change with the group."""
+        return f"worker {number}"
+
+    def act(self, now: float) -> None:
+        """Does what is due.
+
+        Raises:
+            OSError: A rank cannot be started.
+        """
+        self._discover(now)
+        self._survey(now)
+        for process, at in list(self._kill_at.items()):
+            if not process.group_is_alive:
+                del self._kill_at[process]
+            elif now >= at:
+                process.signal(SIGKILL)
+        self._tell_the_end(now)
+        self._start(now)
+
+    def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
+        """Ranks have ended; returns the failures that end the job, if it ends."""
+        told = self._policy.leaving
+        exits = {process.rank: process.exit_code or 0 for process in ended}
+        apart = {
+            rank
+            for rank, code in exits.items()
+            if code and rank in self._joining and kind_left(self._failure_of(rank)) == APART
+        }
+        words = self._policy.ended(exits, now, apart=apart)
+        for process in ended:
+            # Its children were told to end when it did; the next process is not to meet them.
+            self._kill_at[process] = now + FIRST_PAUSE_S
+            if process.rank in words:
+                how = describe_exit(exits[process.rank])
+                left = process.rank in told or exits[process.rank] in LEFT
+                self._say(
+                    f"worker {process.rank} on {process.host} {'has left' if left else 'failed'} "
+                    f"({how}); {words[process.rank]}"
+                )
+        failed = [p for p in ended if p.exit_code != 0 and p.rank not in told]
+        if self.completed:
+            # One that came too late to take part has missed nothing.
+            return [p for p in failed if p.rank not in apart and p not in self._late]
+        self._failed += failed
+        return self._failed if self._policy.over else []
+
+    def close(self) -> None:
+        """Ends what has been asked and has not answered."""
+        for _, question in self._hosts_asked.values():
+            question.close()
+        if self._script_asked is not None:
+            self._script_asked.close()
+
+    def _discover(self, now: float) -> None:
+        if self._script is None or self.completed:
+            return
+        try:
+            if self._script_asked is None:
+                if now >= self._ask_script_at:
+                    self._script_asked = self._ask([str(self._script)], now, DISCOVERY_LIMIT_S)
+                return
+            printed = self._script_asked.answer(now)
+            if printed is None:
+                return
+            hosts = hosts_in(printed.splitlines(), f"what {self._script} prints")
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            if isinstance(error, OSError) and self.begins:
+                raise  # there never was such a program
+            if not self._script_failed:
+                self._say(f"{_why(error)}; the hosts that were known last count")
+            self._script_failed = True
+        else:
+            self._script_failed = False
+            for rank in self._policy.offer([self._fitting(host) for host in hosts], now):
+                why = f"{self._script} does not name its host any more, or with fewer workers"
+                self._let_go(self._processes.ranks[rank], self._grace_s, why, now)
+        self._script_asked = None
+        self._ask_script_at = now + DISCOVERY_S
+
+    def _let_go(self, process: RankProcess, grace_s: float, why: str, now: float) -> None:
+        self._say(f"worker {process.rank} on {process.host} must leave within {grace_s:g} s: {why}")
+        process.signal(SIGTERM)
+        self._kill_at[process] = now + grace_s
+
+    def _tell_the_end(self, now: float) -> None:
+        """The job has ended well: those that have not joined it yet need not wait for it.
+
+        One that still imports its modules hears nothing of `JOB_HAS_ENDED`.
+        """
+        if not self.completed or now < self._tell_at:
+            return
+        self._tell_at = now + TELLING_S
+        self._end_at = self._end_at or now + self._grace_s / 2
+        for process in self._processes.running():
+            if process.rank not in self._joining:
+                continue
+            process.signal(JOB_HAS_ENDED)
+            is_told = process in self._late or now < self._end_at
+            if not is_told and not has_joined(self._failure_of(process.rank)):
+                self._late.add(process)
+                why = "the job has ended well before it has joined"
+                self._let_go(process, self._grace_s / 2, why, now)
+
+    def _survey(self, now: float) -> None:
+        for host in self._policy.to_ask(now):
+            try:
+                if host.is_local:
+                    self._answered(host, free_ports(host.slots, ANY_ADDRESS))
+                else:
+                    question = self._ask(command(host, self._ssh), now, LIMIT_S)
+                    self._hosts_asked[host.name] = (host, question)
+            except OSError as error:
+                self._unanswered(host, error, now)
+        for name, (host, question) in list(self._hosts_asked.items()):
+            try:
+                printed = question.answer(now)
+                if printed is None:
+                    continue
+                self._answered(host, ports_in(printed, host))
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
+                self._unanswered(host, error, now)
+            del self._hosts_asked[name]
+
+    def _unanswered(self, host: Host, error: Exception, now: float) -> None:
+        follows = self._policy.unanswered(host, now)
+        self._say(f"{problem(error, host, self._ssh)}; {follows}")
+
+    def _ask(self, words: Sequence[str], now: float, limit_s: float) -> Question:
+        guardian = self._processes.guardian
+        return Question(words, self._environ, guardian, now=now, limit_s=limit_s)
+
+    def _answered(self, host: Host, found: Sequence[int]) -> None:
+        self._policy.answered(host, self._given_ports or found)
+
+    def _start(self, now: float) -> None:
+        begins = self.begins
+        busy = {process.rank for process in self._processes.ranks if process.group_is_alive}
+        starts = self._policy.to_start(now, busy)
+        if not starts:
+            return
+        self._failed.clear()  # the job goes on without them
+        if begins:
+            hosts = [start.host for start in starts]
+            self._own_name = self._name_of_this_machine(hosts)
+        moved = [s for s in starts if self._addresses.get(s.slot) != self._address(s)]
+        for start in moved:
+            self._world.place(start.slot, start.host)
+            self._addresses[start.slot] = self._address(start)
+            if not begins:
+                name = start.host.name
+                self._say(f"worker {start.slot} is started on {name}, to join the others")
+        if begins:
+            addresses = [self._addresses[start.slot] for start in starts]
+            environments = environments_at(self._environ, addresses, len(starts))
+            self._founders = dict(zip(self._addresses, environments, strict=True))
+        else:
+            environments = [self._environment_of(start, start in moved) for start in starts]
+            self._joining |= {start.slot for start in starts}
+        for start, environment in zip(starts, environments, strict=True):
+            own = {PORT: str(start.port), "GRADRING_RESTART": str(start.attempt)}
+            self._start_rank(start.slot, {**environment, **own})
+
+    def _environment_of(self, start: Start, moved: bool) -> dict[str, str]:
+        others = [address for slot, address in self._addresses.items() if slot != start.slot]
+        founder = self._founders.get(start.slot)
+        if founder is not None and not moved:
+            # The first group may not have formed yet.
+            return {**founder, JOIN: ",".join([AUTO, *others])}
+        return joining(next(iter(self._founders.values())), others)
+
+    def _address(self, start: Start) -> str:
+        name = self._own_name if start.host.is_local else start.host.name
+        assert name is not None
+        return joined_address(name, start.port)
+
+    def _name_of_this_machine(self, hosts: Sequence[Host]) -> str:
+        """The name or address under which ranks on all hosts reach those on this machine."""
+        others = _others(hosts)
+        if others:
+            return address_towards(others[0].name)
+        return LOOPBACK if self._script is None else reachable_host(self._environ, None)
+
+    def _fitting(self, host: Host) -> Host:
+        """The host with no more slots than the user gives it ports."""
+        ranks = len(self._given_ports)
+        return replace(host, slots=min(host.slots, ranks)) if ranks else host
+
+
+def _others(hosts: Sequence[Host]) -> list[Host]:
+    return [host for host in hosts if not host.is_local]
+
+
+def _given_ports(environ: Mapping[str, str]) -> list[int]:
+    text = value(environ, PORT)
+    if text is None:
+        return []
+    low, high = ports(text, PORT)
+    return list(range(low, high + 1))
+
+
+def _why(error: Exception) -> str:
+    """What a failure of the script that names the hosts was."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"{error.cmd[0]} has not ended within {error.timeout:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        said = error.stderr.strip().splitlines()[-1:] or ["nothing"]
+        return f"{error.cmd[0]} ended with {describe_exit(error.returncode)} and said: {said[0]}"
+    return str(error)
