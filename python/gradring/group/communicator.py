@@ -415,10 +415,7 @@ class Communicator(Collectives):
         parts = all_gather_bytes(self, zlib.compress(part), "trace")
         with agreed(self, "write", path):
             if self.rank == 0:
-                from gradring.observe import (
-                    records,  # most programs write none
-                    timeline,
-                )
+                from gradring.observe import records, timeline  # most programs write none
 
                 timeline.write(path, [records.parse(zlib.decompress(part)) for part in parts])
         return path if self.rank == 0 else None

@@ -7,12 +7,15 @@ clocks; None for what has not happened.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gradring.errors import ConfigError
+
+_log = logging.getLogger("gradring")
 
 FORMAT = 1
 _FILE = re.compile(r"rank-(\d+)\.json")
@@ -71,6 +74,8 @@ class Record:
     forgotten: int
     collectives: tuple[Collective, ...]
     channels: tuple[Channel, ...] = ()
+    #: How many groups of an elastic job there were before.
+    generation: int = 0
 
     def find(self, sequence: int) -> Collective | None:
         """The collective of this ordinal, if the rank has entered it and remembers it."""
@@ -97,13 +102,16 @@ def parse(text: bytes) -> Record:
             blamed=failure.get("rank"),
             collectives=tuple(_collective(row, shift_ns) for row in file["collectives"]),
             channels=tuple(_channel(part, shift_ns) for part in file.get("channels", ())),
+            generation=file["generation"],
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"it is no record of a rank: {error!r}") from error
 
 
 def read(directory: Path) -> list[Record]:
-    """The records in a directory, in the order of ranks.
+    """The records of the last group in a directory, in the order of ranks.
+
+    In an elastic job, those of processes that are gone stay there: they are of an earlier group.
 
     Raises:
         ConfigError: There are none, one is damaged, or they are not of one job.
@@ -118,15 +126,19 @@ def read(directory: Path) -> list[Record]:
             "--log-dir named when the job ran: ranks write there when the group fails, and on "
             "SIGUSR2"
         )
-    found = []
+    found = {}
     for path in files:
         try:
-            found.append(parse(path.read_bytes()))
+            found[path] = parse(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); remove it") from error
-    if len({record.world_size for record in found}) > 1:
+    last = max(record.generation for record in found.values())
+    for path in [path for path, record in found.items() if record.generation != last]:
+        _log.warning("%s is left out: it is of an earlier group of an elastic job", path)
+        del found[path]
+    if len({record.world_size for record in found.values()}) > 1:
         raise ConfigError(f"{directory} holds records of several jobs; remove the older files")
-    return sorted(found, key=lambda record: record.rank)
+    return sorted(found.values(), key=lambda record: record.rank)
 
 
 def _channel(part: dict[str, Any], shift_ns: int) -> Channel:
