@@ -61,10 +61,17 @@ def names_of_tests() -> set[str]:
 
 
 def test_types_and_functions_that_the_architecture_names_exist() -> None:
-    named = {code for code in codes(ROOT / "ARCHITECTURE.md") if re.fullmatch(r"\w+::\w+", code)}
-    assert named
+    pages = (ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "internals").glob("*.md")))
+    named = {code for page in pages for code in codes(page) if re.fullmatch(r"\w+::\w+", code)}
+    assert len(pages) > 5 and named
     missing = {code for code in named if not all(map(is_in_rust, code.split("::")))}
     assert not missing, missing
+
+
+def test_each_invariant_of_the_architecture_has_a_test() -> None:
+    rows = re.findall(r"^\| \d+ \|.*\| `(\w+)` \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+    tests_in_rust = re.findall(r"#\[test\]\s+fn (\w+)\(", "".join(rust_sources().values()))
+    assert len(rows) == 15 and set(rows) <= names_of_tests().union(tests_in_rust)
 
 
 def test_a_file_that_does_not_exist_is_found_out() -> None:

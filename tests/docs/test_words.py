@@ -13,7 +13,10 @@ from documents import ROOT
 COLUMNS = 120
 LINES = 6
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOR_DEVELOPERS = [ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+FOR_DEVELOPERS = [
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs" / "internals").glob("*.md")),
+]
 #: What is wrong, and what to write in its place.
 PLAIN = {
     r"whoever|whomever": "those who, a rank that",
