@@ -1,5 +1,6 @@
 //! How a process says something to another one about the members of the next group.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
@@ -10,15 +11,13 @@ use crate::forming::rendezvous::connect::{
     LOOK_UP_GOES_ON, RETRY_INTERVAL, connect, in_time, resolve,
 };
 use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
+use crate::link::tcp::tls;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Hello, Purpose};
 
-/// What proves to others that it belongs to the job.
-#[derive(Clone)]
+/// The way to other processes of the job.
 pub(crate) struct Way {
-    pub(crate) job: String,
-    pub(crate) token: Vec<u8>,
-    pub(crate) tls: Option<Tls>,
+    pub(crate) credentials: Arc<Credentials>,
 }
 
 /// Whether another process has said that this one does not belong to its job.
@@ -45,12 +44,12 @@ impl Way {
             return Outcome::Silent;
         };
         let converse = |tcp| {
-            let mut connection =
-                tls::connect(tcp, self.tls.as_ref(), address, deadline, &mut || true)?;
+            let tls = self.credentials.tls.as_ref();
+            let mut connection = tls::connect(tcp, tls, address, deadline, &mut || true)?;
             let mut stream = DeadlineStream::new(&mut connection, deadline);
-            let job = self.job.clone();
+            let job = self.credentials.job.clone();
             let hello = Hello::new((0, 0), 0, Purpose::Membership { job })?;
-            handshake::initiate(&mut stream, hello, &self.token)?;
+            handshake::initiate(&mut stream, hello, &self.credentials.token)?;
             handshake::write_message(&mut stream, envelope)?;
             handshake::read_message(&mut stream)
         };
@@ -84,6 +83,7 @@ mod tests {
     use super::*;
     use crate::agreement::message::Request;
     use crate::agreement::quorum::{Id, Peer};
+    use crate::config::Config;
 
     #[test]
     fn a_process_whose_listener_goes_from_one_group_to_the_next_is_told_again() {
@@ -95,11 +95,8 @@ mod tests {
                 drop(listener.accept().unwrap());
             }
         });
-        let way = Way {
-            job: "job".into(),
-            token: b"secret".to_vec(),
-            tls: None,
-        };
+        let credentials = Credentials::of(&Config::new(0, 1, "")).unwrap();
+        let way = Way { credentials };
         let from = Peer {
             id: Id([0; 16]),
             address: address.clone(),

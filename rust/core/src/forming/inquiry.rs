@@ -9,7 +9,8 @@ use crate::forming::rendezvous::connect::{
     LOOK_UP_GOES_ON, RETRY_INTERVAL, connect, in_time, resolve,
 };
 use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
+use crate::link::tcp::tls;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;
 
@@ -25,18 +26,17 @@ pub fn inquire(
     tls: Option<&TlsFiles>,
     limit: Duration,
 ) -> Result<State> {
-    inquire_while(address, token, tls, limit, &|| true)
+    let credentials = Credentials::load(token, tls)?;
+    inquire_while(address, &credentials, limit, &|| true)
 }
 
 /// As `inquire`, as long as `goes_on`.
 pub(super) fn inquire_while(
     address: &str,
-    token: &[u8],
-    tls: Option<&TlsFiles>,
+    credentials: &Credentials,
     limit: Duration,
     goes_on: &dyn Fn() -> bool,
 ) -> Result<State> {
-    let tls = tls.map(Tls::load).transpose()?;
     let deadline = Instant::now() + limit;
     let unreachable = |error: std::io::Error| {
         Error::from(NotFormed::NobodyThere {
@@ -55,10 +55,15 @@ pub(super) fn inquire_while(
     let ask = || {
         let tcp = connect(&addresses, deadline).map_err(unreachable)?;
         let mut go_on = || goes_on();
-        let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
+        let mut connection =
+            tls::connect(tcp, credentials.tls.as_ref(), address, deadline, &mut go_on)?;
         let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
         // The process that asks has no rank in the group.
-        handshake::initiate(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
+        handshake::initiate(
+            &mut stream,
+            Hello::new((0, 0), 0, Purpose::Inquiry)?,
+            &credentials.token,
+        )?;
         handshake::read_message(&mut stream)
     };
     let mut known = None;

@@ -32,8 +32,8 @@ use crate::link::poll::WakeUp;
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn};
-use crate::link::tcp::tls::Tls;
 use crate::observe::own_state::OwnState;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{GroupId, Purpose, Traffic};
 use crate::wire::state::Phase;
 
@@ -55,7 +55,7 @@ const PROBE_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Connector {
     pub config: Config,
     pub kinds: Vec<Kind>,
-    pub tls: Option<Tls>,
+    pub credentials: Arc<Credentials>,
     pub group: GroupId,
     pub roster: Roster,
     pub own_state: Arc<OwnState>,
@@ -97,9 +97,16 @@ impl Connector {
         goes_on: GoesOn<'_>,
     ) -> Result<Vec<Connection>, Trouble> {
         let mut interrupt = || !goes_on();
-        let (tls, own_state) = (self.tls.clone(), Arc::clone(&self.own_state));
-        let mut forming = Forming::new(&self.config, &self.kinds, tls, own_state, &mut interrupt)
-            .within(self.group);
+        let credentials = Arc::clone(&self.credentials);
+        let own_state = Arc::clone(&self.own_state);
+        let mut forming = Forming::new(
+            &self.config,
+            &self.kinds,
+            credentials,
+            own_state,
+            &mut interrupt,
+        )
+        .within(self.group);
         let mut connect = |stream| {
             let purpose = Purpose::OnDemand { traffic, stream };
             forming.begin_anew(CONNECTION_LIMIT);
@@ -265,10 +272,8 @@ impl Probe {
     }
 
     fn look(&mut self, connector: &Connector, goes_on: GoesOn<'_>) -> Result<(), Trouble> {
-        let Connector { config, roster, .. } = connector;
-        let address = &roster.members()[self.peer].address;
-        let tls = config.tls.as_ref();
-        let state = inquire_while(address, &config.token, tls, PROBE_LIMIT, goes_on)
+        let address = &connector.roster.members()[self.peer].address;
+        let state = inquire_while(address, &connector.credentials, PROBE_LIMIT, goes_on)
             .map_err(|error| unreachable(&error))?;
         let is_elsewhere = match state.phase {
             Phase::Formed { group, .. } => group != connector.group,

@@ -26,8 +26,9 @@ use crate::host::host_name;
 use crate::link::kind::Kind;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
+use crate::link::tcp::tls;
 use crate::observe::own_state::OwnState;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
 
 pub(crate) mod connect;
@@ -46,7 +47,7 @@ const REFUSED_AT_MOST: Duration = Duration::from_millis(500);
 pub(crate) struct Formed {
     pub roster: Roster,
     pub group: GroupId,
-    pub tls: Option<Tls>,
+    pub credentials: Arc<Credentials>,
     /// By rank: connections for payload, one per stream.
     pub data: BTreeMap<usize, Vec<Connection>>,
     /// Connections to the neighbours on the ring, with their ranks.
@@ -62,9 +63,9 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
         let (world_size, most) = (config.world_size, WORLD_SIZE_MAX);
         return Err(Unusable::WorldTooLarge { world_size, most }.into());
     }
-    let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+    let credentials = Credentials::of(config)?;
     let own_state = OwnState::new(config.rank, config.world_size, config.generation);
-    let mut forming = Forming::new(config, kinds, tls, Arc::new(own_state), interrupt);
+    let mut forming = Forming::new(config, kinds, credentials, Arc::new(own_state), interrupt);
     let started = forming.started;
     catch_unwind(AssertUnwindSafe(|| forming.run()))
         .unwrap_or_else(|panic| {
@@ -85,7 +86,7 @@ pub(super) struct Forming<'a> {
     config: &'a Config,
     /// What it offers to make links of.
     kinds: &'a [Kind],
-    tls: Option<Tls>,
+    credentials: Arc<Credentials>,
     deadline: Instant,
     resolve: Resolve,
     interrupt: Interrupt<'a>,
@@ -106,7 +107,7 @@ impl<'a> Forming<'a> {
     pub(super) fn new(
         config: &'a Config,
         kinds: &'a [Kind],
-        tls: Option<Tls>,
+        credentials: Arc<Credentials>,
         own_state: Arc<OwnState>,
         interrupt: Interrupt<'a>,
     ) -> Self {
@@ -114,7 +115,7 @@ impl<'a> Forming<'a> {
         Self {
             config,
             kinds,
-            tls,
+            credentials,
             deadline: started + config.settings.timeout,
             resolve,
             interrupt,
@@ -205,7 +206,7 @@ impl<'a> Forming<'a> {
         Ok(Formed {
             roster,
             group: self.group,
-            tls: self.tls.clone(),
+            credentials: Arc::clone(&self.credentials),
             data: by_rank(data),
             control: control.into_iter().flatten().collect(),
             listener,
@@ -426,7 +427,7 @@ impl<'a> Forming<'a> {
     fn admission(&self) -> Arc<Admission> {
         Arc::new(Admission {
             config: self.config.clone(),
-            tls: self.tls.clone(),
+            credentials: Arc::clone(&self.credentials),
             own_state: Arc::clone(&self.own_state),
             lobby: Arc::default(),
         })

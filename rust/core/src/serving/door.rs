@@ -1,4 +1,4 @@
-//! What a worker and a server need to meet, and the threads that connect.
+//! The threads that connect workers and servers.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::config::timing::Timing;
-use crate::config::{Config, Settings};
 use crate::error::{Error, ErrorKind, NotFormed, NotServed, Result, Text};
 use crate::forming::rendezvous::connect::{connect, resolve};
 use crate::host::host_name;
@@ -15,8 +13,9 @@ use crate::link::poll::WakeUp;
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
+use crate::link::tcp::tls;
 use crate::lock::lock;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Guest, Hello, Purpose};
 
 /// Pauses between two attempts to connect: each is twice as long as the one before.
@@ -30,36 +29,13 @@ const ENDING_LIMIT: Duration = Duration::from_secs(1);
 /// takes longer to give up one that is silent.
 const TAKEN_LIMIT: Duration = Duration::from_secs(15);
 
-/// With what a process proves that it belongs to the job, and its settings.
-#[derive(Clone)]
-pub(crate) struct Door {
-    pub(crate) job: String,
-    pub(crate) token: Vec<u8>,
-    pub(crate) tls: Option<Tls>,
-    pub(crate) settings: Settings,
-    pub(crate) timing: Timing,
-}
-
-impl Door {
-    /// From the settings of a group.
-    pub(crate) fn of(config: &Config) -> Result<Self> {
-        Ok(Self {
-            job: config.job.clone(),
-            token: config.token.clone(),
-            tls: config.tls.as_ref().map(Tls::load).transpose()?,
-            settings: config.settings.clone(),
-            timing: config.timing,
-        })
-    }
-}
-
 /// Connects to servers, in threads, and again when it is asked to.
 pub(crate) struct Dialler {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    door: Door,
+    credentials: Arc<Credentials>,
     guest: Guest,
     addresses: Vec<String>,
     outcomes: Mutex<Outcomes>,
@@ -77,7 +53,7 @@ struct Outcomes {
 impl Dialler {
     /// Introduces itself as `guest`, and wakes `wake_up` when there is an outcome.
     pub(crate) fn new(
-        door: Door,
+        credentials: Arc<Credentials>,
         guest: Guest,
         addresses: Vec<String>,
         wake_up: Arc<WakeUp>,
@@ -89,7 +65,7 @@ impl Dialler {
         };
         Self {
             shared: Arc::new(Shared {
-                door,
+                credentials,
                 guest,
                 addresses,
                 outcomes: Mutex::new(outcomes),
@@ -174,19 +150,20 @@ impl Shared {
         let found = resolve(address).map_err(unreachable)?;
         let tcp = connect(&found, deadline).map_err(unreachable)?;
         tcp::configure(&tcp).map_err(unreachable)?;
-        let (door, closing) = (&self.door, &self.closing);
+        let (credentials, closing) = (&self.credentials, &self.closing);
         let mut go_on = || !closing.load(Ordering::Acquire);
-        let mut connection = tls::connect(tcp, door.tls.as_ref(), address, deadline, &mut go_on)?;
+        let mut connection =
+            tls::connect(tcp, credentials.tls.as_ref(), address, deadline, &mut go_on)?;
         let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
         let purpose = Purpose::Parameters {
-            job: door.job.clone(),
+            job: credentials.job.clone(),
             server,
             guest: self.guest.clone(),
         };
         handshake::initiate(
             &mut stream,
             Hello::new((0, server), 0, purpose)?,
-            &door.token,
+            &credentials.token,
         )?;
         Ok(connection)
     }

@@ -1,6 +1,7 @@
 //! How a rank reaches the listener of another one.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -139,14 +140,16 @@ impl Forming<'_> {
     ) -> Result<Connection> {
         tcp.set_nodelay(true)
             .map_err(|error| socket_fails(&error))?;
-        let (config, tls, group) = (self.config, self.tls.clone(), self.group);
+        let (config, group) = (self.config, self.group);
+        let credentials = Arc::clone(&self.credentials);
         let deadline = Instant::now() + config.conversation_limit();
         let mut go_on = || self.check().is_ok();
-        let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
+        let mut connection =
+            tls::connect(tcp, credentials.tls.as_ref(), address, deadline, &mut go_on)?;
         let hello = Hello::new((config.rank, responder), config.world_size, purpose)?;
         let hello = hello.within(group, config.generation);
         let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
-        handshake::initiate(&mut stream, hello, &config.token)?;
+        handshake::initiate(&mut stream, hello, &credentials.token)?;
         Ok(connection)
     }
 }
