@@ -199,7 +199,6 @@ impl Communicator {
                 credentials: Arc::clone(&met.credentials),
                 group: met.group,
                 roster: roster.clone(),
-                own_state: Arc::clone(&met.own_state),
                 lobby: Arc::clone(&met.listener.lobby),
                 abort: Arc::clone(&abort),
                 supervisor: Arc::clone(&monitor) as _,

@@ -20,11 +20,11 @@ use crate::config::Config;
 use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
 use crate::forming::listener::{Admission, Listener};
 use crate::forming::members::{self, Answers};
-use crate::forming::rendezvous::connect::resolve;
 use crate::host::host_name;
 use crate::link::forks::Process;
 use crate::lock::{self, lock};
 use crate::observe::own_state::OwnState;
+use crate::session::connect::resolve;
 use crate::session::credentials::Credentials;
 use crate::wire::handshake;
 

@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use crate::error::{Breach, Error, ErrorKind, NotFormed, NotServed, Result, Text, Unusable};
+use crate::error::{Breach, Error, NotFormed, NotServed, Result, Text, Unusable};
 use crate::forming::lobby::Lobby;
 use crate::forming::members;
 use crate::forming::peers::initiates;
@@ -90,15 +90,6 @@ struct Shared {
 
 /// The listeners of this process.
 static LISTENERS: PerProcess<Vec<Weak<Shared>>> = PerProcess::new();
-
-/// Whether a process that connected to a listener should connect again: the connection ended, as happens
-/// when a listener closes or strangers flood it, or an earlier group is still there.
-pub(crate) fn is_worth_another_try(error: &Error) -> bool {
-    matches!(
-        error.kind,
-        ErrorKind::Rendezvous(NotFormed::HandshakeBroke { .. } | NotFormed::Busy)
-    )
-}
 
 /// Whom to let in.
 pub(crate) struct Admission {

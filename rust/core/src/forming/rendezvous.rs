@@ -28,20 +28,15 @@ use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls;
 use crate::observe::own_state::OwnState;
+use crate::session::connect::{Owner, Resolve, look_up, resolve};
 use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
 
-pub(crate) mod connect;
+mod connect;
 mod missing;
-
-use connect::{Resolve, resolve};
 
 /// How much longer than the timeout rank 0 waits for the others' word on who is late.
 const READY_GRACE: Duration = Duration::from_secs(1);
-
-/// For how long the address of a member of a formed group may refuse connections: its listener is
-/// open by then, and closes at the end only.
-const REFUSED_AT_MOST: Duration = Duration::from_millis(500);
 
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
@@ -82,7 +77,7 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
         .map_err(|error| forming.bootstrap.fail(error).after(started.elapsed()))
 }
 
-pub(super) struct Forming<'a> {
+struct Forming<'a> {
     config: &'a Config,
     /// What it offers to make links of.
     kinds: &'a [Kind],
@@ -92,19 +87,17 @@ pub(super) struct Forming<'a> {
     interrupt: Interrupt<'a>,
     bootstrap: Bootstrap,
     /// Once all have joined.
-    pub(super) group: GroupId,
+    group: GroupId,
     /// The first reason to give up.
     given_up: Option<Error>,
     started: Instant,
     /// When people are told the next time that it takes long, and how long that is after `started`.
     warn_after: Duration,
     own_state: Arc<OwnState>,
-    /// For how long an address may refuse before nobody is expected there.
-    refused_at_most: Duration,
 }
 
 impl<'a> Forming<'a> {
-    pub(super) fn new(
+    fn new(
         config: &'a Config,
         kinds: &'a [Kind],
         credentials: Arc<Credentials>,
@@ -125,23 +118,7 @@ impl<'a> Forming<'a> {
             started,
             warn_after: config.settings.stall_warning.max(INTERRUPT_INTERVAL),
             own_state,
-            refused_at_most: Duration::MAX,
         }
-    }
-
-    /// The same as a member of a group that has formed: all its listeners are open.
-    pub(super) fn within(mut self, group: GroupId) -> Self {
-        self.group = group;
-        // The collective that waits for this tells people.
-        self.warn_after = Duration::MAX;
-        self.refused_at_most = REFUSED_AT_MOST;
-        self
-    }
-
-    /// There is so much time for what comes next.
-    pub(super) fn begin_anew(&mut self, limit: Duration) {
-        self.started = Instant::now();
-        self.deadline = self.started + limit;
     }
 
     fn run(&mut self) -> Result<Formed> {
@@ -368,7 +345,7 @@ impl<'a> Forming<'a> {
             return Listener::reopen(socket, self.admission());
         }
         let address = self.on_interface(address);
-        let resolved = self.addresses_of(&address)?;
+        let resolved = look_up(&address, self.resolve, self.deadline, self)?;
         Listener::open(&address, resolved, self.admission())
     }
 
@@ -449,18 +426,6 @@ impl<'a> Forming<'a> {
         }
     }
 
-    /// Looks whether there is any reason to give up.
-    fn check(&mut self) -> Result<()> {
-        self.warn_of_long_wait();
-        if self.given_up.is_none() {
-            self.given_up = self
-                .go_on_or_abort()
-                .and_then(|()| self.bootstrap.look())
-                .err();
-        }
-        self.given_up.clone().map_or(Ok(()), Err)
-    }
-
     /// Tells people that it takes long, after `stall_warning`, twice that, four times and so on.
     fn warn_of_long_wait(&mut self) {
         let waited = self.started.elapsed();
@@ -501,6 +466,19 @@ impl<'a> Forming<'a> {
             return Ok(());
         }
         Err(interrupted(self.config.rank))
+    }
+}
+
+impl Owner for Forming<'_> {
+    fn check(&mut self) -> Result<()> {
+        self.warn_of_long_wait();
+        if self.given_up.is_none() {
+            self.given_up = self
+                .go_on_or_abort()
+                .and_then(|()| self.bootstrap.look())
+                .err();
+        }
+        self.given_up.clone().map_or(Ok(()), Err)
     }
 }
 

@@ -19,6 +19,7 @@ use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::{self, tls};
 use crate::lock::lock;
+use crate::session::connect::resolve;
 use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Guest, Hello, Purpose};
 
@@ -80,7 +81,7 @@ impl Entrance {
         admission: Arc<Admission>,
         owner: Arc<WakeUp>,
     ) -> Result<Self> {
-        let resolved = crate::forming::rendezvous::connect::resolve(address);
+        let resolved = resolve(address);
         let server = admission.server;
         let (socket, bound) = Listener::bind(address, resolved, server).map_err(|error| {
             let (address, error) = (address.into(), Box::new(error));

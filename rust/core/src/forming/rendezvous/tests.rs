@@ -5,6 +5,7 @@ use super::*;
 use crate::config::Settings;
 use crate::error::ErrorKind;
 use crate::link::negotiation::KINDS;
+use crate::session::connect::LOOK_UP_GOES_ON;
 
 const STREAMS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -136,7 +137,7 @@ fn a_name_that_is_looked_up_for_too_long_is_named() {
         assert!(rendezvous, "{error}");
         let text = error.to_string();
         assert!(text.contains("slow.invalid:4000"), "{text}");
-        assert!(text.contains(connect::LOOK_UP_GOES_ON), "{text}");
+        assert!(text.contains(LOOK_UP_GOES_ON), "{text}");
     }
 }
 
