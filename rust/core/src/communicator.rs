@@ -25,7 +25,6 @@ use crate::kernel;
 use crate::link::forks::PerProcess;
 use crate::link::kind::Kind;
 use crate::link::negotiation::{self, Failed, KINDS};
-use crate::link::tcp::tls::Tls;
 use crate::link::{shm, tcp};
 use crate::lock::lock;
 use crate::observe::flight_recorder::{self, FlightRecorder};
@@ -34,6 +33,7 @@ use crate::observe::own_state::OwnState;
 use crate::observe::stats::Stats;
 use crate::observe::{clock, record, signals};
 use crate::schedule::choice::Policy;
+use crate::session::credentials::Credentials;
 use crate::wire::gossip::Gossip;
 use crate::wire::handshake::GroupId;
 use crate::work::Work;
@@ -138,7 +138,7 @@ impl Communicator {
                 listener: formed.listener,
                 own_state: formed.own_state,
                 group: formed.group,
-                tls: formed.tls,
+                credentials: formed.credentials,
             };
             (formed.roster, formed.data, formed.control, Some(met))
         };
@@ -196,10 +196,9 @@ impl Communicator {
             Arc::new(Connector {
                 config: config.clone(),
                 kinds: kinds.to_vec(),
-                tls: met.tls.clone(),
+                credentials: Arc::clone(&met.credentials),
                 group: met.group,
                 roster: roster.clone(),
-                own_state: Arc::clone(&met.own_state),
                 lobby: Arc::clone(&met.listener.lobby),
                 abort: Arc::clone(&abort),
                 supervisor: Arc::clone(&monitor) as _,
@@ -447,7 +446,7 @@ struct Met {
     listener: Listener,
     own_state: Arc<OwnState>,
     group: GroupId,
-    tls: Option<Tls>,
+    credentials: Arc<Credentials>,
 }
 
 /// The error of a rank that has no link to a peer.

@@ -20,12 +20,12 @@ use crate::config::Config;
 use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
 use crate::forming::listener::{Admission, Listener};
 use crate::forming::members::{self, Answers};
-use crate::forming::rendezvous::connect::resolve;
 use crate::host::host_name;
 use crate::link::forks::Process;
-use crate::link::tcp::tls::Tls;
 use crate::lock::{self, lock};
 use crate::observe::own_state::OwnState;
+use crate::session::connect::resolve;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake;
 
 mod way;
@@ -102,20 +102,15 @@ impl Participant {
         addresses: &[String],
         patience: Duration,
     ) -> Result<Self> {
-        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+        let credentials = Credentials::of(config)?;
         let listening = group.and_then(Communicator::listening);
         let (socket, address) = match listening {
             Some(found) => found?,
             None => listen(config, addresses)?,
         };
-        let way = Way {
-            job: config.job.clone(),
-            token: config.token.clone(),
-            tls,
-        };
         let shared = Arc::new(Shared {
             config: config.clone(),
-            way,
+            way: Way { credentials },
             timing: Timing {
                 workers: patience,
                 ..Timing::default()
@@ -347,7 +342,7 @@ impl Drop for Participant {
 
 impl Answers for Shared {
     fn job(&self) -> &str {
-        &self.way.job
+        &self.way.credentials.job
     }
 
     fn answer(&self, envelope: &Envelope) -> Reply {
@@ -400,7 +395,7 @@ impl Shared {
         between.take();
         let admission = Admission {
             config: self.config.clone(),
-            tls: self.way.tls.clone(),
+            credentials: Arc::clone(&self.way.credentials),
             own_state: Arc::new(OwnState::between_groups(is_outside)),
             lobby: Arc::default(),
         };

@@ -91,6 +91,7 @@ pub mod parameters;
 pub mod schedule;
 #[doc(hidden)]
 pub mod serving;
+mod session;
 #[doc(hidden)]
 pub mod timing;
 pub mod wire;

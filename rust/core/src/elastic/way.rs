@@ -1,24 +1,18 @@
 //! How a process says something to another one about the members of the next group.
 
-use std::time::{Duration, Instant};
-use std::{io, thread};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::agreement::message::{Envelope, Outcome};
-use crate::error::{Breach, Error, ErrorKind, NotFormed};
-use crate::forming::listener::is_worth_another_try;
-use crate::forming::rendezvous::connect::{
-    LOOK_UP_GOES_ON, RETRY_INTERVAL, connect, in_time, resolve,
-};
-use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
+use crate::error::{Breach, Error, ErrorKind, NotFormed, Result};
+use crate::session::connect::{Connector, Failure, Retry, resolve};
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Hello, Purpose};
 
-/// What proves to others that it belongs to the job.
-#[derive(Clone)]
+/// The way to other processes of the job.
 pub(crate) struct Way {
-    pub(crate) job: String,
-    pub(crate) token: Vec<u8>,
-    pub(crate) tls: Option<Tls>,
+    pub(crate) credentials: Arc<Credentials>,
 }
 
 /// Whether another process has said that this one does not belong to its job.
@@ -36,43 +30,35 @@ impl Way {
     /// Says something to the process at `host:port`, and tells what became of it. One that hands its
     /// listener from a group to the next one is told again.
     pub(crate) fn ask(&self, address: &str, envelope: &Envelope, limit: Duration) -> Outcome {
-        let deadline = Instant::now() + limit;
-        let name = address.to_owned();
-        let found = in_time(deadline, LOOK_UP_GOES_ON, &mut || Ok(()), move || {
-            resolve(&name)
-        });
-        let Ok(Ok(addresses)) = found else {
-            return Outcome::Silent;
+        let credentials = &*self.credentials;
+        let connector = Connector {
+            address,
+            credentials,
+            resolve,
+            retry: Retry::of_one_that_listens(limit),
         };
-        let converse = |tcp| {
-            let mut connection =
-                tls::connect(tcp, self.tls.as_ref(), address, deadline, &mut || true)?;
-            let mut stream = DeadlineStream::new(&mut connection, deadline);
-            let job = self.job.clone();
-            let hello = Hello::new((0, 0), 0, Purpose::Membership { job })?;
-            handshake::initiate(&mut stream, hello, &self.token)?;
-            handshake::write_message(&mut stream, envelope)?;
-            handshake::read_message(&mut stream)
-        };
-        loop {
-            let tcp = match connect(&addresses, deadline) {
-                Ok(tcp) => tcp,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    return Outcome::Refused;
-                }
-                Err(_) => return Outcome::Silent,
-            };
-            let error = match converse(tcp) {
-                Ok(reply) => return Outcome::Reply(reply),
-                Err(error) if turns_away(&error) => {
-                    return Outcome::TurnedAway(error.kind.to_string());
-                }
-                Err(error) => error,
-            };
-            if !is_worth_another_try(&error) || Instant::now() + RETRY_INTERVAL >= deadline {
-                return Outcome::Silent;
+        let asked = connector.connect(
+            &mut || -> Result<()> { Ok(()) },
+            |_, _| {
+                let job = credentials.job.clone();
+                Hello::new((0, 0), 0, Purpose::Membership { job })
+            },
+            |stream| {
+                handshake::write_message(stream, envelope)?;
+                handshake::read_message(stream)
+            },
+        );
+        match asked {
+            Ok((_, reply)) => Outcome::Reply(reply),
+            Err(Failure::Unreachable(error))
+                if error.kind() == io::ErrorKind::ConnectionRefused =>
+            {
+                Outcome::Refused
             }
-            thread::sleep(RETRY_INTERVAL);
+            Err(Failure::Handshake(error)) if turns_away(&error) => {
+                Outcome::TurnedAway(error.kind.to_string())
+            }
+            Err(_) => Outcome::Silent,
         }
     }
 }
@@ -80,10 +66,12 @@ impl Way {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::thread;
 
     use super::*;
     use crate::agreement::message::Request;
     use crate::agreement::quorum::{Id, Peer};
+    use crate::config::Config;
 
     #[test]
     fn a_process_whose_listener_goes_from_one_group_to_the_next_is_told_again() {
@@ -95,11 +83,8 @@ mod tests {
                 drop(listener.accept().unwrap());
             }
         });
-        let way = Way {
-            job: "job".into(),
-            token: b"secret".to_vec(),
-            tls: None,
-        };
+        let credentials = Credentials::of(&Config::new(0, 1, "")).unwrap();
+        let way = Way { credentials };
         let from = Peer {
             id: Id([0; 16]),
             address: address.clone(),

@@ -1,15 +1,11 @@
 //! Asking a rank of a running job how it is, from outside of the job.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::config::TlsFiles;
-use crate::error::{Abort, Error, NotFormed, Result, Text};
-use crate::forming::listener::is_worth_another_try;
-use crate::forming::rendezvous::connect::{
-    LOOK_UP_GOES_ON, RETRY_INTERVAL, connect, in_time, resolve,
-};
-use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
+use crate::error::{Abort, Result};
+use crate::session::connect::{Connector, Failure, Retry, resolve};
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;
 
@@ -25,57 +21,36 @@ pub fn inquire(
     tls: Option<&TlsFiles>,
     limit: Duration,
 ) -> Result<State> {
-    inquire_while(address, token, tls, limit, &|| true)
+    let credentials = Credentials::load(token, tls)?;
+    inquire_while(address, &credentials, limit, &|| true).map_err(|failure| failure.error(address))
 }
 
 /// As `inquire`, as long as `goes_on`.
 pub(super) fn inquire_while(
     address: &str,
-    token: &[u8],
-    tls: Option<&TlsFiles>,
+    credentials: &Credentials,
     limit: Duration,
     goes_on: &dyn Fn() -> bool,
-) -> Result<State> {
-    let tls = tls.map(Tls::load).transpose()?;
-    let deadline = Instant::now() + limit;
-    let unreachable = |error: std::io::Error| {
-        Error::from(NotFormed::NobodyThere {
-            address: address.into(),
-            error: Text::of(error),
-        })
+) -> Result<State, Failure> {
+    let connector = Connector {
+        address,
+        credentials,
+        resolve,
+        retry: Retry::of_one_that_listens(limit),
     };
-    let name = address.to_owned();
-    let look_up = move || resolve(&name);
-    let mut check = || match goes_on() {
+    let asked = connector.connect(
+        &mut || check(goes_on),
+        // The process that asks has no rank in the group.
+        |_, _| Hello::new((0, 0), 0, Purpose::Inquiry),
+        |stream| handshake::read_message(stream),
+    );
+    asked.map(|(_, state)| state)
+}
+
+/// Fails when there is nobody any more for whom to go on.
+pub(super) fn check(goes_on: &dyn Fn() -> bool) -> Result<()> {
+    match goes_on() {
         true => Ok(()),
         false => Err(Abort::InterruptedForming.into()),
-    };
-    let addresses = in_time(deadline, LOOK_UP_GOES_ON, &mut check, look_up)?;
-    let addresses = addresses.map_err(unreachable)?;
-    let ask = || {
-        let tcp = connect(&addresses, deadline).map_err(unreachable)?;
-        let mut go_on = || goes_on();
-        let mut connection = tls::connect(tcp, tls.as_ref(), address, deadline, &mut go_on)?;
-        let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
-        // The process that asks has no rank in the group.
-        handshake::initiate(&mut stream, Hello::new((0, 0), 0, Purpose::Inquiry)?, token)?;
-        handshake::read_message(&mut stream)
-    };
-    let mut known = None;
-    loop {
-        let error = match ask() {
-            Ok(state) => return Ok(state),
-            // An attempt that the deadline cut short knows less than the one before it.
-            Err(error) if Instant::now() >= deadline => return Err(known.unwrap_or(error)),
-            Err(error) => error,
-        };
-        if !goes_on()
-            || !is_worth_another_try(&error)
-            || Instant::now() + RETRY_INTERVAL >= deadline
-        {
-            return Err(error);
-        }
-        known = Some(error);
-        std::thread::sleep(RETRY_INTERVAL);
     }
 }

@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use crate::error::{Breach, Error, ErrorKind, NotFormed, NotServed, Result, Text, Unusable};
+use crate::error::{Breach, Error, NotFormed, NotServed, Result, Text, Unusable};
 use crate::forming::lobby::Lobby;
 use crate::forming::members;
 use crate::forming::peers::initiates;
@@ -32,9 +32,10 @@ use crate::link::poll::{self, WakeUp};
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
+use crate::link::tcp::tls;
 use crate::lock::lock;
 use crate::observe::own_state::OwnState;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Hello, Purpose};
 
 pub(crate) mod pending;
@@ -90,19 +91,10 @@ struct Shared {
 /// The listeners of this process.
 static LISTENERS: PerProcess<Vec<Weak<Shared>>> = PerProcess::new();
 
-/// Whether a process that connected to a listener should connect again: the connection ended, as happens
-/// when a listener closes or strangers flood it, or an earlier group is still there.
-pub(crate) fn is_worth_another_try(error: &Error) -> bool {
-    matches!(
-        error.kind,
-        ErrorKind::Rendezvous(NotFormed::HandshakeBroke { .. } | NotFormed::Busy)
-    )
-}
-
 /// Whom to let in.
 pub(crate) struct Admission {
     pub config: Config,
-    pub tls: Option<Tls>,
+    pub credentials: Arc<Credentials>,
     pub own_state: Arc<OwnState>,
     pub lobby: Arc<Lobby>,
 }
@@ -378,14 +370,15 @@ fn greet(
         false => INQUIRY_LIMIT,
         true => admission.config.conversation_limit(),
     };
-    let (config, deadline) = (&admission.config, Instant::now() + limit);
-    let mut connection = tls::accept(tcp, admission.tls.as_ref(), deadline)?;
+    let (rank, deadline) = (admission.config.rank, Instant::now() + limit);
+    let credentials = &admission.credentials;
+    let mut connection = tls::accept(tcp, credentials.tls.as_ref(), deadline)?;
     let mut stream = DeadlineStream::new(&mut connection, deadline);
     initiator.is_connected = true;
     let (mut entrance, mut slot) = (None, Some(slot));
-    let answered = handshake::respond(&mut stream, config.rank, &config.token, |hello| {
+    let answered = handshake::respond(&mut stream, rank, &credentials.token, |hello| {
         if let Purpose::Membership { job } = &hello.purpose {
-            return admission.check_job(hello, job);
+            return credentials.check_job(job, (hello.rank, rank));
         }
         if hello.purpose == Purpose::Inquiry {
             return Ok(());
@@ -441,20 +434,6 @@ impl Admission {
         !self.own_state.is_formed()
     }
 
-    fn check_job(&self, hello: &Hello, theirs: &str) -> Result<()> {
-        let Config { rank, job, .. } = &self.config;
-        if theirs == job {
-            return Ok(());
-        }
-        Err(NotFormed::OtherJob {
-            initiator: hello.rank,
-            theirs: theirs.into(),
-            responder: *rank,
-            ours: job.as_str().into(),
-        }
-        .into())
-    }
-
     /// Whether an authenticated initiator that is no inquirer has business here.
     fn check_hello(&self, hello: &Hello, deadline: Instant) -> Result<()> {
         let Config {
@@ -501,7 +480,8 @@ impl Admission {
         }
         let welcome = match &hello.purpose {
             Purpose::Join(member) => {
-                self.check_job(hello, &member.job)?;
+                self.credentials
+                    .check_job(&member.job, (hello.rank, rank))?;
                 rank == 0
             }
             Purpose::Data { stream } => {

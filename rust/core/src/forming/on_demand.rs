@@ -10,20 +10,20 @@
 //! are there, in a thread for each.
 
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::inquiry::inquire_while;
+use super::inquiry::{check, inquire_while};
 use super::lobby::Lobby;
 use super::peers::initiates;
-use super::rendezvous::Forming;
 use super::roster::Roster;
 use crate::abort::{AbortSwitch, Waker};
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::config::Config;
 use crate::drive::Supervisor;
-use crate::error::{Breakage, Error, ErrorKind, NotFormed, Result, Suspicion, Text, Unusable};
+use crate::error::{Breakage, Error, ErrorKind, Result, Suspicion, Text, Unusable};
 use crate::link::Link;
 use crate::link::kind::{Introduction, Kind};
 use crate::link::mesh::Dialer;
@@ -32,9 +32,9 @@ use crate::link::poll::WakeUp;
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn};
-use crate::link::tcp::tls::Tls;
-use crate::observe::own_state::OwnState;
-use crate::wire::handshake::{GroupId, Purpose, Traffic};
+use crate::session::connect::{self as session, Failure, Retry, resolve};
+use crate::session::credentials::Credentials;
+use crate::wire::handshake::{GroupId, Hello, Purpose, Traffic};
 use crate::wire::state::Phase;
 
 mod dialers;
@@ -43,6 +43,8 @@ use dialers::{ForCollectives, ForTwo};
 
 /// How long a listener may take to let a rank in: one that nobody answers for is found by others.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
+/// For how long a listener may refuse connections: it is open by then, and closes at the end only.
+const REFUSED_AT_MOST: Duration = Duration::from_millis(500);
 /// How long two ranks that are both there may take to agree on a link.
 const AGREEMENT_LIMIT: Duration = Duration::from_secs(30);
 /// After how long a rank that is to connect is looked at, and then at the latest after how long again.
@@ -55,10 +57,9 @@ const PROBE_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Connector {
     pub config: Config,
     pub kinds: Vec<Kind>,
-    pub tls: Option<Tls>,
+    pub credentials: Arc<Credentials>,
     pub group: GroupId,
     pub roster: Roster,
-    pub own_state: Arc<OwnState>,
     pub lobby: Arc<Lobby>,
     /// The group's.
     pub abort: Arc<AbortSwitch>,
@@ -96,19 +97,35 @@ impl Connector {
         traffic: Traffic,
         goes_on: GoesOn<'_>,
     ) -> Result<Vec<Connection>, Trouble> {
-        let mut interrupt = || !goes_on();
-        let (tls, own_state) = (self.tls.clone(), Arc::clone(&self.own_state));
-        let mut forming = Forming::new(&self.config, &self.kinds, tls, own_state, &mut interrupt)
-            .within(self.group);
-        let mut connect = |stream| {
-            let purpose = Purpose::OnDemand { traffic, stream };
-            forming.begin_anew(CONNECTION_LIMIT);
-            forming.connect_to(&self.roster, peer, &purpose)
+        let (config, address) = (&self.config, &self.roster.members()[peer].address);
+        let again = |failure: &Failure, elapsed| match failure {
+            Failure::Unreachable(error) => {
+                let is_refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
+                failure.shortage().is_none() && !(is_refused && elapsed >= REFUSED_AT_MOST)
+            }
+            _ => failure.is_passing(),
         };
-        let connections = (0..self.config.settings.streams).map(&mut connect);
-        connections
-            .collect::<Result<_>>()
-            .map_err(|error| unreachable(&error))
+        let connect = |stream| {
+            let connector = session::Connector {
+                address,
+                credentials: &self.credentials,
+                resolve,
+                retry: Retry {
+                    conversation: Some(config.conversation_limit()),
+                    ..Retry::until(Instant::now() + CONNECTION_LIMIT, &again)
+                },
+            };
+            let hello = |_: &mut _, _: &TcpStream| {
+                let purpose = Purpose::OnDemand { traffic, stream };
+                let hello = Hello::new((config.rank, peer), config.world_size, purpose)?;
+                Ok(hello.within(self.group, config.generation))
+            };
+            let connected = connector.connect(&mut || check(goes_on), hello, |_| Ok(()));
+            connected
+                .map(|(connection, ())| connection)
+                .map_err(|failure| unreachable(&failure, address))
+        };
+        (0..config.settings.streams).map(connect).collect()
     }
 
     /// The link that this rank and `peer` agree on, once both want it; `None` if nobody wants it any
@@ -189,19 +206,18 @@ impl Connector {
 }
 
 /// What it means that a rank of a formed group, whose listener is open by that, is not found.
-fn unreachable(error: &Error) -> Trouble {
-    match &error.kind {
-        ErrorKind::Exhausted { .. } => Trouble::Own(error.clone()),
-        ErrorKind::Rendezvous(
-            NotFormed::Unreachable { address, error, .. }
-            | NotFormed::NobodyThere { address, error },
-        ) => Trouble::Link(Text::of(format!(
+fn unreachable(failure: &Failure, address: &str) -> Trouble {
+    if let Some(error) = failure.shortage() {
+        return Trouble::Own(error);
+    }
+    match failure {
+        Failure::Unreachable(error) => Trouble::Link(Text::of(format!(
             "at {address}, where the rank listened as long as it was in the group: {error}"
         ))),
-        ErrorKind::Authentication(_) => {
+        Failure::Handshake(error) if matches!(error.kind, ErrorKind::Authentication(_)) => {
             Trouble::Link("another job listens where the rank did".into())
         }
-        _ => Trouble::Link(Text::of(error)),
+        Failure::Handshake(error) | Failure::Own(error) => Trouble::Link(Text::of(error)),
     }
 }
 
@@ -265,11 +281,9 @@ impl Probe {
     }
 
     fn look(&mut self, connector: &Connector, goes_on: GoesOn<'_>) -> Result<(), Trouble> {
-        let Connector { config, roster, .. } = connector;
-        let address = &roster.members()[self.peer].address;
-        let tls = config.tls.as_ref();
-        let state = inquire_while(address, &config.token, tls, PROBE_LIMIT, goes_on)
-            .map_err(|error| unreachable(&error))?;
+        let address = &connector.roster.members()[self.peer].address;
+        let state = inquire_while(address, &connector.credentials, PROBE_LIMIT, goes_on)
+            .map_err(|failure| unreachable(&failure, address))?;
         let is_elsewhere = match state.phase {
             Phase::Formed { group, .. } => group != connector.group,
             Phase::Forming { .. } => state.rank != self.peer,

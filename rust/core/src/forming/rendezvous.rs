@@ -26,27 +26,23 @@ use crate::host::host_name;
 use crate::link::kind::Kind;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
+use crate::link::tcp::tls;
 use crate::observe::own_state::OwnState;
+use crate::session::connect::{Owner, Resolve, look_up, resolve};
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
 
-pub(crate) mod connect;
+mod connect;
 mod missing;
-
-use connect::{Resolve, resolve};
 
 /// How much longer than the timeout rank 0 waits for the others' word on who is late.
 const READY_GRACE: Duration = Duration::from_secs(1);
-
-/// For how long the address of a member of a formed group may refuse connections: its listener is
-/// open by then, and closes at the end only.
-const REFUSED_AT_MOST: Duration = Duration::from_millis(500);
 
 /// A formed group, as seen by one rank of several.
 pub(crate) struct Formed {
     pub roster: Roster,
     pub group: GroupId,
-    pub tls: Option<Tls>,
+    pub credentials: Arc<Credentials>,
     /// By rank: connections for payload, one per stream.
     pub data: BTreeMap<usize, Vec<Connection>>,
     /// Connections to the neighbours on the ring, with their ranks.
@@ -62,9 +58,9 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
         let (world_size, most) = (config.world_size, WORLD_SIZE_MAX);
         return Err(Unusable::WorldTooLarge { world_size, most }.into());
     }
-    let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+    let credentials = Credentials::of(config)?;
     let own_state = OwnState::new(config.rank, config.world_size, config.generation);
-    let mut forming = Forming::new(config, kinds, tls, Arc::new(own_state), interrupt);
+    let mut forming = Forming::new(config, kinds, credentials, Arc::new(own_state), interrupt);
     let started = forming.started;
     catch_unwind(AssertUnwindSafe(|| forming.run()))
         .unwrap_or_else(|panic| {
@@ -81,32 +77,30 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
         .map_err(|error| forming.bootstrap.fail(error).after(started.elapsed()))
 }
 
-pub(super) struct Forming<'a> {
+struct Forming<'a> {
     config: &'a Config,
     /// What it offers to make links of.
     kinds: &'a [Kind],
-    tls: Option<Tls>,
+    credentials: Arc<Credentials>,
     deadline: Instant,
     resolve: Resolve,
     interrupt: Interrupt<'a>,
     bootstrap: Bootstrap,
     /// Once all have joined.
-    pub(super) group: GroupId,
+    group: GroupId,
     /// The first reason to give up.
     given_up: Option<Error>,
     started: Instant,
     /// When people are told the next time that it takes long, and how long that is after `started`.
     warn_after: Duration,
     own_state: Arc<OwnState>,
-    /// For how long an address may refuse before nobody is expected there.
-    refused_at_most: Duration,
 }
 
 impl<'a> Forming<'a> {
-    pub(super) fn new(
+    fn new(
         config: &'a Config,
         kinds: &'a [Kind],
-        tls: Option<Tls>,
+        credentials: Arc<Credentials>,
         own_state: Arc<OwnState>,
         interrupt: Interrupt<'a>,
     ) -> Self {
@@ -114,7 +108,7 @@ impl<'a> Forming<'a> {
         Self {
             config,
             kinds,
-            tls,
+            credentials,
             deadline: started + config.settings.timeout,
             resolve,
             interrupt,
@@ -124,23 +118,7 @@ impl<'a> Forming<'a> {
             started,
             warn_after: config.settings.stall_warning.max(INTERRUPT_INTERVAL),
             own_state,
-            refused_at_most: Duration::MAX,
         }
-    }
-
-    /// The same as a member of a group that has formed: all its listeners are open.
-    pub(super) fn within(mut self, group: GroupId) -> Self {
-        self.group = group;
-        // The collective that waits for this tells people.
-        self.warn_after = Duration::MAX;
-        self.refused_at_most = REFUSED_AT_MOST;
-        self
-    }
-
-    /// There is so much time for what comes next.
-    pub(super) fn begin_anew(&mut self, limit: Duration) {
-        self.started = Instant::now();
-        self.deadline = self.started + limit;
     }
 
     fn run(&mut self) -> Result<Formed> {
@@ -205,7 +183,7 @@ impl<'a> Forming<'a> {
         Ok(Formed {
             roster,
             group: self.group,
-            tls: self.tls.clone(),
+            credentials: Arc::clone(&self.credentials),
             data: by_rank(data),
             control: control.into_iter().flatten().collect(),
             listener,
@@ -367,7 +345,7 @@ impl<'a> Forming<'a> {
             return Listener::reopen(socket, self.admission());
         }
         let address = self.on_interface(address);
-        let resolved = self.addresses_of(&address)?;
+        let resolved = look_up(&address, self.resolve, self.deadline, self)?;
         Listener::open(&address, resolved, self.admission())
     }
 
@@ -426,7 +404,7 @@ impl<'a> Forming<'a> {
     fn admission(&self) -> Arc<Admission> {
         Arc::new(Admission {
             config: self.config.clone(),
-            tls: self.tls.clone(),
+            credentials: Arc::clone(&self.credentials),
             own_state: Arc::clone(&self.own_state),
             lobby: Arc::default(),
         })
@@ -446,18 +424,6 @@ impl<'a> Forming<'a> {
                 return Ok(None);
             }
         }
-    }
-
-    /// Looks whether there is any reason to give up.
-    fn check(&mut self) -> Result<()> {
-        self.warn_of_long_wait();
-        if self.given_up.is_none() {
-            self.given_up = self
-                .go_on_or_abort()
-                .and_then(|()| self.bootstrap.look())
-                .err();
-        }
-        self.given_up.clone().map_or(Ok(()), Err)
     }
 
     /// Tells people that it takes long, after `stall_warning`, twice that, four times and so on.
@@ -500,6 +466,19 @@ impl<'a> Forming<'a> {
             return Ok(());
         }
         Err(interrupted(self.config.rank))
+    }
+}
+
+impl Owner for Forming<'_> {
+    fn check(&mut self) -> Result<()> {
+        self.warn_of_long_wait();
+        if self.given_up.is_none() {
+            self.given_up = self
+                .go_on_or_abort()
+                .and_then(|()| self.bootstrap.look())
+                .err();
+        }
+        self.given_up.clone().map_or(Ok(()), Err)
     }
 }
 

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::door::Door;
 use crate::error::{NotServed, Result};
 
 /// Which workers are there, have left, or are away.
@@ -19,8 +18,7 @@ pub(super) struct Attendance {
 }
 
 impl Attendance {
-    pub(super) fn new(workers: usize, patience: Duration, door: &Door, now: Instant) -> Self {
-        let timeout = door.settings.timeout;
+    pub(super) fn new(workers: usize, patience: Duration, timeout: Duration, now: Instant) -> Self {
         Self {
             away: (0..workers as u32).map(|it| (it, (now, timeout))).collect(),
             left: BTreeSet::new(),

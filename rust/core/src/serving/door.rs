@@ -1,4 +1,4 @@
-//! What a worker and a server need to meet, and the threads that connect.
+//! The threads that connect workers and servers.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -6,52 +6,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::config::timing::Timing;
-use crate::config::{Config, Settings};
-use crate::error::{Error, ErrorKind, NotFormed, NotServed, Result, Text};
-use crate::forming::rendezvous::connect::{connect, resolve};
+use crate::error::{Abort, Error, ErrorKind, NotFormed, NotServed, Result, Text};
 use crate::host::host_name;
 use crate::link::poll::WakeUp;
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
-use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls::{self, Tls};
 use crate::lock::lock;
-use crate::wire::handshake::{self, Guest, Hello, Purpose};
+use crate::session::connect::{Connector, Failure, Retry, resolve};
+use crate::session::credentials::Credentials;
+use crate::wire::handshake::{Guest, Hello, Purpose};
 
-/// Pauses between two attempts to connect: each is twice as long as the one before.
-const FIRST_PAUSE: Duration = Duration::from_millis(25);
-const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// How long one attempt may take.
-const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
+/// The shortest and the longest pause between two attempts to connect.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
+/// How long it may take to be let in by a server that was reached.
+const CONVERSATION_LIMIT: Duration = Duration::from_secs(5);
+/// Attempts go on for as long as anybody wants the connection.
+const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 /// For how long a worker waits until the end of a process of its index on its own host is known.
 const ENDING_LIMIT: Duration = Duration::from_secs(1);
 /// For how long a worker waits for an earlier process of its index to be known as ended: a server
 /// takes longer to give up one that is silent.
 const TAKEN_LIMIT: Duration = Duration::from_secs(15);
-
-/// With what a process proves that it belongs to the job, and its settings.
-#[derive(Clone)]
-pub(crate) struct Door {
-    pub(crate) job: String,
-    pub(crate) token: Vec<u8>,
-    pub(crate) tls: Option<Tls>,
-    pub(crate) settings: Settings,
-    pub(crate) timing: Timing,
-}
-
-impl Door {
-    /// From the settings of a group.
-    pub(crate) fn of(config: &Config) -> Result<Self> {
-        Ok(Self {
-            job: config.job.clone(),
-            token: config.token.clone(),
-            tls: config.tls.as_ref().map(Tls::load).transpose()?,
-            settings: config.settings.clone(),
-            timing: config.timing,
-        })
-    }
-}
 
 /// Connects to servers, in threads, and again when it is asked to.
 pub(crate) struct Dialler {
@@ -59,7 +34,7 @@ pub(crate) struct Dialler {
 }
 
 struct Shared {
-    door: Door,
+    credentials: Arc<Credentials>,
     guest: Guest,
     addresses: Vec<String>,
     outcomes: Mutex<Outcomes>,
@@ -77,7 +52,7 @@ struct Outcomes {
 impl Dialler {
     /// Introduces itself as `guest`, and wakes `wake_up` when there is an outcome.
     pub(crate) fn new(
-        door: Door,
+        credentials: Arc<Credentials>,
         guest: Guest,
         addresses: Vec<String>,
         wake_up: Arc<WakeUp>,
@@ -89,7 +64,7 @@ impl Dialler {
         };
         Self {
             shared: Arc::new(Shared {
-                door,
+                credentials,
                 guest,
                 addresses,
                 outcomes: Mutex::new(outcomes),
@@ -136,59 +111,55 @@ impl Drop for Dialler {
 
 impl Shared {
     fn dial(&self, server: usize) {
-        let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
-        while !self.closing.load(Ordering::Acquire) {
-            let outcome = match self.attempt(server) {
-                Ok(connection) => Ok(connection),
-                Err(error) if is_final(&error, begun) => Err(NotServed::Greeting {
+        let (credentials, address) = (&*self.credentials, self.addresses[server].as_str());
+        let again = |failure: &Failure, elapsed| {
+            let error = failure.error(address);
+            lock(&self.outcomes).whys[server] = Some(Text::of(&error.kind));
+            !is_final(&error, elapsed)
+        };
+        let connector = Connector {
+            address,
+            credentials,
+            resolve,
+            retry: Retry {
+                conversation: Some(CONVERSATION_LIMIT),
+                pauses: PAUSES,
+                ..Retry::until(Instant::now() + FOREVER, &again)
+            },
+        };
+        let mut check = || match self.closing.load(Ordering::Acquire) {
+            true => Err(Abort::Closed.into()),
+            false => Ok(()),
+        };
+        let connected = connector.connect(
+            &mut check,
+            |_, tcp| {
+                tcp::configure(tcp).map_err(|error| Failure::Unreachable(error).error(address))?;
+                let purpose = Purpose::Parameters {
+                    job: credentials.job.clone(),
                     server,
-                    address: self.addresses[server].as_str().into(),
-                    error: Box::new(error),
+                    guest: self.guest.clone(),
+                };
+                Hello::new((0, server), 0, purpose)
+            },
+            |_| Ok(()),
+        );
+        let outcome = connected
+            .map(|(connection, ())| connection)
+            .map_err(|failure| {
+                let error = Box::new(failure.error(address));
+                let address = address.into();
+                NotServed::Greeting {
+                    server,
+                    address,
+                    error,
                 }
-                .into()),
-                Err(error) => {
-                    lock(&self.outcomes).whys[server] = Some(Text::of(&error.kind));
-                    std::thread::sleep(pause);
-                    pause = LAST_PAUSE.min(pause * 2);
-                    continue;
-                }
-            };
-            lock(&self.outcomes)
-                .connections
-                .push_back((server, outcome));
-            self.wake_up.wake();
-            return;
-        }
-    }
-
-    fn attempt(&self, server: usize) -> Result<Connection> {
-        let deadline = Instant::now() + ATTEMPT_LIMIT;
-        let address = &self.addresses[server];
-        let unreachable = |error: std::io::Error| {
-            let error = Text::of(error);
-            Error::from(NotFormed::NobodyThere {
-                address: address.as_str().into(),
-                error,
-            })
-        };
-        let found = resolve(address).map_err(unreachable)?;
-        let tcp = connect(&found, deadline).map_err(unreachable)?;
-        tcp::configure(&tcp).map_err(unreachable)?;
-        let (door, closing) = (&self.door, &self.closing);
-        let mut go_on = || !closing.load(Ordering::Acquire);
-        let mut connection = tls::connect(tcp, door.tls.as_ref(), address, deadline, &mut go_on)?;
-        let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
-        let purpose = Purpose::Parameters {
-            job: door.job.clone(),
-            server,
-            guest: self.guest.clone(),
-        };
-        handshake::initiate(
-            &mut stream,
-            Hello::new((0, server), 0, purpose)?,
-            &door.token,
-        )?;
-        Ok(connection)
+                .into()
+            });
+        lock(&self.outcomes)
+            .connections
+            .push_back((server, outcome));
+        self.wake_up.wake();
     }
 }
 
@@ -197,11 +168,11 @@ fn process_exists(process: u32) -> bool {
 }
 
 /// Whether another attempt would come to the same.
-fn is_final(error: &Error, begun: Instant) -> bool {
+fn is_final(error: &Error, elapsed: Duration) -> bool {
     match &error.kind {
         ErrorKind::Parameters(NotServed::WorkerTaken { process, host, .. }) => {
             let lives_here = **host == *host_name() && process_exists(*process);
-            begun.elapsed()
+            elapsed
                 >= if lives_here {
                     ENDING_LIMIT
                 } else {

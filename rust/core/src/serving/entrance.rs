@@ -19,9 +19,9 @@ use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::{self, tls};
 use crate::lock::lock;
+use crate::session::connect::resolve;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Guest, Hello, Purpose};
-
-use super::door::Door;
 
 /// Connections in their handshake at the same time.
 const PENDING_MAX: usize = 128;
@@ -36,7 +36,7 @@ const GREETING_STACK_BYTES: usize = 512 << 10;
 
 /// What a server asks of those who connect.
 pub(crate) struct Admission {
-    pub(crate) door: Door,
+    pub(crate) credentials: Arc<Credentials>,
     pub(crate) server: usize,
     pub(crate) workers: usize,
     /// Its rules, as text.
@@ -81,7 +81,7 @@ impl Entrance {
         admission: Arc<Admission>,
         owner: Arc<WakeUp>,
     ) -> Result<Self> {
-        let resolved = crate::forming::rendezvous::connect::resolve(address);
+        let resolved = resolve(address);
         let server = admission.server;
         let (socket, bound) = Listener::bind(address, resolved, server).map_err(|error| {
             let (address, error) = (address.into(), Box::new(error));
@@ -172,18 +172,19 @@ fn accept(socket: &TcpListener, shared: &Arc<Shared>) {
 /// Lets one in, or tells it why not.
 fn greet(tcp: TcpStream, slot: Slot, shared: &Shared) {
     let admission = &shared.admission;
-    let door = &admission.door;
+    let credentials = &admission.credentials;
     let deadline = Instant::now() + GREETING_LIMIT;
     let converse = || {
         tcp::configure(&tcp).map_err(|error| handshake::broken(&error))?;
-        let mut connection = tls::accept(tcp, door.tls.as_ref(), deadline)?;
+        let mut connection = tls::accept(tcp, credentials.tls.as_ref(), deadline)?;
         let mut stream = DeadlineStream::new(&mut connection, deadline);
         let mut entered = None;
-        let hello = handshake::respond(&mut stream, admission.server, &door.token, |hello| {
-            admission.check(hello)?;
-            entered = Some(hello.purpose.clone());
-            Ok(())
-        });
+        let hello =
+            handshake::respond(&mut stream, admission.server, &credentials.token, |hello| {
+                admission.check(hello)?;
+                entered = Some(hello.purpose.clone());
+                Ok(())
+            });
         if hello.is_err()
             && let Some(Purpose::Parameters {
                 guest: Guest::Worker { index, process, .. },
@@ -212,15 +213,7 @@ impl Admission {
         let Purpose::Parameters { job, server, guest } = &hello.purpose else {
             return Err(NotServed::OnlyParameters.into());
         };
-        if *job != self.door.job {
-            return Err(NotFormed::OtherJob {
-                initiator: hello.rank,
-                theirs: job.as_str().into(),
-                responder: self.server,
-                ours: self.door.job.as_str().into(),
-            }
-            .into());
-        }
+        self.credentials.check_job(job, (hello.rank, self.server))?;
         if *server != self.server {
             let reached = self.server;
             return Err(NotServed::OtherServer { reached }.into());

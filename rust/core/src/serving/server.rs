@@ -10,7 +10,7 @@ use super::BEAT;
 use super::attendance::Attendance;
 use super::conversation::Conversation;
 use super::disk::Store;
-use super::door::{Dialler, Door};
+use super::door::Dialler;
 use super::entrance::{Admission, Entrance};
 use super::message::{Counted, Message};
 use super::rule::Rule;
@@ -28,6 +28,7 @@ use crate::parameters::message::{Ask, Order, Report, Request};
 use crate::parameters::rules::Timing;
 use crate::parameters::sequencer::{Output, Sequencer};
 use crate::parameters::server::Server as Protocol;
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{Guest, random};
 
 /// How long a worker whose connection has ended may take to make another before it is lost.
@@ -102,7 +103,7 @@ impl Server {
     ) -> Result<Self> {
         let rules = rule.parse(place.addresses.len())?;
         check_loopback(&place.addresses[place.server])?;
-        let door = Door::of(config)?;
+        let credentials = Credentials::of(config)?;
         let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
         let wake_up = Arc::new(wake_up);
         let servers = place.addresses.len();
@@ -121,7 +122,7 @@ impl Server {
         };
         let copies = stores.into_iter().enumerate().map(copy).collect();
         let admission = Arc::new(Admission {
-            door: door.clone(),
+            credentials: Arc::clone(&credentials),
             server: place.server,
             workers: rule.workers,
             rules: rule.text(),
@@ -132,8 +133,8 @@ impl Server {
         let address = entrance.address.to_string();
         let timing = Timing {
             again: BEAT,
-            silence: door.timing.silence,
-            start: door.settings.timeout,
+            silence: config.timing.silence,
+            start: config.settings.timeout,
             snapshot_every: rule.snapshot_every,
         };
         let now = Instant::now();
@@ -149,7 +150,7 @@ impl Server {
         let published = Arc::<Mutex<Stats>>::default();
         let core = Core {
             dialler: Dialler::new(
-                door.clone(),
+                credentials,
                 guest,
                 place.addresses.clone(),
                 Arc::clone(&wake_up),
@@ -162,7 +163,7 @@ impl Server {
             upstream: None,
             downstream: (0..servers).map(|_| None).collect(),
             said: BTreeMap::new(),
-            attendance: Attendance::new(rule.workers, patience, &door, now),
+            attendance: Attendance::new(rule.workers, patience, config.settings.timeout, now),
             upstream_away: now,
             ending: None,
             told: vec![false; servers],
@@ -173,7 +174,7 @@ impl Server {
             published: Arc::clone(&published),
             entrance,
             admission,
-            door,
+            config: config.clone(),
         };
         Ok(Self {
             place,
@@ -291,7 +292,7 @@ fn closed() -> Error {
 
 struct Core {
     place: Place,
-    door: Door,
+    config: Config,
     admission: Arc<Admission>,
     entrance: Entrance,
     dialler: Dialler,
@@ -394,7 +395,7 @@ impl Core {
 
     fn let_in(&mut self, now: Instant) {
         for (guest, connection) in self.entrance.guests() {
-            let conversation = Conversation::new(connection, self.door.settings.checksum, now);
+            let conversation = Conversation::new(connection, self.config.settings.checksum, now);
             match guest {
                 Guest::Worker { index, process, .. } => {
                     let worker = index as u32;
@@ -420,7 +421,7 @@ impl Core {
     /// Takes up connections to other servers.
     fn connect(&mut self, now: Instant) -> Result<()> {
         for (server, outcome) in self.dialler.outcomes() {
-            let conversation = Conversation::new(outcome?, self.door.settings.checksum, now);
+            let conversation = Conversation::new(outcome?, self.config.settings.checksum, now);
             self.downstream[server] = Some(conversation);
             let keepers = self.keepers;
             self.said
@@ -619,7 +620,7 @@ impl Core {
 
     /// Sends, and looks who is silent.
     fn keep_up(&mut self, now: Instant) -> Result<()> {
-        let too_long = self.door.timing.silence;
+        let too_long = self.config.timing.silence;
         let ended = |conversation: &mut Conversation| -> Result<Option<Error>> {
             conversation.keep_alive(now, BEAT)?;
             let broken = conversation.flush().err();
@@ -718,7 +719,7 @@ impl Core {
 
     fn check_upstream(&self, now: Instant) -> Result<()> {
         let waited = now.saturating_duration_since(self.upstream_away);
-        if waited < self.door.settings.timeout {
+        if waited < self.config.settings.timeout {
             return Ok(());
         }
         let doing = format!("serve of parameter server {}", self.place.server);

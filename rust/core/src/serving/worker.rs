@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::BEAT;
 use super::conversation::Conversation;
-use super::door::{Dialler, Door};
+use super::door::Dialler;
 use super::message::{Counted, Message};
 use super::model::{Given, Model};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -26,6 +26,7 @@ use crate::parameters::optimizer::Hyper;
 use crate::parameters::rules::Timing;
 use crate::parameters::shard::Payload;
 use crate::parameters::worker::{Event, Worker as Protocol};
+use crate::session::credentials::Credentials;
 use crate::wire::handshake::{Guest, random};
 
 /// What the program has to do next.
@@ -68,7 +69,8 @@ pub struct Stats {
 pub struct Worker {
     me: u32,
     addresses: Vec<String>,
-    door: Door,
+    credentials: Arc<Credentials>,
+    config: Config,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: Process,
@@ -115,7 +117,8 @@ impl Worker {
         };
         Ok(Self {
             me: me as u32,
-            door: Door::of(config)?,
+            credentials: Credentials::of(config)?,
+            config: config.clone(),
             addresses,
             shared: Arc::new(Shared {
                 state: Mutex::new(state),
@@ -161,8 +164,8 @@ impl Worker {
         let model = Arc::new(model);
         let timing = Timing {
             again: BEAT,
-            silence: self.door.timing.silence,
-            start: self.door.settings.timeout,
+            silence: self.config.timing.silence,
+            start: self.config.settings.timeout,
             snapshot_every: 1,
         };
         let drawn = || random().map(u64::from_le_bytes);
@@ -179,7 +182,8 @@ impl Worker {
             model: model.fingerprint(),
         };
         let wake_up = Arc::clone(&self.shared.wake_up);
-        let dialler = Dialler::new(self.door.clone(), guest, self.addresses.clone(), wake_up);
+        let credentials = Arc::clone(&self.credentials);
+        let dialler = Dialler::new(credentials, guest, self.addresses.clone(), wake_up);
         let shared = Arc::clone(&self.shared);
         let carrier = Carrier {
             said: BTreeMap::new(),
@@ -190,8 +194,8 @@ impl Worker {
             conversations: self.addresses.iter().map(|_| None).collect(),
             counted: (0, 0),
             left_at: now.checked_sub(BEAT).unwrap_or(now),
-            checks_values: self.door.settings.checksum,
-            silence: self.door.timing.silence,
+            checks_values: self.config.settings.checksum,
+            silence: self.config.timing.silence,
             model: Arc::clone(&model),
             dialler,
             shared,
@@ -397,7 +401,7 @@ impl Worker {
 
     /// Whether to go on with waiting for servers.
     fn check_waiting(&self, state: &State, doing: &str, begun: Instant) -> Result<()> {
-        let settings = &self.door.settings;
+        let settings = &self.config.settings;
         let now = Instant::now();
         for (server, away) in state.away.iter().enumerate() {
             if let Some((since, why)) = away

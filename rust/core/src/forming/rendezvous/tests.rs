@@ -5,6 +5,7 @@ use super::*;
 use crate::config::Settings;
 use crate::error::ErrorKind;
 use crate::link::negotiation::KINDS;
+use crate::session::connect::LOOK_UP_GOES_ON;
 
 const STREAMS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -22,6 +23,12 @@ fn config(rank: usize, rendezvous: &str) -> Config {
     }
 }
 
+fn forming<'a>(config: &'a Config, interrupt: Interrupt<'a>) -> Forming<'a> {
+    let credentials = Credentials::of(config).unwrap();
+    let own_state = Arc::new(OwnState::new(config.rank, 2, 0));
+    Forming::new(config, KINDS, credentials, own_state, interrupt)
+}
+
 /// Lets rank 1 join rank 0 as it should, and then open connections for these streams alone;
 /// returns what rank 0 made of it and how rank 1's last connection was answered.
 fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
@@ -33,21 +40,8 @@ fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
         move || form(&config, KINDS, &mut || false)
     });
     let config = config(1, &address);
-    let mut forming = Forming {
-        kinds: KINDS,
-        config: &config,
-        deadline: Instant::now() + TIMEOUT,
-        tls: None,
-        resolve,
-        interrupt: &mut || false,
-        bootstrap: Bootstrap::Outside,
-        group: GroupId::NONE,
-        given_up: None,
-        started: Instant::now(),
-        warn_after: TIMEOUT,
-        own_state: Arc::new(OwnState::new(1, 2, 0)),
-        refused_at_most: Duration::MAX,
-    };
+    let mut interrupt = || false;
+    let mut forming = forming(&config, &mut interrupt);
     let (_door, roster) = forming.join().unwrap();
     let mut connections: Vec<_> = streams
         .iter()
@@ -107,21 +101,8 @@ fn resolve_slowly(address: &str) -> std::io::Result<Vec<SocketAddr>> {
 
 /// What becomes of a rank whose resolver is slow.
 fn form_slowly(config: &Config, interrupt: Interrupt<'_>) -> Error {
-    let mut forming = Forming {
-        kinds: KINDS,
-        config,
-        deadline: Instant::now() + config.settings.timeout,
-        tls: None,
-        resolve: resolve_slowly,
-        interrupt,
-        bootstrap: Bootstrap::Outside,
-        group: GroupId::NONE,
-        given_up: None,
-        started: Instant::now(),
-        warn_after: TIMEOUT,
-        own_state: Arc::new(OwnState::new(config.rank, 2, 0)),
-        refused_at_most: Duration::MAX,
-    };
+    let mut forming = forming(config, interrupt);
+    forming.resolve = resolve_slowly;
     forming.run().err().expect("nobody else comes")
 }
 
@@ -156,7 +137,7 @@ fn a_name_that_is_looked_up_for_too_long_is_named() {
         assert!(rendezvous, "{error}");
         let text = error.to_string();
         assert!(text.contains("slow.invalid:4000"), "{text}");
-        assert!(text.contains(connect::LOOK_UP_GOES_ON), "{text}");
+        assert!(text.contains(LOOK_UP_GOES_ON), "{text}");
     }
 }
 
