@@ -464,10 +464,6 @@ facts! {
         NotDecoded { error: Text },
         #[error("a message could not be encoded: {error}")]
         NotEncoded { error: Text },
-        #[error("a control message of {bytes} bytes was announced; at most {most} are accepted")]
-        ControlTooLong { bytes: usize, most: usize },
-        #[error("a control message is malformed: {error}")]
-        ControlMalformed { error: Text },
         #[error("no random numbers from the system: {error}")]
         NoRandomNumbers { error: Text },
         #[error("something else than {wanted} arrived")]

@@ -312,7 +312,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         None,
         Some(Gradient::Rows {
             rows: vec![0, 1],
-            values: vec![1.0; 4],
+            values: vec![1.0; 4].into(),
         }),
     ];
     let hyper = HYPER;

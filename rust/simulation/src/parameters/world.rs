@@ -738,6 +738,7 @@ fn payload(id: PushId, server: usize, is_initial: bool) -> Arc<Payload> {
         }
     } else if id.number.is_multiple_of(3) {
         let rows = (0..ELEMENTS as u32).collect();
+        let values = values.into();
         Payload::Gradients(vec![Some(Gradient::Rows { rows, values })])
     } else {
         Payload::Gradients(vec![Some(Gradient::Dense(values.into()))])
