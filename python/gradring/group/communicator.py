@@ -94,10 +94,10 @@ class Communicator(Collectives):
         timeout: Seconds in which the group must form.
         algorithm: ``auto``: by the size of the buffer, the number of ranks, which of them share a
             host, and times measured when the group forms; or ``ring``, ``direct``, ``one_shot``,
-            ``star``, ``two_rings``, ``hierarchical``, ``halving`` or ``doubling``; or text with
-            commas such as ``one_shot:64KiB,direct``: each up to its size, the last for everything
-            else. A collective that the wish does not fit is done as by ``auto``: ``hierarchical``
-            needs several hosts, and several ranks on one of them or several hosts in one rack.
+            ``star``, ``hierarchical``, ``halving`` or ``doubling``; or text with commas such as
+            ``one_shot:64KiB,direct``: each up to its size, the last for everything else. A
+            collective that the wish does not fit is done as by ``auto``: ``hierarchical`` needs
+            several hosts, and several ranks on one of them or several hosts in one rack.
         reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
             the algorithm, the transport and the buckets.
         wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions of 64 KiB and

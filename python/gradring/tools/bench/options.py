@@ -18,8 +18,7 @@ DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
 TLS = "tls"
 TRANSPORTS = ("auto", "tcp", "shm", TLS)
 ALGORITHMS = (
-    *("auto", "ring", "two_rings", "direct", "one_shot", "hierarchical", "star"),
-    *("halving", "doubling"),
+    *("auto", "ring", "direct", "one_shot", "hierarchical", "star", "halving", "doubling"),
 )
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -341,9 +341,7 @@ impl Policy {
     /// Whether a group of so many ranks has the links for `algorithm` from its start.
     pub(super) fn connects(&self, algorithm: Algorithm) -> bool {
         let needs_few = match algorithm {
-            Algorithm::Ring | Algorithm::TwoRings | Algorithm::Halving | Algorithm::Doubling => {
-                true
-            }
+            Algorithm::Ring | Algorithm::Halving | Algorithm::Doubling => true,
             Algorithm::Hierarchical => self.topology.has_even_racks(),
             Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => false,
         };
@@ -437,10 +435,7 @@ impl Policy {
         match algorithm {
             Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => true,
             Algorithm::Ring => self.ring_is_direct(call),
-            Algorithm::Hierarchical
-            | Algorithm::Halving
-            | Algorithm::Doubling
-            | Algorithm::TwoRings => false,
+            Algorithm::Hierarchical | Algorithm::Halving | Algorithm::Doubling => false,
         }
     }
 

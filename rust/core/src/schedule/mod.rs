@@ -28,7 +28,6 @@ mod pairs;
 mod ring;
 mod star;
 pub mod topology;
-mod two_rings;
 #[cfg(test)]
 mod verify;
 pub mod wishes;
@@ -40,7 +39,6 @@ use hierarchical::Levels;
 use pairs::Pairs;
 use ring::Ring;
 use topology::Topology;
-use two_rings::TwoRings;
 
 /// The part of one rank in one collective.
 pub type Schedule = Vec<Step>;
@@ -214,8 +212,6 @@ named! {
         Halving: "halving",
         /// Every rank exchanges everything with one other, then with the next.
         Doubling: "doubling",
-        /// As a ring, but half of the elements travel it backwards.
-        TwoRings: "two_rings",
     }
 }
 
@@ -243,10 +239,6 @@ impl Algorithm {
             Self::Halving | Self::Doubling => matches!(
                 collective,
                 Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
-            ),
-            Self::TwoRings => matches!(
-                collective,
-                Collective::AllReduce { .. } | Collective::Reduce { .. }
             ),
             Self::Hierarchical => {
                 topology.has_levels()
@@ -401,19 +393,6 @@ pub fn build(
                 ahead,
                 |block| doubling.reduce(block),
                 |block| doubling.spread(block),
-            )
-        }
-        (Algorithm::TwoRings, Collective::AllReduce { .. } | Collective::Reduce { .. }) => {
-            let rings = TwoRings::through_all(topology, rank);
-            in_blocks(
-                count,
-                block,
-                ahead,
-                |block| rings.reduce_scatter(block),
-                |block| match collective.root() {
-                    None => rings.all_gather(block),
-                    Some(root) => rings.gather(block, root),
-                },
             )
         }
         (Algorithm::Hierarchical, Collective::AllReduce { .. } | Collective::Reduce { .. })

@@ -50,12 +50,6 @@ impl Ring {
         Self::through(members, rank)
     }
 
-    /// The same ring the other way round.
-    pub(super) fn backwards(&self) -> Self {
-        let members = self.members.iter().rev().copied().collect();
-        Self::through(members, self.members[self.position])
-    }
-
     /// `whole`, cut into a chunk for each member.
     pub(super) fn parts(&self, whole: &Range<usize>) -> Vec<Range<usize>> {
         even_parts(whole, self.members.len())
