@@ -13,11 +13,11 @@ from gradring.clusters import outer_place
 from gradring.config.parse import MAX_WORLD_SIZE
 from gradring.config.values import Settings
 from gradring.tools.cli.arguments import check_file, count, make_directory, seconds, usage
-from gradring.tools.launch.elastic import HOST_FAILURES, Limits
 from gradring.tools.launch.first_process import in_child
 from gradring.tools.launch.hostfile import read_hosts
 from gradring.tools.launch.hosts import Host, parse_hosts, parse_port
 from gradring.tools.launch.launcher import DEFAULT_GRACE_S, launch
+from gradring.tools.launch.slots import HOST_FAILURES, Limits
 from gradring.tools.launch.ssh import Ssh
 
 NAME = "run"

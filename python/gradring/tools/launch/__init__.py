@@ -2,8 +2,8 @@
 
 ====================  ===================================================================
 ``launcher``          what ``gradring run`` does, as the function `launch`
-``elastic``           which rank of an elastic job starts when, and where: decisions
-``crew``              does what they say, and asks hosts meanwhile
+``slots``             which rank of an elastic job starts when, and where: decisions
+``elastic``           does what they say, and asks hosts meanwhile
 ``servers``           a job with parameter servers: who goes on without whom
 ``question``          a program that is asked something, and is not waited for
 ``world``             which rank runs where, at which address

@@ -2,7 +2,7 @@
 
 One thread does everything: it sleeps until a pipe has output, a child has ended or a signal has
 arrived, so that lines are never mixed. Which rank failed first is decided when all have ended: the
-others learn of a failure while the rank to blame may still be ending. In an elastic job, a `Crew`
+others learn of a failure while the rank to blame may still be ending. In an elastic job, `Elastic`
 starts the ranks, and starts them again one by one; the loop is the same.
 """
 
@@ -25,8 +25,7 @@ from typing import IO
 
 from gradring.observe import paths, step_log
 from gradring.tools.launch import tracing
-from gradring.tools.launch.crew import Crew
-from gradring.tools.launch.elastic import Limits, pause_s
+from gradring.tools.launch.elastic import Elastic
 from gradring.tools.launch.exec_rank import CANNOT_START
 from gradring.tools.launch.hosts import THIS_HOST, Host, place_ranks
 from gradring.tools.launch.output import RankOutput
@@ -48,6 +47,7 @@ from gradring.tools.launch.report import (
 )
 from gradring.tools.launch.servers import ServerJob, title
 from gradring.tools.launch.signals import arrived, signals_as_bytes
+from gradring.tools.launch.slots import Limits, pause_s
 from gradring.tools.launch.ssh import RemoteRankProcess, Ssh
 from gradring.tools.launch.survey import SurveyError
 from gradring.tools.launch.world import World
@@ -240,7 +240,7 @@ def _attempt(job: _Job, environ: Mapping[str, str], wakeup: socket.socket) -> tu
                     say=_say,
                 )
             if job.elastic is not None:
-                launched.crew = Crew(
+                launched.crew = Elastic(
                     job.elastic,
                     job.hosts,
                     job.host_script,
@@ -290,7 +290,7 @@ class _Launch:
         self._outputs: dict[int, tuple[RankOutput, RankOutput]] = {}
         self._open: set[RankOutput] = set()
         #: What decides about single processes, in an elastic job or one with parameter servers.
-        self.crew: Crew | ServerJob | None = None
+        self.crew: Elastic | ServerJob | None = None
         self._failed: list[RankProcess] = []
         self._ends_ranks = False
         self._stopped_by: int | None = None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gradring.tools.launch.elastic import pause_s
 from gradring.tools.launch.processes import RankProcess, RankProcesses, describe_exit
+from gradring.tools.launch.slots import pause_s
 
 
 class ServerJob:
