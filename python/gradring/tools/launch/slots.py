@@ -1,4 +1,4 @@
-"""Which rank of an elastic job starts when, and where: decisions, without processes or clock.
+"""Slots of an elastic job: which worker starts when, and where, without processes or clock.
 
 Facts come in with the time at which they were noticed; what is to be done is asked for. The ranks
 agree among themselves who is in the next group, and with which ranks; here, a rank is only a slot:
@@ -20,7 +20,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
 LIVED_S = 60.0
 #: Failures of that kind in a row after which a host is given up.
 HOST_FAILURES = 3
-#: How a process ends that is told to leave: by the signal, or by what a shell makes of it.
+#: How a process ends that has to leave: by the signal, or by what a shell makes of it.
 LEFT = (-SIGTERM, 128 + SIGTERM)
 
 
@@ -137,7 +137,7 @@ class Slots:
 
     @property
     def leaving(self) -> set[int]:
-        """The slots that have been told to leave and still run."""
+        """The slots that have to leave and still run."""
         return {slot.number for slot in self._slots if slot.leaves}
 
     def offer(self, hosts: Sequence[Host], now: float) -> list[int]:
