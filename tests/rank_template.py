@@ -84,7 +84,7 @@ class Templates:
         self._templates[key] = template
         for oldest in [*self._templates][:-TEMPLATES_MAX]:
             self._templates.pop(oldest).close()
-        processes.add(lambda rank, guardian: _Copy(rank, pid, guardian))
+        processes.add(_Copy(len(processes.ranks), pid, processes.guardian))
 
     def __enter__(self) -> Templates:
         return self

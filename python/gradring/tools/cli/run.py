@@ -7,18 +7,24 @@ import functools
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from gradring.clusters import outer_place
 from gradring.config.parse import MAX_WORLD_SIZE
 from gradring.config.values import Settings
 from gradring.tools.cli.arguments import check_file, count, make_directory, seconds, usage
-from gradring.tools.launch.elastic import HOST_FAILURES, Limits
+from gradring.tools.launch.elastic import Elastic
 from gradring.tools.launch.first_process import in_child
 from gradring.tools.launch.hostfile import read_hosts
-from gradring.tools.launch.hosts import Host, parse_hosts, parse_port
+from gradring.tools.launch.hosts import THIS_HOST, Host, parse_hosts, parse_port, place_ranks
 from gradring.tools.launch.launcher import DEFAULT_GRACE_S, launch
+from gradring.tools.launch.plain import Plain
+from gradring.tools.launch.program import Program
+from gradring.tools.launch.servers import Servers
+from gradring.tools.launch.slots import HOST_FAILURES, Limits
 from gradring.tools.launch.ssh import Ssh
+from gradring.tools.launch.supervisor import Policy
 
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"
@@ -205,19 +211,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if most > MAX_WORLD_SIZE:
         return _misused(f"{most} ranks are too many; a group has at most {MAX_WORLD_SIZE}")
-    given = (arguments.least, arguments.most, arguments.host_script)
-    elastic = None
-    if any(option is not None for option in given):
-        elastic = Limits(
-            world_size,
-            least,
-            most,
-            start_s=Settings.from_environ(os.environ).timeout,
-            restarts=arguments.max_restarts,
-            host_failures=arguments.host_failures,
-            cooldown_s=arguments.host_cooldown,
-        )
-    if arguments.servers and elastic is not None:
+    options = (arguments.least, arguments.most, arguments.host_script)
+    is_elastic = any(option is not None for option in options)
+    if arguments.servers and is_elastic:
         return _misused(
             "--ps goes without --min-np, --max-np and --host-discovery-script: ranks with "
             "parameter servers need no others, and start again by --max-restarts"
@@ -227,21 +223,33 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trace is not None:
         check_file("--trace", arguments.trace)
     _warn_of_outer_launcher(world_size)
+    if not hosts and arguments.host_script is None:
+        hosts = [replace(THIS_HOST, slots=world_size)]
+    policy: Policy
+    if is_elastic:
+        limits = Limits(
+            world_size,
+            least,
+            most,
+            start_s=Settings.from_environ(os.environ).timeout,
+            restarts=arguments.max_restarts,
+            host_failures=arguments.host_failures,
+            cooldown_s=arguments.host_cooldown,
+        )
+        policy = Elastic(limits, hosts, arguments.host_script)
+    else:
+        ranks, restarts = place_ranks(hosts, world_size), arguments.max_restarts or 0
+        servers = arguments.servers
+        policy = Servers(ranks, servers, restarts) if servers else Plain(ranks, restarts)
     start = functools.partial(
         launch,
-        command,
-        world_size,
+        Program(command, arguments.module),
+        policy,
         log_dir=arguments.log_dir,
         grace_s=arguments.grace,
-        hosts=hosts,
-        module=arguments.module,
         ssh=_ssh(arguments),
         forward=arguments.forward,
-        max_restarts=arguments.max_restarts or 0,
         trace=arguments.trace,
-        elastic=elastic,
-        host_script=arguments.host_script,
-        servers=arguments.servers,
     )
     try:
         return in_child(start)

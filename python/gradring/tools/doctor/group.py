@@ -1,4 +1,4 @@
-"""Started on every rank: joins the group as training would, and measures every pair."""
+"""Check on every rank: joins the group as training would, and measures every pair."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def problems_of(facts: list[dict[str, Any]], measured: dict[str, LinkMeasurement
     for name in names:
         found = [fact["versions"].get(name, "none") for fact in facts]
         if name != "kernel" and len(set(found)) > 1:
-            told = ", ".join(f"rank {rank} has {text}" for rank, text in enumerate(found))
-            problems.append(f"versions of {name} differ: {told}")
+            listed = ", ".join(f"rank {rank} has {text}" for rank, text in enumerate(found))
+            problems.append(f"versions of {name} differ: {listed}")
     bandwidths = [p.bandwidth_gbps for p in measured.values() if p.bandwidth_gbps]
     usual = statistics.median(bandwidths) if bandwidths else 0.0
     for key, link in measured.items():

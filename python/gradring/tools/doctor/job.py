@@ -37,7 +37,7 @@ class Entered:
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank said.
+    """The answer of one rank.
 
     Attributes:
         rank: Its rank.
@@ -98,7 +98,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class JobState:
-    """What all ranks said.
+    """The answers of all ranks.
 
     Attributes:
         world_size: Number of ranks; 0 if the process that was asked has no group.

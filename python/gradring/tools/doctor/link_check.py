@@ -66,7 +66,7 @@ def respond(server: socket.socket, *, same_host: bool, bandwidth: bool) -> str |
             end = closing.enter_context(server.accept()[0])
             end.settimeout(CONNECT_S)
             link = Link(end, closing.enter_context(end.dup()), same_host=same_host)
-            _tell_clock(end)
+            _send_clock(end)
             for _ in range(ROUND_TRIPS):
                 link.round_trip(1, 2)
             if bandwidth:
@@ -77,7 +77,7 @@ def respond(server: socket.socket, *, same_host: bool, bandwidth: bool) -> str |
 
 
 def _read_clock(end: socket.socket) -> float:
-    """The other clock minus this one, in ms, by the reading with the shortest way."""
+    """The other clock minus this one, in ms, by the reading with the shortest round trip."""
     best = (float("inf"), 0.0)
     for _ in range(CLOCK_READINGS):
         sent = time.time_ns()
@@ -88,7 +88,7 @@ def _read_clock(end: socket.socket) -> float:
     return best[1]
 
 
-def _tell_clock(end: socket.socket) -> None:
+def _send_clock(end: socket.socket) -> None:
     for _ in range(CLOCK_READINGS):
         end.recv(1)
         end.sendall(struct.pack("<q", time.time_ns()))
@@ -99,7 +99,7 @@ def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
 
     Args:
         link: To the other rank.
-        end: Its connection, on which the rank that decides tells the other one how much.
+        end: Its connection, on which the rank that decides sends the other one how much.
         decides: Whether this is that rank.
     """
     estimate_gbps = _exchange(link, FIRST_VOLUME_BYTES)

@@ -1,10 +1,13 @@
 """Starting ranks here and on other hosts, and never leaving one behind.
 
 ====================  ===================================================================
-``launcher``          what ``gradring run`` does, as the function `launch`
-``elastic``           which rank of an elastic job starts when, and where: decisions
-``crew``              does what they say, and asks hosts meanwhile
-``servers``           a job with parameter servers: who goes on without whom
+``launcher``          what ``gradring run`` does, as the function `launch`: attempts, report
+``supervisor``        the loop over processes, and `Policy`: what jobs differ in
+``plain``             the policy of ranks that need each other, perhaps with restarts of all
+``servers``           the policy of a job with parameter servers
+``elastic``           the policy of an elastic job; asks hosts meanwhile
+``slots``             which worker of an elastic job starts when, and where: decisions
+``watch``             the wait for input, and the times at which processes must end
 ``question``          a program that is asked something, and is not waited for
 ``world``             which rank runs where, at which address
 ``hosts``             the hosts and their numbers of ranks

@@ -1,4 +1,4 @@
-"""Brings back the parts of a timeline that ranks on other hosts have left there.
+"""Parts of a timeline that ranks on other hosts have left there, brought here.
 
 A rank on another host leaves its part in a temporary directory that `remote_rank` makes for it.
 When all ranks have ended, ``python -m gradring.tools.launch.collect JOB`` on each host, over ssh,
@@ -62,7 +62,7 @@ def collect(hosts: Sequence[Host], ssh: Ssh, job: str, trace: Path) -> list[str]
         trace: The file that the timeline will be.
 
     Returns:
-        A sentence for each host whose parts could not be had.
+        A sentence for each host whose parts could not be read.
     """
     if not hosts:
         return []

@@ -1,340 +1,317 @@
-"""Which rank of an elastic job starts when, and where: decisions, without processes or clock.
+"""The policy of an elastic job, in which each worker may end and start by itself.
 
-Facts come in with the time at which they were noticed; what is to be done is asked for. The ranks
-agree among themselves who is in the next group, and with which ranks; here, a rank is only a slot:
-a number that stays, and a host and a port that stay as long as the host does. Users see the slot's
-number, as that of a worker.
+`slots` decides; this does what it decides, and passes on what happens. Nothing here waits: hosts,
+and the script that names them, are asked by programs of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from signal import SIGTERM
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
 
+from gradring.clusters.own_host import address_towards, reachable_host
+from gradring.config.parse import JOB_HAS_ENDED, JOIN, PORT, joined_address, ports, value
+from gradring.config.values import AUTO
+from gradring.errors import ConfigError
+from gradring.machine.ports import LOOPBACK, free_ports
+from gradring.tools.launch.hostfile import hosts_in
 from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.output import say
+from gradring.tools.launch.processes import RankProcess, describe_exit
+from gradring.tools.launch.question import Question
+from gradring.tools.launch.ranks import environments_at, joining
+from gradring.tools.launch.report import has_joined, kind_left
+from gradring.tools.launch.slots import FIRST_PAUSE_S, LEFT, Limits, Slots, Start
+from gradring.tools.launch.supervisor import Policy, Supervisor
+from gradring.tools.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, problem
+from gradring.tools.launch.world import with_token
 
-#: Before the first restart, the bound to which the pause doubles, and how often it does.
-FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
-#: A rank that fails sooner after its start has failed to start: its host may be the reason.
-LIVED_S = 60.0
-#: Failures of that kind in a row after which a host is given up.
-HOST_FAILURES = 3
-#: How a process ends that is told to leave: by the signal, or by what a shell makes of it.
-LEFT = (-SIGTERM, 128 + SIGTERM)
-
-
-def pause_s(failures: int) -> float:
-    """How long to wait before the next attempt, after so many earlier failures in a row."""
-    return min(FIRST_PAUSE_S * 2.0 ** min(failures, DOUBLINGS), LONGEST_PAUSE_S)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the user allows.
-
-    Attributes:
-        founders: Ranks of the first group.
-        least: Ranks without which it does not begin.
-        most: Ranks that run at once.
-        start_s: How long hosts for the first group may take to be there.
-        restarts: Of single ranks, in the whole job; None: without bound.
-        host_failures: After so many failures of one rank in a row its host is given up.
-        cooldown_s: For how long, the first time; then for twice as long. None: for good.
-    """
-
-    founders: int
-    least: int
-    most: int
-    start_s: float
-    restarts: int | None = None
-    host_failures: int = HOST_FAILURES
-    cooldown_s: float | None = None
+#: How often the script is asked which hosts there are, and how long it may take.
+DISCOVERY_S, DISCOVERY_LIMIT_S = 1.0, 10.0
+#: How often a process that may have come too late gets the signal that says so.
+ANNOUNCE_S = 0.5
+#: The error of a process that has found no group to join.
+APART = "RendezvousError"
 
 
-@dataclass(frozen=True)
-class Start:
-    """A rank that is to be started.
+class Elastic(Policy):
+    """The workers of one job, of which each may end and start by itself."""
 
-    Attributes:
-        slot: Its number.
-        host: Where.
-        port: Where it listens there.
-        attempt: How often the slot has been started before.
-    """
-
-    slot: int
-    host: Host
-    port: int
-    attempt: int
-
-
-@dataclass
-class _Known:
-    """A host that is listed now."""
-
-    host: Host
-    ask_at: float
-    ports: list[int] = field(default_factory=list)
-    asked: bool = False
-    failures: int = 0
-    given_up: bool = False
-    #: When it may have ranks again, and how often it has been given up.
-    back_at: float = 0.0
-    times: int = 0
-
-    @property
-    def lacks(self) -> int:
-        return self.host.slots - len(self.ports)
-
-
-@dataclass
-class _Slot:
-    """A rank. It runs, or starts at ``due_at`` where there is a place, or never again."""
-
-    number: int
-    due_at: float | None
-    place: tuple[Host, int] | None = None
-    attempts: int = 0
-    running: bool = False
-    leaves: bool = False
-    started_at: float = 0.0
-    failures: int = 0
-
-    def is_on(self, name: str) -> bool:
-        return self.place is not None and self.place[0].name == name
-
-
-class Policy:
-    """The hosts and slots of one job."""
-
-    def __init__(self, limits: Limits, hosts: Sequence[Host], now: float, *, discovers: bool):
-        """Begins without ranks.
+    def __init__(self, limits: Limits, hosts: Sequence[Host], script: Path | None) -> None:
+        """Places no worker yet.
 
         Args:
             limits: What the user allows.
             hosts: Those that are known from the start.
-            now: The time, in seconds since any moment.
-            discovers: Whether `offer` may bring others.
+            script: Prints the hosts that there are; None if there are no others.
         """
         self._limits = limits
-        self._discovers = discovers
-        self._start_until = now + limits.start_s
-        self._hosts: dict[str, _Known] = {}
-        self._slots: list[_Slot] = []
-        self._restarts = 0
-        self.founded = False
-        #: Whether a rank has ended well: from then on the job only ends.
-        self.completed = False
-        #: Why the job cannot begin.
-        self.problem: str | None = None
-        self.offer(hosts, now)
+        self._hosts = hosts
+        self._script = script
+        self._script_asked: Question | None = None
+        self._script_failed = False
+        self._hosts_asked: dict[str, tuple[Host, Question]] = {}
+        self._founders: dict[int, dict[str, str]] = {}
+        self._joining: set[int] = set()
+        self._addresses: dict[int, str] = {}
+        self._own_name: str | None = None
+        self._kill_at: dict[RankProcess, float] = {}
+        self._announce_at = self._ask_script_at = float("-inf")
+        #: When those must end that have not joined, once the job has ended well; who had to.
+        self._end_at: float | None = None
+        self._late: set[RankProcess] = set()
+        self._failed: list[RankProcess] = []
 
     @property
-    def over(self) -> bool:
-        """Whether nothing will be started any more and nothing runs."""
-        return self.problem is not None or (self.founded and not self._running())
+    def is_local(self) -> bool:
+        """Whether all hosts are known, and are this machine."""
+        return self._script is None and not _others(self._hosts)
 
-    @property
-    def leaving(self) -> set[int]:
-        """The slots that have been told to leave and still run."""
-        return {slot.number for slot in self._slots if slot.leaves}
+    def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
+        """Prepares to ask the hosts; `act` starts the workers.
 
-    def offer(self, hosts: Sequence[Host], now: float) -> list[int]:
-        """Takes the newest list of hosts; returns the slots that must leave theirs."""
-        if self.completed:
-            return []
-        # However many a host has room for, it is asked for no more ports than the job may need.
-        most = self._limits.most
-        listed = {host.name: replace(host, slots=min(host.slots, most)) for host in hosts}
-        self._hosts = {
-            name: self._hosts.get(name) or _Known(host, ask_at=now) for name, host in listed.items()
-        }
-        for name, known in self._hosts.items():
-            known.host = listed[name]
-        leaving = []
-        for slot in self._beyond(listed):
-            if slot.running:
-                slot.leaves = True
-                leaving.append(slot.number)
-            else:
-                slot.place = None
-        return leaving
-
-    def to_ask(self, now: float) -> list[Host]:
-        """Hosts whose free ports are wanted now, with the number of them as their slots."""
-        asked = []
-        for known in self._hosts.values():
-            known.given_up &= now < known.back_at
-            idle = not (known.asked or known.given_up or self.completed)
-            if idle and known.lacks > 0 and now >= known.ask_at:
-                known.asked = True
-                asked.append(replace(known.host, slots=known.lacks))
-        return asked
-
-    def answered(self, host: Host, ports: Sequence[int]) -> None:
-        """A host that was asked has these ports."""
-        if (known := self._hosts.get(host.name)) is not None:
-            known.asked, known.failures = False, 0
-            known.ports = list(dict.fromkeys([*known.ports, *ports]))
-
-    def unanswered(self, host: Host, now: float) -> str:
-        """A host that was asked cannot be used; returns words for what follows."""
-        if (known := self._hosts.get(host.name)) is None:
-            return "it is no longer listed"
-        known.asked = False
-        known.failures += 1
-        if known.failures >= self._limits.host_failures > 0:
-            known.failures, known.ask_at = 0, now
-            return f"it is given up{self._give_up(host.name, now)}"
-        pause = pause_s(known.failures - 1)
-        known.ask_at = now + pause
-        return f"it is asked again in {pause:g} s"
-
-    def to_start(self, now: float, busy: Collection[int] = ()) -> list[Start]:
-        """The ranks to be started now; those that found the group come all at once.
-
-        Args:
-            now: The time.
-            busy: Slots that cannot be started yet, as something of their last process is left.
+        Raises:
+            ConfigError: ``GRADRING_PORT`` has too few ports for the workers of a host.
         """
-        if self.completed or self.over:
-            return []
-        if not self.founded:
-            return self._found(now)
-        starts = []
-        for slot in self._slots:
-            due = not slot.running and slot.due_at is not None and now >= slot.due_at
-            if due and slot.number not in busy:
-                slot.place = slot.place or next(self._free(), None)
-                starts += self._begin(slot, now)
-        for place in self._free(self._limits.most - len(self._slots)):
-            starts += self._begin(self._new_slot(place), now)
-        return starts
-
-    def ended(
-        self, exits: Mapping[int, int], now: float, *, apart: Collection[int] = ()
-    ) -> dict[int, str]:
-        """Ranks have ended; returns words for what follows for each, while the job goes on.
-
-        Args:
-            exits: Exit codes by slot, as `RankProcess` has them.
-            now: The time.
-            apart: Those among them that have not found the group.
-        """
-        left = {number for number in exits if self._slots[number].leaves}
-        for number in exits:
-            self._slots[number].running = self._slots[number].leaves = False
-        self.completed |= any(code == 0 and slot not in left for slot, code in exits.items())
-        if self.completed or self.over:
-            return {}
-        return {
-            number: self._after_leaving(self._slots[number], now)
-            if number in left
-            else self._after(self._slots[number], code, number in apart, now)
-            for number, code in exits.items()
-        }
-
-    def _after_leaving(self, slot: _Slot, now: float) -> str:
-        slot.place, slot.due_at, slot.failures = None, now, 0
-        return "it is started again where there is room"
-
-    def _after(self, slot: _Slot, exit_code: int, apart: bool, now: float) -> str:
-        assert slot.place is not None
-        host = slot.place[0]
-        if exit_code in LEFT:
-            pass  # those who send the signal want the rank to go, not the host
-        elif apart or now < slot.started_at + LIVED_S:
-            slot.failures += 1
-        else:
-            slot.failures = 0
-        if self._limits.restarts is not None and self._restarts >= self._limits.restarts:
-            return f"it is not started again (--max-restarts {self._limits.restarts})"
-        self._restarts += 1
-        pause = pause_s(max(0, slot.failures - 1))
-        slot.due_at = now + pause
-        if slot.failures >= self._limits.host_failures > 0:
-            for_so_long = self._give_up(host.name, now)
-            slot.failures = 0
-            return (
-                f"{host.name} is given up{for_so_long} after {self._limits.host_failures} failures "
-                "in a row, and the worker is started again where there is room"
-            )
-        if host.name not in self._hosts or self._hosts[host.name].given_up:
-            slot.place = None
-            return "it is started again where there is room"
-        return f"it is started again in {pause:g} s, to join the others"
-
-    def _give_up(self, name: str, now: float) -> str:
-        """No rank is started there; those that run there go on. Returns words for how long."""
-        for slot in self._slots:
-            if slot.is_on(name) and not slot.running:
-                slot.place = None
-        known = self._hosts.get(name)
-        if known is None:
-            return ""
-        known.given_up, known.times = True, known.times + 1
-        if self._limits.cooldown_s is None:
-            known.back_at = float("inf")
-            return ""
-        pause = self._limits.cooldown_s * 2.0 ** min(known.times - 1, DOUBLINGS)
-        known.back_at = now + pause
-        return f" for {pause:g} s"
-
-    def _found(self, now: float) -> list[Start]:
-        """The ranks of the first group, once all hosts have answered, or some for long enough."""
-        hosts = [known for known in self._hosts.values() if not known.given_up]
-        late = now >= self._start_until
-        if not late and any(known.lacks > 0 and not known.failures for known in hosts):
-            return []
-        places = list(self._free(self._limits.founders))
-        retried = any(known.lacks > 0 for known in hosts)
-        if len(places) < self._limits.founders and retried and not late:
-            return []
-        if len(places) < self._limits.least:
-            if late or not self._discovers:
-                self.problem = (
-                    f"there is room for {len(places)} workers, and the job needs "
-                    f"{self._limits.least}; give more hosts, or a smaller --min-np"
+        super().begin(job, environ)
+        self._environ = dict(environ) if self.is_local else with_token(environ)
+        self._given_ports = _given_ports(environ)
+        for host in self._hosts:
+            if self._fitting(host) != host:
+                raise ConfigError(
+                    f"{PORT}={environ[PORT]} has fewer ports than {host.name} has ranks "
+                    f"({host.slots}); give more, or unset it"
                 )
-            return []
-        self.founded = True
-        return [start for place in places for start in self._begin(self._new_slot(place), now)]
+        discovers = self._script is not None
+        self._slots = Slots(self._limits, self._hosts, time.monotonic(), discovers=discovers)
 
-    def _new_slot(self, place: tuple[Host, int]) -> _Slot:
-        slot = _Slot(len(self._slots), due_at=None, place=place)
-        self._slots.append(slot)
-        return slot
+    @property
+    def pending(self) -> bool:
+        """Whether the first workers are still to be started."""
+        return not (self._slots.founded or self._slots.over)
 
-    def _begin(self, slot: _Slot, now: float) -> list[Start]:
-        if slot.place is None:
-            return []
-        slot.running, slot.started_at, slot.due_at = True, now, None
-        slot.attempts += 1
-        return [Start(slot.number, *slot.place, slot.attempts - 1)]
+    def name(self, number: int) -> str:
+        """The name of a process in messages: ranks change with the group."""
+        return f"worker {number}"
 
-    def _free(self, most: int = 1) -> Iterator[tuple[Host, int]]:
-        """Places without a slot, host by host; ``most`` at most."""
-        found = 0
-        for name, known in self._hosts.items():
-            if known.given_up:
+    def act(self, now: float) -> None:
+        """Does what is due.
+
+        Raises:
+            OSError: A rank cannot be started.
+        """
+        self._discover(now)
+        self._survey(now)
+        for process, at in list(self._kill_at.items()):
+            if not process.group_is_alive:
+                del self._kill_at[process]
+            elif now >= at:
+                process.signal(SIGKILL)
+        self._announce_the_end(now)
+        self._start(now)
+
+    def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
+        """Ranks have ended; returns the failures that end the job, if it ends."""
+        leaving = self._slots.leaving
+        exits = {process.rank: process.exit_code or 0 for process in ended}
+        apart = {
+            rank
+            for rank, code in exits.items()
+            if code and rank in self._joining and kind_left(self._job.failure_of(rank)) == APART
+        }
+        words = self._slots.ended(exits, now, apart=apart)
+        for process in ended:
+            # Its children got SIGTERM when it ended; the next process is not to meet them.
+            self._kill_at[process] = now + FIRST_PAUSE_S
+            if process.rank in words:
+                left = process.rank in leaving or exits[process.rank] in LEFT
+                say(
+                    f"worker {process.rank} on {process.host} {'has left' if left else 'failed'} "
+                    f"({process.ending}); {words[process.rank]}"
+                )
+        failed = [p for p in ended if p.exit_code != 0 and p.rank not in leaving]
+        if self._slots.completed:
+            # One that came too late to take part has missed nothing.
+            return [p for p in failed if p.rank not in apart and p not in self._late]
+        self._failed += failed
+        return self._failed if self._slots.over else []
+
+    def outcome(self) -> tuple[int, str | None]:
+        """Success once a worker has ended well; else why the job has not been done."""
+        if self._slots.completed:
+            return 0, None
+        return 1, self._slots.problem or "all workers have left, and none is started again"
+
+    def close(self) -> None:
+        """Ends what has been asked and has not answered."""
+        for _, question in self._hosts_asked.values():
+            question.close()
+        if self._script_asked is not None:
+            self._script_asked.close()
+
+    def _discover(self, now: float) -> None:
+        if self._script is None or self._slots.completed:
+            return
+        try:
+            if self._script_asked is None:
+                if now >= self._ask_script_at:
+                    self._script_asked = self._ask([str(self._script)], now, DISCOVERY_LIMIT_S)
+                return
+            printed = self._script_asked.answer(now)
+            if printed is None:
+                return
+            hosts = hosts_in(printed.splitlines(), f"what {self._script} prints")
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            if isinstance(error, OSError) and self.pending:
+                raise  # there never was such a program
+            if not self._script_failed:
+                say(f"{_why(error)}; the hosts that were known last count")
+            self._script_failed = True
+        else:
+            self._script_failed = False
+            for rank in self._slots.offer([self._fitting(host) for host in hosts], now):
+                why = f"{self._script} does not name its host any more, or with fewer workers"
+                self._let_go(self._job.processes.ranks[rank], self._job.grace_s, why, now)
+        self._script_asked = None
+        self._ask_script_at = now + DISCOVERY_S
+
+    def _let_go(self, process: RankProcess, grace_s: float, why: str, now: float) -> None:
+        say(f"worker {process.rank} on {process.host} must leave within {grace_s:g} s: {why}")
+        process.signal(SIGTERM)
+        self._kill_at[process] = now + grace_s
+
+    def _announce_the_end(self, now: float) -> None:
+        """The job has ended well: those that have not joined it yet need not wait for it.
+
+        One that still imports its modules hears nothing of `JOB_HAS_ENDED`.
+        """
+        if not self._slots.completed or now < self._announce_at:
+            return
+        self._announce_at = now + ANNOUNCE_S
+        self._end_at = self._end_at or now + self._job.grace_s / 2
+        for process in self._job.processes.running():
+            if process.rank not in self._joining:
                 continue
-            there = [slot for slot in self._slots if slot.is_on(name)]
-            taken = {slot.place[1] for slot in there if slot.place is not None}
-            room = known.host.slots - len(there)
-            for port in [port for port in known.ports if port not in taken][: max(0, room)]:
-                if found >= most:
-                    return
-                found += 1
-                yield known.host, port
+            process.signal(JOB_HAS_ENDED)
+            may_go_on = process in self._late or now < self._end_at
+            if not may_go_on and not has_joined(self._job.failure_of(process.rank)):
+                self._late.add(process)
+                why = "the job has ended well before it has joined"
+                self._let_go(process, self._job.grace_s / 2, why, now)
 
-    def _beyond(self, listed: Mapping[str, Host]) -> list[_Slot]:
-        """The slots that have no room any more; those that have been there longest stay."""
-        beyond = []
-        for name in {slot.place[0].name for slot in self._slots if slot.place is not None}:
-            there = [slot for slot in self._slots if slot.is_on(name) and not slot.leaves]
-            beyond += there[listed[name].slots if name in listed else 0 :]
-        return sorted(beyond, key=lambda slot: slot.number)
+    def _survey(self, now: float) -> None:
+        for host in self._slots.to_ask(now):
+            try:
+                if host.is_local:
+                    self._answered(host, free_ports(host.slots, ANY_ADDRESS))
+                else:
+                    question = self._ask(command(host, self._job.world.ssh), now, LIMIT_S)
+                    self._hosts_asked[host.name] = (host, question)
+            except OSError as error:
+                self._unanswered(host, error, now)
+        for name, (host, question) in list(self._hosts_asked.items()):
+            try:
+                printed = question.answer(now)
+                if printed is None:
+                    continue
+                self._answered(host, ports_in(printed, host))
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
+                self._unanswered(host, error, now)
+            del self._hosts_asked[name]
 
-    def _running(self) -> bool:
-        return any(slot.running for slot in self._slots)
+    def _unanswered(self, host: Host, error: Exception, now: float) -> None:
+        follows = self._slots.unanswered(host, now)
+        say(f"{problem(error, host, self._job.world.ssh)}; {follows}")
+
+    def _ask(self, words: Sequence[str], now: float, limit_s: float) -> Question:
+        guardian = self._job.processes.guardian
+        return Question(words, self._environ, guardian, now=now, limit_s=limit_s)
+
+    def _answered(self, host: Host, found: Sequence[int]) -> None:
+        self._slots.answered(host, self._given_ports or found)
+
+    def _start(self, now: float) -> None:
+        found = self._founded if self.pending else self._joined
+        busy = {process.rank for process in self._job.processes.ranks if process.group_is_alive}
+        starts = self._slots.to_start(now, busy)
+        if not starts:
+            return
+        self._failed.clear()  # the job goes on without them
+        for start, environment in zip(starts, found(starts), strict=True):
+            own = {PORT: str(start.port), "GRADRING_RESTART": str(start.attempt)}
+            self._job.start(start.slot, {**environment, **own})
+
+    def _founded(self, starts: Sequence[Start]) -> list[dict[str, str]]:
+        """The variables of the workers that form the first group."""
+        self._own_name = self._name_of_this_machine([start.host for start in starts])
+        for start in starts:
+            self._place(start)
+        addresses = [self._addresses[start.slot] for start in starts]
+        environments = environments_at(self._environ, addresses, len(starts))
+        self._founders = dict(zip(self._addresses, environments, strict=True))
+        return environments
+
+    def _joined(self, starts: Sequence[Start]) -> list[dict[str, str]]:
+        """The variables of workers that join the group that there is."""
+        moved = [start for start in starts if self._place(start)]
+        for start in moved:
+            say(f"worker {start.slot} is started on {start.host.name}, to join the others")
+        self._joining |= {start.slot for start in starts}
+        return [self._environment_of(start, start in moved) for start in starts]
+
+    def _place(self, start: Start) -> bool:
+        """Notes where a worker is; whether it was elsewhere before, or nowhere."""
+        name = self._own_name if start.host.is_local else start.host.name
+        assert name is not None
+        address = joined_address(name, start.port)
+        if self._addresses.get(start.slot) == address:
+            return False
+        self._job.world.place(start.slot, start.host)
+        self._addresses[start.slot] = address
+        return True
+
+    def _environment_of(self, start: Start, moved: bool) -> dict[str, str]:
+        others = [address for slot, address in self._addresses.items() if slot != start.slot]
+        founder = self._founders.get(start.slot)
+        if founder is not None and not moved:
+            # The first group may not have formed yet.
+            return {**founder, JOIN: ",".join([AUTO, *others])}
+        return joining(next(iter(self._founders.values())), others)
+
+    def _name_of_this_machine(self, hosts: Sequence[Host]) -> str:
+        """The name or address under which ranks on all hosts reach those on this machine."""
+        others = _others(hosts)
+        if others:
+            return address_towards(others[0].name)
+        return LOOPBACK if self._script is None else reachable_host(self._environ, None)
+
+    def _fitting(self, host: Host) -> Host:
+        """The host with no more slots than the user gives it ports."""
+        ranks = len(self._given_ports)
+        return replace(host, slots=min(host.slots, ranks)) if ranks else host
+
+
+def _others(hosts: Sequence[Host]) -> list[Host]:
+    return [host for host in hosts if not host.is_local]
+
+
+def _given_ports(environ: Mapping[str, str]) -> list[int]:
+    text = value(environ, PORT)
+    if text is None:
+        return []
+    low, high = ports(text, PORT)
+    return list(range(low, high + 1))
+
+
+def _why(error: Exception) -> str:
+    """What a failure of the script that names the hosts was."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"{error.cmd[0]} has not ended within {error.timeout:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        said = error.stderr.strip().splitlines()[-1:] or ["nothing"]
+        return f"{error.cmd[0]} ended with {describe_exit(error.returncode)} and said: {said[0]}"
+    return str(error)

@@ -67,6 +67,43 @@ class LineBuffer:
         return None if shown is not None and line == shown else line
 
 
+class Logs(contextlib.ExitStack):
+    """The files for what processes print, ``rank-0.log`` and so on in one directory."""
+
+    def __init__(self, directory: Path | None, *, anew: bool) -> None:
+        """Opens none yet; without ``anew``, lines are added to what an earlier attempt wrote."""
+        super().__init__()
+        self._directory = directory
+        self._anew = anew
+        self._files: dict[str, IO[bytes] | None] = {}
+
+    def path(self, title: str) -> Path | None:
+        """The file of a process; None if there is no directory."""
+        return self._directory and self._directory / f"{title.replace(' ', '-')}.log"
+
+    def open(self, title: str) -> IO[bytes] | None:
+        """The open file of a process, if there is to be one and it can be written.
+
+        Raises:
+            OSError: Not even the first can be written.
+        """
+        path = self.path(title)
+        if path is None or title in self._files:
+            return self._files.get(title)
+        file: IO[bytes] | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mode = "wb" if self._anew else "ab"
+            file = self.enter_context(open(path, mode, buffering=0))  # noqa: SIM115
+        except OSError as error:
+            if self._anew and not self._files:
+                raise
+            # A job that runs does not end for want of a log.
+            say(f"{title} has no log: {error.filename}: {error.strerror}")
+        self._files[title] = file
+        return file
+
+
 class RankOutput:
     """One of a rank's two streams: its pipe, where its lines go, and its last lines."""
 
@@ -77,22 +114,22 @@ class RankOutput:
         target: IO[bytes],
         log: IO[bytes] | None,
         *,
-        name: str | None = None,
+        name: str,
         failure: Path | None = None,
     ) -> None:
         """Prepares to copy.
 
         Args:
-            rank: Whose stream it is; every line gets it as a prefix, ``[rank] ``.
+            rank: Whose stream it is; it has a colour of its own on a terminal.
             pipe: The read end of the stream.
             target: Where the prefixed lines go.
             log: The unbuffered file for the same lines without prefix, if any.
-            name: What stands in the prefix; default: the rank.
+            name: What stands in brackets before every line.
             failure: Where what a rank on another host has left goes; None for one on this.
         """
         self.pipe = pipe
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self.prefix = _prefix(rank, name or str(rank), target)
+        self.prefix = _prefix(rank, name, target)
         self._target = target
         self._log = log
         self._failure = failure
@@ -131,9 +168,7 @@ class RankOutput:
             log.write(lines)
         except OSError as error:
             log.close()
-            problem = f"{log.name} cannot be written any more ({error.strerror})"
-            with contextlib.suppress(OSError):
-                print(f"gradring run: {problem}", file=sys.stderr, flush=True)
+            say(f"{log.name} cannot be written any more ({error.strerror})")
 
     def _without_failure(self, lines: list[bytes], file: Path) -> list[bytes]:
         """The rank's own lines, of which the last may have no end."""
@@ -146,6 +181,12 @@ class RankOutput:
             if own or not mark:
                 kept.append(own)
         return kept
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence of the launcher's own."""
+    with contextlib.suppress(OSError):  # a full disk must not end the ranks
+        print(f"gradring run: {sentence}", file=sys.stderr, flush=True)
 
 
 def _prefix(rank: int, name: str, target: IO[bytes]) -> bytes:

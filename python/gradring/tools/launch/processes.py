@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
 from gradring.machine import resources
@@ -71,6 +71,12 @@ class GroupLeader:
     def exit_code(self) -> int | None:
         """Exit code, minus the signal's number when one killed it; None while it runs."""
         return self.popen.returncode
+
+    @property
+    def ending(self) -> str:
+        """Words for how it has ended."""
+        assert self.exit_code is not None
+        return describe_exit(self.exit_code)
 
     def poll(self) -> int | None:
         """Collects the exit code once the process has ended, and asks its children to end too."""
@@ -143,26 +149,14 @@ class RankProcesses:
         stdout: Stream = None,
         stderr: Stream = None,
     ) -> RankProcess:
-        """Starts a rank on this machine; the arguments are those of `RankProcess` and `add`."""
-        return self.add(
-            lambda rank, guardian: RankProcess(
-                rank, command, environ, guardian, stdout=stdout, stderr=stderr
-            ),
-            rank,
-        )
-
-    def add(
-        self, start: Callable[[int, Guardian], RankProcess], rank: int | None = None
-    ) -> RankProcess:
-        """Starts a rank with ``start``, which gets its number and the guardian.
-
-        Args:
-            start: Starts the process.
-            rank: One of which no process is left, to be started again; by default the next.
-        """
+        """Starts a rank on this machine: the next one, or ``rank``; further as `RankProcess`."""
         number = len(self.ranks) if rank is None else rank
-        process = start(number, self.guardian)
-        self.ranks[number : number + 1] = [process]
+        process = RankProcess(number, command, environ, self.guardian, stdout=stdout, stderr=stderr)
+        return self.add(process)
+
+    def add(self, process: RankProcess) -> RankProcess:
+        """Takes in a process that has been started, perhaps for one of which nothing is left."""
+        self.ranks[process.rank : process.rank + 1] = [process]
         return process
 
     def poll(self) -> list[RankProcess]:

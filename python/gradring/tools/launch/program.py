@@ -1,4 +1,4 @@
-"""What the ranks run: a program, or a Python script or module under the interpreter of gradring."""
+"""The program that ranks run, or the Python script or module under the interpreter of gradring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The far end of ``ssh``: starts one rank on this host, as it is told on standard input.
+"""The far end of ``ssh``: starts one rank on this host, by an order on standard input.
 
 The first line is the order, as ``ssh.RemoteRankProcess`` writes it; each further line is the number
 of a signal for the rank. When the input ends, the launcher has gone, and the rank is killed. The
@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,14 @@ from gradring.config.parse import JOIN
 from gradring.errors import ConfigError
 from gradring.tools.launch.collect import make_room
 from gradring.tools.launch.exec_rank import CANNOT_START
-from gradring.tools.launch.launcher import CLOSING_TICK_S, DEFAULT_GRACE_S, TICK_S
+from gradring.tools.launch.launcher import DEFAULT_GRACE_S
 from gradring.tools.launch.output import FAILURE_MARK
 from gradring.tools.launch.processes import RankProcesses, shell_exit_code
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.ranks import with_defaults
 from gradring.tools.launch.report import left_in, room_for_failures
 from gradring.tools.launch.signals import arrived, signals_as_bytes
+from gradring.tools.launch.watch import Watch
 
 STDIN = 0
 READ_BYTES = 1 << 16
@@ -96,7 +95,7 @@ def main() -> int:
 
 
 def _relay(failure: Path, before: bytes = b"") -> bytes:
-    """Tells the launcher what the rank has left for it, if that has changed."""
+    """Passes on to the launcher what the rank has left for it, if that has changed."""
     with contextlib.suppress(OSError):  # it has left nothing, or the launcher has gone
         left = left_in(failure).replace(b"\n", b" ")
         if left != before:
@@ -109,30 +108,31 @@ def _relay(failure: Path, before: bytes = b"") -> bytes:
 def _watch(
     processes: RankProcesses, lines: _Lines, wakeup: socket.socket, failure: Path | None
 ) -> None:
-    """Passes signals on until no process of the rank is left; tells when it has joined others."""
+    """Passes signals on until no process of the rank is left; relays that it has joined others."""
+    watch = Watch(processes)
+
+    def follow_orders() -> None:
+        for line in lines.read():
+            processes.signal(int(line))
+        if lines.ended:
+            watch.ignore(STDIN)
+            watch.end(float("inf"), 0.0)
+
+    def pass_signals_on() -> None:
+        for signum in arrived(wakeup):
+            processes.signal(signum)
+
+    watch.listen(STDIN, follow_orders)
+    watch.listen(wakeup, pass_signals_on)
     left = b""
-    selector = selectors.DefaultSelector()
-    selector.register(STDIN, selectors.EVENT_READ)
-    selector.register(wakeup, selectors.EVENT_READ)
-    kill_at = float("inf")
     while processes.alive():
-        for key, _ in selector.select(TICK_S if processes.running() else CLOSING_TICK_S):
-            if key.fileobj == STDIN:
-                for line in lines.read():
-                    processes.signal(int(line))
-                if lines.ended:
-                    selector.unregister(STDIN)
-                    kill_at = 0.0
-            else:
-                for signum in arrived(wakeup):
-                    processes.signal(signum)
+        watch.wait()
         processes.poll()
         if failure is not None:
             left = _relay(failure, left)
-        if not processes.running():
-            kill_at = min(kill_at, time.monotonic() + DEFAULT_GRACE_S)
-        if time.monotonic() >= kill_at:
-            processes.signal(signal.SIGKILL)
+        if not (processes.running() or watch.is_ending):
+            watch.end(float("inf"), DEFAULT_GRACE_S)
+        watch.send_what_is_due()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which rank failed first, by what ranks have left behind or printed, and its last words."""
+"""Failures of ranks: which was first, by what they have left or printed, and its last words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gradring.errors import ConfigError
 
@@ -94,39 +95,28 @@ def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
         failure: What ``GRADRING_FAILURE_FILE`` was for the rank.
         stderr: The last lines of standard error.
     """
-    try:
-        match json.loads(left_in(failure)):
-            case {"rank": None}:
-                return None
-            case {"rank": int(rank), "kind": str(kind)} if rank >= 0:
-                return Blame(rank, kind)
-    except (OSError, ValueError, RecursionError):
-        pass
+    match _parsed(failure):
+        case {"rank": None}:
+            return None
+        case {"rank": int(rank), "kind": str(kind)} if rank >= 0:
+            return Blame(rank, kind)
     return blame_printed(stderr)
 
 
 def kind_left(failure: Path) -> str | None:
     """The name of the error that has ended a rank, if gradring has left it there."""
-    try:
-        match json.loads(left_in(failure)):
-            case {"kind": str(kind)}:
-                return kind
-    except (OSError, ValueError, RecursionError):
-        pass
+    match _parsed(failure):
+        case {"kind": str(kind)}:
+            return kind
     return None
 
 
 def has_joined(failure: Path) -> bool:
     """Whether a rank that was started to join others has done so, by the file that it leaves."""
-    try:
-        match json.loads(left_in(failure)):
-            case {"alone": True}:
-                return False
-    except OSError:
-        return False
-    except (ValueError, RecursionError):
-        pass
-    return True
+    match _parsed(failure):
+        case {"alone": True}:
+            return False
+    return failure.is_file()
 
 
 def left_in(failure: Path) -> bytes:
@@ -156,6 +146,14 @@ def missing_module(words: Sequence[bytes]) -> str | None:
     """The module that a rank did not find, if its last line says so."""
     found = NO_MODULE.search(words[-1]) if words else None
     return found[1].decode() if found else None
+
+
+def _parsed(failure: Path) -> Any:
+    """What the file of a rank says; None if that is nothing, or anything else."""
+    try:
+        return json.loads(left_in(failure))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _start_of_last_traceback(lines: Sequence[bytes]) -> int | None:

@@ -1,4 +1,4 @@
-"""Looks at the hosts before ranks are started on them: ssh, Python, gradring, free ports.
+"""Survey of the hosts before ranks are started on them: ssh, Python, gradring, free ports.
 
 Run as ``python -m gradring.tools.launch.survey COUNT`` on each host, it prints what it found there.
 """
@@ -47,7 +47,7 @@ def command(host: Host, ssh: Ssh) -> list[str]:
 
 
 def ports_in(printed: str, host: Host) -> list[int]:
-    """The free ports that a host has told.
+    """The free ports in what a host has printed.
 
     Raises:
         SurveyError: It has another gradring.
@@ -56,7 +56,7 @@ def ports_in(printed: str, host: Host) -> list[int]:
     answer = last_line(printed)
     is_whole = isinstance(answer, dict) and answer.keys() == {"version", "ports"}
     if not is_whole or not isinstance(answer["ports"], list):
-        raise ValueError(f"it printed {shown(printed)}, which tells no ports")
+        raise ValueError(f"it printed {shown(printed)}, which names no ports")
     if answer["version"] != gradring.__version__:
         raise SurveyError(
             f"host {host.target} has gradring {shown(answer['version'])}, this one "

@@ -1,4 +1,4 @@
-"""Which rank runs where, at which address, with which variables."""
+"""World: the host, address and variables of each rank."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ class World:
         self._placed[rank : rank + 1] = [host]
         self._used[host] = None
 
+    def title(self, number: int) -> str:
+        """What a process is called: ``rank 1``, or ``ps 0`` for a parameter server."""
+        ranks = len(self._placed) - self._servers
+        return f"ps {number - ranks}" if self._servers and number >= ranks else f"rank {number}"
+
     def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
         """The variables of each rank and then of each server, with ports that are free now.
 
@@ -88,19 +93,13 @@ class World:
             environ = with_defaults(environ, local_size)
             command = program.command(environ.get("PATH"))
             return processes.start(command, environ, rank=rank, stdout=PIPE, stderr=PIPE)
-        return processes.add(
-            lambda rank, guardian: RemoteRankProcess(
-                rank,
-                host,
-                program,
-                forwarded(environ, self._forward),
-                guardian,
-                ssh=self.ssh,
-                local_size=local_size,
-                job=self._job,
-            ),
-            rank,
+        remote = RemoteRankProcess(
+            *(rank, host, program, forwarded(environ, self._forward), processes.guardian),
+            ssh=self.ssh,
+            local_size=local_size,
+            job=self._job,
         )
+        return processes.add(remote)
 
     def python_of(self, rank: int) -> str:
         """The interpreter with gradring where this rank runs."""

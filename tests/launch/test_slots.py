@@ -2,8 +2,8 @@
 
 import signal
 
-from gradring.tools.launch.elastic import LIVED_S, LONGEST_PAUSE_S, Limits, Policy, Start
 from gradring.tools.launch.hosts import Host, parse_hosts
+from gradring.tools.launch.slots import LIVED_S, LONGEST_PAUSE_S, Limits, Slots, Start
 
 KILLED = -signal.SIGKILL
 GIVEN_UP = (
@@ -12,7 +12,7 @@ GIVEN_UP = (
 
 
 class Job:
-    """A policy whose hosts answer at once with the ports 1, 2, 3..."""
+    """Slots whose hosts answer at once with the ports 1, 2, 3..."""
 
     def __init__(
         self,
@@ -29,27 +29,27 @@ class Job:
         workers = (founders, least or founders, most or founders)
         limits = Limits(*workers, 300.0, restarts, host_failures, cooldown_s)
         self.now = 0.0
-        self.policy = Policy(limits, parsed(hosts), self.now, discovers=discovers)
+        self.slots = Slots(limits, parsed(hosts), self.now, discovers=discovers)
         self.tell_ports()
 
     def tell_ports(self) -> None:
-        for host in self.policy.to_ask(self.now):
-            self.policy.answered(host, range(1, 100))
+        for host in self.slots.to_ask(self.now):
+            self.slots.answered(host, range(1, 100))
 
     def after(self, seconds: float) -> list[Start]:
         self.now += seconds
         self.tell_ports()
-        return self.policy.to_start(self.now)
+        return self.slots.to_start(self.now)
 
     def placed_after(self, seconds: float) -> list[tuple[int, str]]:
         return [(start.slot, start.host.name) for start in self.after(seconds)]
 
     def ends(self, slot: int, exit_code: int = 1, *, apart: bool = False) -> str | None:
-        words = self.policy.ended({slot: exit_code}, self.now, apart=[slot] * apart)
+        words = self.slots.ended({slot: exit_code}, self.now, apart=[slot] * apart)
         return words.get(slot)
 
     def offer(self, hosts: str) -> list[int]:
-        return self.policy.offer(parsed(hosts), self.now)
+        return self.slots.offer(parsed(hosts), self.now)
 
 
 def parsed(hosts: str) -> list[Host]:
@@ -81,8 +81,8 @@ def test_a_rank_does_not_start_while_something_of_its_last_process_is_left() -> 
     job = Job("a:2", 2)
     job.after(0)
     job.ends(1)
-    assert job.policy.to_start(5.0, busy=[1]) == []
-    assert len(job.policy.to_start(5.0)) == 1
+    assert job.slots.to_start(5.0, busy=[1]) == []
+    assert len(job.slots.to_start(5.0)) == 1
 
 
 def test_the_pause_doubles_up_to_a_bound_and_is_short_again_after_a_long_life() -> None:
@@ -140,7 +140,7 @@ def test_ranks_that_run_on_a_host_that_is_given_up_go_on_and_move_when_they_fail
 def test_one_incident_that_ends_several_ranks_of_a_host_gives_up_no_host() -> None:
     job = Job("a:1,b:4", 5)
     job.after(0)
-    words = job.policy.ended(dict.fromkeys((1, 2, 3, 4), KILLED), job.now)
+    words = job.slots.ended(dict.fromkeys((1, 2, 3, 4), KILLED), job.now)
     assert set(words.values()) == {"it is started again in 1 s, to join the others"}
     assert job.placed_after(1) == [(1, "b"), (2, "b"), (3, "b"), (4, "b")]
 
@@ -180,26 +180,26 @@ def test_restarts_of_the_whole_job_are_bounded() -> None:
         job.ends(slot)
         assert job.placed_after(1) == [(slot, "a")]
     assert job.ends(1) == "it is not started again (--max-restarts 2)"
-    assert job.after(1000) == [] and not job.policy.over
+    assert job.after(1000) == [] and not job.slots.over
 
 
 def test_a_rank_that_ends_well_completes_the_job() -> None:
     job = Job("a:3", 3, most=4, discovers=True)
     job.after(0)
     job.ends(1)
-    assert job.ends(0, 0) is None and job.policy.completed
+    assert job.ends(0, 0) is None and job.slots.completed
     assert job.after(1000) == [] and job.offer("b") == []
-    assert not job.policy.over
+    assert not job.slots.over
     job.ends(2, 0)
-    assert job.policy.over
+    assert job.slots.over
 
 
 def test_the_job_is_over_when_no_rank_is_left() -> None:
     job = Job("a:3", 3)
     job.after(0)
     job.ends(1)
-    assert job.policy.ended({0: 1, 2: KILLED}, 0.5) == {}
-    assert job.policy.over and job.after(1000) == []
+    assert job.slots.ended({0: 1, 2: KILLED}, 0.5) == {}
+    assert job.slots.over and job.after(1000) == []
 
 
 def test_new_hosts_get_new_ranks_up_to_the_most() -> None:
@@ -220,11 +220,11 @@ def test_hosts_with_more_room_than_first_ranks_get_further_ranks() -> None:
 def test_ranks_leave_a_host_that_is_no_longer_listed_and_start_elsewhere() -> None:
     job = Job("a:2,b:2", 4, most=4, discovers=True)
     job.after(0)
-    assert job.offer("a:2") == [2, 3] and job.policy.leaving == {2, 3}
+    assert job.offer("a:2") == [2, 3] and job.slots.leaving == {2, 3}
     # To end well is to leave, not to complete the job.
     assert job.ends(2, 0) == "it is started again where there is room"
     assert job.ends(3, KILLED) == "it is started again where there is room"
-    assert job.after(100) == [] and not job.policy.completed
+    assert job.after(100) == [] and not job.slots.completed
     job.offer("a:2,c")
     assert job.placed_after(0) == [(2, "c")]
 
@@ -269,51 +269,51 @@ def test_the_job_begins_with_fewer_ranks_when_there_is_no_room_for_more() -> Non
 def test_a_job_that_never_gets_room_says_so() -> None:
     job = Job("", 4, least=2, discovers=True)
     job.offer("a")
-    assert job.after(299) == [] and not job.policy.over
-    assert job.after(1) == [] and job.policy.over
-    assert job.policy.problem == (
+    assert job.after(299) == [] and not job.slots.over
+    assert job.after(1) == [] and job.slots.over
+    assert job.slots.problem == (
         "there is room for 1 workers, and the job needs 2; give more hosts, or a smaller --min-np"
     )
 
 
 def test_first_ranks_wait_for_the_answers_of_all_hosts() -> None:
     limits = Limits(2, 2, 2, 300.0)
-    policy = Policy(limits, parsed("a:2,b:2"), 0.0, discovers=False)
-    a, b = policy.to_ask(0.0)
-    policy.answered(b, [7, 8])
-    assert policy.to_start(1.0) == [] and policy.to_ask(1.0) == []
-    policy.answered(a, [5, 6])
-    assert [start.host.name for start in policy.to_start(1.0)] == ["a", "a"]
+    slots = Slots(limits, parsed("a:2,b:2"), 0.0, discovers=False)
+    a, b = slots.to_ask(0.0)
+    slots.answered(b, [7, 8])
+    assert slots.to_start(1.0) == [] and slots.to_ask(1.0) == []
+    slots.answered(a, [5, 6])
+    assert [start.host.name for start in slots.to_start(1.0)] == ["a", "a"]
 
 
 def test_a_host_that_does_not_answer_is_asked_again_and_then_given_up() -> None:
-    policy = Policy(Limits(4, 2, 4, 300.0), parsed("a:2,b:2"), 0.0, discovers=False)
-    a, b = policy.to_ask(0.0)
-    policy.answered(a, [5, 6])
-    assert policy.unanswered(b, 1.0) == "it is asked again in 1 s"
-    assert policy.to_ask(1.5) == [] and policy.to_start(1.5) == []
-    assert policy.to_ask(2.0) == [b]
-    assert policy.unanswered(b, 3.0) == "it is asked again in 2 s"
-    assert policy.to_ask(5.0) == [b]
-    assert policy.unanswered(b, 6.0) == "it is given up"
-    assert [start.host.name for start in policy.to_start(6.0)] == ["a", "a"]
-    assert policy.to_ask(1000.0) == []
+    slots = Slots(Limits(4, 2, 4, 300.0), parsed("a:2,b:2"), 0.0, discovers=False)
+    a, b = slots.to_ask(0.0)
+    slots.answered(a, [5, 6])
+    assert slots.unanswered(b, 1.0) == "it is asked again in 1 s"
+    assert slots.to_ask(1.5) == [] and slots.to_start(1.5) == []
+    assert slots.to_ask(2.0) == [b]
+    assert slots.unanswered(b, 3.0) == "it is asked again in 2 s"
+    assert slots.to_ask(5.0) == [b]
+    assert slots.unanswered(b, 6.0) == "it is given up"
+    assert [start.host.name for start in slots.to_start(6.0)] == ["a", "a"]
+    assert slots.to_ask(1000.0) == []
 
 
 def test_a_host_that_was_given_up_without_an_answer_is_asked_again_after_its_cool_down() -> None:
     limits = Limits(2, 1, 2, 300.0, host_failures=1, cooldown_s=10.0)
-    policy = Policy(limits, parsed("a:1,b:1"), 0.0, discovers=False)
-    a, b = policy.to_ask(0.0)
-    policy.answered(a, [5])
-    assert policy.unanswered(b, 1.0) == "it is given up for 10 s"
-    assert [start.host.name for start in policy.to_start(1.0)] == ["a"]
-    assert policy.to_ask(10.9) == []
-    assert policy.to_ask(11.0) == [b]
-    policy.answered(b, [5])
-    assert [start.host.name for start in policy.to_start(11.0)] == ["b"]
+    slots = Slots(limits, parsed("a:1,b:1"), 0.0, discovers=False)
+    a, b = slots.to_ask(0.0)
+    slots.answered(a, [5])
+    assert slots.unanswered(b, 1.0) == "it is given up for 10 s"
+    assert [start.host.name for start in slots.to_start(1.0)] == ["a"]
+    assert slots.to_ask(10.9) == []
+    assert slots.to_ask(11.0) == [b]
+    slots.answered(b, [5])
+    assert [start.host.name for start in slots.to_start(11.0)] == ["b"]
 
 
 def test_ports_that_are_known_already_are_asked_for_again() -> None:
-    policy = Policy(Limits(2, 2, 2, 300.0), parsed("a:2"), 0.0, discovers=False)
-    policy.answered(policy.to_ask(0.0)[0], [5, 5])
-    assert policy.to_ask(0.0) == [Host("a", 1)]
+    slots = Slots(Limits(2, 2, 2, 300.0), parsed("a:2"), 0.0, discovers=False)
+    slots.answered(slots.to_ask(0.0)[0], [5, 5])
+    assert slots.to_ask(0.0) == [Host("a", 1)]
