@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import logging
@@ -17,7 +18,6 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from gradring import _native
-from gradring.elastic.alike import Standing, compare
 from gradring.elastic.state import State
 from gradring.errors import (
     AbortedError,
@@ -39,6 +39,7 @@ from gradring.group.communicator import (
     participant_of,
 )
 from gradring.group.latecomer import ends_with_the_job
+from gradring.group.require_equal import require_equal
 from gradring.group.steps import described
 
 _log = logging.getLogger("gradring")
@@ -55,6 +56,15 @@ _WORKERS_MAX = 2048
 _ID_BYTES = 16
 #: What a rank says at a commit, if not 1 for a new group, and 0 for none.
 _UNSAVED = 2
+
+
+class _Standing(enum.IntEnum):
+    """Of a rank: those that have the highest say what has to be the same."""
+
+    JOINS = 0
+    #: It has the job's values, and has yet to show that it does the same with them.
+    ON_TRIAL = 1
+    OF_JOB = 2
 
 
 class Strategy(Protocol):
@@ -181,8 +191,8 @@ class _Job:
         least, most, self._patience_s = workers
         self._workers = (least, _WORKERS_MAX if most is None else most)
         #: What has to be the same on all ranks, by name.
-        self._alike = {"min_workers": str(least), "max_workers": str(most)}
-        self._alike |= self._communicator._alike | state._alike()
+        self._must_match = {"min_workers": str(least), "max_workers": str(most)}
+        self._must_match |= self._communicator._must_match | state._must_match()
         self._state = state
         self._leaves = _Terminated()
         self._participant: _native.Participant | None = None
@@ -295,7 +305,7 @@ class _Job:
         if not seeds:
             self._has_state = True
             # First of all, because it says what is wrong with a group that has failed.
-            compare(communicator, self._alike, Standing.OF_JOB)
+            require_equal(communicator, self._must_match, standing=_Standing.OF_JOB)
         participant = participant_of(communicator, seeds, self._patience_s)
         self._participant = participant
         if seeds:
@@ -328,7 +338,7 @@ class _Job:
         if generation != self._founded:
             form_again(communicator, participant, agreement)
             communicator._joins = ()
-            self._of_job = compare(communicator, self._alike, self._standing)
+            self._of_job = require_equal(communicator, self._must_match, standing=self._standing)
             self._trial = _TRIAL_COMMITS * (len(self._of_job) < communicator.world_size)
             if communicator.rank in self._of_job:
                 self._own_trial = 0
@@ -425,10 +435,10 @@ class _Job:
         _log.warning("rank %d on %s %s: %s", who.rank, who.host, what, why)
 
     @property
-    def _standing(self) -> Standing:
+    def _standing(self) -> _Standing:
         if not self._has_state:
-            return Standing.JOINS
-        return Standing.ON_TRIAL if self._own_trial else Standing.OF_JOB
+            return _Standing.JOINS
+        return _Standing.ON_TRIAL if self._own_trial else _Standing.OF_JOB
 
     def _is_others_fault(self, failure: GradringError) -> bool:
         """Whether one that is on trial has done something else than the job: it ends by that."""

@@ -220,7 +220,7 @@ class Communicator(Collectives):
         #: Where members of a running job listen that this process is yet to join.
         self._joins: Sequence[str] = ()
         #: What its strategy needs to be the same on every rank, by name.
-        self._alike: dict[str, str] = {}
+        self._must_match: dict[str, str] = {}
         #: Those to whom `init` gave it, each of whom closes it.
         self._users = 1
         self._held_rank: forks.HeldRank | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gradring.errors import ConfigError, MismatchError
 from gradring.group.communicator import Communicator
 from gradring.horovod import basics
-from gradring.horovod.agreement import Call, compare, differing, joined
+from gradring.horovod.negotiation import Call, differing, joined, negotiate
 
 
 class ProcessSet:
@@ -66,7 +66,7 @@ class ProcessSet:
             raise ConfigError(f"{self} is connected already")
         if not ranks or len(set(ranks)) < len(ranks) or set(ranks) - set(range(basics.size())):
             raise ValueError(f"{self}: give different ranks below {basics.size()}")
-        calls = compare(communicator, Call("add_process_set", how=str(ranks)))
+        calls = negotiate(communicator, Call("add_process_set", how=str(ranks)))
         pair = differing(calls)
         if pair is not None:
             raise MismatchError(

@@ -135,7 +135,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         self.communicator = communicator
         #: How optimizers update the variables.
         self.update_rule = updates.agree(update, communicator)
-        communicator._alike["update"] = repr(self.update_rule)
+        communicator._must_match["update"] = repr(self.update_rule)
         place = served.place if served else Place(communicator.rank, communicator.world_size)
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
@@ -329,7 +329,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             cluster_resolver, worker_device=""
         )
         self._num_devices_per_worker = len(local_devices)
-        self._communicator._alike["local_devices"] = str(len(local_devices))
+        self._communicator._must_match["local_devices"] = str(len(local_devices))
         self._worker_device = compat.canonical_device("/device:CPU:0")
         self._host_input_device = compat.host_input_device(self._worker_device)
         self._collective_keys = compat.CollectiveKeys()

@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias
 
 from gradring.config.parse import shown
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
+from gradring.group.require_equal import require_equal
 from gradring.updates.compression import Compression
 
 
@@ -215,6 +217,22 @@ class ParameterServer:
 
 #: What a strategy can be told.
 Rule: TypeAlias = AllReduce | Primary | LocalSGD | ParameterServer
+
+
+def agree(update: object, communicator: Communicator) -> Rule:
+    """The rule, if all ranks have this one; every rank must call it.
+
+    Raises:
+        gradring.errors.ConfigError: It is no rule; nothing is sent then.
+        gradring.errors.MismatchError: On every rank; names the first that has another rule than
+            rank 0, and both rules.
+    """
+    if not isinstance(update, Rule):
+        raise ConfigError(
+            f"update={update!r} is no update rule; pass one of gradring.updates, or leave it out"
+        )
+    require_equal(communicator, {"update": repr(update)}, remedy="give every rank the same rule")
+    return update
 
 
 def check_servers(rule: ParameterServer, servers: int) -> None:

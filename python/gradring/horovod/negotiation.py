@@ -1,9 +1,8 @@
-"""What ranks are about to call, compared before anything of it is sent.
+"""Negotiation: what ranks are about to call, compared before anything of it is sent.
 
-Horovod negotiates before every collective. Here that is one reduction of 48 bytes: the greatest
-digest of all ranks' calls, and the least. Only where these differ do ranks tell each other what
-they call. So a difference is an exception on every rank that leaves the group as it was, and a rank
-that has joined hears to what it has to contribute.
+Horovod negotiates before every collective. Here that is one reduction of 48 bytes; only where calls
+differ do ranks tell each other what they call. So a difference is an exception on every rank that
+leaves the group as it was, and a rank that has joined hears to what it has to contribute.
 
 Inside a `tf.function` there is no such step: there, calls have the order in which they were traced,
 and the core compares them.
@@ -11,17 +10,12 @@ and the core compares them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
-from gradring.group.collectives import all_gather_bytes
 from gradring.group.communicator import Communicator
-
-_WORDS = 3
+from gradring.group.require_equal import gather_if_different
 
 
 @dataclass(frozen=True)
@@ -67,22 +61,15 @@ class Call:
 JOIN = Call("join")
 
 
-def compare(communicator: Communicator, own: Call) -> list[Call]:
+def negotiate(communicator: Communicator, own: Call) -> list[Call]:
     """What all ranks call, by rank; every rank calls this.
 
     Args:
         communicator: The group.
         own: What this rank calls.
     """
-    text = own.encoded()
-    digest = np.frombuffer(hashlib.blake2b(text, digest_size=8 * _WORDS).digest(), np.int64)
-    # ~x falls as x grows, so that its greatest belongs to the least x.
-    words = np.concatenate([digest, ~digest])
-    communicator.all_reduce(words, "max", name="horovod/agreement")
-    if (words[:_WORDS] == ~words[_WORDS:]).all():
-        return [own] * communicator.world_size
-    texts = all_gather_bytes(communicator, text, "horovod/calls")
-    return [Call.of(text) for text in texts]
+    texts = gather_if_different(communicator, own.encoded(), "horovod/calls")
+    return [own] * communicator.world_size if texts is None else list(map(Call.of, texts))
 
 
 def differing(calls: Sequence[Call]) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""What all ranks have to have in common, and who is told that it does not."""
+"""Numbers of workers that differ among the processes of an elastic job, and who is told so."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import pytest
 
 from elastic.training import Plan, Seen, Trainee, check, planned, train
 from faults.stage import Stage
-from gradring import Communicator
-from gradring.elastic.alike import Standing, compare
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks
-from pairs import on_threads
 
 STEPS = 5
 
@@ -56,24 +53,3 @@ def test_a_joiner_with_another_number_of_workers_is_told_and_the_others_lose_not
     check(plan, others, repeated=0)
     assert isinstance(joiner.exception, MismatchError), joiner.details()
     assert f"has min_workers={least}, and rank 0 on" in str(joiner.exception)
-
-
-@pytest.mark.parametrize(
-    ("standings", "of_job"),
-    [((2, 2, 2), [0, 1, 2]), ((0, 2, 1), [1]), ((1, 0, 1), [0, 2]), ((1, 1, 1), [0, 1, 2])],
-)
-def test_the_word_of_those_counts_that_have_been_in_the_job_for_longest(
-    standings: tuple[int, int, int], of_job: list[int]
-) -> None:
-    def compared(comm: Communicator) -> list[int] | str:
-        counts = comm.rank in of_job
-        try:
-            return compare(comm, {"x": str(counts)}, Standing(standings[comm.rank]))
-        except MismatchError as error:
-            return str(error)
-
-    for rank, told in enumerate(on_threads(3, compared)):
-        if rank in of_job:
-            assert told == of_job
-        else:
-            assert f"rank {rank} on" in str(told) and f"and rank {of_job[0]} on" in str(told)
