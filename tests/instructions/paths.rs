@@ -81,7 +81,7 @@ fn headers() {
         || (),
         |()| {
             let header = Contract::of(black_box(&call), Algorithm::Ring).header(0, 7, 1);
-            black_box(contract::on_way(header, 0, 1));
+            black_box(contract::with_endpoints(header, 0, 1));
         },
     );
 }
