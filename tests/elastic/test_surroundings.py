@@ -108,9 +108,9 @@ def test_certificates_monitors_and_metrics_go_on_in_the_next_group(
         (about,) = (line for line in one.metrics.splitlines() if line.startswith("gradring_info{"))
         assert f'rank="{one.rank}"' in about
         assert 'world_size="3"' in about
-        # It counts from the beginning of the group.
+        # It counts from the beginning of the group, which compares a few things at first.
         steps = one.seen.step - one.seen.groups[-1].step
-        assert one.stats["collectives"]["all_reduce"]["count"] == pytest.approx(3 * steps, abs=3)
+        assert one.stats["collectives"]["all_reduce"]["count"] == pytest.approx(3 * steps, abs=5)
         assert set(one.stats["lateness_s"]) <= {0, 1, 2}
         assert one.steps >= steps - 1
         # Its own address, and that of its metrics.
