@@ -1,4 +1,4 @@
-"""What the documents name within their text exists: commands, targets, names of the API, tests."""
+"""Commands, targets, names of the API and tests that the documents name in their text exist."""
 
 from __future__ import annotations
 

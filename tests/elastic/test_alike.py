@@ -1,4 +1,4 @@
-"""What all ranks have to have in common, and who is told that it does not."""
+"""Values that all ranks have to have in common, and who is told that they differ."""
 
 from __future__ import annotations
 

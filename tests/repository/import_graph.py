@@ -1,4 +1,4 @@
-"""Who imports whom, read from the sources: nothing is imported or compiled."""
+"""The graph of imports, read from the sources: nothing is imported or compiled."""
 
 from __future__ import annotations
 

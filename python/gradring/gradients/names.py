@@ -1,4 +1,4 @@
-"""What collectives are called: in messages, and in the comparison between ranks.
+"""Names of collectives: in messages, and in the comparison between ranks.
 
 A bucket of gradients is called after its variables, so that a message can say which gradients two
 ranks have paired wrongly. The names that Keras makes up contain counters of the process: on a rank

@@ -1,4 +1,4 @@
-"""What ranks are about to call, compared before anything of it is sent.
+"""Comparison of what ranks are about to call, before anything of it is sent.
 
 Horovod negotiates before every collective. Here that is one reduction of 48 bytes: the greatest
 digest of all ranks' calls, and the least. Only where these differ do ranks tell each other what

@@ -1,4 +1,4 @@
-"""What a rank has counted, for Prometheus: its text format over HTTP.
+"""Metrics of a rank for Prometheus: its text format over HTTP.
 
 Only processes of this machine can ask, unless another address is chosen. There is neither a
 password nor encryption: where these are wanted, an agent or a tunnel on each machine has them.

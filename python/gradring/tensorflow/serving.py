@@ -1,4 +1,4 @@
-"""What a task of type ``ps`` does in place of making a strategy: it serves, and ends."""
+"""Serving: what a task of type ``ps`` does in place of making a strategy, until it ends."""
 
 from __future__ import annotations
 
