@@ -1,4 +1,4 @@
-"""What is wrong, and where: ``gradring doctor``.
+"""The doctor, ``gradring doctor``: what is wrong, and where.
 
 ====================  ===================================================================
 ``here``              this process: the cluster it would join, interface, versions

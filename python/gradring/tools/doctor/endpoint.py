@@ -1,4 +1,4 @@
-"""Whether a ``host:port`` can be reached from here, and where it fails if not."""
+"""Reachability of a ``host:port`` from here, and where it fails if not."""
 
 from __future__ import annotations
 

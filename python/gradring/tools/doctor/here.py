@@ -1,4 +1,4 @@
-"""What this process would do: its cluster and why, its interface, its versions."""
+"""This process, as it would join: its cluster and why, its interface, its versions."""
 
 from __future__ import annotations
 
