@@ -71,7 +71,7 @@ def make_server(
         replicas=rule.replicas,
         # Servers of one machine may share the rule's directory.
         directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
-        patience=rule.patience,
+        patience=rule.worker_timeout,
         **door_and_settings(addresses),
     )
 
