@@ -32,6 +32,9 @@ PLAIN = {
     r"(?:is|be|are) no default": "off by default",
     r"liv\w+ shortly": "short-lived",
     r"sieges?": "a flood of callers",
+    r"can(?:not)? be had": "can be combined, is available",
+    r"comes? and goe?s?": "join and leave",
+    r"(?:nothing|something) to say to": "connect lazily, exchange",
     r"tried on the way|in the run after|in a fast hour": "move it to docs/engineering-log.md",
 }
 #: What a module's head begins with, where a noun says what the module is.

@@ -123,7 +123,7 @@ class _ServerOfIPv6(_Server):
 def serve(
     communicator: Communicator, port: int, address: str, text: Callable[[], str]
 ) -> MetricsServer | None:
-    """Serves at ``port`` plus the local rank; None, and a warning, if that cannot be had.
+    """Serves at ``port`` plus the local rank; None, and a warning, if that is taken.
 
     In an elastic job local ranks change, and ports do not. So a process that comes later takes the
     first port that is left, if another process has that of its local rank.

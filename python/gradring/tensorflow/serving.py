@@ -53,7 +53,7 @@ def make_server(
     """A server that listens.
 
     Raises:
-        gradring.errors.ConfigError: Its port or its directory cannot be had, or it needs more
+        gradring.errors.ConfigError: Its port or its directory cannot be used, or it needs more
             servers beside it.
     """
     check_servers(rule, len(addresses))
