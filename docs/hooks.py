@@ -1,4 +1,4 @@
-"""What `mkdocs build` does to pages: documents of the top level join them, and links are mapped.
+"""Hooks of `mkdocs build`: documents of the top level join its pages, and links are mapped.
 
 README.md and its neighbours are read on their own as well, and pages link to files of the
 repository, so links are written as paths between files. In the site they must lead to pages, or to

@@ -1,4 +1,4 @@
-"""What is written from the table of settings: that of the page, and the types in the stub.
+"""Tables written from that of the settings: the one of the page, and the types in the stub.
 
 ``make settings`` writes both anew, between the comments that enclose them.
 """

@@ -1,4 +1,4 @@
-"""What programs import: the public paths, and what comes with them."""
+"""Imports of programs: the public paths, and what comes with them."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""How busy other programs keep the machine, and what of it a process may use."""
+"""Load of the machine by other programs, and what of it a process may use."""
 
 import math
 from pathlib import Path

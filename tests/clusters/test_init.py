@@ -1,4 +1,4 @@
-"""What ``init()`` decides before it connects."""
+"""Decisions of ``init()`` before it connects."""
 
 import logging
 from pathlib import Path

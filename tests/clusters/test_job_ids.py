@@ -1,4 +1,4 @@
-"""What tells a job from others that may use the same addresses."""
+"""Job ids, which tell a job from others that may use the same addresses."""
 
 from __future__ import annotations
 

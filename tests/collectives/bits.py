@@ -1,4 +1,4 @@
-"""What `test_bits.py` runs, and the file of digests that it compares with.
+"""Calls of `test_bits.py`, and the file of digests that it compares with.
 
 The digests say what the results of reductions are to the last bit, so that a change which only
 means to be faster can show that it is nothing else. Where bits are meant to change, record them:

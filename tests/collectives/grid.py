@@ -1,4 +1,4 @@
-"""What the ranks of the collectives' tests run, in threads or in fresh processes."""
+"""Programs of the ranks of the collectives' tests, in threads or in fresh processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two ranks send each other alone, beside whatever the others do."""
+"""Messages between two ranks alone, beside whatever the others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of the demo is told when it cannot work."""
+"""Messages to a user of the demo when it cannot work."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""What must be true of the demo's results, and what it says when it is not."""
+"""The verdict of the demo: what must be true of its results, and what it says when it is not."""
 
 import numpy as np
 from made_up import rank_result, results

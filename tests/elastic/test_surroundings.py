@@ -1,4 +1,4 @@
-"""What else is around an elastic job: certificates, monitors, metrics, and ends of programs."""
+"""Surroundings of an elastic job: certificates, monitors, metrics, and ends of programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rank of a drill runs: the faulty one comes to its end, the others report theirs."""
+"""The program of each rank of a drill: the faulty one ends, the others report theirs."""
 
 from __future__ import annotations
 

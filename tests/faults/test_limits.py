@@ -1,5 +1,5 @@
-"""What the system refuses: memory, descriptors, threads. The rank without names itself, the others
-name it, and all processes live."""
+"""Limits of the system on memory, descriptors and threads. The rank without names itself, the
+others name it, and all processes live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``gradring run`` returns, and what it says last."""
+"""Exit codes of ``gradring run``, and what it says last."""
 
 import os
 import re

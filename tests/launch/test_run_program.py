@@ -1,4 +1,4 @@
-"""What ``gradring run`` starts: scripts, modules and other programs, and who runs scripts."""
+"""Programs that ``gradring run`` starts: scripts, modules and others, and who runs scripts."""
 
 import os
 import sys

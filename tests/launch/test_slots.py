@@ -1,4 +1,4 @@
-"""Which rank of an elastic job is started when, and where, without processes."""
+"""Starts of the ranks of an elastic job: which, when and where, without processes."""
 
 import signal
 

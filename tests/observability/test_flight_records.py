@@ -1,4 +1,4 @@
-"""What ranks leave behind when they fail or are asked, and the sentences made of it."""
+"""Flight records of ranks that fail or are asked, and the sentences made of them."""
 
 from __future__ import annotations
 

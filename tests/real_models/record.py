@@ -1,4 +1,4 @@
-"""What trainings were found to be, kept in a file, so that another run goes on with the rest."""
+"""Records of trainings, kept in a file, so that another run goes on with the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python reads from outside ends in a value or in an error of ours, whatever the text is.
+"""Texts from outside end in a value or in an error of ours, whatever they are.
 
 The decoders of what travels between ranks are tested in ``rust/core/tests/decoders.rs``.
 """

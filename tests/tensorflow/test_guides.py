@@ -1,4 +1,4 @@
-"""What guides and notebooks do around the strategy, and the strategy must not mind.
+"""Habits of guides and notebooks around the strategy, which it must not mind.
 
 They make a strategy for each section, compile outside of its scope, and give callbacks to the chief
 alone.

@@ -1,4 +1,4 @@
-"""What collectives are called, and what two ranks say that call different ones."""
+"""Names of collectives, and what two ranks say that call different ones."""
 
 from typing import Any
 

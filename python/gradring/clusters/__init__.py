@@ -1,4 +1,4 @@
-"""How a process learns its rank: one small file per environment behind one interface.
+"""Environments that tell a process its rank: one small file for each, behind one interface.
 
 ====================  ==============================================================
 ``env``               ``GRADRING_RANK, GRADRING_WORLD_SIZE, GRADRING_RENDEZVOUS``

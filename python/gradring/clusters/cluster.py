@@ -1,4 +1,4 @@
-"""What detection finds, and what each environment provides to find it."""
+"""The result of detection, and the interface of the environments that find it."""
 
 from __future__ import annotations
 

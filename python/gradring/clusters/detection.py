@@ -1,4 +1,4 @@
-"""Which cluster this process belongs to: the first environment that matches, none contradicting."""
+"""Detection of this process' cluster: the first environment that matches, none contradicting."""
 
 from __future__ import annotations
 

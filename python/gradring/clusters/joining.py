@@ -1,4 +1,4 @@
-"""Whether this process founds a group, or joins the job that runs already."""
+"""The decision whether this process founds a group, or joins the job that runs already."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
         return Cluster(0, 1, ALONE_RENDEZVOUS, None, ENVIRONMENT.source, _beside(own))
     moved = parse.given_rendezvous(environ)
     addresses = tuple(task.address for task in tasks)
-    # Where processes come and go, a later one may be told of others.
+    # Where processes join and leave, a later one may be told of others.
     is_elastic = parse.value(environ, parse.JOIN) is not None
     return Cluster(
         place.rank,

@@ -1,4 +1,4 @@
-"""What a front end describes to have tensors reduced; every function on the way hands it on."""
+"""The description of a reduction by a front end; every function on the way hands it on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the ranks still have the same weights.
+"""Comparison of the ranks' weights.
 
 Synchronous replicas start alike and apply the same updates, so they must stay alike to the last
 bit. What breaks that is silent: an update on one rank alone, a random number, a library that

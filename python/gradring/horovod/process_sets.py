@@ -1,4 +1,4 @@
-"""Which processes take part in a collective."""
+"""Process sets: the processes that take part in a collective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Linux says about this machine: what it is, how busy it is, and its processes."""
+"""Facts from Linux about this machine: what it is, how busy it is, and its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who keeps whom waiting, from what all ranks say about it."""
+"""Lateness: who keeps whom waiting, from what all ranks say about it."""
 
 from __future__ import annotations
 

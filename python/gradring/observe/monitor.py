@@ -1,4 +1,4 @@
-"""Where the time of training steps goes, while they run: a line now and then, a table at the end.
+"""The monitor of training steps: where time goes, as a line now and then and a table at the end.
 
 Steps are not measured one by one. The communicator counts all the time, and a line shows what has
 been added since the last one, divided by the number of steps; so a step costs two looks at a clock.

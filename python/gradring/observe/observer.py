@@ -1,4 +1,4 @@
-"""What observes one communicator from when it is joined to its end: metrics and a timeline."""
+"""The observer of one communicator from when it is joined to its end: metrics and a timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `gradring.Monitor` counts, and how it says so: lines, JSON, a table, a verdict."""
+"""Counts of a `gradring.Monitor`, and how it reports them: lines, JSON, a table, a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which element types the engine takes, and how the others are carried in them."""
+"""Element types that the engine takes, and how the others are carried in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all ranks do together in Keras' `fit`, whatever callbacks each of them has.
+"""Agreement of all ranks in Keras' `fit`, whatever callbacks each of them has.
 
 A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must not need the other
 ranks. So no callback has collectives of its own; the ranks meet where each of them comes by in any

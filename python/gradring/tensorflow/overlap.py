@@ -1,4 +1,4 @@
-"""How much of the time in collectives was hidden behind computation."""
+"""Overlap: how much of the time in collectives was hidden behind computation."""
 
 from __future__ import annotations
 

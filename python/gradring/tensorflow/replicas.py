@@ -1,4 +1,4 @@
-"""Whether the ranks still have the same variables."""
+"""Comparison of the ranks' variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task of type ``ps`` does in place of making a strategy: it serves, and ends."""
+"""Serving: what a task of type ``ps`` does in place of making a strategy, until it ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_server(
     """A server that listens.
 
     Raises:
-        gradring.errors.ConfigError: Its port or its directory cannot be had, or it needs more
+        gradring.errors.ConfigError: Its port or its directory cannot be used, or it needs more
             servers beside it.
     """
     check_servers(rule, len(addresses))
@@ -71,7 +71,7 @@ def make_server(
         replicas=rule.replicas,
         # Servers of one machine may share the rule's directory.
         directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
-        patience=rule.patience,
+        patience=rule.worker_timeout,
         **door_and_settings(addresses),
     )
 

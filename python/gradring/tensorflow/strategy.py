@@ -104,9 +104,9 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 which one is for whom.
 
         Raises:
-            gradring.errors.ConfigError: `check_gradients` is something else, or cannot be had with
-                `update`; or `update` is no rule, or needs one local device; or `bucket_bytes` is
-                not above 0; or `cluster_resolver` and `communicator` contradict each other; or
+            gradring.errors.ConfigError: `check_gradients` is something else, or cannot be combined
+                with `update`; or `update` is no rule, or needs one local device; or `bucket_bytes`
+                is not above 0; or `cluster_resolver` and `communicator` contradict each other; or
                 `devices` names none, one twice, one that does not exist, or not as many as on the
                 other ranks.
             gradring.errors.MismatchError: Another rank has another `update`.

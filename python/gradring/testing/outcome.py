@@ -1,4 +1,4 @@
-"""What became of a rank, and the exceptions that report it."""
+"""Outcomes of ranks, and the exceptions that report them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of a training update their variables.
+"""Update rules: how the ranks of a training update their variables.
 
 ====================  ===========================================================================
 `AllReduce`           every step applies the sum of all ranks' gradients, on every rank

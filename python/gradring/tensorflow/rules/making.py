@@ -26,7 +26,7 @@ def make(
     """What a strategy does by this rule; takes its arguments, number of local devices, and servers.
 
     Raises:
-        gradring.errors.ConfigError: The rule cannot be had together with these.
+        gradring.errors.ConfigError: The rule cannot be combined with these.
     """
     if rule == updates.AllReduce():
         return Updates()

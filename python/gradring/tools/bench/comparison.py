@@ -1,4 +1,4 @@
-"""Which measurements may be compared: those of what is called alike, over the same medium.
+"""Measurements that may be compared: those of what is called alike, over the same medium.
 
 A call from numpy and a strategy inside TensorFlow do different things around the same reduction,
 and shared memory is no network. So each system stands beside those that do as it does.

@@ -1,4 +1,4 @@
-"""What is between the ranks: this machine as it is, or a network made for them."""
+"""The network between the ranks: this machine as it is, or one made for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be measured, parsed and checked before any rank starts."""
+"""Options of a measurement, parsed and checked before any rank starts."""
 
 from __future__ import annotations
 

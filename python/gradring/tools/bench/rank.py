@@ -1,4 +1,4 @@
-"""What every rank of a benchmark runs.
+"""The program of every rank of a benchmark.
 
 The clock: all ranks pass a barrier, then rank 0 measures how long its own call takes, as nccl-tests
 does for its first rank. The call ends when rank 0 has the whole result, to which every rank had to

@@ -86,7 +86,7 @@ def bench_link(say: Callable[[str], None], congestion: str | None = None) -> Lin
 
     Raises:
         RankFailure: A rank failed, or had not finished in time.
-        ConfigError: ``congestion`` cannot be had.
+        ConfigError: The kernel refuses ``congestion``.
     """
     say(f"# {resources.date()}, {resources.machine()}, load {resources.load()} at the start")
     with network(congestion) as hosts:

@@ -1,4 +1,4 @@
-"""What several commands ask of their arguments."""
+"""Arguments of several commands."""
 
 from __future__ import annotations
 

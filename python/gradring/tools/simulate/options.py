@@ -1,4 +1,4 @@
-"""What is to be simulated, parsed and checked."""
+"""Options of a simulation, parsed and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a benchmark find each other: addresses and free ports that all know."""
+"""Addresses and free ports at which the ranks of a benchmark find each other; all know them."""
 
 from __future__ import annotations
 

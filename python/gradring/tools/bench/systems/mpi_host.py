@@ -1,4 +1,4 @@
-"""What Open MPI runs instead of ssh: ``mpi_host.py ADDRESS=PID,... ADDRESS COMMAND...``.
+"""The stand-in for ssh that Open MPI runs: ``mpi_host.py ADDRESS=PID,... ADDRESS COMMAND...``.
 
 The command gets the network and the cores of the process PID, which is one of our ranks on that
 simulated host, and a host name of its own: Open MPI takes daemons of one name for one and the same.

@@ -1,4 +1,4 @@
-"""What `mpirun` starts for `mpi`: ``mpi_rank.py SOCKET``, one of its ranks.
+"""One of the ranks that `mpirun` starts for `mpi`: ``mpi_rank.py SOCKET``.
 
 It connects to our rank 0, says its MPI rank, and then obeys: a `Problem` is prepared for its own
 rank; a number is how often to iterate, and answered with `Samples`. It ends when the connection

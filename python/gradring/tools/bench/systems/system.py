@@ -1,4 +1,4 @@
-"""What a system, and the file of a peer, have to provide."""
+"""The interface of a system, and of the file of a peer."""
 
 from __future__ import annotations
 
