@@ -68,6 +68,8 @@ pub mod collective;
 pub mod communicator;
 pub mod config;
 #[doc(hidden)]
+pub mod cost_model;
+#[doc(hidden)]
 pub mod drive;
 pub mod dtype;
 pub mod elastic;
@@ -91,8 +93,6 @@ pub mod parameters;
 pub mod schedule;
 #[doc(hidden)]
 pub mod serving;
-#[doc(hidden)]
-pub mod timing;
 pub mod wire;
 pub mod work;
 

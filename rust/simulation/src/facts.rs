@@ -22,9 +22,9 @@ use gradring_core::config::timing::Timing;
 use gradring_core::drive::Limits;
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::schedule::Algorithm;
+use gradring_core::schedule::algorithm_rules::Rules;
 use gradring_core::schedule::choice::Policy;
 use gradring_core::schedule::topology::Topology;
-use gradring_core::schedule::wishes::Rules;
 use gradring_core::wire::contract::HEADER_BYTES;
 
 const WORLD_SIZES: [usize; 3] = [2, 3, 5];

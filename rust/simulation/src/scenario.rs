@@ -11,9 +11,9 @@ use gradring_core::collective::{Call, Collective};
 use gradring_core::drive::Limits;
 use gradring_core::dtype::DType;
 use gradring_core::schedule::Algorithm;
+use gradring_core::schedule::algorithm_rules::Rules;
 use gradring_core::schedule::choice::Policy;
 use gradring_core::schedule::topology::Topology;
-use gradring_core::schedule::wishes::Rules;
 
 const LINGERS_MAX: Moment = 3 * SECOND;
 

@@ -17,21 +17,21 @@ use crate::collective::Collective;
 use crate::dtype::ReduceOp;
 use crate::names::named;
 
+pub mod algorithm_rules;
 pub mod choice;
 mod direct;
 mod doubling;
 mod explanation;
 mod halving;
 mod hierarchical;
-pub(crate) mod likeness;
 mod one_shot;
 mod pairs;
 mod ring;
 mod star;
+pub(crate) mod symmetry;
 pub mod topology;
 #[cfg(test)]
 mod verify;
-pub mod wishes;
 
 use choice::MESH_RANKS_MAX;
 use hierarchical::Levels;

@@ -1,4 +1,4 @@
-//! Which algorithms a user wants, as text and as data.
+//! Rules of a user about algorithms, as text and as data.
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ impl Rules {
         &self.0
     }
 
-    /// The first algorithm that is wished for such a size and performs `call`.
+    /// The first algorithm that has a rule for such a size and performs `call`.
     pub(super) fn choose(&self, call: &Call, topology: &Topology) -> Option<Algorithm> {
         let bytes = call.bytes();
         let fits = |&&(algorithm, limit): &&(Algorithm, usize)| {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_that_cannot_be_read_is_refused() {
+    fn rules_that_cannot_be_read_are_refused() {
         for text in [
             "",
             "rings",

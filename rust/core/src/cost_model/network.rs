@@ -4,7 +4,7 @@ use crate::schedule::topology::Topology;
 
 /// Units of virtual time in a second: a byte takes 80 of them at 100 Gbit/s.
 pub(super) const TICKS_PER_SECOND: f64 = 1e12;
-/// Virtual time that is not played any more: 213 days.
+/// Virtual time that is not simulated any more: 213 days.
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// Equal hosts with equally many ranks, and what is between and in them.

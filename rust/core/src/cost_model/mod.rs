@@ -1,4 +1,4 @@
-//! How long an all-reduce would take: the plans of all ranks, played in virtual time over links that
+//! How long an all-reduce would take: the plans of all ranks, in virtual time over links that
 //! are numbers, without bytes and threads.
 //!
 //! *What is real.* The schedules, the blocks and what waits for what are those of the executor, as
@@ -18,13 +18,13 @@ use crate::caller::Interrupt;
 use crate::collective::Call;
 use crate::error::{Error, Result};
 use crate::schedule::Algorithm;
+use crate::schedule::algorithm_rules::Rules;
 use crate::schedule::choice::{Cost, MEASURED_SIZES, Measured, Policy};
-use crate::schedule::wishes::Rules;
 
 mod lines;
 mod network;
-mod play;
 mod rank;
+mod simulate;
 
 pub use network::{Network, Path, Uplink};
 
@@ -46,7 +46,7 @@ pub struct Timing {
 /// How long an all-reduce of `bytes` takes by `algorithm`.
 ///
 /// # Errors
-/// `Config` for an algorithm that does not do it there and for one too large to be played, and what a
+/// `Config` for an algorithm that does not do it there and for one too large to be simulated, and what a
 /// caller that gives up gets.
 pub fn time(
     bytes: usize,
@@ -54,7 +54,7 @@ pub fn time(
     network: &Network,
     interrupt: Interrupt<'_>,
 ) -> Result<Timing> {
-    play::play(&Call::float_sum(bytes), algorithm, network, interrupt)
+    simulate::simulate(&Call::float_sum(bytes), algorithm, network, interrupt)
 }
 
 /// How a group would choose on `network`: by `rules`, and by times as a new group measures them.

@@ -1,4 +1,4 @@
-//! Which ranks do the same: what need not be worked out for each of them.
+//! Symmetry of schedules: which ranks do the same, so that it need not be worked out for each of them.
 
 use super::Algorithm;
 use super::topology::Topology;
@@ -6,14 +6,14 @@ use crate::collective::Collective;
 
 /// How the schedules of all ranks follow from that of rank 0, but for which elements they are about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Likeness {
+pub(crate) enum Symmetry {
     /// Not at all.
     None,
     /// Rank r does with rank r+p what rank 0 does with rank p.
-    Turned,
+    Rotation,
 }
 
-impl Likeness {
+impl Symmetry {
     /// Of an all-reduce whose chunks are alike; others are not looked at.
     pub(crate) fn of(
         algorithm: Algorithm,
@@ -29,7 +29,7 @@ impl Likeness {
             && matches!(collective, Collective::AllReduce { .. });
         let in_a_row = topology.hosts().concat().is_sorted();
         match algorithm {
-            Algorithm::Ring if alike && in_a_row => Self::Turned,
+            Algorithm::Ring if alike && in_a_row => Self::Rotation,
             _ => Self::None,
         }
     }
@@ -38,7 +38,7 @@ impl Likeness {
     pub(crate) const fn peer(self, rank: usize, peer: usize, world_size: usize) -> usize {
         match self {
             Self::None => peer,
-            Self::Turned => (rank + peer) % world_size,
+            Self::Rotation => (rank + peer) % world_size,
         }
     }
 
@@ -46,7 +46,7 @@ impl Likeness {
     pub(crate) const fn seen_from(self, other: usize, rank: usize, world_size: usize) -> usize {
         match self {
             Self::None => rank,
-            Self::Turned => (rank + world_size - other) % world_size,
+            Self::Rotation => (rank + world_size - other) % world_size,
         }
     }
 }
@@ -64,9 +64,9 @@ mod tests {
         schedule: &Schedule,
         rank: usize,
         topology: &Topology,
-        likeness: Likeness,
+        symmetry: Symmetry,
     ) -> Vec<impl PartialEq + use<>> {
-        let peer = |peer| likeness.seen_from(rank, peer, topology.world_size());
+        let peer = |peer| symmetry.seen_from(rank, peer, topology.world_size());
         let length = |range: &Range<usize>| range.len();
         schedule
             .iter()
@@ -92,13 +92,13 @@ mod tests {
                     if !algorithm.performs(&collective, &topology) {
                         continue;
                     }
-                    let likeness = Likeness::of(algorithm, &collective, &topology, count, block);
-                    if likeness == Likeness::None {
+                    let symmetry = Symmetry::of(algorithm, &collective, &topology, count, block);
+                    if symmetry == Symmetry::None {
                         continue;
                     }
                     let of = |rank| {
                         let schedule = build(algorithm, &collective, rank, &topology, count, block);
-                        shape(&schedule, rank, &topology, likeness)
+                        shape(&schedule, rank, &topology, symmetry)
                     };
                     let first = of(0);
                     assert!((1..world_size).all(|rank| of(rank) == first));
@@ -112,8 +112,8 @@ mod tests {
     #[test]
     fn what_rank_0_sees_leads_back() {
         for (rank, peer) in (0..6).flat_map(|rank| (0..6).map(move |peer| (rank, peer))) {
-            let seen = Likeness::Turned.seen_from(rank, peer, 6);
-            assert_eq!(Likeness::Turned.peer(rank, seen, 6), peer);
+            let seen = Symmetry::Rotation.seen_from(rank, peer, 6);
+            assert_eq!(Symmetry::Rotation.peer(rank, seen, 6), peer);
         }
     }
 
@@ -122,10 +122,10 @@ mod tests {
         let of = |hosts: usize, count| {
             let topology = Topology::by_host((0..8).map(|rank| rank % hosts));
             let collective = Collective::AllReduce { op: ReduceOp::Sum };
-            Likeness::of(Algorithm::Ring, &collective, &topology, count, 1000)
+            Symmetry::of(Algorithm::Ring, &collective, &topology, count, 1000)
         };
-        assert_eq!(of(1, 80), Likeness::Turned);
-        assert_eq!(of(1, 81), Likeness::None);
-        assert_eq!(of(2, 80), Likeness::None);
+        assert_eq!(of(1, 80), Symmetry::Rotation);
+        assert_eq!(of(1, 81), Symmetry::None);
+        assert_eq!(of(2, 80), Symmetry::None);
     }
 }

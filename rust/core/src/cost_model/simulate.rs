@@ -1,4 +1,4 @@
-//! Lets all ranks play their part: what happens, in the order of its time.
+//! Simulation of all ranks: events in the order of their time.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,17 +13,17 @@ use crate::collective::Call;
 use crate::error::{Error, Result, Unusable};
 use crate::executor::{Outline, Way, Work};
 use crate::schedule::Algorithm;
-use crate::schedule::likeness::Likeness;
+use crate::schedule::symmetry::Symmetry;
 
-/// Most pieces that are played: a minute or two.
-const PLAYED_MAX: usize = 1 << 28;
+/// Most pieces that are simulated: a minute or two.
+const SIMULATED_MAX: usize = 1 << 28;
 /// Most pieces that are kept, about 25 bytes each.
 const KEPT_MAX: usize = 1 << 26;
 /// How many events pass before the caller is asked again.
 const EVENTS_UNASKED: u64 = 1 << 18;
 
-/// Plays `call` by `algorithm` on `network`.
-pub(super) fn play(
+/// Simulates `call` by `algorithm` on `network`.
+pub(super) fn simulate(
     call: &Call,
     algorithm: Algorithm,
     network: &Network,
@@ -36,23 +36,23 @@ pub(super) fn play(
         }
         .into());
     }
-    let likeness = Outline::likeness(call, algorithm, &topology);
-    play_as(call, algorithm, network, likeness, interrupt)
+    let symmetry = Outline::symmetry(call, algorithm, &topology);
+    simulate_as(call, algorithm, network, symmetry, interrupt)
 }
 
-/// The same where ranks are alike as `likeness` says.
-pub(super) fn play_as(
+/// The same where ranks are alike as `symmetry` says.
+pub(super) fn simulate_as(
     call: &Call,
     algorithm: Algorithm,
     network: &Network,
-    likeness: Likeness,
+    symmetry: Symmetry,
     interrupt: Interrupt<'_>,
 ) -> Result<Timing> {
     let topology = network.topology();
     let world_size = network.world_size;
-    let played = match likeness {
-        Likeness::None => world_size,
-        Likeness::Turned => network.period(),
+    let simulated = match symmetry {
+        Symmetry::None => world_size,
+        Symmetry::Rotation => network.period(),
     };
     let mut asked = move || match interrupt.interrupts() {
         true => Err(Error::aborted("the caller gave up")),
@@ -60,19 +60,19 @@ pub(super) fn play_as(
     };
     let outline = |rank| Rc::new(Outline::of(call, algorithm, rank, &topology));
     let first = outline(0);
-    let kept = if likeness == Likeness::None {
-        played
+    let kept = if symmetry == Symmetry::None {
+        simulated
     } else {
         1
     };
-    let too_many = first.len() * played > PLAYED_MAX || first.len() * kept > KEPT_MAX;
+    let too_many = first.len() * simulated > SIMULATED_MAX || first.len() * kept > KEPT_MAX;
     if too_many {
         let blocks = Outline::blocks(call, &topology) * world_size;
         let element = call.dtype.size_bytes();
-        return Err(Unusable::TooLargeToPlay {
+        return Err(Unusable::TooLargeToSimulate {
             bytes: call.bytes(),
             world_size,
-            pieces: first.len() * played,
+            pieces: first.len() * simulated,
             even: call.count.next_multiple_of(blocks) * element,
         }
         .into());
@@ -84,25 +84,25 @@ pub(super) fn play_as(
     }
     let cluster = Cluster {
         network,
-        likeness,
-        played,
+        symmetry,
+        simulated,
         outlines,
     };
-    let mut play = Play::new(&cluster);
-    play.run(&mut asked)?;
-    if play.now == NEVER {
+    let mut simulation = Simulation::new(&cluster);
+    simulation.run(&mut asked)?;
+    if simulation.now == NEVER {
         let bytes = call.bytes();
-        return Err(Unusable::TooLongToPlay { bytes, world_size }.into());
+        return Err(Unusable::TooLongToSimulate { bytes, world_size }.into());
     }
-    Ok(play.timing())
+    Ok(simulation.timing())
 }
 
-/// What is played.
+/// What is simulated.
 struct Cluster<'a> {
     network: &'a Network,
-    likeness: Likeness,
+    symmetry: Symmetry,
     /// How many ranks stand for all.
-    played: usize,
+    simulated: usize,
     /// Of each rank, or one for all.
     outlines: Vec<Rc<Outline>>,
 }
@@ -123,9 +123,9 @@ impl Cluster<'_> {
     /// Where a pipe to `peer`, as the outline of `rank` calls it, leads.
     fn target(&self, rank: usize, peer: usize) -> Target {
         let (network, world_size) = (self.network, self.network.world_size);
-        let peer = self.likeness.peer(rank, peer, world_size);
-        let sender = self.likeness.seen_from(peer, rank, world_size);
-        let receiver = peer % self.played;
+        let peer = self.symmetry.peer(rank, peer, world_size);
+        let sender = self.symmetry.seen_from(peer, rank, world_size);
+        let receiver = peer % self.simulated;
         let pipes = self.outline(receiver).pipes().iter();
         let pipe = pipes
             .enumerate()
@@ -181,7 +181,7 @@ impl PartialEq for Event {
 
 impl Eq for Event {}
 
-struct Play<'a> {
+struct Simulation<'a> {
     network: &'a Network,
     ranks: Vec<Rank>,
     lines: Lines<'a>,
@@ -200,18 +200,20 @@ struct Processors {
     queue: VecDeque<u32>,
 }
 
-impl<'a> Play<'a> {
+impl<'a> Simulation<'a> {
     fn new(cluster: &Cluster<'a>) -> Self {
         let network = cluster.network;
         let processors = || Processors {
             idle: network.cores.unwrap_or(network.ranks_per_host),
             queue: VecDeque::new(),
         };
-        let hosts = cluster.played / network.ranks_per_host;
+        let hosts = cluster.simulated / network.ranks_per_host;
         Self {
             network,
-            ranks: (0..cluster.played).map(|rank| cluster.rank(rank)).collect(),
-            lines: Lines::new(network, cluster.played),
+            ranks: (0..cluster.simulated)
+                .map(|rank| cluster.rank(rank))
+                .collect(),
+            lines: Lines::new(network, cluster.simulated),
             processors: (0..hosts).map(|_| processors()).collect(),
             events: BinaryHeap::new(),
             order: 0,
@@ -333,7 +335,7 @@ impl<'a> Play<'a> {
         let worked = self.ranks.iter().map(|rank| rank.worked).max().unwrap_or(0);
         let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
         let part = |ticks: u64| ticks as f64 / last.max(1) as f64;
-        // Those that are played stand for all.
+        // Those that are simulated stand for all.
         let each = (self.network.world_size / self.ranks.len()) as u64;
         Timing {
             seconds: seconds(last),

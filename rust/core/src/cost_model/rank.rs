@@ -1,4 +1,4 @@
-//! One rank of a played collective: which piece may move next.
+//! One rank of a simulated collective: which piece may move next.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ pub(super) struct Rank {
 /// The other end of an outgoing pipe.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
-    /// The rank there, among those that are played.
+    /// The rank there, among those that are simulated.
     pub(super) rank: u32,
     /// Its pipe.
     pub(super) pipe: u32,

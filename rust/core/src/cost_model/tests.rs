@@ -1,6 +1,6 @@
 use super::network::ticks;
 use super::*;
-use crate::schedule::likeness::Likeness;
+use crate::schedule::symmetry::Symmetry;
 
 /// One rank on each host, and nothing takes time but latency and lines.
 fn uniform(world_size: usize) -> Network {
@@ -163,13 +163,13 @@ fn doubling_takes_log2_n_steps_of_the_whole() {
 fn ranks_that_stand_for_others_find_what_all_find() {
     for network in networks() {
         for bytes in [network.world_size * 4 * 100, network.world_size << 18] {
-            let play = |likeness| {
+            let all = |symmetry| {
                 let call = Call::float_sum(bytes);
-                play::play_as(&call, Algorithm::Ring, &network, likeness, &mut || false).unwrap()
+                simulate::simulate_as(&call, Algorithm::Ring, &network, symmetry, &mut || false)
+                    .unwrap()
             };
             let few = timing(bytes, Algorithm::Ring, &network);
-            let all = play(Likeness::None);
-            assert_eq!(few, all, "{bytes} {network:?}");
+            assert_eq!(few, all(Symmetry::None), "{bytes} {network:?}");
         }
     }
 }
@@ -268,7 +268,7 @@ fn what_is_too_large_and_what_is_given_up_is_an_error() {
 }
 
 #[test]
-fn a_large_ring_is_played_by_the_ranks_that_differ() {
+fn a_large_ring_is_simulated_by_the_ranks_that_differ() {
     let network = Network {
         ranks_per_host: 8,
         ..uniform(1024)
