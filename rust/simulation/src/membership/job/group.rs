@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Event, Group, PEER_TIMEOUT, State, World, number};
-use crate::time::MILLISECOND;
+use super::{Event, Group, Job, PEER_TIMEOUT, State, number};
+use crate::world::time::MILLISECOND;
 use gradring_core::agreement::quorum::{Ballot, Peer, Roster};
 
-impl World {
+impl Job {
     /// Groups make a step, and notice what has become of their members.
     pub(super) fn tick(&mut self) -> Result<(), String> {
         let running: BTreeMap<Ballot, usize> = (0..self.hosts.len())
@@ -32,7 +32,7 @@ impl World {
             };
             if hosts.iter().all(all) {
                 self.progress(&roster, &hosts)?;
-                if self.random.once_in(3) {
+                if self.world.random.once_in(3) {
                     self.let_others_in(&roster, &hosts);
                 }
             }
@@ -45,7 +45,7 @@ impl World {
 
     /// After a commit, a group that has room and is asked stops in good order.
     fn let_others_in(&mut self, roster: &Roster, hosts: &[usize]) {
-        let instant = self.clock.instant();
+        let instant = self.world.clock.instant();
         let members = || {
             hosts
                 .iter()
@@ -54,8 +54,8 @@ impl World {
         let waits = members().any(|member| member.joiners(instant).next().is_some());
         if waits && roster.members.len() < *self.scenario.workers.end() {
             for &host in hosts {
-                let delay = self.random.between(0, 200 * MILLISECOND);
-                self.after(delay, Event::Return(host, roster.ballot));
+                let delay = self.world.random.between(0, 200 * MILLISECOND);
+                self.world.after(delay, Event::Return(host, roster.ballot));
             }
         }
     }
@@ -67,7 +67,7 @@ impl World {
         if self.hosts[host].state != State::Lives {
             return Ok(());
         }
-        let now = self.clock.now();
+        let now = self.world.clock.now();
         let (mut silent, mut gone) = (false, false);
         for peer in &self.roster(host).members {
             let other = number(&peer.address);
@@ -90,7 +90,7 @@ impl World {
         let since = silent.then(|| *self.hosts[host].silence.get_or_insert(now));
         self.hosts[host].silence = since;
         let is_late = since.is_some_and(|since| now >= since + PEER_TIMEOUT);
-        if is_late || gone && self.random.once_in(2) {
+        if is_late || gone && self.world.random.once_in(2) {
             self.come_back(host);
         }
         Ok(())

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use super::ends::SimulatedLinks;
-use super::random::Random;
+use super::links::SimulatedLinks;
 use super::scenario::Scenario;
-use super::time::{Clock, Moment, nanoseconds};
-use super::trace::Trace;
 use super::values::Values;
+use crate::world::random::Random;
+use crate::world::time::{Clock, Moment, nanoseconds};
+use crate::world::trace::Trace;
 use gradring_core::abort::AbortSwitch;
 use gradring_core::collective::Call;
 use gradring_core::drive::{

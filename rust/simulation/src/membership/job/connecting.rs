@@ -1,11 +1,11 @@
 //! How members of a roster connect.
 
-use super::{Event, Group, State, World, number};
+use super::{Event, Group, Job, State, number};
 use crate::membership::scenario::Kind;
-use crate::time::{MILLISECOND, nanoseconds};
+use crate::world::time::{MILLISECOND, nanoseconds};
 use gradring_core::agreement::quorum::{Ballot, Id};
 
-impl World {
+impl Job {
     pub(super) fn connect(&mut self, host: usize, ballot: Ballot) -> Result<(), String> {
         let Group::Connecting {
             ballot: at, since, ..
@@ -16,7 +16,7 @@ impl World {
         if at != ballot {
             return Ok(());
         }
-        let now = self.clock.now();
+        let now = self.world.clock.now();
         let roster = self.roster(host);
         let (mut missing, mut gone) = (Vec::new(), false);
         for peer in &roster.members {
@@ -48,7 +48,7 @@ impl World {
             let id = self.id(host).expect("it lives");
             if self.passes(host, first) {
                 let delay = if first == host { 0 } else { self.delay() };
-                self.after(
+                self.world.after(
                     delay,
                     Event::Ready {
                         to: first,
@@ -59,7 +59,8 @@ impl World {
             }
             self.sent(Kind::Ready, host)?;
         }
-        self.after(300 * MILLISECOND, Event::Connect(host, ballot));
+        self.world
+            .after(300 * MILLISECOND, Event::Connect(host, ballot));
         Ok(())
     }
 
@@ -80,7 +81,7 @@ impl World {
             let to = number(&member.address);
             if self.passes(host, to) {
                 let delay = self.delay();
-                self.after(delay, Event::Complete { to, ballot });
+                self.world.after(delay, Event::Complete { to, ballot });
             }
             self.sent(Kind::Complete, host)?;
             if self.hosts[host].state != State::Lives {
@@ -94,7 +95,9 @@ impl World {
         let it = &mut self.hosts[host];
         it.group = Group::Running(ballot);
         it.member.as_mut().expect("it lives").connected();
-        self.trace.say(|| format!("host {host} runs in {ballot:?}"));
+        self.world
+            .trace
+            .say(|| format!("host {host} runs in {ballot:?}"));
         self.only_one_is_alive()
     }
 }

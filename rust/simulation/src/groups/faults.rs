@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::network::{End, Network, PipeId};
-use super::random::Random;
-use super::scenario::Difference;
-use super::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
+use crate::world::pipes::{End, PipeId, Pipes};
+use crate::world::random::Random;
+use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
+use gradring_core::collective::{Call, Collective};
 use gradring_core::config::timing::Timing;
+use gradring_core::dtype::DType;
 use gradring_core::wire::contract::HEADER_BYTES;
 
 /// When a fault strikes: some time after a rank has begun to compute for a collective, and has sent
@@ -20,6 +21,53 @@ pub(super) struct Trigger {
     /// What it must have sent its successor in this collective before.
     pub(super) sent: usize,
     pub(super) after: Moment,
+}
+
+impl Trigger {
+    pub(super) fn is(&self, rank: usize, number: usize) -> bool {
+        self.rank == rank && self.number == number
+    }
+}
+
+/// How a call differs from what it should be.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Difference {
+    Name,
+    Count,
+    Barrier,
+}
+
+impl Difference {
+    pub(super) fn change(self, call: &mut Call) {
+        match self {
+            // Another count of an all-to-all would be refused before anything is sent.
+            Self::Count
+                if !matches!(call.collective, Collective::Barrier | Collective::AllToAll) =>
+            {
+                call.count += 1;
+                call.shapes = format!("[{}]", call.count);
+                match &mut call.collective {
+                    Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } => {
+                        counts[0] += 1;
+                    }
+                    Collective::Gather { chunk, .. } | Collective::Scatter { chunk, .. } => {
+                        *chunk += 1;
+                    }
+                    _ => {}
+                }
+            }
+            Self::Barrier if !matches!(call.collective, Collective::Barrier) => {
+                *call = Call {
+                    collective: Collective::Barrier,
+                    dtype: DType::U8,
+                    count: 1,
+                    name: call.name.clone(),
+                    shapes: String::new(),
+                };
+            }
+            _ => call.name = "y".into(),
+        }
+    }
 }
 
 /// Something that goes wrong. The rank of the trigger is at fault.
@@ -324,7 +372,7 @@ impl Fault {
     }
 
     /// Strikes, where it strikes the network.
-    pub(super) fn harm(&self, network: &mut Network, world_size: usize, now: Moment) {
+    pub(super) fn harm(&self, network: &mut Pipes, world_size: usize, now: Moment) {
         let Trigger { rank, .. } = self.trigger();
         let until = |lasts: Moment| now.saturating_add(lasts);
         let data = |to| PipeId::Data { from: rank, to };

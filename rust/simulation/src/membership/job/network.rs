@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
-use super::{Event, State, World, number};
+use super::{Event, Job, State, number};
 use crate::membership::scenario::{Kind, Trigger};
-use crate::time::{Moment, SECOND, nanoseconds};
+use crate::world::time::{Moment, SECOND, nanoseconds};
 use gradring_core::agreement::message::{Envelope, Outcome, Reply, Request};
 
-impl World {
+impl Job {
     pub(super) fn send(
         &mut self,
         from: usize,
@@ -15,9 +15,11 @@ impl World {
         envelope: Envelope,
     ) -> Result<(), String> {
         let to = number(address);
-        self.trace
+        self.world
+            .trace
             .say(|| format!("{from} -> {to}  {}", shown(&envelope.request)));
-        let ticket = self.added + 1;
+        self.asked += 1;
+        let ticket = self.asked;
         self.tickets.insert(ticket);
         let outcome = |outcome| Event::Outcome {
             host: from,
@@ -26,13 +28,14 @@ impl World {
             to: envelope.to,
             outcome,
         };
-        self.after(nanoseconds(self.timing.request), outcome(Outcome::Silent));
+        self.world
+            .after(nanoseconds(self.timing.request), outcome(Outcome::Silent));
         let what = kind(&envelope.request);
         if self.passes(from, to) {
             let delay = self.delay();
             let refuses = matches!(self.hosts[to].state, State::Ended(_) | State::NotStarted);
             if refuses && !self.is_cut(to, from) {
-                self.after(delay, outcome(Outcome::Refused));
+                self.world.after(delay, outcome(Outcome::Refused));
             } else if !refuses {
                 let request = Event::Request {
                     from,
@@ -40,11 +43,11 @@ impl World {
                     ticket,
                     envelope,
                 };
-                if self.random.once_in(self.scenario.one_in[1]) {
-                    let second = delay + self.random.between(0, 5 * SECOND);
-                    self.after(second, request.clone());
+                if self.world.random.once_in(self.scenario.one_in[1]) {
+                    let second = delay + self.world.random.between(0, 5 * SECOND);
+                    self.world.after(second, request.clone());
                 }
-                self.after(delay, request);
+                self.world.after(delay, request);
             }
         }
         if what == Some(Kind::Gather) {
@@ -63,13 +66,14 @@ impl World {
         if self.is_cut(from, to) {
             return Ok(());
         }
-        let instant = self.clock.instant();
+        let instant = self.world.clock.instant();
         let what = kind(&envelope.request);
         let member = self.hosts[to].member.as_mut().expect("it lives");
         let reply = member.answer(&envelope, instant);
         let called = member.is_called();
         self.record.replied(&reply);
-        self.trace
+        self.world
+            .trace
             .say(|| format!("{from} <- {to}  {}", answer_shown(&reply)));
         if called {
             self.come_back(to);
@@ -84,11 +88,11 @@ impl World {
         };
         if self.passes(to, from) {
             let delay = self.delay();
-            if self.random.once_in(self.scenario.one_in[1]) {
-                let second = delay + self.random.between(0, 5 * SECOND);
-                self.after(second, outcome.clone());
+            if self.world.random.once_in(self.scenario.one_in[1]) {
+                let second = delay + self.world.random.between(0, 5 * SECOND);
+                self.world.after(second, outcome.clone());
             }
-            self.after(delay, outcome);
+            self.world.after(delay, outcome);
         }
         what.map_or(Ok(()), |kind| self.answered(kind, to))
     }
@@ -96,20 +100,20 @@ impl World {
     pub(super) fn delay(&mut self) -> Moment {
         let [_, _, slow] = self.scenario.one_in;
         let most = self.scenario.delay_max;
-        if self.random.once_in(slow) {
-            self.random.between(most, 3 * SECOND)
+        if self.world.random.once_in(slow) {
+            self.world.random.between(most, 3 * SECOND)
         } else {
-            self.random.between(100_000, most)
+            self.world.random.between(100_000, most)
         }
     }
 
     /// Whether a message gets through, as far as can be told when it is sent.
     pub(super) fn passes(&mut self, from: usize, to: usize) -> bool {
-        !self.is_cut(from, to) && !self.random.once_in(self.scenario.one_in[0])
+        !self.is_cut(from, to) && !self.world.random.once_in(self.scenario.one_in[0])
     }
 
     pub(super) fn is_cut(&self, from: usize, to: usize) -> bool {
-        let now = self.clock.now();
+        let now = self.world.clock.now();
         let is = |cut: &(usize, usize, Moment)| cut.0 == from && cut.1 == to && now < cut.2;
         self.cuts.iter().any(is)
     }
@@ -149,7 +153,11 @@ impl World {
         };
         let part = parts[host];
         let size = parts.iter().filter(|it| **it == part).count();
-        if size > 1 && self.clock.now() < *until && proposed.insert(part) && proposed.len() == 2 {
+        if size > 1
+            && self.world.clock.now() < *until
+            && proposed.insert(part)
+            && proposed.len() == 2
+        {
             self.record.count("both parts of a divided network tried");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::time::Moment;
+use crate::world::time::Moment;
 use gradring_core::agreement::member::Member;
 use gradring_core::agreement::quorum::{Ballot, Id};
 use gradring_core::error::Error;

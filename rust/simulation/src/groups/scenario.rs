@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::faults::{Fault, Trigger};
-use super::random::Random;
-use super::time::{MICROSECOND, MILLISECOND, Moment, SECOND};
+use super::faults::Fault;
 use super::values;
-use gradring_core::collective::{Call, Collective};
+use crate::world::random::Random;
+use crate::world::time::{MICROSECOND, MILLISECOND, Moment, SECOND};
+use gradring_core::collective::Call;
 use gradring_core::drive::Limits;
 use gradring_core::dtype::DType;
 use gradring_core::schedule::Algorithm;
@@ -203,52 +203,5 @@ fn planned(random: &mut Random, policy: &Policy, large: bool, idle: bool) -> Pla
             .map(|_| base + random.between(0, longest))
             .collect(),
         together: !idle && random.once_in(3),
-    }
-}
-
-/// How a call differs from what it should be.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Difference {
-    Name,
-    Count,
-    Barrier,
-}
-
-impl Difference {
-    fn change(self, call: &mut Call) {
-        match self {
-            // Another count of an all-to-all would be refused before anything is sent.
-            Self::Count
-                if !matches!(call.collective, Collective::Barrier | Collective::AllToAll) =>
-            {
-                call.count += 1;
-                call.shapes = format!("[{}]", call.count);
-                match &mut call.collective {
-                    Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. } => {
-                        counts[0] += 1;
-                    }
-                    Collective::Gather { chunk, .. } | Collective::Scatter { chunk, .. } => {
-                        *chunk += 1;
-                    }
-                    _ => {}
-                }
-            }
-            Self::Barrier if !matches!(call.collective, Collective::Barrier) => {
-                *call = Call {
-                    collective: Collective::Barrier,
-                    dtype: DType::U8,
-                    count: 1,
-                    name: call.name.clone(),
-                    shapes: String::new(),
-                };
-            }
-            _ => call.name = "y".into(),
-        }
-    }
-}
-
-impl Trigger {
-    fn is(&self, rank: usize, number: usize) -> bool {
-        self.rank == rank && self.number == number
     }
 }

@@ -5,46 +5,46 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Nanoseconds since the start of a run.
-pub(super) type Moment = u64;
+pub(crate) type Moment = u64;
 
-pub(super) const MICROSECOND: Moment = 1_000;
-pub(super) const MILLISECOND: Moment = 1_000_000;
-pub(super) const SECOND: Moment = 1_000_000_000;
-pub(super) const NEVER: Moment = Moment::MAX;
+pub(crate) const MICROSECOND: Moment = 1_000;
+pub(crate) const MILLISECOND: Moment = 1_000_000;
+pub(crate) const SECOND: Moment = 1_000_000_000;
+pub(crate) const NEVER: Moment = Moment::MAX;
 
 /// One clock for all ranks.
 #[derive(Clone)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     start: Instant,
     now: Arc<AtomicU64>,
 }
 
 impl Clock {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             start: Instant::now(),
             now: Arc::default(),
         }
     }
 
-    pub(super) fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> Moment {
         self.now.load(Ordering::Relaxed)
     }
 
-    pub(super) fn advance_to(&self, moment: Moment) {
+    pub(crate) fn advance_to(&self, moment: Moment) {
         self.now.store(moment, Ordering::Relaxed);
     }
 
     /// The present as the code under test wants it.
-    pub(super) fn instant(&self) -> Instant {
+    pub(crate) fn instant(&self) -> Instant {
         self.start + Duration::from_nanos(self.now())
     }
 
-    pub(super) fn moment(&self, instant: Instant) -> Moment {
+    pub(crate) fn moment(&self, instant: Instant) -> Moment {
         nanoseconds(instant.saturating_duration_since(self.start))
     }
 }
 
-pub(super) fn nanoseconds(duration: Duration) -> Moment {
+pub(crate) fn nanoseconds(duration: Duration) -> Moment {
     u64::try_from(duration.as_nanos()).unwrap_or(NEVER)
 }

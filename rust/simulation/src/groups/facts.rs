@@ -11,12 +11,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cluster::{self, Ended, FLUSH_LIMIT, Run, WAKE_MAX};
-use super::faults::{Fault, Trigger};
+use super::faults::{Difference, Fault, Trigger};
+use super::group::{self, Ended, FLUSH_LIMIT, Run, WAKE_MAX};
 use super::process::Outcome;
-use super::random::Random;
-use super::scenario::{Difference, Planned, Scenario};
-use super::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
+use super::scenario::{Planned, Scenario};
+use crate::world::random::Random;
+use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use gradring_core::collective::{Call, Collective};
 use gradring_core::config::timing::Timing;
 use gradring_core::drive::Limits;
@@ -582,21 +582,21 @@ impl Cell {
 }
 
 /// Tries every fact; returns how many runs that took, and those that contradict one. Shows the first.
-pub fn contradictions() -> (usize, Vec<String>) {
+pub(crate) fn contradictions() -> (usize, Vec<String>) {
     let (mut count, mut problems) = (0, Vec::new());
     for row in rows() {
         for cell in row.cells() {
             for seed in 0..SEEDS {
-                let play = |traced| {
+                let run = |traced| {
                     let scenario = cell.scenario(&row, seed % 2 == 1);
-                    cluster::play(scenario, Random::new(seed), traced)
+                    group::run_scenario(scenario, Random::new(seed), traced)
                 };
                 count += 1;
-                let Some(problem) = cell.problem(&row, &play(false)) else {
+                let Some(problem) = cell.problem(&row, &run(false)) else {
                     continue;
                 };
                 if problems.is_empty() {
-                    println!("{}", play(true).trace.join("\n"));
+                    println!("{}", run(true).trace.join("\n"));
                 }
                 problems.push(format!("{}, {cell}, seed {seed}: {problem}", row.fault));
             }

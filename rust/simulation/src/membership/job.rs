@@ -1,13 +1,13 @@
-//! The world of one history: hosts, a network, a queue of events, and what comes of them.
+//! Job of one history: its hosts, a network, and what comes of events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::check::Record;
 use super::scenario::{Kind, Scenario, Trigger, timing};
-use crate::random::Random;
-use crate::time::{Clock, MILLISECOND, Moment, SECOND};
-use crate::trace::Trace;
+use crate::world::random::Random;
+use crate::world::time::{MILLISECOND, Moment, SECOND};
+use crate::world::{self, Happens as _, Subject, World};
 use event::Event;
 use gradring_core::agreement::member::Member;
 use gradring_core::agreement::quorum::{Id, Peer, Roster};
@@ -30,23 +30,21 @@ const PEER_TIMEOUT: Moment = 3 * SECOND;
 pub(super) const SETTLED_AFTER: Moment = 150 * SECOND;
 /// Bound on what one event makes a process do at once.
 const STEPS_MAX: usize = 200;
-const EVENTS_MAX: u64 = 300_000;
 
-pub(super) struct World {
+pub(super) struct Job {
     pub(super) scenario: Rc<Scenario>,
     pub(super) hosts: Vec<Host>,
     pub(super) record: Record,
-    pub(super) clock: Clock,
-    pub(super) trace: Trace,
+    pub(super) world: World<Event>,
     /// By fault: whom it hit, if it struck.
     pub(super) struck: Vec<Option<usize>>,
     /// When the last fault will be over, of those that ever are.
     pub(super) calm: Moment,
-    pub(super) events: u64,
-    random: Random,
+    /// Whether nothing more is to come.
+    settled: bool,
     timing: Timing,
-    queue: BTreeMap<(Moment, u64), Event>,
-    added: u64,
+    /// How many requests were sent, and which of them have no outcome yet.
+    asked: u64,
     tickets: BTreeSet<u64>,
     /// Interruptions from one host to another.
     pub(super) cuts: Vec<(usize, usize, Moment)>,
@@ -57,43 +55,39 @@ pub(super) struct World {
 }
 
 /// Runs what `seed` says, until all is settled or should be.
-pub(super) fn run(seed: u64, traced: bool) -> (World, Result<(), String>) {
+pub(super) fn run(seed: u64, traced: bool) -> (Job, Result<(), String>) {
     let mut random = Random::new(seed);
     let scenario = Rc::new(Scenario::new(&mut random));
-    let mut world = World::new(scenario, random, traced);
-    let result = world.run();
-    (world, result)
+    let mut job = Job::new(scenario, random.fork(), traced);
+    let result = world::run(&mut job).and_then(|()| job.verify());
+    (job, result)
 }
 
 fn number(address: &str) -> usize {
     address.parse().expect("addresses are numbers")
 }
 
-impl World {
-    fn new(scenario: Rc<Scenario>, mut random: Random, traced: bool) -> Self {
-        let clock = Clock::new();
+impl Job {
+    fn new(scenario: Rc<Scenario>, random: Random, traced: bool) -> Self {
         let hosts = scenario.hosts();
-        let mut world = Self {
+        let mut job = Self {
             hosts: Vec::new(),
             record: Record::default(),
-            trace: Trace::new(clock.clone(), traced),
+            world: World::new(hosts, random, traced),
             struck: vec![None; scenario.faults.len()],
             calm: 0,
-            events: 0,
+            settled: false,
             timing: timing(),
-            queue: BTreeMap::new(),
-            added: 0,
+            asked: 0,
             tickets: BTreeSet::new(),
             cuts: Vec::new(),
             divided: None,
             sent: BTreeMap::new(),
             answered: BTreeMap::new(),
-            random: random.fork(),
             scenario,
-            clock,
         };
         for _ in 0..hosts {
-            world.hosts.push(Host {
+            job.hosts.push(Host {
                 member: None,
                 phase: None,
                 state: State::NotStarted,
@@ -105,65 +99,34 @@ impl World {
                 version: 0,
             });
         }
-        let founders: Vec<_> = (0..world.scenario.founders)
-            .map(|host| world.new_peer(host))
+        let founders: Vec<_> = (0..job.scenario.founders)
+            .map(|host| job.new_peer(host))
             .collect();
         let roster = Roster::founding(founders.clone());
         for (host, me) in founders.into_iter().enumerate() {
-            let workers = world.scenario.workers.clone();
-            world.hosts[host].member = Some(Member::founding(
+            let workers = job.scenario.workers.clone();
+            job.hosts[host].member = Some(Member::founding(
                 me,
                 roster.clone(),
-                world.timing.clone(),
+                job.timing.clone(),
                 workers,
             ));
-            world.hosts[host].state = State::Lives;
-            world.arrange(0, Event::Alarm(host, 0));
+            job.hosts[host].state = State::Lives;
+            job.world.at(0, Event::Alarm(host, 0));
         }
-        let scenario = Rc::clone(&world.scenario);
+        let scenario = Rc::clone(&job.scenario);
         for (index, at) in scenario.joiners.iter().enumerate() {
-            world.calm = world.calm.max(*at);
-            world.arrange(*at, Event::Start(scenario.founders + index));
+            job.calm = job.calm.max(*at);
+            job.world.at(*at, Event::Start(scenario.founders + index));
         }
         for (index, fault) in scenario.faults.iter().enumerate() {
             if let Trigger::At(at) = fault.trigger {
-                world.calm = world.calm.max(at);
-                world.arrange(at, Event::Strike(index));
+                job.calm = job.calm.max(at);
+                job.world.at(at, Event::Strike(index));
             }
         }
-        world.arrange(STEP, Event::Tick);
-        world
-    }
-
-    fn run(&mut self) -> Result<(), String> {
-        while let Some(((at, _), event)) = self.queue.pop_first() {
-            if at > self.calm + SETTLED_AFTER {
-                break;
-            }
-            self.events += 1;
-            if self.events > EVENTS_MAX {
-                return Err("it never ends".into());
-            }
-            self.clock.advance_to(at.max(self.clock.now()));
-            if let Some(host) = event.host() {
-                match self.hosts[host].state {
-                    // What waits in its sockets comes when it goes on.
-                    State::StoppedUntil(until) if until > at => {
-                        let later = until + self.random.below(1_000_000) as u64;
-                        self.arrange(later, event);
-                        continue;
-                    }
-                    State::Vanished | State::NotStarted | State::Ended(_) => continue,
-                    _ => {}
-                }
-            }
-            let is_tick = matches!(event, Event::Tick);
-            self.happen(event)?;
-            if is_tick && at > self.calm && self.is_settled() {
-                break;
-            }
-        }
-        self.verify()
+        job.world.at(STEP, Event::Tick);
+        job
     }
 
     /// Whether nothing more is to come: all that live are one group with room for nobody.
@@ -203,5 +166,33 @@ impl World {
     /// Whether a process has ended or given its id up.
     pub(super) fn is_dead(&self, peer: &Peer) -> bool {
         self.id(number(&peer.address)) != Some(peer.id)
+    }
+}
+
+impl Subject for Job {
+    type Event = Event;
+    const EVENTS_MAX: u64 = 300_000;
+
+    fn world(&mut self) -> &mut World<Event> {
+        &mut self.world
+    }
+
+    fn limit(&self) -> Moment {
+        self.calm + SETTLED_AFTER
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), String> {
+        let state = event.process().map(|host| &self.hosts[host].state);
+        if let Some(State::Vanished | State::NotStarted | State::Ended(_)) = state {
+            return Ok(());
+        }
+        let is_tick = matches!(event, Event::Tick);
+        self.perform(event)?;
+        self.settled = is_tick && self.world.clock.now() > self.calm && self.is_settled();
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.settled
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::cluster::{Ended, Run};
 use super::faults::Fault;
+use super::group::{Ended, Run};
 use super::process::Outcome;
-use super::time::{Moment, NEVER, SECOND, nanoseconds};
+use crate::world::time::{Moment, NEVER, SECOND, nanoseconds};
 use gradring_core::config::timing::Timing;
 use gradring_core::error::Error;
 

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use super::{Event, Group, STEPS_MAX, State, World};
-use crate::time::MILLISECOND;
+use super::{Event, Group, Job, STEPS_MAX, State};
+use crate::world::time::MILLISECOND;
 use gradring_core::agreement::member::Member;
 use gradring_core::agreement::message::Step;
 use gradring_core::agreement::quorum::{Id, Peer};
 
-impl World {
+impl Job {
     pub(super) fn new_peer(&mut self, host: usize) -> Peer {
         let mut id = [0; 16];
-        id[..8].copy_from_slice(&self.random.next().to_be_bytes());
-        id[8..].copy_from_slice(&self.random.next().to_be_bytes());
+        id[..8].copy_from_slice(&self.world.random.next().to_be_bytes());
+        id[8..].copy_from_slice(&self.world.random.next().to_be_bytes());
         Peer {
             id: Id(id),
             address: host.to_string(),
@@ -25,13 +25,14 @@ impl World {
             .map(|it| it.to_string())
             .collect();
         // One may know few, and those may be dead.
-        while addresses.len() > 2 && self.random.once_in(2) {
+        while addresses.len() > 2 && self.world.random.once_in(2) {
             addresses.pop_first();
         }
         let (timing, workers) = (self.timing.clone(), self.scenario.workers.clone());
-        self.trace
+        self.world
+            .trace
             .say(|| format!("host {host} starts as {:?}", me.id));
-        let member = Member::joining(me, addresses, timing, workers, self.clock.instant());
+        let member = Member::joining(me, addresses, timing, workers, self.world.clock.instant());
         let host_number = host;
         let host = &mut self.hosts[host];
         host.member = Some(member);
@@ -41,7 +42,7 @@ impl World {
         host.version = 0;
         host.alarm += 1;
         let alarm = host.alarm;
-        self.after(0, Event::Alarm(host_number, alarm));
+        self.world.after(0, Event::Alarm(host_number, alarm));
     }
 
     /// Does what a process wants done.
@@ -50,7 +51,7 @@ impl World {
             if self.hosts[host].state != State::Lives {
                 return Ok(());
             }
-            let instant = self.clock.instant();
+            let instant = self.world.clock.instant();
             self.note_phase(host);
             let member = self.hosts[host].member.as_mut().expect("it lives");
             let step = member.step(instant);
@@ -60,8 +61,8 @@ impl World {
                 Step::Send(address, envelope) => self.send(host, &address, envelope)?,
                 Step::Connect(roster) => {
                     let me = member.me().id;
-                    self.record.accepted(&roster, me, self.clock.now())?;
-                    self.trace.say(|| {
+                    self.record.accepted(&roster, me, self.world.clock.now())?;
+                    self.world.trace.say(|| {
                         let addresses: Vec<_> =
                             roster.members.iter().map(|it| &*it.address).collect();
                         format!(
@@ -73,16 +74,17 @@ impl World {
                     self.hosts[host].silence = None;
                     self.hosts[host].group = Group::Connecting {
                         ballot: roster.ballot,
-                        since: self.clock.now(),
+                        since: self.world.clock.now(),
                         ready: BTreeSet::new(),
                     };
                     let delay = self.delay();
-                    self.after(delay, Event::Connect(host, roster.ballot));
+                    self.world.after(delay, Event::Connect(host, roster.ballot));
                 }
                 Step::Excluded => {
                     self.record.count("gave its id up to join anew");
                     let id = self.new_peer(host).id;
-                    self.trace
+                    self.world
+                        .trace
                         .say(|| format!("host {host} is excluded, and now {id:?}"));
                     let member = self.hosts[host].member.take().expect("it lives");
                     self.hosts[host].member = Some(member.rejoining(id, instant));
@@ -92,7 +94,7 @@ impl World {
                 // No scenario comes to the end of its training.
                 Step::Finished => return Err(format!("host {host} has finished")),
                 Step::Failed(error) => {
-                    self.trace.say(|| format!("host {host}: {error}"));
+                    self.world.trace.say(|| format!("host {host}: {error}"));
                     self.record.failed(&error);
                     self.had_to_fail(host, &error)?;
                     self.hosts[host].state = State::Ended(Some(error));
@@ -104,8 +106,12 @@ impl World {
                     host.alarm += 1;
                     let alarm = host.alarm;
                     if let Some(until) = until {
-                        let at = self.clock.moment(until).max(self.clock.now() + 1);
-                        self.arrange(at, Event::Alarm(host_number, alarm));
+                        let at = self
+                            .world
+                            .clock
+                            .moment(until)
+                            .max(self.world.clock.now() + 1);
+                        self.world.at(at, Event::Alarm(host_number, alarm));
                     }
                     return Ok(());
                 }
@@ -132,21 +138,21 @@ impl World {
             return;
         };
         let (until, by) = self.hosts[host].slow;
-        let slow = if self.clock.now() < until {
+        let slow = if self.world.clock.now() < until {
             by
         } else {
             300 * MILLISECOND
         };
-        let delay = self.random.between(0, slow);
-        self.after(delay, Event::Return(host, ballot));
+        let delay = self.world.random.between(0, slow);
+        self.world.after(delay, Event::Return(host, ballot));
     }
 
     pub(super) fn reform(&mut self, host: usize, unreached: &[Id]) -> Result<(), String> {
-        let instant = self.clock.instant();
+        let instant = self.world.clock.instant();
         if let Group::Connecting { ballot, .. } = &self.hosts[host].group {
             self.record.gave_up_connecting(*ballot);
         }
-        self.trace.say(|| format!("host {host} re-forms"));
+        self.world.trace.say(|| format!("host {host} re-forms"));
         self.hosts[host].group = Group::None;
         self.hosts[host].silence = None;
         let member = self.hosts[host].member.as_mut().expect("it lives");

@@ -1,4 +1,4 @@
-//! The world of one history: processes, a network, a queue of events, and what comes of them.
+//! Training of one history: its processes, a network, and what comes of events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::time::Instant;
 use super::disk::Shared;
 use super::record::{ELEMENTS, MOMENTUM, Pushed, Record, learning_rate, value};
 use super::scenario::{Fault, Harm, Kind, Scenario, Trigger, Who, timing};
-use crate::random::Random;
-use crate::time::{Clock, MILLISECOND, Moment, SECOND};
-use crate::trace::Trace;
+use crate::world::random::Random;
+use crate::world::time::{MILLISECOND, Moment, SECOND};
+use crate::world::{self, Happens, Subject, World};
 use gradring_core::parameters::identity::{Incarnation, Point, PushId};
 use gradring_core::parameters::message::{Ask, Order, Reply, Report, Request};
 use gradring_core::parameters::optimizer::{Hyper, Optimizer};
@@ -29,27 +29,37 @@ const SETTLES: Moment = 8 * SECOND;
 const GOES_ON: Moment = 6 * SECOND;
 /// Computations that each worker begins while all goes on.
 const BEGUN_MIN: u64 = 2;
-const EVENTS_MAX: u64 = 400_000;
 
 /// To and from keepers; workers and the sequencer need none.
 #[derive(Clone)]
-enum Message {
+pub(super) enum Message {
     Request(usize, Request),
     Reply(usize, Reply),
     Order(usize, Order),
     Report(usize, Report),
 }
 
-enum Event {
+pub(super) enum Event {
     Message(Who, Message),
     /// A process wanted to be woken then.
     Wake(Who, u64),
     Computed(usize, u64, u64),
-    /// By a keeper.
-    Saved(usize, u64, Snapshot),
+    /// By a server, for a keeper.
+    Saved(usize, usize, u64, Snapshot),
     Strike(usize),
     Restart(Who),
     Measure,
+}
+
+impl Happens for Event {
+    fn process(&self) -> Option<usize> {
+        match self {
+            Self::Message(who, _) | Self::Wake(who, _) => Some(who.process()),
+            Self::Computed(worker, ..) => Some(Who::Worker(*worker).process()),
+            Self::Saved(server, ..) => Some(Who::Server(*server).process()),
+            Self::Strike(_) | Self::Restart(_) | Self::Measure => None,
+        }
+    }
 }
 
 /// A process and where it runs.
@@ -57,7 +67,6 @@ struct Host<Process> {
     process: Option<Process>,
     /// Grows with each process here.
     life: u64,
-    stopped_until: Moment,
     cut_until: Moment,
     wakes: Option<Moment>,
     /// A disk writes one snapshot after the other.
@@ -77,18 +86,14 @@ struct WorkerProcess {
     computations: u64,
 }
 
-pub(super) struct World {
+pub(super) struct Training {
     pub(super) scenario: Scenario,
     pub(super) record: Record,
-    pub(super) trace: Trace,
-    clock: Clock,
+    pub(super) world: World<Event>,
     timing: Timing,
-    random: Random,
     servers: Vec<Host<ServerProcess>>,
     disks: Vec<Shared>,
     workers: Vec<Host<WorkerProcess>>,
-    queue: BTreeMap<(Moment, u64), Event>,
-    added: u64,
     sent: BTreeMap<Kind, u64>,
     struck: Vec<bool>,
     begun: Option<Vec<u64>>,
@@ -97,12 +102,13 @@ pub(super) struct World {
 }
 
 /// Runs what `seed` says.
-pub(super) fn run(seed: u64, traced: bool) -> (World, Result<(), String>) {
+pub(super) fn run(seed: u64, traced: bool) -> (Training, Result<(), String>) {
     let mut random = Random::new(seed);
     let scenario = Scenario::new(&mut random);
-    let mut world = World::new(scenario, random.fork(), traced);
-    let result = world.run();
-    (world, result)
+    let mut training = Training::new(scenario, random.fork(), traced);
+    training.begin();
+    let result = world::run(&mut training).and_then(|()| training.check_end());
+    (training, result)
 }
 
 impl<Process> Host<Process> {
@@ -110,7 +116,6 @@ impl<Process> Host<Process> {
         Self {
             process: None,
             life: 0,
-            stopped_until: 0,
             cut_until: 0,
             wakes: None,
             writes_until: 0,
@@ -118,63 +123,49 @@ impl<Process> Host<Process> {
     }
 }
 
-impl World {
+impl Training {
     fn new(scenario: Scenario, random: Random, traced: bool) -> Self {
-        let clock = Clock::new();
+        let processes = 2 * scenario.keepers.servers.max(scenario.paces.len());
         Self {
             record: Record::new(&scenario),
-            trace: Trace::new(clock.clone(), traced),
+            world: World::new(processes, random, traced),
             timing: timing(),
-            random,
             servers: (0..scenario.keepers.servers).map(|_| Host::new()).collect(),
             disks: (0..scenario.keepers.servers)
                 .map(|_| Shared::default())
                 .collect(),
             workers: scenario.paces.iter().map(|_| Host::new()).collect(),
-            queue: BTreeMap::new(),
-            added: 0,
             sent: BTreeMap::new(),
             struck: vec![false; scenario.faults.len()],
             begun: None,
             restored: 0,
-            clock,
             scenario,
         }
     }
 
-    fn run(&mut self) -> Result<(), String> {
+    fn begin(&mut self) {
         for server in 0..self.servers.len() {
-            let at = self.random.between(0, 50 * MILLISECOND);
-            self.arrange(at, Event::Restart(Who::Server(server)));
+            let at = self.world.random.between(0, 50 * MILLISECOND);
+            self.world.at(at, Event::Restart(Who::Server(server)));
         }
         for worker in 0..self.workers.len() {
-            let at = self.random.between(0, 500 * MILLISECOND);
-            self.arrange(at, Event::Restart(Who::Worker(worker)));
+            let at = self.world.random.between(0, 500 * MILLISECOND);
+            self.world.at(at, Event::Restart(Who::Worker(worker)));
         }
         for (index, fault) in self.scenario.faults.clone().into_iter().enumerate() {
             if let Trigger::At(at) = fault.trigger {
-                self.arrange(at, Event::Strike(index));
+                self.world.at(at, Event::Strike(index));
             }
         }
-        let begins = if self.scenario.faults.is_empty() {
-            2 * SECOND
-        } else {
-            LAST_FAULT + FAULT_MAX
-        };
-        self.arrange(begins + SETTLES, Event::Measure);
-        let mut events = 0;
-        while let Some(((moment, _), event)) = self.queue.pop_first() {
-            if moment > begins + SETTLES + GOES_ON {
-                break;
-            }
-            self.clock.advance_to(moment);
-            events += 1;
-            if events > EVENTS_MAX {
-                return Err("it spins".into());
-            }
-            self.handle(event)?;
+        self.world.at(self.calm() + SETTLES, Event::Measure);
+    }
+
+    /// When the last fault is over.
+    fn calm(&self) -> Moment {
+        match self.scenario.faults.is_empty() {
+            true => 2 * SECOND,
+            false => LAST_FAULT + FAULT_MAX,
         }
-        self.check_end()
     }
 
     fn check_end(&mut self) -> Result<(), String> {
@@ -196,15 +187,6 @@ impl World {
         Ok(())
     }
 
-    fn arrange(&mut self, at: Moment, event: Event) {
-        self.added += 1;
-        self.queue.insert((at, self.added), event);
-    }
-
-    fn after(&mut self, delay: Moment, event: Event) {
-        self.arrange(self.clock.now() + delay, event);
-    }
-
     /// Whether there is a copy of each shard.
     fn has_all(&self) -> bool {
         let keepers = self.scenario.keepers;
@@ -223,14 +205,7 @@ impl World {
     }
 
     fn instant(&self) -> Instant {
-        self.clock.instant()
-    }
-
-    fn stopped_until(&self, who: Who) -> Moment {
-        match who {
-            Who::Server(server) => self.servers[server].stopped_until,
-            Who::Worker(worker) => self.workers[worker].stopped_until,
-        }
+        self.world.clock.instant()
     }
 
     fn is_cut(&self, who: Who) -> bool {
@@ -238,72 +213,16 @@ impl World {
             Who::Server(server) => self.servers[server].cut_until,
             Who::Worker(worker) => self.workers[worker].cut_until,
         };
-        self.clock.now() < until
-    }
-
-    fn handle(&mut self, event: Event) -> Result<(), String> {
-        let whose = match &event {
-            Event::Message(who, _) | Event::Wake(who, _) => Some(*who),
-            Event::Computed(worker, ..) => Some(Who::Worker(*worker)),
-            Event::Saved(keeper, ..) => Some(self.server_of(*keeper)),
-            Event::Strike(_) | Event::Restart(_) | Event::Measure => None,
-        };
-        if let Some(until) = whose.map(|who| self.stopped_until(who))
-            && until > self.clock.now()
-        {
-            self.arrange(until, event);
-            return Ok(());
-        }
-        match event {
-            Event::Message(who, message) => {
-                if !self.is_cut(who) {
-                    self.deliver(who, message)?;
-                }
-            }
-            Event::Wake(Who::Server(server), moment) => {
-                let host = &mut self.servers[server];
-                if host.wakes == Some(moment) {
-                    host.wakes = None;
-                    self.drive_server(server);
-                }
-            }
-            Event::Wake(Who::Worker(worker), moment) => {
-                let host = &mut self.workers[worker];
-                if host.wakes == Some(moment) {
-                    host.wakes = None;
-                    self.drive_worker(worker)?;
-                }
-            }
-            Event::Computed(worker, life, computation) => {
-                self.computed(worker, life, computation)?;
-            }
-            Event::Saved(keeper, life, snapshot) => {
-                let keepers = self.scenario.keepers;
-                let host = &mut self.servers[keepers.server(keeper)];
-                if host.life == life
-                    && let Some(process) = &mut host.process
-                {
-                    let point = snapshot.point;
-                    let (server, disk) = &mut process.copies[keepers.copy(keeper)];
-                    disk.finish(snapshot);
-                    server.saved(point);
-                    self.trace
-                        .say(|| format!("keeper {keeper} has saved {point:?}"));
-                }
-            }
-            Event::Strike(index) => {
-                let fault = self.scenario.faults[index].clone();
-                self.strike(index, &fault, fault.who);
-            }
-            Event::Restart(who) => self.restart(who)?,
-            Event::Measure => self.begun = Some(self.record.begun.clone()),
-        }
-        Ok(())
+        self.world.clock.now() < until
     }
 
     fn restart(&mut self, who: Who) -> Result<(), String> {
-        let (now, random, timing) = (self.instant(), self.random.next(), self.timing.clone());
-        self.trace.say(|| format!("{who:?} starts"));
+        let (now, random, timing) = (
+            self.instant(),
+            self.world.random.next(),
+            self.timing.clone(),
+        );
+        self.world.trace.say(|| format!("{who:?} starts"));
         match who {
             Who::Server(server) => {
                 let disk = self.disks[server].clone();
@@ -344,25 +263,27 @@ impl World {
     }
 
     fn send(&mut self, from: Who, to: Who, message: Message) {
-        self.trace
+        self.world
+            .trace
             .say(|| format!("{from:?} -> {to:?}  {}", shown(&message)));
         // A process always reaches itself.
         let local = from == to;
         let [lost, twice, slow] = self.scenario.one_in;
         if local {
-            self.after(1000, Event::Message(to, message.clone()));
-        } else if !self.is_cut(from) && !self.random.once_in(lost) {
+            self.world.after(1000, Event::Message(to, message.clone()));
+        } else if !self.is_cut(from) && !self.world.random.once_in(lost) {
             let most = self.scenario.delay_max;
-            let delay = if self.random.once_in(slow) {
-                self.random.between(most, 3 * SECOND)
+            let delay = if self.world.random.once_in(slow) {
+                self.world.random.between(most, 3 * SECOND)
             } else {
-                self.random.between(100_000, most)
+                self.world.random.between(100_000, most)
             };
-            if self.random.once_in(twice) {
-                let second = delay + self.random.between(0, 4 * SECOND);
-                self.after(second, Event::Message(to, message.clone()));
+            if self.world.random.once_in(twice) {
+                let second = delay + self.world.random.between(0, 4 * SECOND);
+                self.world
+                    .after(second, Event::Message(to, message.clone()));
             }
-            self.after(delay, Event::Message(to, message.clone()));
+            self.world.after(delay, Event::Message(to, message.clone()));
         }
         if let Some(kind) = kind(&message) {
             let count = self.sent.entry(kind).or_default();
@@ -375,11 +296,11 @@ impl World {
                     hits_sender,
                 } = fault.trigger
                     && (of, number) == (kind, count)
-                    && self.clock.now() < LAST_FAULT
+                    && self.world.clock.now() < LAST_FAULT
                 {
                     let who = if hits_sender { from } else { to };
                     // The sender comes to the end of what it does before.
-                    self.after(0, Event::Strike(index));
+                    self.world.after(0, Event::Strike(index));
                     self.scenario.faults[index].who = who;
                 }
             }
@@ -390,15 +311,17 @@ impl World {
         if std::mem::replace(&mut self.struck[index], true) {
             return;
         }
-        let now = self.clock.now();
-        self.trace.say(|| format!("{who:?}: {:?}", fault.harm));
+        let now = self.world.clock.now();
+        self.world
+            .trace
+            .say(|| format!("{who:?}: {:?}", fault.harm));
         self.record.note(fault.harm.name());
         match (&fault.harm, who) {
             (Harm::Kill(back), Who::Server(server)) => {
                 if self.servers[server].process.take().is_some() {
                     self.record.has_all &= self.has_all();
                     let back = back.unwrap_or(SECOND);
-                    self.after(back, Event::Restart(who));
+                    self.world.after(back, Event::Restart(who));
                     self.record.note("a server was killed");
                 }
             }
@@ -406,16 +329,11 @@ impl World {
                 if self.workers[worker].process.take().is_some() {
                     self.record.note("a worker was killed");
                     if let Some(back) = *back {
-                        self.after(back, Event::Restart(who));
+                        self.world.after(back, Event::Restart(who));
                     }
                 }
             }
-            (Harm::Stop(lasts), Who::Server(server)) => {
-                self.servers[server].stopped_until = now + lasts;
-            }
-            (Harm::Stop(lasts), Who::Worker(worker)) => {
-                self.workers[worker].stopped_until = now + lasts;
-            }
+            (Harm::Stop(lasts), who) => self.world.stop(who.process(), *lasts),
             (Harm::Cut(lasts), Who::Server(server)) => {
                 self.servers[server].cut_until = now + lasts;
             }
@@ -546,11 +464,12 @@ impl World {
         }
         let life = self.servers[server].life;
         for snapshot in writing {
-            let delay = self.random.between(1, self.scenario.save_max);
+            let delay = self.world.random.between(1, self.scenario.save_max);
             let host = &mut self.servers[server];
-            host.writes_until = host.writes_until.max(self.clock.now()) + delay;
+            host.writes_until = host.writes_until.max(self.world.clock.now()) + delay;
             let at = host.writes_until;
-            self.arrange(at, Event::Saved(keeper, life, snapshot));
+            self.world
+                .at(at, Event::Saved(server, keeper, life, snapshot));
         }
         let me = Who::Server(server);
         if let Some(report) = report {
@@ -575,7 +494,7 @@ impl World {
             return;
         };
         let outputs = sequencer.step(now);
-        let wake = self.clock.moment(sequencer.wake());
+        let wake = self.world.clock.moment(sequencer.wake());
         if let Some((counts, waiting, _)) = sequencer.counts() {
             let rules = &self.scenario.rules;
             assert!(rules.is_synchronous() || waiting <= rules.queue_max.max(rules.aggregate));
@@ -619,7 +538,7 @@ impl World {
         let me = Who::Server(server);
         if self.servers[server].wakes.is_none_or(|known| known > wake) {
             self.servers[server].wakes = Some(wake);
-            self.arrange(wake, Event::Wake(me, wake));
+            self.world.at(wake, Event::Wake(me, wake));
         }
         for output in outputs {
             match output {
@@ -643,10 +562,10 @@ impl World {
         };
         let requests = process.worker.step(now);
         let told = process.worker.event();
-        let wake = self.clock.moment(process.worker.wake());
+        let wake = self.world.clock.moment(process.worker.wake());
         if host.wakes.is_none_or(|known| known > wake) {
             host.wakes = Some(wake);
-            self.arrange(wake, Event::Wake(Who::Worker(index), wake));
+            self.world.at(wake, Event::Wake(Who::Worker(index), wake));
         }
         for (keeper, request) in requests {
             let (me, to) = (Who::Worker(index), self.server_of(keeper));
@@ -670,14 +589,15 @@ impl World {
             }
         };
         let pace = self.scenario.paces[index];
-        let delay = self.random.between(pace / 2, pace);
+        let delay = self.world.random.between(pace / 2, pace);
         let host = &mut self.workers[index];
         let life = host.life;
         if let Some(process) = &mut host.process {
             process.computations += 1;
             process.computes = Some((process.computations, pushed));
             let computation = process.computations;
-            self.after(delay, Event::Computed(index, life, computation));
+            self.world
+                .after(delay, Event::Computed(index, life, computation));
         }
         Ok(())
     }
@@ -715,6 +635,68 @@ impl World {
         }
         self.record.pushes(id, pushed)?;
         self.drive_worker(index)
+    }
+}
+
+impl Subject for Training {
+    type Event = Event;
+    const EVENTS_MAX: u64 = 400_000;
+
+    fn world(&mut self) -> &mut World<Event> {
+        &mut self.world
+    }
+
+    fn limit(&self) -> Moment {
+        self.calm() + SETTLES + GOES_ON
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Message(who, message) => {
+                if !self.is_cut(who) {
+                    self.deliver(who, message)?;
+                }
+            }
+            Event::Wake(Who::Server(server), moment) => {
+                let host = &mut self.servers[server];
+                if host.wakes == Some(moment) {
+                    host.wakes = None;
+                    self.drive_server(server);
+                }
+            }
+            Event::Wake(Who::Worker(worker), moment) => {
+                let host = &mut self.workers[worker];
+                if host.wakes == Some(moment) {
+                    host.wakes = None;
+                    self.drive_worker(worker)?;
+                }
+            }
+            Event::Computed(worker, life, computation) => {
+                self.computed(worker, life, computation)?;
+            }
+            Event::Saved(server, keeper, life, snapshot) => {
+                let keepers = self.scenario.keepers;
+                let host = &mut self.servers[server];
+                if host.life == life
+                    && let Some(process) = &mut host.process
+                {
+                    let point = snapshot.point;
+                    let (server, disk) = &mut process.copies[keepers.copy(keeper)];
+                    disk.finish(snapshot);
+                    server.saved(point);
+                    self.world
+                        .trace
+                        .say(|| format!("keeper {keeper} has saved {point:?}"));
+                }
+            }
+            Event::Strike(index) => {
+                let fault = self.scenario.faults[index].clone();
+                self.strike(index, &fault, fault.who);
+            }
+            Event::Restart(who) => self.restart(who)?,
+            Event::Measure => self.begun = Some(self.record.begun.clone()),
+        }
+        Ok(())
     }
 }
 

@@ -1,12 +1,12 @@
 //! What happens at a moment.
 
-use super::{Group, STEP, State, World};
-use crate::time::Moment;
+use super::{Group, Job, STEP, State};
+use crate::world::Happens;
 use gradring_core::agreement::message::{Envelope, Outcome};
 use gradring_core::agreement::quorum::{Ballot, Id};
 
 #[derive(Debug, Clone)]
-pub(super) enum Event {
+pub(in super::super) enum Event {
     Start(usize),
     Alarm(usize, u64),
     Request {
@@ -41,9 +41,8 @@ pub(super) enum Event {
     Resume(usize),
 }
 
-impl Event {
-    /// The host on which it happens.
-    pub(super) const fn host(&self) -> Option<usize> {
+impl Happens for Event {
+    fn process(&self) -> Option<usize> {
         match self {
             Self::Alarm(host, _) | Self::Connect(host, _) | Self::Return(host, _) => Some(*host),
             Self::Request { to, .. } | Self::Ready { to, .. } | Self::Complete { to, .. } => {
@@ -55,19 +54,10 @@ impl Event {
     }
 }
 
-impl World {
-    pub(super) fn arrange(&mut self, at: Moment, event: Event) {
-        self.added += 1;
-        self.queue.insert((at, self.added), event);
-    }
-
-    pub(super) fn after(&mut self, delay: Moment, event: Event) {
-        self.arrange(self.clock.now() + delay, event);
-    }
-
-    pub(super) fn happen(&mut self, event: Event) -> Result<(), String> {
-        let now = self.clock.now();
-        let instant = self.clock.instant();
+impl Job {
+    pub(super) fn perform(&mut self, event: Event) -> Result<(), String> {
+        let now = self.world.clock.now();
+        let instant = self.world.clock.instant();
         match event {
             Event::Start(host) => self.start(host),
             Event::Alarm(host, alarm) => {
@@ -132,7 +122,7 @@ impl World {
                 return self.strike(index, &fault, fault.host);
             }
             Event::Tick => {
-                self.arrange(now + STEP, Event::Tick);
+                self.world.at(now + STEP, Event::Tick);
                 return self.tick();
             }
         }

@@ -1,6 +1,5 @@
-//! The world of one run: a queue of events, and ranks that do something when theirs come.
+//! Group of one run: ranks that do something when their events come.
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -8,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 
-use super::ends::{ControlEnd, Shared, SimulatedLinks};
 use super::faults::Fault;
-use super::network::{End, Event, Network, PipeId};
+use super::links::{ControlEnd, Shared, SimulatedLinks};
 use super::process::{Outcome, Process};
-use super::random::Random;
 use super::scenario::Scenario;
-use super::time::{Clock, MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
-use super::trace::Trace;
+use crate::world::pipes::{End, Event, PipeId, Pipes};
+use crate::world::random::Random;
+use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
+use crate::world::{self, Happens, Subject, World};
 use gradring_core::config::timing::Timing;
 use gradring_core::failure::requests::Request;
 use gradring_core::failure::thread::MonitorThread;
@@ -23,8 +22,6 @@ use gradring_core::link::{Direction, Interest};
 
 /// A thread that is woken waits so long for the processor, at most.
 pub(super) const WAKE_MAX: Moment = 5 * MILLISECOND;
-/// Bound on the events of a run.
-const EVENTS_MAX: u64 = 3_000_000;
 /// A rank sends its last messages for so long.
 pub(super) const FLUSH_LIMIT: Moment = SECOND;
 
@@ -64,7 +61,6 @@ struct Rank {
     /// Numbers the alarms of both threads, so that old ones are known.
     alarms: [u64; 2],
     left: Option<Moment>,
-    stopped: bool,
     /// Whether a fault has ended its process.
     killed: bool,
     aborted: Option<Moment>,
@@ -80,47 +76,53 @@ enum Thread {
 enum Next {
     Wake(usize, Thread),
     Alarm(usize, Thread, u64),
-    Network(Event),
+    Pipe(Event),
     Strike(usize),
-    Resume(usize),
 }
 
-struct World {
+impl Happens for Next {
+    fn process(&self) -> Option<usize> {
+        match self {
+            Self::Wake(rank, _) | Self::Alarm(rank, ..) => Some(*rank),
+            Self::Pipe(_) | Self::Strike(_) => None,
+        }
+    }
+}
+
+struct Group {
     scenario: Rc<Scenario>,
-    clock: Clock,
-    random: Random,
+    world: World<Next>,
     network: Shared,
     ranks: Vec<Rank>,
-    /// What happens next, by time, and in the order in which it was added.
-    queue: BTreeMap<(Moment, u64), Next>,
-    added: u64,
-    events: u64,
+    /// Whether a rank has suspected anything.
+    suspected: bool,
+    /// By rank: how many collectives it had launched by the first suspicion of all.
+    launched: Vec<usize>,
     struck: Vec<Option<Moment>>,
     pending: Vec<usize>,
-    trace: Rc<Trace>,
 }
 
 /// Runs what `seed` says.
 pub(super) fn run(seed: u64, traced: bool) -> Run {
     let mut random = Random::new(seed);
     let scenario = Scenario::new(&mut random);
-    play(scenario, random, traced)
+    run_scenario(scenario, random, traced)
 }
 
 /// Runs a scenario; what it leaves open is left to chance.
-pub(super) fn play(scenario: Scenario, random: Random, traced: bool) -> Run {
-    World::new(Rc::new(scenario), random, traced).run()
+pub(super) fn run_scenario(scenario: Scenario, random: Random, traced: bool) -> Run {
+    Group::new(Rc::new(scenario), random, traced).run()
 }
 
-impl World {
-    fn new(scenario: Rc<Scenario>, mut random: Random, traced: bool) -> Self {
-        let clock = Clock::new();
-        let trace = Rc::new(Trace::new(clock.clone(), traced));
+impl Group {
+    fn new(scenario: Rc<Scenario>, random: Random, traced: bool) -> Self {
         let world_size = scenario.world_size();
-        let network = Shared::new(Network::new(
+        let mut world = World::new(world_size, random, traced);
+        let (clock, trace) = (world.clock.clone(), Rc::clone(&world.trace));
+        let network = Shared::new(Pipes::new(
             world_size,
             clock.clone(),
-            random.fork(),
+            world.random.fork(),
             scenario.pipe_bytes,
             scenario.delay_max,
         ));
@@ -148,7 +150,7 @@ impl World {
                 engine: Some(Box::pin(program.run(
                     Rc::clone(&scenario),
                     links,
-                    random.fork(),
+                    world.random.fork(),
                 ))),
                 monitor: Some(MonitorThread::new(
                     journal,
@@ -162,7 +164,6 @@ impl World {
                 leaving: None,
                 left: None,
                 alarms: [0; 2],
-                stopped: false,
                 killed: false,
                 aborted: None,
             }
@@ -170,27 +171,15 @@ impl World {
         let ranks: Vec<Rank> = (0..world_size).map(rank).collect();
         let faults = scenario.faults.len();
         Self {
-            clock,
-            random,
-            network,
-            ranks,
-            queue: BTreeMap::new(),
-            added: 0,
-            events: 0,
+            suspected: false,
+            launched: vec![0; world_size],
             struck: vec![None; faults],
             pending: (0..faults).collect(),
-            trace,
             scenario,
+            world,
+            network,
+            ranks,
         }
-    }
-
-    /// The end of time: nothing that is allowed takes longer.
-    fn limit(&self) -> Moment {
-        let lasting = self.scenario.faults.iter().map(Fault::lasts);
-        let lasting: Moment = lasting.filter(|&lasts| lasts < NEVER).sum();
-        let noticed = nanoseconds(self.scenario.limits.timeout.max(Timing::USUAL.silence));
-        let collectives = self.scenario.collectives.len() as Moment;
-        self.scenario.computing_max() + lasting + noticed + (40 + collectives) * SECOND
     }
 
     fn run(mut self) -> Run {
@@ -198,83 +187,35 @@ impl World {
             self.wake(rank, Thread::Engine);
             self.wake(rank, Thread::Monitor);
         }
-        let limit = self.limit();
-        let mut unfinished = None;
-        let mut suspected = false;
-        let mut launched = vec![0; self.ranks.len()];
-        while let Some(((moment, _), next)) = self.queue.pop_first() {
-            self.clock.advance_to(moment);
-            self.events += 1;
-            if moment > limit || self.events > EVENTS_MAX {
-                unfinished = Some(moment);
-                break;
-            }
-            self.perform(next);
-            self.follow_up();
-            if !suspected {
-                suspected = self.ranks.iter().any(|rank| rank.process.suspects.get());
-                for (launched, rank) in launched.iter_mut().zip(&self.ranks) {
-                    *launched = rank.process.launched.get();
-                }
-            }
-            if self.ranks.iter().all(Rank::is_over) {
-                break;
-            }
-        }
-        let ended = |(rank, launched): (&Rank, usize)| Ended {
+        let result = world::run(&mut self);
+        let is_unfinished = result.is_err() || (self.world.has_more() && !self.is_over());
+        let ended = |(index, rank): (usize, &Rank)| Ended {
             outcome: rank.process.outcome.borrow().clone(),
             aborted: rank.aborted,
             left: rank.left,
-            survives: !rank.killed && !rank.stopped,
-            launched,
+            survives: !rank.killed && !self.world.is_stopped(index),
+            launched: self.launched[index],
         };
         Run {
-            ranks: self.ranks.iter().zip(launched).map(ended).collect(),
+            ranks: self.ranks.iter().enumerate().map(ended).collect(),
             struck: self.struck,
-            unfinished,
-            events: self.events,
-            trace: self.trace.take(),
+            unfinished: is_unfinished.then(|| self.world.clock.now()),
+            events: self.world.events,
+            trace: self.world.trace.take(),
             scenario: self.scenario,
         }
     }
 
-    fn at(&mut self, moment: Moment, next: Next) {
-        self.added += 1;
-        self.queue.insert((moment, self.added), next);
-    }
-
     /// A thread gets the processor soon.
     fn wake(&mut self, rank: usize, thread: Thread) {
-        let delay = match self.random.below(16) {
-            0 => self.random.between(0, WAKE_MAX),
-            _ => self.random.between(0, 50 * MICROSECOND),
+        let delay = match self.world.random.below(16) {
+            0 => self.world.random.between(0, WAKE_MAX),
+            _ => self.world.random.between(0, 50 * MICROSECOND),
         };
-        self.at(self.clock.now() + delay, Next::Wake(rank, thread));
-    }
-
-    fn perform(&mut self, next: Next) {
-        match next {
-            Next::Wake(rank, thread) => self.go_on(rank, thread),
-            Next::Alarm(rank, thread, number) => {
-                if self.ranks[rank].alarms[thread as usize] == number {
-                    self.go_on(rank, thread);
-                }
-            }
-            Next::Network(event) => self.tell(event),
-            Next::Strike(fault) => self.strike(fault),
-            Next::Resume(rank) => {
-                self.ranks[rank].process.say(|| "is resumed".into());
-                self.ranks[rank].stopped = false;
-                self.wake(rank, Thread::Engine);
-                self.wake(rank, Thread::Monitor);
-            }
-        }
+        self.world.after(delay, Next::Wake(rank, thread));
     }
 
     fn go_on(&mut self, rank: usize, thread: Thread) {
-        if self.ranks[rank].stopped {
-            return;
-        }
         match thread {
             Thread::Engine => self.go_on_with_engine(rank),
             Thread::Monitor => self.go_on_with_monitor(rank),
@@ -296,7 +237,7 @@ impl World {
     }
 
     fn go_on_with_monitor(&mut self, index: usize) {
-        let (now, clock) = (self.clock.now(), self.clock.clone());
+        let (now, clock) = (self.world.clock.now(), self.world.clock.clone());
         let rank = &mut self.ranks[index];
         let Some(monitor) = &mut rank.monitor else {
             return;
@@ -319,7 +260,7 @@ impl World {
         let number = &mut self.ranks[rank].alarms[thread as usize];
         *number += 1;
         let next = Next::Alarm(rank, thread, *number);
-        self.at(moment.max(self.clock.now() + 1), next);
+        self.world.at(moment.max(self.world.clock.now() + 1), next);
     }
 
     /// Wakes the rank that waits for what has become possible.
@@ -346,7 +287,7 @@ impl World {
     fn follow_up(&mut self) {
         let events = self.network.lock().take_events();
         for (moment, event) in events {
-            self.at(moment, Next::Network(event));
+            self.world.at(moment, Next::Pipe(event));
         }
         for index in 0..self.ranks.len() {
             let process = &self.ranks[index].process;
@@ -357,7 +298,7 @@ impl World {
             );
             if engine {
                 process.say(|| format!("is told: {:?}", process.aborted()));
-                self.ranks[index].aborted = Some(self.clock.now());
+                self.ranks[index].aborted = Some(self.world.clock.now());
                 self.wake(index, Thread::Engine);
             }
             if monitor {
@@ -378,15 +319,15 @@ impl World {
         let due: Vec<usize> = due;
         for fault in due {
             let after = self.scenario.faults[fault].trigger().after;
-            self.at(self.clock.now() + after, Next::Strike(fault));
+            self.world.after(after, Next::Strike(fault));
         }
     }
 
     fn strike(&mut self, number: usize) {
         let scenario = Rc::clone(&self.scenario);
-        let (now, fault) = (self.clock.now(), &scenario.faults[number]);
+        let (now, fault) = (self.world.clock.now(), &scenario.faults[number]);
         self.struck[number] = Some(now);
-        self.trace.say(|| format!("strikes: {fault:?}"));
+        self.world.trace.say(|| format!("strikes: {fault:?}"));
         let mut network = self.network.lock();
         fault.harm(&mut network, self.ranks.len(), now);
         let index = fault.trigger().rank;
@@ -406,10 +347,7 @@ impl World {
             }
             Fault::Stopped { lasts, .. } => {
                 drop(network);
-                rank.stopped = true;
-                if *lasts < NEVER {
-                    self.at(now + lasts, Next::Resume(index));
-                }
+                self.world.stop(index, *lasts);
             }
             Fault::Exits { .. } => {
                 drop(network);
@@ -425,6 +363,49 @@ impl World {
             }
             _ => {}
         }
+    }
+}
+
+impl Subject for Group {
+    type Event = Next;
+    const EVENTS_MAX: u64 = 3_000_000;
+
+    fn world(&mut self) -> &mut World<Next> {
+        &mut self.world
+    }
+
+    /// Nothing that is allowed takes longer.
+    fn limit(&self) -> Moment {
+        let lasting = self.scenario.faults.iter().map(Fault::lasts);
+        let lasting: Moment = lasting.filter(|&lasts| lasts < NEVER).sum();
+        let noticed = nanoseconds(self.scenario.limits.timeout.max(Timing::USUAL.silence));
+        let collectives = self.scenario.collectives.len() as Moment;
+        self.scenario.computing_max() + lasting + noticed + (40 + collectives) * SECOND
+    }
+
+    fn happen(&mut self, next: Next) -> Result<(), String> {
+        match next {
+            Next::Wake(rank, thread) => self.go_on(rank, thread),
+            Next::Alarm(rank, thread, number) => {
+                if self.ranks[rank].alarms[thread as usize] == number {
+                    self.go_on(rank, thread);
+                }
+            }
+            Next::Pipe(event) => self.tell(event),
+            Next::Strike(fault) => self.strike(fault),
+        }
+        self.follow_up();
+        if !self.suspected {
+            self.suspected = self.ranks.iter().any(|rank| rank.process.suspects.get());
+            for (launched, rank) in self.launched.iter_mut().zip(&self.ranks) {
+                *launched = rank.process.launched.get();
+            }
+        }
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.ranks.iter().all(Rank::is_over)
     }
 }
 

@@ -11,7 +11,7 @@ use super::random::Random;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Moment, NEVER};
 
 /// All pipes of a group.
-pub(super) struct Network {
+pub(crate) struct Pipes {
     world_size: usize,
     clock: Clock,
     random: Random,
@@ -22,7 +22,7 @@ pub(super) struct Network {
 
 /// Something that a sleeping thread may have waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// There is something to receive, or the end to see.
     Arrival(PipeId),
     /// There is room to send, or the end to see.
@@ -31,7 +31,7 @@ pub(super) enum Event {
 
 /// One direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum PipeId {
+pub(crate) enum PipeId {
     Data {
         from: usize,
         to: usize,
@@ -45,7 +45,7 @@ pub(super) enum PipeId {
 
 impl PipeId {
     /// The ranks at both ends, in the direction of the bytes.
-    pub(super) const fn ends(self, world_size: usize) -> (usize, usize) {
+    pub(crate) const fn ends(self, world_size: usize) -> (usize, usize) {
         match self {
             Self::Data { from, to } => (from, to),
             Self::Control { first, back } => {
@@ -62,7 +62,7 @@ impl PipeId {
 
 /// How a pipe ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(crate) enum End {
     Closed,
     Reset,
     /// The receiver's link has found that bytes changed on their way.
@@ -120,9 +120,9 @@ impl Pipe {
     }
 }
 
-impl Network {
+impl Pipes {
     /// Pipes from each rank to each, of one size, with delays of their own.
-    pub(super) fn new(
+    pub(crate) fn new(
         world_size: usize,
         clock: Clock,
         mut random: Random,
@@ -159,12 +159,12 @@ impl Network {
         }
     }
 
-    pub(super) fn take_events(&mut self) -> Vec<(Moment, Event)> {
+    pub(crate) fn take_events(&mut self) -> Vec<(Moment, Event)> {
         std::mem::take(&mut self.events)
     }
 
     /// Every pipe.
-    pub(super) fn all(&self) -> impl Iterator<Item = PipeId> + use<> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = PipeId> + use<> {
         let world_size = self.world_size;
         let data = (0..world_size * world_size).map(move |index| PipeId::Data {
             from: index / world_size,
@@ -190,7 +190,7 @@ impl Network {
     ///
     /// # Errors
     /// When sending is useless.
-    pub(super) fn send(&mut self, id: PipeId, parts: &[IoSlice<'_>]) -> Result<Option<usize>, End> {
+    pub(crate) fn send(&mut self, id: PipeId, parts: &[IoSlice<'_>]) -> Result<Option<usize>, End> {
         let now = self.clock.now();
         let (part, fraction, wait) = (
             self.random.once_in(3),
@@ -234,7 +234,7 @@ impl Network {
     ///
     /// # Errors
     /// When nothing will come any more.
-    pub(super) fn receive(
+    pub(crate) fn receive(
         &mut self,
         id: PipeId,
         parts: &mut [IoSliceMut<'_>],
@@ -265,7 +265,7 @@ impl Network {
     }
 
     /// Whether the receiver would not have to wait.
-    pub(super) fn has_arrived(&mut self, id: PipeId) -> bool {
+    pub(crate) fn has_arrived(&mut self, id: PipeId) -> bool {
         let now = self.clock.now();
         let pipe = self.pipe(id);
         pipe.settle(now);
@@ -273,14 +273,14 @@ impl Network {
     }
 
     /// Whether the sender would not have to wait.
-    pub(super) fn has_room(&mut self, id: PipeId) -> bool {
+    pub(crate) fn has_room(&mut self, id: PipeId) -> bool {
         let now = self.clock.now();
         let pipe = self.pipe(id);
         pipe.held < pipe.capacity || pipe.refuses(now)
     }
 
     /// `rank` has ended its next collective, and sends nothing more for it.
-    pub(super) fn note_end(&mut self, rank: usize) {
+    pub(crate) fn note_end(&mut self, rank: usize) {
         for to in 0..self.world_size {
             let pipe = self.pipe(PipeId::Data { from: rank, to });
             pipe.sent_by_end.push(pipe.sent);
@@ -289,7 +289,7 @@ impl Network {
 
     /// Whether all others have ended the collective at this position, counted from 0, and `rank`
     /// has, or could receive, all that they have sent for it, as they sent it.
-    pub(super) fn everything_has_arrived(&mut self, rank: usize, number: usize) -> bool {
+    pub(crate) fn everything_has_arrived(&mut self, rank: usize, number: usize) -> bool {
         let now = self.clock.now();
         let mut peers = (0..self.world_size).filter(|&peer| peer != rank);
         peers.all(|from| {
@@ -305,7 +305,7 @@ impl Network {
     }
 
     /// The sender closes its end, or its process ends.
-    pub(super) fn end_by_sender(&mut self, id: PipeId, end: End) {
+    pub(crate) fn end_by_sender(&mut self, id: PipeId, end: End) {
         let now = self.clock.now();
         let pipe = self.pipe(id);
         let at = pipe.last_arrival.max(now + pipe.delay.1);
@@ -314,7 +314,7 @@ impl Network {
     }
 
     /// The receiver closes its end, or its process ends.
-    pub(super) fn end_by_receiver(&mut self, id: PipeId) {
+    pub(crate) fn end_by_receiver(&mut self, id: PipeId) {
         let now = self.clock.now();
         let pipe = self.pipe(id);
         let at = now + pipe.delay.1;
@@ -323,7 +323,7 @@ impl Network {
     }
 
     /// Nothing passes from now to `until`.
-    pub(super) fn interrupt(&mut self, id: PipeId, until: Moment) {
+    pub(crate) fn interrupt(&mut self, id: PipeId, until: Moment) {
         let now = self.clock.now();
         self.pipe(id).interruptions.push((now, until));
         if until < NEVER {
@@ -333,12 +333,12 @@ impl Network {
     }
 
     /// What is sent from now on takes so long.
-    pub(super) fn slow_down(&mut self, id: PipeId, delay: Moment) {
+    pub(crate) fn slow_down(&mut self, id: PipeId, delay: Moment) {
         self.pipe(id).delay = (delay, delay);
     }
 
     /// How much `rank` has sent to its successor in the collective at this position, counted from 0.
-    pub(super) fn sent_in(&mut self, rank: usize, number: usize) -> usize {
+    pub(crate) fn sent_in(&mut self, rank: usize, number: usize) -> usize {
         let to = (rank + 1) % self.world_size;
         let pipe = self.pipe(PipeId::Data { from: rank, to });
         let before = number.checked_sub(1);
@@ -347,7 +347,7 @@ impl Network {
     }
 
     /// The byte that is sent `after` others from now on changes on its way.
-    pub(super) fn garble(&mut self, id: PipeId, after: usize) {
+    pub(crate) fn garble(&mut self, id: PipeId, after: usize) {
         let pipe = self.pipe(id);
         pipe.garbled = Some(pipe.sent + after);
     }

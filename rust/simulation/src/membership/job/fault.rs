@@ -2,23 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use super::{Event, State, World};
+use super::{Event, Job, State};
 use crate::membership::scenario::{Fault, Harm};
-use crate::time::NEVER;
+use crate::world::time::NEVER;
 
-impl World {
+impl Job {
     pub(super) fn strike(
         &mut self,
         index: usize,
         fault: &Fault,
         host: usize,
     ) -> Result<(), String> {
-        let now = self.clock.now();
+        let now = self.world.clock.now();
         if !matches!(self.hosts[host].state, State::Lives) {
             return Ok(());
         }
         self.struck[index] = Some(host);
-        self.trace.say(|| format!("host {host}: {:?}", fault.harm));
+        self.world
+            .trace
+            .say(|| format!("host {host}: {:?}", fault.harm));
         let lasts = fault.harm.lasts();
         if lasts < NEVER {
             self.calm = self.calm.max(now + lasts);
@@ -28,14 +30,15 @@ impl World {
             Harm::Kill => self.end(host),
             Harm::Replace(after) => {
                 self.end(host);
-                self.after(*after, Event::Start(host));
+                self.world.after(*after, Event::Start(host));
             }
             Harm::Vanish => {
                 self.hosts[host].state = State::Vanished;
             }
             Harm::Stop(lasts) => {
                 self.hosts[host].state = State::StoppedUntil(now + lasts);
-                self.after(*lasts, Event::Resume(host));
+                self.world.stop(host, *lasts);
+                self.world.after(*lasts, Event::Resume(host));
             }
             Harm::Leave => {
                 let calls = self.hosts[host].member.as_mut().expect("it lives").leave();

@@ -4,20 +4,20 @@ use std::cell::RefCell;
 
 use super::time::Clock;
 
-pub(super) struct Trace {
+pub(crate) struct Trace {
     clock: Clock,
     lines: Option<RefCell<Vec<String>>>,
 }
 
 impl Trace {
-    pub(super) fn new(clock: Clock, wanted: bool) -> Self {
+    pub(crate) fn new(clock: Clock, wanted: bool) -> Self {
         Self {
             clock,
             lines: wanted.then(RefCell::default),
         }
     }
 
-    pub(super) fn say(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
         if let Some(lines) = &self.lines {
             let seconds = self.clock.now() as f64 / 1e9;
             lines
@@ -26,7 +26,7 @@ impl Trace {
         }
     }
 
-    pub(super) fn take(&self) -> Vec<String> {
+    pub(crate) fn take(&self) -> Vec<String> {
         self.lines.as_ref().map(RefCell::take).unwrap_or_default()
     }
 }

@@ -7,7 +7,7 @@ use gradring_core::collective::{Call, Collective};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::schedule;
 
-use super::random::Random;
+use crate::world::random::Random;
 
 /// What an element holds that has no meaning yet.
 const UNDEFINED: i64 = 3;

@@ -4,21 +4,21 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::network::{End, Network, PipeId};
+use crate::world::pipes::{End, PipeId, Pipes};
 use gradring_core::error::{BadSegment, Breakage};
 use gradring_core::link::{Broken, Direction, Interest, Transport};
 use gradring_core::lock::lock;
 
 /// The network, as all ranks share it.
 #[derive(Clone)]
-pub(super) struct Shared(Arc<Mutex<Network>>);
+pub(super) struct Shared(Arc<Mutex<Pipes>>);
 
 impl Shared {
-    pub(super) fn new(network: Network) -> Self {
+    pub(super) fn new(network: Pipes) -> Self {
         Self(Arc::new(Mutex::new(network)))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Network> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Pipes> {
         lock(&self.0)
     }
 }
