@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use crate::dtype::DType;
 use crate::error::{Error, Part, Result, Unusable};
+use crate::schedule::algorithm_rules::Rules;
 use crate::schedule::choice::MESH_RANKS_MAX;
-use crate::schedule::wishes::Rules;
 
 /// Most TCP connections to each peer in each direction.
 pub const STREAMS_MAX: usize = 16;

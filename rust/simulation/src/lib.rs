@@ -1,74 +1,30 @@
-//! Whole groups on a virtual clock: the executor, the stall and the monitor of every rank, over
-//! links that chance and faults are hard on.
+//! Groups, members and parameter servers on a virtual clock, with faults that chance is hard on them
+//! with.
 //!
-//! One seed is one run: a group, its collectives, and what goes wrong (`scenario.rs`, `faults.rs`).
-//! Everything happens on one thread, one event after the other (`cluster.rs`), so a seed always
-//! gives the same run. `check.rs` says what must be true of each: no rank waits for ever, no rank
-//! takes a wrong sum for a right one, and the ranks that fail have one cause, which names a rank
-//! that a fault did hit. `facts.rs` is a table of single faults, each with its error and its time.
-//! `make simulate SEEDS=100000` makes many runs, `make simulate SEED=7` shows one.
+//! One seed is one history of a subject: who is there, and what goes wrong. Everything happens on one
+//! thread, one event after the other (`world`), so a seed always gives the same history. Each subject
+//! has its scenarios, says what its processes do with messages and timers, and checks what must hold:
+//!
+//! * `groups`: the executor, the stall and the monitor of every rank, over links;
+//! * `membership`: processes of an elastic job that agree on the members of each next group;
+//! * `parameters`: workers and servers of a training that is not synchronous.
+//!
+//! `make simulate SEEDS=100000` makes many histories of each, `make simulate SEED=7` shows one.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+#![cfg(test)]
 
-use gradring_core::error::message_of;
-
-mod check;
-mod cluster;
-mod ends;
-mod facts;
-mod faults;
-#[cfg(test)]
+mod groups;
 mod membership;
-mod network;
-#[cfg(test)]
 mod parameters;
-mod process;
-mod random;
-mod scenario;
-mod time;
-mod trace;
-mod values;
-
-pub use facts::contradictions;
-
-/// Which fault struck, and what it led to.
-///
-/// # Errors
-/// What should never have happened.
-pub fn outcome(seed: u64) -> Result<(&'static str, String), String> {
-    let run = catch_unwind(AssertUnwindSafe(|| cluster::run(seed, false)))
-        .map_err(|panic| format!("a panic: {}", message_of(&*panic)))?;
-    let faults = run.scenario.faults.iter().zip(&run.struck);
-    let mut struck = faults.filter_map(|(fault, struck)| struck.map(|_| fault.name()));
-    let name = match (struck.next(), struck.next()) {
-        (None, _) => "none",
-        (Some(name), None) => name,
-        (Some(_), Some(_)) => "two of these",
-    };
-    Ok((name, run.verify()?))
-}
-
-/// Shows what happens in a run, line by line.
-///
-/// # Panics
-/// When something happens that never should.
-pub fn replay(seed: u64) {
-    let run = cluster::run(seed, true);
-    println!("seed {seed}: {}", run.scenario.summary());
-    for line in &run.trace {
-        println!("{line}");
-    }
-    match run.verify() {
-        Ok(outcome) => println!("seed {seed}: {outcome}, {} events", run.events),
-        Err(problem) => panic!("seed {seed}: {problem}"),
-    }
-}
+mod world;
 
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::panic::catch_unwind;
 
     use super::*;
+    use gradring_core::error::message_of;
 
     /// Runs in an ordinary test.
     const SEEDS: u64 = 2000;
@@ -82,7 +38,7 @@ mod tests {
 
     #[test]
     fn survivors_see_what_the_facts_say() {
-        let (count, problems) = contradictions();
+        let (count, problems) = groups::contradictions();
         println!("{count} runs, {} contradict a fact", problems.len());
         assert!(problems.is_empty(), "\n{}", problems.join("\n"));
     }
@@ -90,7 +46,7 @@ mod tests {
     #[test]
     fn every_run_ends_right_or_with_one_cause() {
         if let Some(seed) = number("SEED") {
-            return replay(seed);
+            return groups::replay(seed);
         }
         if number("MEMBERS_SEED").or(number("UPDATES_SEED")).is_some() {
             return;
@@ -100,7 +56,7 @@ mod tests {
         let mut table = BTreeMap::<(&str, String), u64>::new();
         let mut problems = Vec::new();
         for seed in first..first + count {
-            match outcome(seed) {
+            match groups::outcome(seed) {
                 Ok(row) => *table.entry(row).or_default() += 1,
                 Err(problem) => problems.push(format!("  make simulate SEED={seed}   # {problem}")),
             }
@@ -333,10 +289,9 @@ mod tests {
     #[test]
     fn a_seed_always_gives_the_same_run() {
         for seed in 0..20 {
-            let (first, second) = (cluster::run(seed, true), cluster::run(seed, true));
-            assert!(!first.trace.is_empty());
-            assert_eq!(first.trace, second.trace, "seed {seed}");
-            assert_eq!(first.events, second.events, "seed {seed}");
+            let (first, second) = (groups::trace(seed), groups::trace(seed));
+            assert!(!first.0.is_empty());
+            assert_eq!(first, second, "seed {seed}");
         }
     }
 }

@@ -108,15 +108,15 @@ facts! {
         NotThere { algorithm: Text },
         #[error(
             "an all-reduce of {bytes} bytes by {world_size} ranks moves about {pieces} pieces, too many \
-             to play; choose fewer ranks or a smaller size; a ring without stragglers, of {even} bytes or \
-             a multiple, may have more, as its ranks do the same"
+             to simulate; choose fewer ranks or a smaller size; a ring without stragglers, of {even} bytes \
+             or a multiple, may have more, as its ranks do the same"
         )]
-        TooLargeToPlay { bytes: usize, world_size: usize, pieces: usize, even: usize },
+        TooLargeToSimulate { bytes: usize, world_size: usize, pieces: usize, even: usize },
         #[error(
             "an all-reduce of {bytes} bytes by {world_size} ranks takes more than half a year there; \
              check the units of times and rates"
         )]
-        TooLongToPlay { bytes: usize, world_size: usize },
+        TooLongToSimulate { bytes: usize, world_size: usize },
         #[error("was started with {theirs}, rank 0 with {ours}")]
         SettingsDiffer { theirs: Text, ours: Text },
         #[error(

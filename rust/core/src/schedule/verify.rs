@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::choice::Policy;
 use super::topology::Topology;
-use super::{Access, Action, Algorithm, Contents, Schedule, Turn, build};
+use super::{Access, Action, Algorithm, Contents, Part, Schedule, Turn, build};
 use crate::collective::Collective;
 use crate::dtype::ReduceOp;
 
@@ -395,6 +395,42 @@ fn where_ranks_are_matters(topology: &Topology) -> impl Iterator<Item = Algorith
     let ring = reordered.then_some(Algorithm::Ring);
     let hierarchical = topology.has_levels().then_some(Algorithm::Hierarchical);
     ring.into_iter().chain(hierarchical)
+}
+
+#[test]
+fn an_algorithm_has_schedules_for_what_it_performs_and_no_more() {
+    let two = [Topology::one_host(2), Topology::one_host(3)];
+    for topology in two.into_iter().chain(groups_in_racks()) {
+        let size = topology.world_size();
+        let collectives = [
+            Collective::AllReduce { op: OP },
+            Collective::Reduce { op: OP, root: 1 },
+            Collective::ReduceScatter {
+                op: OP,
+                counts: vec![2; size],
+            },
+            Collective::AllGather {
+                counts: vec![2; size],
+            },
+            Collective::Broadcast { root: 1 },
+            Collective::AllToAll,
+            Collective::Gather { root: 1, chunk: 2 },
+            Collective::Scatter { root: 1, chunk: 2 },
+        ];
+        let part = Part {
+            rank: 0,
+            topology: &topology,
+            count: 2 * size,
+            block: BLOCK,
+        };
+        for algorithm in Algorithm::ALL {
+            for collective in &collectives {
+                let built = algorithm.builder()(collective, &part);
+                let performs = algorithm.performs(collective, &topology);
+                assert_eq!(built.is_some(), performs, "{algorithm:?} {collective:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use super::super::time::{Moment, SECOND};
+use super::job::{Group, Job, State};
 use super::scenario::{Fault, Harm, Trigger};
-use super::world::{Group, State, World};
+use crate::world::time::{Moment, SECOND};
 use gradring_core::agreement::message::Reply;
 use gradring_core::agreement::quorum::{Ballot, Id, Peer, Roster};
 use gradring_core::error::{Error, ErrorKind, NotAgreed};
@@ -131,7 +131,7 @@ impl Record {
     }
 }
 
-impl World {
+impl Job {
     /// At no time are all members of two rosters in the groups of these.
     pub(super) fn only_one_is_alive(&self) -> Result<(), String> {
         let running = self.hosts.iter().enumerate();
@@ -160,7 +160,7 @@ impl World {
 
     /// All members of a roster have made a step together.
     pub(super) fn progress(&mut self, roster: &Roster, hosts: &[usize]) -> Result<(), String> {
-        let now = self.clock.now();
+        let now = self.world.clock.now();
         if self.record.last() != Some(roster.ballot) {
             self.first_progress(roster, hosts)?;
         }
@@ -206,7 +206,7 @@ impl World {
             roster.members.len(),
         );
         let backwards = last.is_some_and(|last| last.ballot.round >= ballot.round);
-        self.trace.say(|| format!("{ballot:?} makes steps"));
+        self.world.trace.say(|| format!("{ballot:?} makes steps"));
         self.record.progressed.push(roster.clone());
         let seen = [
             (
@@ -234,7 +234,7 @@ impl World {
         let ErrorKind::Membership(NotAgreed::Minority { .. }) = &error.kind else {
             return Ok(());
         };
-        let now = self.clock.now();
+        let now = self.world.clock.now();
         let lately = now.saturating_sub(REACHED_FOR);
         let is_cut = |(from, to, until): &(usize, usize, Moment)| {
             (*from == host || *to == host) && *until > lately
@@ -256,13 +256,13 @@ impl World {
             &fault.harm,
             self.hosts[host].at(),
         ) {
-            self.record.death = Some((self.clock.now(), at));
+            self.record.death = Some((self.world.clock.now(), at));
         }
         let has_triggered = !matches!(fault.trigger, Trigger::At(_));
         let ends = matches!(fault.harm, Harm::Kill | Harm::Replace(_) | Harm::Vanish);
-        let lives = |it: &super::world::Host| it.state == State::Lives;
+        let lives = |it: &super::job::Host| it.state == State::Lives;
         let mut living = self.hosts.iter().filter(|it| lives(it));
-        let is_outside = |it: &super::world::Host| it.group == Group::None;
+        let is_outside = |it: &super::job::Host| it.group == Group::None;
         let reforms = living.clone().any(|it| {
             is_outside(it)
                 && it
@@ -304,7 +304,7 @@ impl World {
 
     /// What must be true at the end, long after the last fault.
     pub(super) fn verify(&mut self) -> Result<(), String> {
-        let now = self.clock.now();
+        let now = self.world.clock.now();
         let mut rings = BTreeSet::new();
         let mut waiting = 0;
         for (number, host) in self.hosts.iter().enumerate() {
@@ -346,7 +346,7 @@ impl World {
     fn is_cut_for_good(&self) -> bool {
         let mut struck = self.scenario.faults.iter().zip(&self.struck);
         struck.any(|(fault, struck)| {
-            struck.is_some() && matches!(fault.harm, Harm::Divide(_, super::super::time::NEVER))
+            struck.is_some() && matches!(fault.harm, Harm::Divide(_, crate::world::time::NEVER))
         })
     }
 
@@ -390,10 +390,10 @@ impl World {
 
     /// How it ended, in a few words.
     pub(super) fn ending(&self) -> &'static str {
-        let lives = |host: &&super::world::Host| host.state == State::Lives;
+        let lives = |host: &&super::job::Host| host.state == State::Lives;
         let living = self.hosts.iter().filter(lives).count();
         let running =
-            |host: &&super::world::Host| matches!(host.group, Group::Running(_)) && lives(host);
+            |host: &&super::job::Host| matches!(host.group, Group::Running(_)) && lives(host);
         match (self.hosts.iter().filter(running).count(), living) {
             (0, 0) => "all ended",
             (running, living) if running < living => "a group, and joiners that wait",

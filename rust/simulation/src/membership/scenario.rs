@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::super::random::Random;
-use super::super::time::{MILLISECOND, Moment, NEVER, SECOND};
+use crate::world::random::Random;
+use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND};
 use gradring_core::agreement::timing::Timing;
 
 /// Everything about a history that is settled before it begins.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::random::Random;
-use crate::time::{MILLISECOND, Moment, SECOND};
+use crate::world::random::Random;
+use crate::world::time::{MILLISECOND, Moment, SECOND};
 use gradring_core::parameters::keepers::Keepers;
 use gradring_core::parameters::rules::{Late, Overflow, Rules, Timing};
 
@@ -31,6 +31,16 @@ pub(super) struct Scenario {
 pub(super) enum Who {
     Server(usize),
     Worker(usize),
+}
+
+impl Who {
+    /// Servers have even numbers, workers odd ones.
+    pub(super) const fn process(self) -> usize {
+        match self {
+            Self::Server(server) => 2 * server,
+            Self::Worker(worker) => 2 * worker + 1,
+        }
+    }
 }
 
 /// Kinds of messages whose sending can trigger a fault.
