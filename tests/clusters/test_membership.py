@@ -49,7 +49,7 @@ def join_again(elsewhere: str) -> dict[str, Any]:
         total(again)
     after = gradring.init()
     found["after failure"] = after is not again and total(after)
-    found["closed"] = again in gradring.group.communicator.open_communicators()
+    found["closed"] = again in gradring.group.communicator.open_groups
     return found
 
 

@@ -33,6 +33,7 @@ from faults.stage import Stage
 from gradring import _native
 from gradring.elastic import State
 from gradring.errors import GradringError, MismatchError, RendezvousError
+from gradring.group.communicator import open_groups
 from gradring.group.require_equal import require_equal
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
@@ -316,7 +317,7 @@ def look_for_a_job(plan: Plan, stage: Stage) -> list[str]:
             _native.inquire(where, os.environ["GRADRING_TOKEN"].encode(), None, 5.0)
             break
     with gradring.init(rank=0, world_size=1, join=["auto", where]) as comm:
-        found = list(comm._joins)
+        found = list(open_groups.yet_to_join(comm))
     os.kill(int(stage.told("pid-0") or 0), signal.SIGINT)
     return found
 

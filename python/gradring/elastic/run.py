@@ -29,17 +29,17 @@ from gradring.errors import (
     ProtocolError,
     RendezvousError,
 )
-from gradring.group.collectives import all_gather_bytes
+from gradring.group.collectives import all_gather_bytes, named
 from gradring.group.communicator import (
     Agreement,
     Communicator,
     core_of,
     form_again,
-    is_open,
+    open_groups,
     participant_of,
 )
 from gradring.group.latecomer import ends_with_the_job
-from gradring.group.require_equal import require_equal
+from gradring.group.require_equal import must_match, require_equal
 from gradring.group.steps import described
 
 _log = logging.getLogger("gradring")
@@ -192,7 +192,7 @@ class _Job:
         self._workers = (least, _WORKERS_MAX if most is None else most)
         #: What has to be the same on all ranks, by name.
         self._must_match = {"min_workers": str(least), "max_workers": str(most)}
-        self._must_match |= self._communicator._must_match | state._must_match()
+        self._must_match |= must_match(self._communicator) | state._must_match()
         self._state = state
         self._leaves = _Terminated()
         self._participant: _native.Participant | None = None
@@ -301,7 +301,7 @@ class _Job:
 
     def _take_part(self) -> _native.Participant:
         communicator = self._communicator
-        seeds = communicator._joins
+        seeds = open_groups.yet_to_join(communicator)
         if not seeds:
             self._has_state = True
             # First of all, because it says what is wrong with a group that has failed.
@@ -320,7 +320,7 @@ class _Job:
 
     def _agree(self, participant: _native.Participant) -> Agreement | None:
         """Waits for the next group; None if all have come to the end."""
-        if not self._communicator._joins:
+        if not open_groups.yet_to_join(self._communicator):
             return participant.agree()
         with ends_with_the_job():
             return participant.agree()
@@ -337,7 +337,6 @@ class _Job:
             self._id, self._has_state = own_id, False
         if generation != self._founded:
             form_again(communicator, participant, agreement)
-            communicator._joins = ()
             self._of_job = require_equal(communicator, self._must_match, standing=self._standing)
             self._trial = _TRIAL_COMMITS * (len(self._of_job) < communicator.world_size)
             if communicator.rank in self._of_job:
@@ -382,7 +381,7 @@ class _Job:
             self._state._raise_failures()
         elif found[0]:
             told = all_gather_bytes(communicator, wish.encode(), "elastic/wishes")
-            wishes = [f"{communicator._named(r)} {w.decode()}" for r, w in enumerate(told) if w]
+            wishes = [f"{named(communicator, r)} {w.decode()}" for r, w in enumerate(told) if w]
             raise Regroup("; ".join(wishes))
 
     def _wish(self, participant: _native.Participant) -> str:
@@ -408,7 +407,7 @@ class _Job:
     def _is_survivable(self, error: Exception) -> bool:
         """Whether the group has failed so that another one may do better."""
         failure = error if isinstance(error, GradringError) else _behind(error)
-        if failure is None or not is_open(self._communicator):
+        if failure is None or self._communicator not in open_groups:
             return False
         if self._has_formed:
             has_failed = core_of(self._communicator).has_failed

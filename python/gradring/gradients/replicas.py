@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring.errors import MismatchError
+from gradring.group.collectives import named
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
 
@@ -49,12 +50,12 @@ def check_equal(
     usual = max(Counter(first).items(), key=lambda item: (item[1], -first.index(item[0])))[0]
     ranks = [rank for rank, value in enumerate(first) if value != usual]
     hosts = communicator.hosts
-    names = ", ".join(map(communicator._named, ranks))
+    names = ", ".join(named(communicator, rank) for rank in ranks)
     array = list(arrays)[different[0]]
     raise MismatchError(
         f"{name}: the replicas differ. '{array}' is the first of {len(different)} that do, of "
         f"{len(arrays)}; {names} has other contents than "
-        f"{communicator._named(first.index(usual))}. Find what only one rank does, such as an "
+        f"{named(communicator, first.index(usual))}. Find what only one rank does, such as an "
         "update outside of the strategy or an unseeded random number, and go on from the last "
         "checkpoint before",
         rank=ranks[0],

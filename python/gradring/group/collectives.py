@@ -39,14 +39,6 @@ class Collectives:
     _native: _native.Communicator
     _place: arrays.Place
 
-    def _named(self, rank: int) -> str:
-        """A rank as messages call it."""
-        text = f"rank {rank} on {self.hosts[rank]}"
-        if self._part is None:
-            return text
-        name, of_world = self._part
-        return f"{text} (in {name}; rank {of_world[rank]} of the world)"
-
     def all_reduce(self, x: T, op: str = "sum", *, name: str = "") -> T:
         """Reduces ``x`` over all ranks, in place.
 
@@ -535,6 +527,15 @@ class Work(Generic[T]):
         """
         self._native.wait(timeout)
         return self._x
+
+
+def named(communicator: Collectives, rank: int) -> str:
+    """A rank as messages call it."""
+    text = f"rank {rank} on {communicator.hosts[rank]}"
+    if communicator._part is None:
+        return text
+    name, of_world = communicator._part
+    return f"{text} (in {name}; rank {of_world[rank]} of the world)"
 
 
 def all_gather_bytes(

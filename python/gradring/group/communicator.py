@@ -22,6 +22,7 @@ from gradring.config.values import Settings, TlsFiles, check_tls, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.group import arrays, forks
 from gradring.group.collectives import Collectives, all_gather_bytes
+from gradring.group.open_groups import OpenGroups
 from gradring.group.steps import Step, described
 from gradring.group.together import agreed
 from gradring.observe import lateness
@@ -47,8 +48,6 @@ TRACE_LIMIT = 50_000
 
 #: Of an elastic job: the generation, this process's rank, and where each member listens.
 Agreement = tuple[int, int, list[str]]
-
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 class Communicator(Collectives):
@@ -217,12 +216,6 @@ class Communicator(Collectives):
             listening=listening,
             part=part,
         )
-        #: Where members of a running job listen that this process is yet to join.
-        self._joins: Sequence[str] = ()
-        #: What its strategy needs to be the same on every rank, by name.
-        self._must_match: dict[str, str] = {}
-        #: Those to whom `init` gave it, each of whom closes it.
-        self._users = 1
         self._held_rank: forks.HeldRank | None = None
         self._trace_path: Path | None = None
         #: By `follow`.
@@ -236,7 +229,7 @@ class Communicator(Collectives):
         #: The `Step` that the program is in.
         self._step: Step | None = None
         self._describe(rendezvous)
-        _open.add(self)
+        open_groups.add(self)
 
     def _describe(self, rendezvous: str) -> None:
         """Notes what the group is."""
@@ -260,7 +253,9 @@ class Communicator(Collectives):
                 "rank %d uses TCP to rank %d of the same host: %s", self.rank, peer, reason
             )
 
-    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+    def split(
+        self, color: int | None, key: int = 0, *, name: str | None = None
+    ) -> Communicator | None:
         """Forms groups of the ranks that say the same ``color``; every rank calls it.
 
         Each is a group of its own: it has its own connections, made with the settings, the token
@@ -273,6 +268,7 @@ class Communicator(Collectives):
             color: Which group this rank is to be in; any whole number. None: in none.
             key: Ranks of a group are in the order of their keys, and of their ranks here where
                 keys are equal; default 0.
+            name: What errors call the group; by default "the group of color" and the color.
 
         Returns:
             The group, or None where ``color`` is None.
@@ -284,10 +280,6 @@ class Communicator(Collectives):
             RendezvousError: A group did not form within the timeout of this one.
             GradringError: As in `all_reduce`; also if this group fails by a rank of the new one.
         """
-        return self._split(color, key, f"the group of color {color}")
-
-    def _split(self, color: int | None, key: int, name: str) -> Communicator | None:
-        """As `split`; ``name`` is what errors call the group."""
         color = None if color is None else _whole_number(color, "color")
         key = _whole_number(key, "key")
         if self._participant is not None:
@@ -321,7 +313,10 @@ class Communicator(Collectives):
             settings=self._settings,
             door={**self._door, "listen": None},
             listening=(listening, members) if listening is not None and addresses else None,
-            part=(name, [self._world_ranks[member] for member in members]),
+            part=(
+                name or f"the group of color {color}",
+                [self._world_ranks[member] for member in members],
+            ),
         )
         return group
 
@@ -432,8 +427,7 @@ class Communicator(Collectives):
         May be called from any thread, and from a signal handler that runs while a collective waits:
         that collective then raises `AbortedError`.
         """
-        if self._users > 1:
-            self._users -= 1
+        if not open_groups.let_go(self):
             return
         around, self._around_close = self._around_close, []
         with contextlib.ExitStack() as stack:
@@ -445,7 +439,7 @@ class Communicator(Collectives):
                 self._native.close()
             finally:
                 # Only now: a fork must not take for closed what another thread still closes.
-                _open.discard(self)
+                open_groups.remove(self)
                 if self._held_rank is not None:
                     self._held_rank.leave()
 
@@ -468,14 +462,7 @@ class Communicator(Collectives):
         return f"<gradring.Communicator rank {self.rank} of {self.world_size} on {self.host}>"
 
 
-def open_communicators() -> list[Communicator]:
-    """The communicators of this process that have not been closed, in no particular order."""
-    return list(_open)
-
-
-def is_open(communicator: Communicator) -> bool:
-    """Whether nobody has closed it."""
-    return communicator in _open
+open_groups: OpenGroups[Communicator] = OpenGroups()
 
 
 def core_of(communicator: Communicator) -> _native.Communicator:
@@ -527,7 +514,7 @@ def form_again(
         agreed=(participant, agreement),
         door=communicator._door,
     )
-    if not is_open(communicator):  # by a signal handler, or another thread
+    if communicator not in open_groups:  # by a signal handler, or another thread
         native.close()
         raise AbortedError("the communicator was closed while its next group was forming")
     communicator._native = native
@@ -569,10 +556,12 @@ def _whole_number(given: object, argument: str) -> int:
 
 def _leave_to_parent() -> None:
     """Makes a forked child forget the groups: their threads and peers are its parent's."""
-    inherited = list(_open)
-    _open.clear()
+    inherited = list(open_groups)
     _native.leave_to_parent([communicator._native for communicator in inherited])
     for communicator in inherited:
+        open_groups.remove(communicator)
+        if communicator._held_rank is not None:
+            forks.inherit(communicator._held_rank)
         communicator._around_close.clear()
         communicator._at_new_group.clear()
         communicator._participant = None
@@ -594,7 +583,7 @@ def _close_all() -> None:
     Daemon threads may be inside collectives: they are let out first, and no more come in.
     """
     _native.refuse_others(AbortedError("this process ends; end or join its threads before"))
-    for communicator in list(_open):
-        communicator._users = 1
+    for communicator in open_groups:
+        open_groups.use_of(communicator).users = 1
         communicator.close()
     _native.await_others()

@@ -9,9 +9,8 @@ from typing import Any
 
 from gradring.errors import ConfigError, GradringError
 
-#: The ranks that this process holds in groups, and those that it saw its ancestors hold when it was
-#: forked.
-_held: list[HeldRank] = []
+#: The ranks that ancestors of this process held when it was forked.
+_of_ancestors: list[HeldRank] = []
 
 
 class HeldRank:
@@ -20,7 +19,8 @@ class HeldRank:
     def __init__(self, rendezvous: str, rank: int) -> None:
         """Takes the rank."""
         self._name = (rendezvous, rank)
-        self._process = os.getpid()
+        #: Which holds it.
+        self.process = os.getpid()
         # Memory that forks share.
         try:
             self._taken = mmap.mmap(-1, 1)
@@ -31,27 +31,28 @@ class HeldRank:
                 rank=rank,
             ) from error
         self._taken[0] = 1
-        _held.append(self)
 
     def leave(self) -> None:
         """Gives the rank up, in its own process; elsewhere it is not this one's to give up."""
-        if self._process == os.getpid() and self in _held:
+        if self.process == os.getpid():
             self._taken[0] = 0
-            _held.remove(self)
 
-    def is_of_ancestor(self, rendezvous: str, rank: int) -> bool:
-        """Whether this is the rank, and a process from which this one was forked holds it."""
-        if self._name != (rendezvous, rank) or self._process == os.getpid():
-            return False
-        return self._taken[0] == 1 and _lives(self._process)
+    def is_taken(self, rendezvous: str, rank: int) -> bool:
+        """Whether this is the rank, and its process holds it."""
+        return self._name == (rendezvous, rank) and self._taken[0] == 1 and _lives(self.process)
+
+
+def inherit(held: HeldRank) -> None:
+    """Takes note, in a process that has just been forked, of a rank that its parent holds."""
+    _of_ancestors.append(held)
 
 
 def check_not_held(rendezvous: str, rank: int) -> None:
     """Raises ConfigError if a process from which this one was forked holds the rank."""
-    for held in _held:
-        if held.is_of_ancestor(rendezvous, rank):
+    for held in _of_ancestors:
+        if held.is_taken(rendezvous, rank):
             raise ConfigError(
-                f"rank {rank} of the group at {rendezvous} is process {held._process}, from "
+                f"rank {rank} of the group at {rendezvous} is process {held.process}, from "
                 f"which process {os.getpid()} was forked; use the communicator there, close it "
                 "before the fork, or give this process a group of its own by other variables or "
                 "arguments",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +18,8 @@ from gradring.config import parse
 from gradring.config.settings import GROUP, READ, SETTINGS, meant, takes_settings
 from gradring.config.values import Settings, TlsFiles
 from gradring.errors import ConfigError
-from gradring.group.communicator import Communicator
-from gradring.group.open_groups import Membership, existing, remember
+from gradring.group.communicator import Communicator, core_of, open_groups
+from gradring.group.open_groups import Membership
 from gradring.observe.observer import observe
 
 if TYPE_CHECKING:
@@ -134,12 +134,11 @@ def init(
     wanted = Settings.from_environ(os.environ, **given)
     if job_id is not None:
         cluster = replace(cluster, job_id=job_id)
-    membership = Membership(cluster, wanted)
-    present = existing(cluster)
+    present = _existing(cluster)
     if present is not None:
-        joined, communicator = present
-        joined.check(wanted, given)
-        communicator._users += 1
+        membership, communicator = present
+        membership.check(wanted, given)
+        open_groups.use_of(communicator).users += 1
         return communicator
     _check_guards(cluster, wanted)
     if cluster.advice is not None:
@@ -148,6 +147,7 @@ def init(
         logging.getLogger("gradring").setLevel(wanted.log)
 
     members = members_to_join(cluster, wanted)
+    membership = Membership(cluster, wanted, members)
     if members and cluster.job_id is None:
         cluster = replace(cluster, job_id=parse.given_job_id(os.environ))
     with _ending_with_the_job(wanted):
@@ -166,14 +166,25 @@ def init(
             require_auth=wanted.require_auth,
             **{setting.name: getattr(wanted, setting.name) for setting in GROUP},
         )
-    communicator._joins = members
-    remember(communicator, membership)
+    open_groups.use_of(communicator).membership = membership
     try:
         observe(communicator, wanted)
     except BaseException:  # Ctrl-C, too: nothing else can close it
         communicator.close()
         raise
     return communicator
+
+
+def _existing(cluster: Cluster) -> tuple[Membership, Communicator] | None:
+    """The open communicator of this place; one that has failed is closed and does not count."""
+    for communicator in open_groups:
+        use = open_groups.use_of(communicator)
+        if use.membership is not None and use.membership.is_of(cluster):
+            if not core_of(communicator).has_failed:
+                return use.membership, communicator
+            use.users = 1
+            communicator.close()
+    return None
 
 
 def resolve(
@@ -262,7 +273,7 @@ def _check_guards(cluster: Cluster, settings: Settings) -> None:
 
 def _warn(text: str) -> None:
     """Warns of a line of the program: the one that called this package."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)

@@ -1,17 +1,17 @@
-"""The groups that this process is in: who asks for one of them again gets it, and no second one."""
+"""The registry of the groups that this process is in, and what each is used for."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from gradring.clusters import Cluster
 from gradring.config.settings import GROUP, variables
 from gradring.config.values import Settings
 from gradring.errors import ConfigError
-from gradring.group.communicator import Communicator, core_of, open_communicators
 
 #: The settings that a group keeps until its end, and the variables that say them.
 _VARIABLES = {
@@ -32,11 +32,13 @@ class Membership:
     Attributes:
         cluster: The group and the place in it.
         settings: With which it formed.
+        joins: Where members of a running job listen that it is to join first.
         texts: What the variables said then.
     """
 
     cluster: Cluster
     settings: Settings
+    joins: Sequence[str] = ()
     texts: Mapping[str, list[str | None]] = field(default_factory=_texts)
 
     def is_of(self, cluster: Cluster) -> bool:
@@ -73,39 +75,81 @@ class Membership:
                 )
 
 
-#: The groups that `init` has joined, and how.
-_joined: weakref.WeakKeyDictionary[Communicator, Membership] = weakref.WeakKeyDictionary()
-#: The groups of strategies and ops, as long as they are open.
-_kept: set[Communicator] = set()
+class Group(Protocol):
+    """What the registry needs of a `Communicator`."""
+
+    generation: int
+
+    def __hash__(self) -> int:
+        """By identity."""
 
 
-def remember(communicator: Communicator, membership: Membership) -> None:
-    """Notes how this process came into a group."""
-    _joined[communicator] = membership
+G = TypeVar("G", bound=Group)
 
 
-def existing(cluster: Cluster) -> tuple[Membership, Communicator] | None:
-    """The open communicator of this place; one that has failed is closed and does not count."""
-    for communicator in open_communicators():
-        membership = _joined.get(communicator)
-        if membership is not None and membership.is_of(cluster):
-            if not core_of(communicator).has_failed:
-                return membership, communicator
-            communicator._users = 1
-            communicator.close()
-    return None
+@dataclass(eq=False)
+class Use(Generic[G]):
+    """What this process has an open group for.
 
-
-def keep(communicator: Communicator) -> None:
-    """Keeps a communicator until it is closed, though its strategy may be gone before.
-
-    Ranks collect garbage at different times. One that had lost the group, and makes another
-    strategy, would wait for ranks that still have it.
+    Attributes:
+        membership: How `init` has joined it; None for a group that was made otherwise.
+        users: Those to whom `init` gave it, each of whom closes it.
+        kept: The group itself, where it has to stay until it is closed; see `OpenGroups.keep`.
     """
-    _kept.intersection_update(open_communicators())
-    _kept.add(communicator)
+
+    membership: Membership | None = None
+    users: int = 1
+    kept: G | None = None
 
 
-def kept() -> list[Communicator]:
-    """The communicators that `keep` was told of and that are still open."""
-    return [communicator for communicator in open_communicators() if communicator in _kept]
+class OpenGroups(Generic[G]):
+    """The groups of this process that have not been closed; those that nobody has are not in it."""
+
+    def __init__(self) -> None:
+        """Begins without any."""
+        self._uses: weakref.WeakKeyDictionary[G, Use[G]] = weakref.WeakKeyDictionary()
+
+    def add(self, group: G) -> None:
+        """Takes a group for open."""
+        self._uses[group] = Use()
+
+    def remove(self, group: G) -> None:
+        """Takes a group for closed; it may be already."""
+        self._uses.pop(group, None)
+
+    def __iter__(self) -> Iterator[G]:
+        """In no particular order; others may be added and removed meanwhile."""
+        return iter(list(self._uses))
+
+    def __contains__(self, group: G) -> bool:
+        """Whether nobody has closed it."""
+        return group in self._uses
+
+    def use_of(self, group: G) -> Use[G]:
+        """What an open group is used for; one that is closed, for nothing."""
+        return self._uses.get(group, Use())
+
+    def let_go(self, group: G) -> bool:
+        """Whether the one that closes a group is its last user; otherwise there is one less."""
+        use = self.use_of(group)
+        if use.users == 1:
+            return True
+        use.users -= 1
+        return False
+
+    def yet_to_join(self, group: G) -> Sequence[str]:
+        """Where members of a running job listen that this process has yet to join."""
+        membership = self.use_of(group).membership
+        return membership.joins if membership is not None and group.generation == 0 else ()
+
+    def keep(self, group: G) -> None:
+        """Keeps a group until it is closed, though its strategy may be gone before.
+
+        Ranks collect garbage at different times. One that had lost the group, and makes another
+        strategy, would wait for ranks that still have it.
+        """
+        self.use_of(group).kept = group
+
+    def kept(self) -> list[G]:
+        """The groups that `keep` was told of and that are still open."""
+        return [group for group in self if self.use_of(group).kept is not None]

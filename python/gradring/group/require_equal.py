@@ -5,15 +5,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import weakref
 from collections.abc import Mapping
 
 import numpy as np
 
 from gradring.errors import GradringError, MismatchError
-from gradring.group.collectives import Collectives, all_gather_bytes
+from gradring.group.collectives import Collectives, all_gather_bytes, named
 
 #: Of a digest, in words of 8 bytes.
 _WORDS = 3
+
+_must_match: weakref.WeakKeyDictionary[Collectives, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def must_match(communicator: Collectives) -> dict[str, str]:
+    """What front ends note to be the same on every rank, by name; `elastic.run` compares it."""
+    return _must_match.setdefault(communicator, {})
 
 
 def require_equal(
@@ -56,8 +64,8 @@ def require_equal(
                     with contextlib.suppress(GradringError):
                         communicator.barrier()
                 raise MismatchError(
-                    f"{communicator._named(rank)} has {name}={other}, and "
-                    f"{communicator._named(first)} has {name}={value}; {remedy}",
+                    f"{named(communicator, rank)} has {name}={other}, and "
+                    f"{named(communicator, first)} has {name}={value}; {remedy}",
                     rank=rank,
                     host=communicator.hosts[rank],
                 )

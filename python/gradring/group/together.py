@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradring.errors import GradringError, SaveError
-from gradring.group.collectives import Collectives, all_gather_bytes
+from gradring.group.collectives import Collectives, all_gather_bytes, named
 
 
 @contextlib.contextmanager
@@ -35,5 +35,5 @@ def agreed(
             with contextlib.suppress(GradringError):
                 communicator.barrier()
             host = communicator.hosts[rank]
-            sentence = f"{communicator._named(rank)} could not {verb} {what}: {text.decode()}"
+            sentence = f"{named(communicator, rank)} could not {verb} {what}: {text.decode()}"
             raise error_type(sentence, rank=rank, host=host) from failure

@@ -83,7 +83,7 @@ class ProcessSet:
                 host=communicator.hosts[absent[0]],
             )
         color = 0 if self.included() else None
-        self._group = communicator._split(color, own, f"the process set of ranks {ranks}")
+        self._group = communicator.split(color, own, name=f"the process set of ranks {ranks}")
         self.process_set_id = basics.keep(self)
 
     def disconnect(self) -> None:

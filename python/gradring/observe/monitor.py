@@ -140,9 +140,9 @@ class Monitor:
         self._launched: int | None = core_of(communicator).launched
         self._line_at = self._note_at = float("inf")
         self._finished = False
-        me = weakref.ref(self)
+        me, begin = weakref.ref(self), weakref.WeakMethod(self._begin_anew)
         observer.counted = lambda: None if (m := me()) is None else (m.totals, m.loss)
-        at_new_group(communicator, lambda: None if (m := me()) is None else m._begin_anew())
+        at_new_group(communicator, lambda: None if (b := begin()) is None else b())
         if prometheus_port is not None:
             serve_metrics(communicator, prometheus_port, prometheus_address)
 

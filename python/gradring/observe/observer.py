@@ -17,6 +17,7 @@ from gradring.group.communicator import (
     around_close,
     at_new_group,
     core_of,
+    open_groups,
 )
 from gradring.observe.paths import part_of
 
@@ -111,7 +112,7 @@ def serve_metrics(communicator: Communicator, port: int, address: str | None = N
         port: The port of the host's first rank; the local rank is added, or the worker's number.
         address: The IP address to listen at; None: the one of the settings.
     """
-    if communicator._joins:
+    if open_groups.yet_to_join(communicator):
         # It gets its local rank, and so its port, when it has joined.
         at_new_group(communicator, lambda: _serve(communicator, port, address))
     else:

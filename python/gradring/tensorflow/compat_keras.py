@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.group import open_groups
+from gradring.group.communicator import open_groups
 from gradring.tensorflow import (
     empty_batches,
     fit_agreement,

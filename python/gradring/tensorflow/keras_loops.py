@@ -13,8 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.group import open_groups
-from gradring.group.communicator import Communicator
+from gradring.group.communicator import Communicator, open_groups
 from gradring.tensorflow import compat, data_order, empty_batches, sample_shares
 from gradring.tensorflow.adoption import adopt, communicator_of
 from gradring.tensorflow.rules.replicas import sync_model, updates_of

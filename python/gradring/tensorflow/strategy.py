@@ -16,8 +16,8 @@ from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
-from gradring.group import open_groups
-from gradring.group.communicator import Communicator, follow
+from gradring.group.communicator import Communicator, follow, open_groups
+from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow import (
     cluster,
@@ -135,7 +135,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         self.communicator = communicator
         #: How optimizers update the variables.
         self.update_rule = updates.agree(update, communicator)
-        communicator._must_match["update"] = repr(self.update_rule)
+        must_match(communicator)["update"] = repr(self.update_rule)
         place = served.place if served else Place(communicator.rank, communicator.world_size)
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
@@ -329,7 +329,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             cluster_resolver, worker_device=""
         )
         self._num_devices_per_worker = len(local_devices)
-        self._communicator._must_match["local_devices"] = str(len(local_devices))
+        must_match(self._communicator)["local_devices"] = str(len(local_devices))
         self._worker_device = compat.canonical_device("/device:CPU:0")
         self._host_input_device = compat.host_input_device(self._worker_device)
         self._collective_keys = compat.CollectiveKeys()

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import MismatchError
+from gradring.group.collectives import named
 from gradring.group.communicator import Communicator
 from gradring.horovod import basics
 from gradring.horovod.negotiation import JOIN, Call, differing, joined, negotiate
@@ -72,7 +73,7 @@ def require_equal_calls(
     if pair is not None:
         one, other = ((rank, communicator.hosts[rank], calls[rank]) for rank in pair)
         error = _mismatch(
-            f"{communicator._named(one[0])} calls {one[2]}, and {communicator._named(other[0])} "
+            f"{named(communicator, one[0])} calls {one[2]}, and {named(communicator, other[0])} "
             f"calls {other[2]}; every rank must call the same in the same order, with the same "
             "shapes and dtypes",
             other,
@@ -82,7 +83,7 @@ def require_equal_calls(
     if absent and not _takes_zeros(own):
         rank = absent[0]
         error = _mismatch(
-            f"{communicator._named(rank)} has called join(), and cannot take part in "
+            f"{named(communicator, rank)} has called join(), and cannot take part in "
             f"{own}: only allreduce with hvd.Sum and hvd.Average goes on without it",
             (rank, communicator.hosts[rank], own),
         )
