@@ -4,8 +4,7 @@ import numpy as np
 from made_up import rank_result, results
 
 from gradring.observe.step_report import Totals
-from gradring.tools.demo.results import Results, percentiles_ms
-from gradring.tools.demo.verdict import checks, exit_code
+from gradring.tools.demo.results import Results, checks, exit_code, percentiles_ms
 
 ALTERED = (np.full((2, 3), 1.0 + 2.0**-20, np.float32), np.zeros(4, np.float32))
 FAR_AWAY = (np.full((2, 3), 1.0001, np.float32), np.zeros(4, np.float32))

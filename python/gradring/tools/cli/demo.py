@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo; returns 1 when its checks fail."""
-    from gradring.tools.demo import demo
     from gradring.tools.demo.rules import show_rule
+    from gradring.tools.demo.story import demo
     from gradring.tools.demo.trouble import show_killed_rank, show_slow_rank
 
     make_directory("--report", arguments.report)

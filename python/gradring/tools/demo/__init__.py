@@ -1,22 +1,13 @@
 """``gradring demo``: two workers train on real data, and what came of it.
 
 ====================  ===================================================================
-``train``             the training script, as a user would write it
-``elastic_train``     the same, elastic
-``trainings``         the three ways in which the demo runs it, and how
-``results``           what the processes left behind, as numbers
-``verdict``           what must be true of the results; the exit code
-``tables``            the results as text
-``picture``           the results as a picture
-``page``              the same as a page of HTML, from ``page.html``
-``story``             the whole demo, from the first run to the last line
+``train``             the training script, as a user would write it; also elastic
+``story``             the demo: runs the script in three ways, checks and shows the results
 ``rules``             instead: another update rule
 ``trouble``           instead: a slow rank or a killed one, and what is said about it
+``results``           what the processes left behind, as numbers, and what must be true of them
+``report``            the results as text, as a picture, and as a page, from ``page.html``
 ====================  ===================================================================
 
-Only ``train`` imports TensorFlow; only ``picture`` imports matplotlib.
+Only ``train`` imports TensorFlow; only the picture imports matplotlib.
 """
-
-from gradring.tools.demo.story import demo
-
-__all__ = ["demo"]

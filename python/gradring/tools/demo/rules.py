@@ -9,8 +9,7 @@ from typing import TextIO
 
 from gradring import updates
 from gradring.errors import ConfigError
-from gradring.tools.demo.story import EPOCHS, require_packages, say
-from gradring.tools.demo.trainings import run_script
+from gradring.tools.demo.story import EPOCHS, require_packages, say, show
 
 WORKERS = 3
 REQUIRED_ACCURACY = 0.96
@@ -53,21 +52,12 @@ def show_rule(name: str, report: Path, *, stream: TextIO = sys.stdout) -> int:
     require_packages()
     say(stream, f"{WORKERS} workers train on scikit-learn's handwritten digits with the one line")
     say(stream, f"  CustomCollectiveStrategy(update=updates.{RULES[name]})\n")
-    reached = 0.0
-
-    def hear(line: str) -> None:
-        nonlocal reached
-        if found := _REACHED.search(line):
-            reached = float(found[1])
-        stream.write(line)
-        stream.flush()
-
-    options = ["--update", name, "--epochs", str(EPOCHS)]
     launch = ["--log-dir", str(report)]
     if isinstance(RULES[name], updates.ParameterServer):
         launch += ["--ps", "1"]
-    exit_code = run_script("gradring.tools.demo.train", WORKERS, launch, options, hear)
-    if exit_code != 0 or reached < REQUIRED_ACCURACY:
+    exit_code, lines = show(WORKERS, launch, ["--update", name, "--epochs", str(EPOCHS)], stream)
+    accuracies = [float(found[1]) for _, line in lines if (found := _REACHED.search(line))]
+    if exit_code != 0 or accuracies[-1:] < [REQUIRED_ACCURACY]:
         say(stream, f"\nThe training did not end, or not with an accuracy of {REQUIRED_ACCURACY}.")
         return 1
     say(stream, "\n`gradring demo --update all-reduce` does the same with the default.")

@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on handwritten digits.
+"""Training of a small convolutional network on handwritten digits.
 
 An ordinary training script, the same for every strategy. The strategy is one line of it:
 
@@ -12,13 +12,22 @@ An ordinary training script, the same for every strategy. The strategy is one li
 ```
 gradring run -np 2 python -m gradring.tools.demo.train --strategy gradring
 ```
+
+With ``--kill R`` it trains on when a worker is lost, and takes in another one:
+
+```
+gradring run -np 4 --min-np 2 python -m gradring.tools.demo.train --kill 1
+```
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
+import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -29,8 +38,11 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+import gradring.elastic
 import gradring.tensorflow
+import gradring.tensorflow.elastic
 from gradring.tools.demo.rules import RULES
+from gradring.tools.demo.trouble import COMMIT_EVERY
 
 GLOBAL_BATCH = 72
 STEPS_PER_EPOCH = 20
@@ -39,18 +51,27 @@ TRAINING_IMAGES = GLOBAL_BATCH * STEPS_PER_EPOCH
 LOCAL_STEPS = 5
 SEED = 1
 EVERY_S = 1.0
+KILLED_AT = 57
+#: Real steps take longer than those on images of 8 x 8 pixels.
+PAUSE_S = 0.05
 
 
 def main() -> None:
-    """Trains; leaves measurements and weights in the output directory."""
+    """Trains as the command line asks for."""
     arguments = parse_arguments()
     keras.utils.set_random_seed(SEED)
     strategy = choose_strategy(arguments.strategy, arguments.update)
+    if arguments.kill is None:
+        train(strategy, arguments)
+    else:
+        train_elastically(strategy, arguments.epochs * STEPS_PER_EPOCH, arguments.kill)
+
+
+def train(strategy: Any, arguments: argparse.Namespace) -> None:
+    """Trains; leaves measurements and weights in the output directory."""
     rank = 0 if strategy.cluster_resolver is None else int(strategy.cluster_resolver.task_id)
     training, test = load_data()
-    with strategy.scope():
-        model, optimizer = build_model(), build_optimizer()
-        optimizer.build(model.trainable_variables)
+    model, optimizer = build(strategy)
     batches = training_batches(*training, GLOBAL_BATCH, arguments.epochs)
     batches = iter(strategy.experimental_distribute_dataset(batches))
     step = make_step(strategy, model, optimizer)
@@ -112,6 +133,52 @@ def main() -> None:
         (arguments.output / f"rank-{rank}.json").write_text(json.dumps({**facts, **measured}))
 
 
+def train_elastically(strategy: Any, steps: int, kill: int) -> None:
+    """Trains until all steps are done, with as many workers as there are.
+
+    Args:
+        strategy: gradring's own.
+        steps: How many there are in all.
+        kill: A rank that dies once.
+    """
+    comm = strategy.communicator
+    training, test = load_data()
+    model, optimizer = build(strategy)
+    state = gradring.tensorflow.elastic.State(model=model, optimizer=optimizer, step=0)
+    step = make_step(strategy, model, optimizer)
+
+    @gradring.elastic.run(strategy)
+    def train_on(state: Any) -> None:
+        print(
+            f"generation {comm.generation}: rank {comm.rank} of {comm.world_size} trains on after "
+            f"step {state.step} at {time.monotonic():.3f} s",
+            flush=True,
+        )
+        batches = training_batches(*training, GLOBAL_BATCH, steps // STEPS_PER_EPOCH)
+        batches = iter(strategy.experimental_distribute_dataset(batches.skip(state.step)))
+        first = state.step + 1
+        while state.step < steps:
+            time.sleep(PAUSE_S)
+            if comm.generation == 1 and comm.rank == kill and state.step == KILLED_AT:
+                print(f"killed after step {state.step} at {time.monotonic():.3f} s", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss, _ = step(batches)
+            float(loss)
+            state.step += 1
+            if state.step == first:
+                print(f"step {first} ended at {time.monotonic():.3f} s", flush=True)
+            if state.step % COMMIT_EVERY == 0:
+                state.commit()
+
+    train_on(state)
+    reached = accuracy(tf.function(model), *test)
+    digest = hashlib.sha256(b"".join(np.array(each).tobytes() for each in model.weights))
+    print(
+        f"{state.step} steps: test accuracy {reached:.3f}, weights {digest.hexdigest()[:16]}",
+        flush=True,
+    )
+
+
 def choose_strategy(name: str, update: str) -> Any:
     """The one line; the third strategy is that of a script without any."""
     if name == "gradring":
@@ -166,6 +233,14 @@ def build_model() -> Any:
 def build_optimizer() -> Any:
     """Adam."""
     return keras.optimizers.Adam(0.002)
+
+
+def build(strategy: Any) -> tuple[Any, Any]:
+    """Model and optimizer under a strategy."""
+    with strategy.scope():
+        model, optimizer = build_model(), build_optimizer()
+        optimizer.build(model.trainable_variables)
+    return model, optimizer
 
 
 def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
@@ -224,6 +299,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="directory for measurements and weights")
     parser.add_argument("--slow-rank", type=int, help="a rank that sleeps in each step")
     parser.add_argument("--slow-ms", type=float, default=20.0)
+    parser.add_argument("--kill", type=int, help="train elastically, and have a rank die once")
     return parser.parse_args()
 
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from gradring.tools.demo.story import require_packages, say
-from gradring.tools.demo.trainings import DEADLINE_S, WORKERS, run_script
+from gradring.tools.demo.results import WORKERS
+from gradring.tools.demo.story import require_packages, say, show
 
 SLOW_MS = 20
 EPOCHS = 10
 ELASTIC_WORKERS = 4
-#: As in ``elastic_train``, which cannot be imported without TensorFlow.
+#: Steps between two commits of the elastic training.
 COMMIT_EVERY = 10
-TRAIN, ELASTIC = "gradring.tools.demo.train", "gradring.tools.demo.elastic_train"
 
 
 def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> int:
@@ -40,7 +39,7 @@ def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> i
     started_s = time.monotonic()
     options = ["--slow-rank", str(rank), "--slow-ms", str(SLOW_MS)]
     options = ["--epochs", str(EPOCHS), *options]
-    _, lines = _train(TRAIN, report, [], options, stream)
+    _, lines = show(WORKERS, ["--log-dir", str(report)], options, stream)
     named = re.compile(rf"slowest: rank {rank} |Rank {rank} on \S+ is the slowest")
     at_s = next((at_s for at_s, line in lines if named.search(line)), None)
     if at_s is None:
@@ -72,7 +71,8 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
         "killed (SIGKILL) in the middle,\nand gradring run --min-np 2 starts one process in its "
         "place.\n",
     )
-    exit_code, lines = _train(ELASTIC, report, ["--min-np", "2"], ["--kill", str(rank)], stream)
+    launch = ["--log-dir", str(report), "--min-np", "2"]
+    exit_code, lines = show(ELASTIC_WORKERS, launch, ["--kill", str(rank)], stream)
     told = Told("".join(line for _, line in lines))
     for problem in told.problems(exit_code):
         say(stream, f"\n{problem}")
@@ -137,22 +137,3 @@ class Told:
     @property
     def _hashes(self) -> list[str]:
         return re.findall(r"steps: test accuracy [\d.]+, weights (\w+)", self.text)
-
-
-def _train(
-    module: str, report: Path, launch: Sequence[str], options: Sequence[str], stream: TextIO
-) -> tuple[int | None, list[tuple[float, str]]]:
-    """Runs the training and shows what it prints; its exit code, its lines, when they came."""
-    lines: list[tuple[float, str]] = []
-
-    def hear(line: str) -> None:
-        lines.append((time.monotonic(), line))
-        stream.write(line)
-        stream.flush()
-
-    launch = ["--log-dir", str(report), *launch]
-    workers = ELASTIC_WORKERS if module == ELASTIC else WORKERS
-    exit_code = run_script(module, workers, launch, options, hear)
-    if exit_code is None:
-        say(stream, f"The training has not ended within {DEADLINE_S:g} s and is stopped.")
-    return exit_code, lines
