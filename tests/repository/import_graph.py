@@ -20,6 +20,8 @@ _NOISE = re.compile(
 _TESTS = re.compile(
     r"#\[cfg\((?:all\()?test\b[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:[\w()]+ )*?mod (\w+);"
 )
+#: A module that says so of itself.
+_ALL_TESTS = re.compile(r"#!\[cfg\((?:all\()?test\b[^\]]*\]")
 _TEST_ITEM = re.compile(r"#\[cfg\((?:all\()?test\b[^\]]*\]")
 
 
@@ -66,9 +68,11 @@ def rust_product(source: Path) -> dict[str, str]:
     }
     for name, text in list(texts.items()):
         inside = "" if name == "lib" else f"{name}."
-        for tests in _TESTS.findall(text):
-            for module in [m for m in texts if f"{m}.".startswith(f"{inside}{tests}.")]:
-                del texts[module]
+        tests = [f"{inside}{module}." for module in _TESTS.findall(text)]
+        if _ALL_TESTS.search(text):
+            tests.append(inside)
+        for module in [m for m in texts if f"{m}.".startswith(tuple(tests))]:
+            del texts[module]
     return {name: _without_tests(text) for name, text in texts.items()}
 
 

@@ -13,6 +13,8 @@ FILES = {
     "#[cfg(test)]\nmod tests {\n    fn test() {}\n}\n",
     "rust/other/Cargo.toml": "",
     "rust/other/src/lib.rs": "const C: char = '{';\n",
+    "rust/other/src/helpers/mod.rs": "#![cfg(test)]\nmod part;\n",
+    "rust/other/src/helpers/part.rs": "fn help() {}\n",
     "rust/other/tests/group.rs": "fn test() {}\n",
     "python/gradring/errors.py": '"""Errors."""\n\nA = (\n    1,\n\n    2,  # Two.\n)\n',
     "python/gradring/deep/a.py": 'def a():\n    """A.\n\n    B.\n    """\n    return """\n\n"""\n',
