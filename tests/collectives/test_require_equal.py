@@ -1,4 +1,4 @@
-"""What has to be the same on all ranks, and who is told that it is not."""
+"""Values that have to be the same on all ranks, and who is told that they are not."""
 
 from __future__ import annotations
 

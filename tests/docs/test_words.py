@@ -44,8 +44,6 @@ HEADS_TO_DO = (
     "benches/",
     "python/gradring/elastic/",
     "python/gradring/group/",
-    "python/gradring/tools/demo/",
-    "python/gradring/tools/launch/",
     "rust/core/",
     "rust/python/src/door.rs",
     "rust/simulation/",
