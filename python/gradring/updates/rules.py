@@ -164,6 +164,7 @@ class ParameterServer:
             and the arithmetic of 1 + k parts, and gradients travel once for each copy.
         worker_timeout: For how many seconds servers wait for a lost worker to come back when all
             others have left; default 60. Until then, nobody else waits for it.
+        patience: Refused: the former name of `worker_timeout`.
 
     Raises:
         gradring.errors.ConfigError: One of them is something else, or does not go with another. Too
@@ -180,7 +181,6 @@ class ParameterServer:
     snapshot_every: int = 100
     replicas: int = 0
     worker_timeout: float = 60.0
-    #: The former name, which is refused.
     patience: InitVar[None] = None
 
     def __post_init__(self, patience: None) -> None:
