@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import logging
 import os
 import weakref
@@ -11,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
@@ -33,14 +34,7 @@ if TYPE_CHECKING:
 
     from gradring._native import Door, Options
 
-    class Follower(Protocol):
-        """What depends on a process's place in a group."""
 
-        def follow(self, communicator: Communicator) -> None:
-            """The rank or the number of ranks has changed."""
-
-
-T = TypeVar("T")
 _log = logging.getLogger("gradring")
 
 #: How many collectives a trace keeps: about 25 MB of memory, minutes of training.
@@ -218,12 +212,10 @@ class Communicator(Collectives):
         )
         self._held_rank: forks.HeldRank | None = None
         self._trace_path: Path | None = None
-        #: By `follow`.
-        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         #: By `around_close`.
         self._around_close: list[AbstractContextManager[None]] = []
         #: By `at_new_group`.
-        self._at_new_group: list[Callable[[], None]] = []
+        self._at_new_group: list[Callable[[], Callable[[Communicator], None] | None]] = []
         #: In an elastic job, as long as `gradring.elastic.run` is under way.
         self._participant: _native.Participant | None = None
         #: The `Step` that the program is in.
@@ -519,18 +511,11 @@ def form_again(
         raise AbortedError("the communicator was closed while its next group was forming")
     communicator._native = native
     communicator._step = None
-    place = communicator.rank, communicator.world_size
     communicator._describe(addresses[0])
-    for begin in communicator._at_new_group:
-        begin()
-    if place != (communicator.rank, communicator.world_size):
-        for follower in list(communicator._followers):
-            follower.follow(communicator)
-
-
-def follow(communicator: Communicator, follower: Follower) -> None:
-    """Tells the follower, as long as it lives, whenever rank or number of ranks have changed."""
-    communicator._followers.add(follower)
+    for hook in communicator._at_new_group:
+        begin = hook()
+        if begin is not None:
+            begin(communicator)
 
 
 def around_close(communicator: Communicator, observer: AbstractContextManager[None]) -> None:
@@ -538,9 +523,13 @@ def around_close(communicator: Communicator, observer: AbstractContextManager[No
     communicator._around_close.append(observer)
 
 
-def at_new_group(communicator: Communicator, begin: Callable[[], None]) -> None:
-    """Has this called whenever an elastic job has formed another group, which counts anew."""
-    communicator._at_new_group.append(begin)
+def at_new_group(communicator: Communicator, begin: Callable[[Communicator], None]) -> None:
+    """Has this called whenever an elastic job has formed another group, which counts anew.
+
+    A method is called as long as its object lives elsewhere.
+    """
+    hook = weakref.WeakMethod(begin) if inspect.ismethod(begin) else lambda: begin
+    communicator._at_new_group.append(hook)
 
 
 def _whole_number(given: object, argument: str) -> int:

@@ -140,9 +140,9 @@ class Monitor:
         self._launched: int | None = core_of(communicator).launched
         self._line_at = self._note_at = float("inf")
         self._finished = False
-        me, begin = weakref.ref(self), weakref.WeakMethod(self._begin_anew)
+        me = weakref.ref(self)
         observer.counted = lambda: None if (m := me()) is None else (m.totals, m.loss)
-        at_new_group(communicator, lambda: None if (b := begin()) is None else b())
+        at_new_group(communicator, self._begin_anew)
         if prometheus_port is not None:
             serve_metrics(communicator, prometheus_port, prometheus_address)
 
@@ -269,7 +269,7 @@ class Monitor:
                 what = f"its step after {self._step}"
                 steps.abort(self._communicator, what, launched, steps.described(error))
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, _: Communicator) -> None:
         """The communicator counts from 0, and the ranks may be others."""
         self._since = None
         self._launched = 0

@@ -64,7 +64,7 @@ def observe(communicator: Communicator, settings: Settings) -> None:
     observer.metrics_address = settings.prometheus_address
     if settings.flight_dir is not None or settings.trace is not None:
         _record(communicator, settings)
-        at_new_group(communicator, lambda: _record(communicator, settings))
+        at_new_group(communicator, lambda group: _record(group, settings))
     if settings.prometheus_port is not None:
         serve_metrics(communicator, settings.prometheus_port)
     if settings.trace is not None:
@@ -114,7 +114,7 @@ def serve_metrics(communicator: Communicator, port: int, address: str | None = N
     """
     if open_groups.yet_to_join(communicator):
         # It gets its local rank, and so its port, when it has joined.
-        at_new_group(communicator, lambda: _serve(communicator, port, address))
+        at_new_group(communicator, lambda group: _serve(group, port, address))
     else:
         _serve(communicator, port, address)
 

@@ -16,7 +16,7 @@ from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
-from gradring.group.communicator import Communicator, follow, open_groups
+from gradring.group.communicator import Communicator, at_new_group, open_groups
 from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow import (
@@ -338,11 +338,13 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._initialize_single_worker(local_devices)
         # Variables and ops go where TensorFlow puts them by default.
         self._default_device = None
-        follow(self._communicator, self)
+        at_new_group(self._communicator, self.follow)
 
     def follow(self, communicator: Communicator) -> None:
-        """The group has formed again, and has other members."""
+        """The group has formed again, and may have other members."""
         place = Place(communicator.rank, communicator.world_size)
+        if place == Place(self._id_in_cluster, self._num_workers):
+            return
         self._cluster_resolver = cluster.resolver_of(place)
         self._take_place(self._cluster_resolver)
 
