@@ -7,12 +7,12 @@ takes by default.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 
+from benches.harness import Parser
 from gradring._native import time_all_reduce
 from gradring.errors import GradringError
-from gradring.tools.bench.options import ALGORITHMS, format_size, parse_sizes
+from gradring.tools.bench.options import ALGORITHMS, format_size
 from gradring.tools.bench.table import format_time
 from gradring.tools.simulate.options import Network
 
@@ -61,9 +61,9 @@ def compare(
 
 def main() -> None:
     """Prints a row for each layout and size."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=parse_sizes, default=SIZES)
-    arguments = parser.parse_args()
+    parser = Parser(__doc__)
+    parser.add_sizes(SIZES)
+    arguments = parser.parse()
     print("| ranks x on each host | size | auto | best | auto / best |")
     print("|---|---|---|---|---|")
     ratios = []

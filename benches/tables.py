@@ -141,14 +141,19 @@ def rewritten(page: str, root: Path = ROOT) -> str:
             table = _over_records([Recorded.read(path) for path in paths], found["kind"])
         else:
             table = _table(Recorded.read(paths[0]), found["kind"])
-        head, *rows = (f"| {' | '.join(cells)} |\n" for cells in table)
-        return "".join([found["comment"], head, "|" + "---|" * len(table[0]) + "\n", *rows])
+        return found["comment"] + markdown(table)
 
     def printed(found: re.Match[str]) -> str:
         lines = compared(Recorded.read(root / found["record"]).measurements)
         return "".join([found["head"], *(f"{line}\n" for line in lines), found["end"]])
 
     return _OUTPUT.sub(printed, _TABLE.sub(written, page))
+
+
+def markdown(table: Iterable[Iterable[str]]) -> str:
+    """Rows of cells, of which the first is the head, as a table."""
+    head, *rows = (f"| {' | '.join(cells)} |\n" for cells in table)
+    return "".join([head, "|" + "---|" * head.count(" | "), "---|\n", *rows])
 
 
 def _table(recorded: Recorded, kind: str) -> list[list[str]]:
