@@ -36,13 +36,11 @@ DOOR: Any = {
     "token": b"benchmark",
     "tls": None,
 }
-RULE: Any = {
-    "staleness": 0,
-    "aggregate": 1,
-    "overflow": "wait",
+RULES = {
+    "workers": str(WORKERS),
+    "staleness": "0",
     "late": "keep",
-    "backup": 0,
-    "snapshot_every": 10**9,
+    "snapshot_every": str(10**9),
 }
 
 
@@ -54,9 +52,7 @@ def _receive(connection: socket.socket, buffer: memoryview) -> None:
 def _serve(raw: int, parameters: str) -> None:
     """Gives every worker of the raw link its bytes back, in threads, and serves parameters."""
     listener = socket.create_server(("127.0.0.1", raw))
-    server = ParameterServer(
-        index=0, addresses=[parameters], workers=WORKERS, door=DOOR, settings={}, **RULE
-    )
+    server = ParameterServer(index=0, addresses=[parameters], rules=RULES, door=DOOR, settings={})
     print("ready", flush=True)
 
     def echo(connection: socket.socket) -> None:
@@ -89,11 +85,9 @@ def _serve_copies(index: int, places: list[str]) -> None:
         ParameterServer(
             index=index,
             addresses=places[2 * replicas : 2 * replicas + 2],
-            workers=WORKERS,
-            replicas=replicas,
+            rules={**RULES, "replicas": str(replicas)},
             door=DOOR,
             settings={},
-            **RULE,
         )
         for replicas in range(2)
     ]
