@@ -37,13 +37,11 @@ DOOR: Any = {
     "token": b"benchmark",
     "tls": None,
 }
-RULE: Any = {
-    "staleness": 0,
-    "aggregate": 1,
-    "overflow": "wait",
+RULES = {
+    "workers": str(WORKERS),
+    "staleness": "0",
     "late": "keep",
-    "backup": 0,
-    "snapshot_every": 10**9,
+    "snapshot_every": str(10**9),
 }
 
 
@@ -88,11 +86,9 @@ def _serve(index: int, replicas: int, addresses: list[str]) -> threading.Thread:
     server = ParameterServer(
         index=index,
         addresses=addresses,
-        workers=WORKERS,
-        replicas=replicas,
+        rules={**RULES, "replicas": str(replicas)},
         door=DOOR,
         settings={},
-        **RULE,
     )
     thread = threading.Thread(target=server.serve)
     thread.start()

@@ -60,15 +60,7 @@ def make_server(
     return _native.ParameterServer(
         index=index,
         addresses=addresses,
-        workers=workers,
-        staleness=rule.staleness,
-        aggregate=rule.aggregate,
-        overflow=rule.overflow,
-        late=rule.late,
-        backup=rule.backup,
-        combine="sum" if rule.is_sum else "mean",
-        snapshot_every=rule.snapshot_every,
-        replicas=rule.replicas,
+        rules={"workers": str(workers), **rule.texts()},
         # Servers of one machine may share the rule's directory.
         directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
         patience=rule.worker_timeout,

@@ -219,6 +219,12 @@ class ParameterServer:
         """Whether an update is the sum of its gradients; else it is their mean."""
         return self.is_synchronous and not self.backup
 
+    def texts(self) -> dict[str, str]:
+        """What servers are told of it, by name."""
+        untold = ("placement", "snapshots", "patience")
+        texts = {name: str(value) for name, value in vars(self).items() if name not in untold}
+        return {**texts, "combine": "sum" if self.is_sum else "mean"}
+
 
 #: What a strategy can be told.
 Rule: TypeAlias = AllReduce | Primary | LocalSGD | ParameterServer

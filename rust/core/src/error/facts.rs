@@ -80,7 +80,7 @@ facts! {
              transport=\"auto\""
         )]
         TooManyForReproducible { world_size: usize, most: usize },
-        #[error("{name} is no setting of a group")]
+        #[error("there is no setting {name}")]
         NoSuchSetting { name: Text },
         #[error("{name}={value} is not {wanted}")]
         Value { name: Text, value: Text, wanted: Text },

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use gradring_core::parameters::keepers::Keepers;
-use gradring_core::parameters::rules::{Late, Overflow, Rules, Timing};
+use gradring_core::parameters::rules::{Combine, Late, Overflow, Rules, Timing};
 
 /// Faults strike in this time, unless messages trigger them.
 const WINDOW: Moment = 6 * SECOND;
@@ -166,12 +166,17 @@ fn rules(random: &mut Random, workers: usize) -> Rules {
         workers: workers as u32,
         staleness,
         aggregate,
-        queue_max: aggregate + random.below(3),
+        queue_max: Some(aggregate + random.below(3)),
         overflow: random.pick(&[Overflow::Wait, Overflow::DropOldest, Overflow::DropNewest]),
         late: random.pick(&[Late::Keep, Late::Weight, Late::Drop]),
-        late_after: random.pick(&[0, workers as u64]),
+        late_after: Some(random.pick(&[0, workers as u64])),
         backup: if random.once_in(3) { 1 } else { 0 },
-        is_mean: random.once_in(2),
+        combine: if random.once_in(2) {
+            Combine::Mean
+        } else {
+            Combine::Sum
+        },
+        ..Rules::default()
     }
 }
 

@@ -458,7 +458,7 @@ impl Training {
         }
         let rules = &self.scenario.rules;
         let workers = self.workers.len();
-        let queued = rules.queue_max.max(rules.aggregate).max(workers);
+        let queued = rules.queue_max().max(workers);
         if staged > queued + 4 * rules.aggregate.max(workers) + 4 * workers {
             return Err(format!("{staged} gradients are staged"));
         }
@@ -497,7 +497,7 @@ impl Training {
         let wake = self.world.clock.moment(sequencer.wake());
         if let Some((counts, waiting, _)) = sequencer.counts() {
             let rules = &self.scenario.rules;
-            assert!(rules.is_synchronous() || waiting <= rules.queue_max.max(rules.aggregate));
+            assert!(rules.is_synchronous() || waiting <= rules.queue_max());
             self.record.dropped =
                 counts.late + counts.overflowed + counts.superfluous + counts.lost;
             for (count, example) in [
@@ -630,7 +630,7 @@ impl Training {
         }
         let kept = process.worker.unsettled();
         let rules = &self.scenario.rules;
-        if kept > 2 + 4 * rules.queue_max.max(rules.aggregate) + 4 * rules.aggregate {
+        if kept > 2 + 4 * rules.queue_max() + 4 * rules.aggregate {
             return Err(format!("worker {index} keeps {kept} gradients"));
         }
         self.record.pushes(id, pushed)?;
