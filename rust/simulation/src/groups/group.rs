@@ -11,6 +11,7 @@ use super::faults::Fault;
 use super::links::{ControlEnd, Shared, SimulatedLinks};
 use super::process::{Outcome, Process};
 use super::scenario::Scenario;
+use crate::world::network::Weather;
 use crate::world::pipes::{End, Event, PipeId, Pipes};
 use crate::world::random::Random;
 use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
@@ -117,7 +118,7 @@ pub(super) fn run_scenario(scenario: Scenario, random: Random, traced: bool) -> 
 impl Group {
     fn new(scenario: Rc<Scenario>, random: Random, traced: bool) -> Self {
         let world_size = scenario.world_size();
-        let mut world = World::new(world_size, random, traced);
+        let mut world = World::new(world_size, Weather::CALM, random, traced);
         let (clock, trace) = (world.clock.clone(), Rc::clone(&world.trace));
         let network = Shared::new(Pipes::new(
             world_size,

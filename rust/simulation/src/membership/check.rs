@@ -236,10 +236,7 @@ impl Job {
         };
         let now = self.world.clock.now();
         let lately = now.saturating_sub(REACHED_FOR);
-        let is_cut = |(from, to, until): &(usize, usize, Moment)| {
-            (*from == host || *to == host) && *until > lately
-        };
-        let is_alone = self.hosts[host].resumed > lately || self.cuts.iter().any(is_cut);
+        let is_alone = self.hosts[host].resumed > lately || self.world.was_cut_since(host, lately);
         if !is_alone && self.record.last_step + 2 * SECOND > now {
             return Err(format!(
                 "host {host} stops beside a group that it can reach: {error}"

@@ -46,8 +46,6 @@ pub(super) struct Job {
     /// How many requests were sent, and which of them have no outcome yet.
     asked: u64,
     tickets: BTreeSet<u64>,
-    /// Interruptions from one host to another.
-    pub(super) cuts: Vec<(usize, usize, Moment)>,
     /// The last division into parts, until when, and the parts in which somebody has proposed since.
     divided: Option<(Vec<usize>, Moment, BTreeSet<usize>)>,
     sent: BTreeMap<Kind, u64>,
@@ -73,14 +71,13 @@ impl Job {
         let mut job = Self {
             hosts: Vec::new(),
             record: Record::default(),
-            world: World::new(hosts, random, traced),
+            world: World::new(hosts, scenario.weather, random, traced),
             struck: vec![None; scenario.faults.len()],
             calm: 0,
             settled: false,
             timing: timing(),
             asked: 0,
             tickets: BTreeSet::new(),
-            cuts: Vec::new(),
             divided: None,
             sent: BTreeMap::new(),
             answered: BTreeMap::new(),

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::world::network::Weather;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND};
 use gradring_core::agreement::timing::Timing;
@@ -16,14 +17,11 @@ pub(super) struct Scenario {
     pub(super) joiners: Vec<Moment>,
     pub(super) workers: RangeInclusive<usize>,
     pub(super) faults: Vec<Fault>,
-    /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
-    pub(super) delay_max: Moment,
+    pub(super) weather: Weather,
     /// Whether who connects with a dead process sees that at once, or only that it takes too long.
     pub(super) sees_deaths: bool,
     /// Whether all that goes wrong is the death of one that has just accepted a roster.
     pub(super) is_death_after_acceptance: bool,
-    /// One message in so many is lost, comes twice, or is slow.
-    pub(super) one_in: [u64; 3],
 }
 
 /// When a fault strikes.
@@ -191,10 +189,12 @@ impl Scenario {
             joiners,
             workers: least..=most,
             faults,
-            delay_max: random.pick(&[2, 20, 150]) * MILLISECOND,
+            weather: Weather {
+                delay_max: random.pick(&[2, 20, 150]) * MILLISECOND,
+                one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            },
             sees_deaths: !is_death_after_acceptance && random.once_in(2),
             is_death_after_acceptance,
-            one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
         }
     }
 

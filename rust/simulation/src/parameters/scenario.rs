@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::world::network::Weather;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use gradring_core::parameters::keepers::Keepers;
@@ -16,10 +17,7 @@ pub(super) struct Scenario {
     pub(super) rules: Rules,
     pub(super) keepers: Keepers,
     pub(super) faults: Vec<Fault>,
-    /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
-    pub(super) delay_max: Moment,
-    /// One message in so many is lost, comes twice, or is slow.
-    pub(super) one_in: [u64; 3],
+    pub(super) weather: Weather,
     /// Longest that a snapshot takes.
     pub(super) save_max: Moment,
     /// Longest that a worker computes, by worker.
@@ -151,8 +149,10 @@ impl Scenario {
             rules: rules(random, workers),
             keepers: Keepers { servers, replicas },
             faults,
-            delay_max: random.pick(&[2, 20, 100]) * MILLISECOND,
-            one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            weather: Weather {
+                delay_max: random.pick(&[2, 20, 100]) * MILLISECOND,
+                one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            },
             save_max: random.pick(&[1, 200, 1500]) * MILLISECOND,
             paces,
         }

@@ -39,6 +39,7 @@ pub(super) enum Message {
     Report(usize, Report),
 }
 
+#[derive(Clone)]
 pub(super) enum Event {
     Message(Who, Message),
     /// A process wanted to be woken then.
@@ -67,7 +68,6 @@ struct Host<Process> {
     process: Option<Process>,
     /// Grows with each process here.
     life: u64,
-    cut_until: Moment,
     wakes: Option<Moment>,
     /// A disk writes one snapshot after the other.
     writes_until: Moment,
@@ -116,7 +116,6 @@ impl<Process> Host<Process> {
         Self {
             process: None,
             life: 0,
-            cut_until: 0,
             wakes: None,
             writes_until: 0,
         }
@@ -128,7 +127,7 @@ impl Training {
         let processes = 2 * scenario.keepers.servers.max(scenario.paces.len());
         Self {
             record: Record::new(&scenario),
-            world: World::new(processes, random, traced),
+            world: World::new(processes, scenario.weather, random, traced),
             timing: timing(),
             servers: (0..scenario.keepers.servers).map(|_| Host::new()).collect(),
             disks: (0..scenario.keepers.servers)
@@ -208,14 +207,6 @@ impl Training {
         self.world.clock.instant()
     }
 
-    fn is_cut(&self, who: Who) -> bool {
-        let until = match who {
-            Who::Server(server) => self.servers[server].cut_until,
-            Who::Worker(worker) => self.workers[worker].cut_until,
-        };
-        self.world.clock.now() < until
-    }
-
     fn restart(&mut self, who: Who) -> Result<(), String> {
         let (now, random, timing) = (
             self.instant(),
@@ -266,26 +257,10 @@ impl Training {
         self.world
             .trace
             .say(|| format!("{from:?} -> {to:?}  {}", shown(&message)));
-        // A process always reaches itself.
-        let local = from == to;
-        let [lost, twice, slow] = self.scenario.one_in;
-        if local {
-            self.world.after(1000, Event::Message(to, message.clone()));
-        } else if !self.is_cut(from) && !self.world.random.once_in(lost) {
-            let most = self.scenario.delay_max;
-            let delay = if self.world.random.once_in(slow) {
-                self.world.random.between(most, 3 * SECOND)
-            } else {
-                self.world.random.between(100_000, most)
-            };
-            if self.world.random.once_in(twice) {
-                let second = delay + self.world.random.between(0, 4 * SECOND);
-                self.world
-                    .after(second, Event::Message(to, message.clone()));
-            }
-            self.world.after(delay, Event::Message(to, message.clone()));
-        }
-        if let Some(kind) = kind(&message) {
+        let kind = kind(&message);
+        self.world
+            .send(from.process(), to.process(), Event::Message(to, message));
+        if let Some(kind) = kind {
             let count = self.sent.entry(kind).or_default();
             *count += 1;
             let count = *count;
@@ -334,11 +309,10 @@ impl Training {
                 }
             }
             (Harm::Stop(lasts), who) => self.world.stop(who.process(), *lasts),
-            (Harm::Cut(lasts), Who::Server(server)) => {
-                self.servers[server].cut_until = now + lasts;
-            }
-            (Harm::Cut(lasts), Who::Worker(worker)) => {
-                self.workers[worker].cut_until = now + lasts;
+            (Harm::Cut(lasts), who) => {
+                let (own, until) = (who.process(), now + lasts);
+                self.world
+                    .cut_where(|from, to| (from == own || to == own).then_some(until));
             }
         }
     }
@@ -652,11 +626,7 @@ impl Subject for Training {
 
     fn happen(&mut self, event: Event) -> Result<(), String> {
         match event {
-            Event::Message(who, message) => {
-                if !self.is_cut(who) {
-                    self.deliver(who, message)?;
-                }
-            }
+            Event::Message(who, message) => self.deliver(who, message)?,
             Event::Wake(Who::Server(server), moment) => {
                 let host = &mut self.servers[server];
                 if host.wakes == Some(moment) {

@@ -5,10 +5,12 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use network::{Lines, Weather};
 use random::Random;
 use time::{Clock, MILLISECOND, Moment, NEVER};
 use trace::Trace;
 
+pub(crate) mod network;
 pub(crate) mod pipes;
 pub(crate) mod random;
 pub(crate) mod time;
@@ -69,14 +71,21 @@ pub(crate) struct World<Event> {
     pub(crate) trace: Rc<Trace>,
     pub(crate) events: u64,
     /// What happens next, by time, and in the order in which it was added.
-    queue: BTreeMap<(Moment, u64), Event>,
+    queue: BTreeMap<(Moment, u64), Waiting<Event>>,
     added: u64,
     /// By process: until when it is stopped.
     stopped: Vec<Moment>,
+    lines: Lines,
+}
+
+struct Waiting<Event> {
+    event: Event,
+    /// Who sent it, if it is a message.
+    from: Option<usize>,
 }
 
 impl<Event: Happens> World<Event> {
-    pub(crate) fn new(processes: usize, random: Random, traced: bool) -> Self {
+    pub(crate) fn new(processes: usize, weather: Weather, random: Random, traced: bool) -> Self {
         let clock = Clock::new();
         Self {
             trace: Rc::new(Trace::new(clock.clone(), traced)),
@@ -86,16 +95,26 @@ impl<Event: Happens> World<Event> {
             queue: BTreeMap::new(),
             added: 0,
             stopped: vec![0; processes],
+            lines: Lines::new(processes, weather),
         }
     }
 
     pub(crate) fn at(&mut self, moment: Moment, event: Event) {
-        self.added += 1;
-        self.queue.insert((moment, self.added), event);
+        self.add(moment, Waiting { event, from: None });
     }
 
     pub(crate) fn after(&mut self, delay: Moment, event: Event) {
         self.at(self.clock.now() + delay, event);
+    }
+
+    fn message_after(&mut self, delay: Moment, from: usize, event: Event) {
+        let from = Some(from);
+        self.add(self.clock.now() + delay, Waiting { event, from });
+    }
+
+    fn add(&mut self, moment: Moment, waiting: Waiting<Event>) {
+        self.added += 1;
+        self.queue.insert((moment, self.added), waiting);
     }
 
     /// Stops a process for a while, or for good.
@@ -116,23 +135,26 @@ impl<Event: Happens> World<Event> {
     /// The next event, unless it comes after the end of time.
     fn next(&mut self, limit: Moment) -> Option<Event> {
         loop {
-            let waiting = self.queue.first_entry()?;
-            let (moment, _) = *waiting.key();
+            let first = self.queue.first_entry()?;
+            let (moment, _) = *first.key();
             if moment > limit {
                 return None;
             }
-            let event = waiting.remove();
+            let waiting = first.remove();
             self.clock.advance_to(moment);
             self.events += 1;
-            match event.process().map(|process| self.stopped[process]) {
+            let Some(process) = waiting.event.process() else {
+                return Some(waiting.event);
+            };
+            let until = self.stopped[process];
+            if until > moment {
                 // What waits for a stopped process comes when it goes on.
-                Some(until) if until > moment => {
-                    let later = until.saturating_add(self.random.between(0, MILLISECOND));
-                    if until < NEVER {
-                        self.at(later, event);
-                    }
+                let later = until.saturating_add(self.random.between(0, MILLISECOND));
+                if until < NEVER {
+                    self.add(later, waiting);
                 }
-                _ => return Some(event),
+            } else if waiting.from.is_none_or(|from| !self.is_cut(from, process)) {
+                return Some(waiting.event);
             }
         }
     }

@@ -23,12 +23,12 @@ impl Job {
             let other = number(&peer.address);
             let is_there = self.id(other) == Some(peer.id)
                 && self.hosts[other].state == State::Lives
-                && !self.is_cut(host, other)
-                && !self.is_cut(other, host);
+                && !self.world.is_cut(host, other)
+                && !self.world.is_cut(other, host);
             gone |= self.scenario.sees_deaths
                 && self.is_dead(peer)
-                && !self.is_cut(host, other)
-                && !self.is_cut(other, host);
+                && !self.world.is_cut(host, other)
+                && !self.world.is_cut(other, host);
             if !is_there {
                 missing.push(peer.id);
             } else if self.hosts[other].at() != Some(ballot) {
@@ -46,17 +46,12 @@ impl Job {
             self.hosts[host].version = newest.unwrap_or(0);
             let first = number(&roster.members[0].address);
             let id = self.id(host).expect("it lives");
-            if self.passes(host, first) {
-                let delay = if first == host { 0 } else { self.delay() };
-                self.world.after(
-                    delay,
-                    Event::Ready {
-                        to: first,
-                        ballot,
-                        id,
-                    },
-                );
-            }
+            let ready = Event::Ready {
+                to: first,
+                ballot,
+                id,
+            };
+            self.world.send(host, first, ready);
             self.sent(Kind::Ready, host)?;
         }
         self.world
@@ -79,10 +74,7 @@ impl Job {
         }
         for member in roster.members.iter().skip(1) {
             let to = number(&member.address);
-            if self.passes(host, to) {
-                let delay = self.delay();
-                self.world.after(delay, Event::Complete { to, ballot });
-            }
+            self.world.send(host, to, Event::Complete { to, ballot });
             self.sent(Kind::Complete, host)?;
             if self.hosts[host].state != State::Lives {
                 return Ok(());

@@ -59,34 +59,20 @@ impl Job {
             Harm::Divide(parts, lasts) => {
                 let until = now.saturating_add(*lasts);
                 self.divided = Some((parts.clone(), until, BTreeSet::new()));
-                for (from, to) in self.pairs() {
-                    if parts[from] != parts[to] {
-                        self.cuts.push((from, to, until));
-                    }
-                }
+                self.world
+                    .cut_where(|from, to| (parts[from] != parts[to]).then_some(until));
             }
             Harm::Fray(parts, back) => {
-                for (from, to) in self.pairs() {
-                    if parts[from] != parts[to] {
-                        self.cuts.push((from, to, now + back[from].min(back[to])));
-                    }
-                }
+                let until = |from: usize, to: usize| now + back[from].min(back[to]);
+                self.world
+                    .cut_where(|from, to| (parts[from] != parts[to]).then(|| until(from, to)));
             }
             Harm::Mute(to, lasts) => {
-                let pairs = self.pairs().into_iter();
-                let cuts = pairs.filter(|&(from, other)| from == host && to[other]);
-                self.cuts
-                    .extend(cuts.map(|(from, to)| (from, to, now + lasts)));
+                let until = now + lasts;
+                self.world
+                    .cut_where(|from, other| (from == host && to[other]).then_some(until));
             }
         }
         Ok(())
-    }
-
-    fn pairs(&self) -> Vec<(usize, usize)> {
-        let all = 0..self.hosts.len();
-        let pairs = all
-            .clone()
-            .flat_map(|from| all.clone().map(move |to| (from, to)));
-        pairs.filter(|(from, to)| from != to).collect()
     }
 }

@@ -74,7 +74,7 @@ impl Job {
             if self.is_with(host, peer, ballot) {
                 continue;
             }
-            let is_heard = !self.is_cut(other, host)
+            let is_heard = !self.world.is_cut(other, host)
                 && !matches!(
                     self.hosts[other].state,
                     State::Vanished | State::StoppedUntil(_)
@@ -102,8 +102,8 @@ impl Job {
         host.group == Group::Running(ballot)
             && host.state == State::Lives
             && self.id(to) == Some(peer.id)
-            && !self.is_cut(from, to)
-            && !self.is_cut(to, from)
+            && !self.world.is_cut(from, to)
+            && !self.world.is_cut(to, from)
     }
 
     pub(super) fn roster(&self, host: usize) -> Roster {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::{Event, Job, State, number};
 use crate::membership::scenario::{Kind, Trigger};
-use crate::world::time::{Moment, SECOND, nanoseconds};
+use crate::world::time::nanoseconds;
 use gradring_core::agreement::message::{Envelope, Outcome, Reply, Request};
 
 impl Job {
@@ -31,23 +31,21 @@ impl Job {
         self.world
             .after(nanoseconds(self.timing.request), outcome(Outcome::Silent));
         let what = kind(&envelope.request);
-        if self.passes(from, to) {
-            let delay = self.delay();
-            let refuses = matches!(self.hosts[to].state, State::Ended(_) | State::NotStarted);
-            if refuses && !self.is_cut(to, from) {
-                self.world.after(delay, outcome(Outcome::Refused));
-            } else if !refuses {
+        match self.hosts[to].state {
+            State::Ended(_) | State::NotStarted => {
+                if self.world.passes(from, to) && !self.world.is_cut(to, from) {
+                    let delay = self.world.delay();
+                    self.world.after(delay, outcome(Outcome::Refused));
+                }
+            }
+            _ => {
                 let request = Event::Request {
                     from,
                     to,
                     ticket,
                     envelope,
                 };
-                if self.world.random.once_in(self.scenario.one_in[1]) {
-                    let second = delay + self.world.random.between(0, 5 * SECOND);
-                    self.world.after(second, request.clone());
-                }
-                self.world.after(delay, request);
+                self.world.send(from, to, request);
             }
         }
         if what == Some(Kind::Gather) {
@@ -63,9 +61,6 @@ impl Job {
         ticket: u64,
         envelope: Envelope,
     ) -> Result<(), String> {
-        if self.is_cut(from, to) {
-            return Ok(());
-        }
         let instant = self.world.clock.instant();
         let what = kind(&envelope.request);
         let member = self.hosts[to].member.as_mut().expect("it lives");
@@ -86,36 +81,8 @@ impl Job {
             to: envelope.to,
             outcome: Outcome::Reply(reply),
         };
-        if self.passes(to, from) {
-            let delay = self.delay();
-            if self.world.random.once_in(self.scenario.one_in[1]) {
-                let second = delay + self.world.random.between(0, 5 * SECOND);
-                self.world.after(second, outcome.clone());
-            }
-            self.world.after(delay, outcome);
-        }
+        self.world.send(to, from, outcome);
         what.map_or(Ok(()), |kind| self.answered(kind, to))
-    }
-
-    pub(super) fn delay(&mut self) -> Moment {
-        let [_, _, slow] = self.scenario.one_in;
-        let most = self.scenario.delay_max;
-        if self.world.random.once_in(slow) {
-            self.world.random.between(most, 3 * SECOND)
-        } else {
-            self.world.random.between(100_000, most)
-        }
-    }
-
-    /// Whether a message gets through, as far as can be told when it is sent.
-    pub(super) fn passes(&mut self, from: usize, to: usize) -> bool {
-        !self.is_cut(from, to) && !self.world.random.once_in(self.scenario.one_in[0])
-    }
-
-    pub(super) fn is_cut(&self, from: usize, to: usize) -> bool {
-        let now = self.world.clock.now();
-        let is = |cut: &(usize, usize, Moment)| cut.0 == from && cut.1 == to && now < cut.2;
-        self.cuts.iter().any(is)
     }
 
     pub(super) fn sent(&mut self, kind: Kind, by: usize) -> Result<(), String> {

@@ -77,7 +77,7 @@ impl Job {
                         since: self.world.clock.now(),
                         ready: BTreeSet::new(),
                     };
-                    let delay = self.delay();
+                    let delay = self.world.delay();
                     self.world.after(delay, Event::Connect(host, roster.ballot));
                 }
                 Step::Excluded => {
