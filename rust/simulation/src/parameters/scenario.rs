@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::world::faults::{self, Hits, Trigger};
 use crate::world::network::Weather;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
@@ -75,24 +76,8 @@ const KINDS: [Kind; 13] = [
     Kind::Given,
 ];
 
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Trigger {
-    At(Moment),
-    /// Right after so many messages of a kind; hits who sent it, or whom it was for.
-    Sent {
-        kind: Kind,
-        number: u64,
-        hits_sender: bool,
-    },
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Fault {
-    pub(super) trigger: Trigger,
-    /// Whom it hits, if the trigger does not say.
-    pub(super) who: Who,
-    pub(super) harm: Harm,
-}
+/// A fault that hits a process.
+pub(super) type Fault = faults::Fault<Kind, Who, Harm>;
 
 #[derive(Debug, Clone)]
 pub(super) enum Harm {
@@ -143,7 +128,7 @@ impl Scenario {
             1 + random.below(4)
         };
         let faults = (0..count)
-            .map(|_| Fault::new(random, workers, servers))
+            .map(|_| any_fault(random, workers, servers))
             .collect();
         Self {
             rules: rules(random, workers),
@@ -175,29 +160,27 @@ fn rules(random: &mut Random, workers: usize) -> Rules {
     }
 }
 
-impl Fault {
-    fn new(random: &mut Random, workers: usize, servers: usize) -> Self {
-        let trigger = if random.once_in(3) {
-            Trigger::At(random.between(0, WINDOW))
-        } else {
-            Trigger::Sent {
-                kind: random.pick(&KINDS),
-                number: random.between(1, 40),
-                hits_sender: random.once_in(2),
-            }
-        };
-        let who = if random.once_in(2) {
-            Who::Server(random.below(servers))
-        } else {
-            Who::Worker(random.below(workers))
-        };
-        let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
-        let lasts = random.between(1, longest);
-        let harm = match random.below(6) {
-            0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
-            4 => Harm::Stop(lasts),
-            _ => Harm::Cut(lasts),
-        };
-        Self { trigger, who, harm }
-    }
+fn any_fault(random: &mut Random, workers: usize, servers: usize) -> Fault {
+    let trigger = if random.once_in(3) {
+        Trigger::At(random.between(0, WINDOW))
+    } else {
+        Trigger::Message {
+            kind: random.pick(&KINDS),
+            number: random.between(1, 40),
+            hits: random.pick(&[Hits::Sender, Hits::Receiver]),
+        }
+    };
+    let who = if random.once_in(2) {
+        Who::Server(random.below(servers))
+    } else {
+        Who::Worker(random.below(workers))
+    };
+    let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
+    let lasts = random.between(1, longest);
+    let harm = match random.below(6) {
+        0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
+        4 => Harm::Stop(lasts),
+        _ => Harm::Cut(lasts),
+    };
+    Fault { trigger, who, harm }
 }

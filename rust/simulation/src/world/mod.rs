@@ -4,12 +4,15 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Instant;
 
 use network::{Lines, Weather};
 use random::Random;
 use time::{Clock, MILLISECOND, Moment, NEVER};
 use trace::Trace;
 
+pub(crate) mod every;
+pub(crate) mod faults;
 pub(crate) mod network;
 pub(crate) mod pipes;
 pub(crate) mod random;
@@ -69,10 +72,12 @@ pub(crate) struct World<Event> {
     pub(crate) clock: Clock,
     pub(crate) random: Random,
     pub(crate) trace: Rc<Trace>,
-    pub(crate) events: u64,
+    events: u64,
     /// What happens next, by time, and in the order in which it was added.
     queue: BTreeMap<(Moment, u64), Waiting<Event>>,
     added: u64,
+    /// By number of an alarm: where it waits.
+    alarms: BTreeMap<usize, (Moment, u64)>,
     /// By process: until when it is stopped.
     stopped: Vec<Moment>,
     lines: Lines,
@@ -82,6 +87,8 @@ struct Waiting<Event> {
     event: Event,
     /// Who sent it, if it is a message.
     from: Option<usize>,
+    /// Its number, if it is an alarm.
+    alarm: Option<usize>,
 }
 
 impl<Event: Happens> World<Event> {
@@ -94,37 +101,80 @@ impl<Event: Happens> World<Event> {
             events: 0,
             queue: BTreeMap::new(),
             added: 0,
+            alarms: BTreeMap::new(),
             stopped: vec![0; processes],
             lines: Lines::new(processes, weather),
         }
     }
 
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    /// The present as the code under test wants it.
+    pub(crate) fn instant(&self) -> Instant {
+        self.clock.instant()
+    }
+
+    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
+        self.trace.say(what);
+    }
+
     pub(crate) fn at(&mut self, moment: Moment, event: Event) {
-        self.add(moment, Waiting { event, from: None });
+        let waiting = Waiting {
+            event,
+            from: None,
+            alarm: None,
+        };
+        self.add(moment, waiting);
+    }
+
+    /// Sets an alarm instead of the one that had its number.
+    pub(crate) fn set_alarm(&mut self, alarm: usize, moment: Moment, event: Event) {
+        self.clear_alarm(alarm);
+        let waiting = Waiting {
+            event,
+            from: None,
+            alarm: Some(alarm),
+        };
+        self.add(moment.max(self.now() + 1), waiting);
+    }
+
+    pub(crate) fn clear_alarm(&mut self, alarm: usize) {
+        if let Some(waits) = self.alarms.remove(&alarm) {
+            self.queue.remove(&waits);
+        }
     }
 
     pub(crate) fn after(&mut self, delay: Moment, event: Event) {
-        self.at(self.clock.now() + delay, event);
+        self.at(self.now() + delay, event);
     }
 
     fn message_after(&mut self, delay: Moment, from: usize, event: Event) {
-        let from = Some(from);
-        self.add(self.clock.now() + delay, Waiting { event, from });
+        let waiting = Waiting {
+            event,
+            from: Some(from),
+            alarm: None,
+        };
+        self.add(self.now() + delay, waiting);
     }
 
     fn add(&mut self, moment: Moment, waiting: Waiting<Event>) {
         self.added += 1;
+        if let Some(alarm) = waiting.alarm {
+            self.alarms.insert(alarm, (moment, self.added));
+        }
         self.queue.insert((moment, self.added), waiting);
     }
 
     /// Stops a process for a while, or for good.
     pub(crate) fn stop(&mut self, process: usize, lasts: Moment) {
-        let until = self.clock.now().saturating_add(lasts);
+        let until = self.now().saturating_add(lasts);
         self.stopped[process] = self.stopped[process].max(until);
     }
 
     pub(crate) fn is_stopped(&self, process: usize) -> bool {
-        self.stopped[process] > self.clock.now()
+        self.stopped[process] > self.now()
     }
 
     /// Whether something waits, though perhaps for later than the end of time.

@@ -92,7 +92,7 @@ impl<Event: Happens> World<Event> {
     }
 
     pub(crate) fn is_cut(&self, from: usize, to: usize) -> bool {
-        self.cuts(from, to).contain(self.clock.now())
+        self.cuts(from, to).contain(self.now())
     }
 
     /// Whether a line to or from this process was cut since then.
@@ -104,7 +104,7 @@ impl<Event: Happens> World<Event> {
 
     /// Nothing passes from one process to another until then.
     pub(crate) fn cut(&mut self, from: usize, to: usize, until: Moment) {
-        let now = self.clock.now();
+        let now = self.now();
         self.lines.cuts[from * self.lines.processes + to].add(now, until);
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Event, Group, Job, State, number};
 use crate::membership::scenario::Kind;
+use crate::world::faults::Hits;
 use crate::world::time::{MILLISECOND, nanoseconds};
 use gradring_core::agreement::quorum::{Ballot, Id};
 
@@ -16,7 +17,7 @@ impl Job {
         if at != ballot {
             return Ok(());
         }
-        let now = self.world.clock.now();
+        let now = self.world.now();
         let roster = self.roster(host);
         let (mut missing, mut gone) = (Vec::new(), false);
         for peer in &roster.members {
@@ -52,7 +53,7 @@ impl Job {
                 id,
             };
             self.world.send(host, first, ready);
-            self.sent(Kind::Ready, host)?;
+            self.count(Kind::Ready, Hits::Sender, host)?;
         }
         self.world
             .after(300 * MILLISECOND, Event::Connect(host, ballot));
@@ -75,7 +76,7 @@ impl Job {
         for member in roster.members.iter().skip(1) {
             let to = number(&member.address);
             self.world.send(host, to, Event::Complete { to, ballot });
-            self.sent(Kind::Complete, host)?;
+            self.count(Kind::Complete, Hits::Sender, host)?;
             if self.hosts[host].state != State::Lives {
                 return Ok(());
             }
@@ -87,9 +88,7 @@ impl Job {
         let it = &mut self.hosts[host];
         it.group = Group::Running(ballot);
         it.member.as_mut().expect("it lives").connected();
-        self.world
-            .trace
-            .say(|| format!("host {host} runs in {ballot:?}"));
+        self.world.say(|| format!("host {host} runs in {ballot:?}"));
         self.only_one_is_alive()
     }
 }

@@ -45,7 +45,7 @@ impl Job {
 
     /// After a commit, a group that has room and is asked stops in good order.
     fn let_others_in(&mut self, roster: &Roster, hosts: &[usize]) {
-        let instant = self.world.clock.instant();
+        let instant = self.world.instant();
         let members = || {
             hosts
                 .iter()
@@ -67,7 +67,7 @@ impl Job {
         if self.hosts[host].state != State::Lives {
             return Ok(());
         }
-        let now = self.world.clock.now();
+        let now = self.world.now();
         let (mut silent, mut gone) = (false, false);
         for peer in &self.roster(host).members {
             let other = number(&peer.address);

@@ -1,9 +1,8 @@
 //! The network between hosts, and what is sent over it.
 
-use std::rc::Rc;
-
 use super::{Event, Job, State, number};
-use crate::membership::scenario::{Kind, Trigger};
+use crate::membership::scenario::Kind;
+use crate::world::faults::Hits;
 use crate::world::time::nanoseconds;
 use gradring_core::agreement::message::{Envelope, Outcome, Reply, Request};
 
@@ -16,7 +15,6 @@ impl Job {
     ) -> Result<(), String> {
         let to = number(address);
         self.world
-            .trace
             .say(|| format!("{from} -> {to}  {}", shown(&envelope.request)));
         self.asked += 1;
         let ticket = self.asked;
@@ -51,7 +49,7 @@ impl Job {
         if what == Some(Kind::Gather) {
             self.note_part(from);
         }
-        what.map_or(Ok(()), |kind| self.sent(kind, from))
+        what.map_or(Ok(()), |kind| self.count(kind, Hits::Sender, from))
     }
 
     pub(super) fn deliver(
@@ -61,14 +59,13 @@ impl Job {
         ticket: u64,
         envelope: Envelope,
     ) -> Result<(), String> {
-        let instant = self.world.clock.instant();
+        let instant = self.world.instant();
         let what = kind(&envelope.request);
         let member = self.hosts[to].member.as_mut().expect("it lives");
         let reply = member.answer(&envelope, instant);
         let called = member.is_called();
         self.record.replied(&reply);
         self.world
-            .trace
             .say(|| format!("{from} <- {to}  {}", answer_shown(&reply)));
         if called {
             self.come_back(to);
@@ -82,35 +79,7 @@ impl Job {
             outcome: Outcome::Reply(reply),
         };
         self.world.send(to, from, outcome);
-        what.map_or(Ok(()), |kind| self.answered(kind, to))
-    }
-
-    pub(super) fn sent(&mut self, kind: Kind, by: usize) -> Result<(), String> {
-        let count = self.sent.entry(kind).or_default();
-        *count += 1;
-        let count = *count;
-        self.trigger(by, |trigger| {
-            matches!(trigger, Trigger::Sent { kind: its, number } if its == kind && number == count)
-        })
-    }
-
-    pub(super) fn answered(&mut self, kind: Kind, by: usize) -> Result<(), String> {
-        let count = self.answered.entry(kind).or_default();
-        *count += 1;
-        let count = *count;
-        self.trigger(by, |trigger| {
-            matches!(trigger, Trigger::Answered { kind: its, number } if its == kind && number == count)
-        })
-    }
-
-    fn trigger(&mut self, host: usize, is: impl Fn(Trigger) -> bool) -> Result<(), String> {
-        let scenario = Rc::clone(&self.scenario);
-        for (index, fault) in scenario.faults.iter().enumerate() {
-            if self.struck[index].is_none() && is(fault.trigger) {
-                self.strike(index, fault, host)?;
-            }
-        }
-        Ok(())
+        what.map_or(Ok(()), |kind| self.count(kind, Hits::Answerer, to))
     }
 
     /// Counts proposals in more than one part of a divided network that has several hosts.
@@ -120,11 +89,7 @@ impl Job {
         };
         let part = parts[host];
         let size = parts.iter().filter(|it| **it == part).count();
-        if size > 1
-            && self.world.clock.now() < *until
-            && proposed.insert(part)
-            && proposed.len() == 2
-        {
+        if size > 1 && self.world.now() < *until && proposed.insert(part) && proposed.len() == 2 {
             self.record.count("both parts of a divided network tried");
         }
     }
