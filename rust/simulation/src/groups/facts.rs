@@ -589,7 +589,7 @@ pub(crate) fn contradictions() -> (usize, Vec<String>) {
             for seed in 0..SEEDS {
                 let run = |traced| {
                     let scenario = cell.scenario(&row, seed % 2 == 1);
-                    group::run_scenario(scenario, Random::new(seed), traced)
+                    group::run(scenario, Random::new(seed), traced)
                 };
                 count += 1;
                 let Some(problem) = cell.problem(&row, &run(false)) else {

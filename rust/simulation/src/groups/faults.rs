@@ -385,7 +385,7 @@ impl Fault {
                 }
             }
             Self::DataSilent { to, lasts, .. } => {
-                network.interrupt(data(*to), until(*lasts));
+                network.cut(data(*to), until(*lasts));
             }
             Self::DataSlow { to, delay, .. } => {
                 network.slow_down(data(*to), *delay);
@@ -402,8 +402,8 @@ impl Fault {
                 }
             }
             Self::ControlSilent { lasts, .. } => {
-                network.interrupt(control(false), until(*lasts));
-                network.interrupt(control(true), until(*lasts));
+                network.cut(control(false), until(*lasts));
+                network.cut(control(true), until(*lasts));
             }
             // The length of the next message: no correct one is so long.
             Self::ControlGarbled { .. } => network.garble(control(false), 3),
@@ -416,7 +416,7 @@ impl Fault {
                 for id in network.all() {
                     let (from, to) = id.ends(world_size);
                     if (from == rank && *outbound) || (to == rank && *inbound) {
-                        network.interrupt(id, until(*lasts));
+                        network.cut(id, until(*lasts));
                     }
                 }
             }
@@ -424,7 +424,7 @@ impl Fault {
                 for id in network.all() {
                     let (from, to) = id.ends(world_size);
                     if part[from] != part[to] {
-                        network.interrupt(id, until(*lasts));
+                        network.cut(id, until(*lasts));
                     }
                 }
             }

@@ -11,6 +11,7 @@ use super::faults::Fault;
 use super::links::{ControlEnd, Shared, SimulatedLinks};
 use super::process::{Outcome, Process};
 use super::scenario::Scenario;
+use crate::world::network::Weather;
 use crate::world::pipes::{End, Event, PipeId, Pipes};
 use crate::world::random::Random;
 use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
@@ -33,7 +34,6 @@ pub(super) struct Run {
     pub(super) struck: Vec<Option<Moment>>,
     /// The end of time for this run, if somebody reached it.
     pub(super) unfinished: Option<Moment>,
-    pub(super) events: u64,
     pub(super) trace: Vec<String>,
 }
 
@@ -58,8 +58,6 @@ struct Rank {
     monitor: Option<MonitorThread<ControlEnd>>,
     /// Since when it only sends its last messages.
     leaving: Option<Moment>,
-    /// Numbers the alarms of both threads, so that old ones are known.
-    alarms: [u64; 2],
     left: Option<Moment>,
     /// Whether a fault has ended its process.
     killed: bool,
@@ -74,8 +72,8 @@ enum Thread {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    Wake(usize, Thread),
-    Alarm(usize, Thread, u64),
+    /// A thread of a rank goes on.
+    Turn(usize, Thread),
     Pipe(Event),
     Strike(usize),
 }
@@ -83,7 +81,7 @@ enum Next {
 impl Happens for Next {
     fn process(&self) -> Option<usize> {
         match self {
-            Self::Wake(rank, _) | Self::Alarm(rank, ..) => Some(*rank),
+            Self::Turn(rank, _) => Some(*rank),
             Self::Pipe(_) | Self::Strike(_) => None,
         }
     }
@@ -102,22 +100,15 @@ struct Group {
     pending: Vec<usize>,
 }
 
-/// Runs what `seed` says.
-pub(super) fn run(seed: u64, traced: bool) -> Run {
-    let mut random = Random::new(seed);
-    let scenario = Scenario::new(&mut random);
-    run_scenario(scenario, random, traced)
-}
-
 /// Runs a scenario; what it leaves open is left to chance.
-pub(super) fn run_scenario(scenario: Scenario, random: Random, traced: bool) -> Run {
+pub(super) fn run(scenario: Scenario, random: Random, traced: bool) -> Run {
     Group::new(Rc::new(scenario), random, traced).run()
 }
 
 impl Group {
     fn new(scenario: Rc<Scenario>, random: Random, traced: bool) -> Self {
         let world_size = scenario.world_size();
-        let mut world = World::new(world_size, random, traced);
+        let mut world = World::new(world_size, Weather::CALM, random, traced);
         let (clock, trace) = (world.clock.clone(), Rc::clone(&world.trace));
         let network = Shared::new(Pipes::new(
             world_size,
@@ -163,7 +154,6 @@ impl Group {
                 process,
                 leaving: None,
                 left: None,
-                alarms: [0; 2],
                 killed: false,
                 aborted: None,
             }
@@ -199,8 +189,7 @@ impl Group {
         Run {
             ranks: self.ranks.iter().enumerate().map(ended).collect(),
             struck: self.struck,
-            unfinished: is_unfinished.then(|| self.world.clock.now()),
-            events: self.world.events,
+            unfinished: is_unfinished.then(|| self.world.now()),
             trace: self.world.trace.take(),
             scenario: self.scenario,
         }
@@ -212,14 +201,7 @@ impl Group {
             0 => self.world.random.between(0, WAKE_MAX),
             _ => self.world.random.between(0, 50 * MICROSECOND),
         };
-        self.world.after(delay, Next::Wake(rank, thread));
-    }
-
-    fn go_on(&mut self, rank: usize, thread: Thread) {
-        match thread {
-            Thread::Engine => self.go_on_with_engine(rank),
-            Thread::Monitor => self.go_on_with_monitor(rank),
-        }
+        self.world.after(delay, Next::Turn(rank, thread));
     }
 
     fn go_on_with_engine(&mut self, index: usize) {
@@ -237,7 +219,7 @@ impl Group {
     }
 
     fn go_on_with_monitor(&mut self, index: usize) {
-        let (now, clock) = (self.world.clock.now(), self.world.clock.clone());
+        let (now, clock) = (self.world.now(), self.world.clock.clone());
         let rank = &mut self.ranks[index];
         let Some(monitor) = &mut rank.monitor else {
             return;
@@ -257,10 +239,9 @@ impl Group {
     }
 
     fn set_alarm(&mut self, rank: usize, thread: Thread, moment: Moment) {
-        let number = &mut self.ranks[rank].alarms[thread as usize];
-        *number += 1;
-        let next = Next::Alarm(rank, thread, *number);
-        self.world.at(moment.max(self.world.clock.now() + 1), next);
+        let alarm = 2 * rank + thread as usize;
+        self.world
+            .set_alarm(alarm, moment, Next::Turn(rank, thread));
     }
 
     /// Wakes the rank that waits for what has become possible.
@@ -298,7 +279,7 @@ impl Group {
             );
             if engine {
                 process.say(|| format!("is told: {:?}", process.aborted()));
-                self.ranks[index].aborted = Some(self.world.clock.now());
+                self.ranks[index].aborted = Some(self.world.now());
                 self.wake(index, Thread::Engine);
             }
             if monitor {
@@ -325,9 +306,9 @@ impl Group {
 
     fn strike(&mut self, number: usize) {
         let scenario = Rc::clone(&self.scenario);
-        let (now, fault) = (self.world.clock.now(), &scenario.faults[number]);
+        let (now, fault) = (self.world.now(), &scenario.faults[number]);
         self.struck[number] = Some(now);
-        self.world.trace.say(|| format!("strikes: {fault:?}"));
+        self.world.say(|| format!("strikes: {fault:?}"));
         let mut network = self.network.lock();
         fault.harm(&mut network, self.ranks.len(), now);
         let index = fault.trigger().rank;
@@ -385,12 +366,8 @@ impl Subject for Group {
 
     fn happen(&mut self, next: Next) -> Result<(), String> {
         match next {
-            Next::Wake(rank, thread) => self.go_on(rank, thread),
-            Next::Alarm(rank, thread, number) => {
-                if self.ranks[rank].alarms[thread as usize] == number {
-                    self.go_on(rank, thread);
-                }
-            }
+            Next::Turn(rank, Thread::Engine) => self.go_on_with_engine(rank),
+            Next::Turn(rank, Thread::Monitor) => self.go_on_with_monitor(rank),
             Next::Pipe(event) => self.tell(event),
             Next::Strike(fault) => self.strike(fault),
         }

@@ -6,9 +6,9 @@
 //! ranks that fail have one cause, which names a rank that a fault did hit. `facts` is a table of
 //! single faults, each with its error and its time.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use gradring_core::error::message_of;
+use crate::world::every::{Every, History, Without};
+use crate::world::random::Random;
+use scenario::Scenario;
 
 mod check;
 mod facts;
@@ -21,13 +21,17 @@ mod values;
 
 pub(crate) use facts::contradictions;
 
-/// Which fault struck, and what it led to.
-///
-/// # Errors
-/// What should never have happened.
-pub(crate) fn outcome(seed: u64) -> Result<(&'static str, String), String> {
-    let run = catch_unwind(AssertUnwindSafe(|| group::run(seed, false)))
-        .map_err(|panic| format!("a panic: {}", message_of(&*panic)))?;
+pub(crate) const EVERY: Every = Every {
+    variable: "SEED",
+    make,
+};
+
+/// It is an example of the fault that struck, and of what that led to.
+fn make(seed: u64, without: &Without, traced: bool) -> History {
+    let mut random = Random::new(seed);
+    let mut scenario = Scenario::new(&mut random);
+    without.apply(&mut scenario.faults);
+    let run = group::run(scenario, random, traced);
     let faults = run.scenario.faults.iter().zip(&run.struck);
     let mut struck = faults.filter_map(|(fault, struck)| struck.map(|_| fault.name()));
     let name = match (struck.next(), struck.next()) {
@@ -35,27 +39,13 @@ pub(crate) fn outcome(seed: u64) -> Result<(&'static str, String), String> {
         (Some(name), None) => name,
         (Some(_), Some(_)) => "two of these",
     };
-    Ok((name, run.verify()?))
-}
-
-/// Shows what happens in a run, line by line.
-///
-/// # Panics
-/// When something happens that never should.
-pub(crate) fn replay(seed: u64) {
-    let run = group::run(seed, true);
-    println!("seed {seed}: {}", run.scenario.summary());
-    for line in &run.trace {
-        println!("{line}");
+    let ending = run.verify();
+    let example = ending.iter().map(|ending| format!("{name}: {ending}"));
+    let mut lines = vec![run.scenario.summary()];
+    lines.extend(run.trace.iter().cloned());
+    History {
+        lines,
+        examples: example.collect(),
+        result: ending.map(drop),
     }
-    match run.verify() {
-        Ok(outcome) => println!("seed {seed}: {outcome}, {} events", run.events),
-        Err(problem) => panic!("seed {seed}: {problem}"),
-    }
-}
-
-/// What happens in a run, line by line, and how many events that takes.
-pub(crate) fn trace(seed: u64) -> (Vec<String>, u64) {
-    let run = group::run(seed, true);
-    (run.trace, run.events)
 }

@@ -1,10 +1,12 @@
 //! Job of one history: its hosts, a network, and what comes of events.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use super::check::Record;
-use super::scenario::{Kind, Scenario, Trigger, timing};
+use super::record::Record;
+use super::scenario::{Harm, Kind, Scenario, timing};
+use crate::world::every::Without;
+use crate::world::faults::Faults;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens as _, Subject, World};
@@ -36,8 +38,7 @@ pub(super) struct Job {
     pub(super) hosts: Vec<Host>,
     pub(super) record: Record,
     pub(super) world: World<Event>,
-    /// By fault: whom it hit, if it struck.
-    pub(super) struck: Vec<Option<usize>>,
+    pub(super) faults: Faults<Kind, usize, Harm>,
     /// When the last fault will be over, of those that ever are.
     pub(super) calm: Moment,
     /// Whether nothing more is to come.
@@ -46,19 +47,16 @@ pub(super) struct Job {
     /// How many requests were sent, and which of them have no outcome yet.
     asked: u64,
     tickets: BTreeSet<u64>,
-    /// Interruptions from one host to another.
-    pub(super) cuts: Vec<(usize, usize, Moment)>,
     /// The last division into parts, until when, and the parts in which somebody has proposed since.
     divided: Option<(Vec<usize>, Moment, BTreeSet<usize>)>,
-    sent: BTreeMap<Kind, u64>,
-    answered: BTreeMap<Kind, u64>,
 }
 
 /// Runs what `seed` says, until all is settled or should be.
-pub(super) fn run(seed: u64, traced: bool) -> (Job, Result<(), String>) {
+pub(super) fn run(seed: u64, without: &Without, traced: bool) -> (Job, Result<(), String>) {
     let mut random = Random::new(seed);
-    let scenario = Rc::new(Scenario::new(&mut random));
-    let mut job = Job::new(scenario, random.fork(), traced);
+    let mut scenario = Scenario::new(&mut random);
+    without.apply(&mut scenario.faults);
+    let mut job = Job::new(Rc::new(scenario), random.fork(), traced);
     let result = world::run(&mut job).and_then(|()| job.verify());
     (job, result)
 }
@@ -73,17 +71,14 @@ impl Job {
         let mut job = Self {
             hosts: Vec::new(),
             record: Record::default(),
-            world: World::new(hosts, random, traced),
-            struck: vec![None; scenario.faults.len()],
+            world: World::new(hosts, scenario.weather, random, traced),
+            faults: Faults::new(scenario.faults.clone()),
             calm: 0,
             settled: false,
             timing: timing(),
             asked: 0,
             tickets: BTreeSet::new(),
-            cuts: Vec::new(),
             divided: None,
-            sent: BTreeMap::new(),
-            answered: BTreeMap::new(),
             scenario,
         };
         for _ in 0..hosts {
@@ -93,7 +88,6 @@ impl Job {
                 state: State::NotStarted,
                 group: Group::None,
                 resumed: 0,
-                alarm: 0,
                 silence: None,
                 slow: (0, 0),
                 version: 0,
@@ -112,18 +106,16 @@ impl Job {
                 workers,
             ));
             job.hosts[host].state = State::Lives;
-            job.world.at(0, Event::Alarm(host, 0));
+            job.world.set_alarm(host, 0, Event::Alarm(host));
         }
         let scenario = Rc::clone(&job.scenario);
         for (index, at) in scenario.joiners.iter().enumerate() {
             job.calm = job.calm.max(*at);
             job.world.at(*at, Event::Start(scenario.founders + index));
         }
-        for (index, fault) in scenario.faults.iter().enumerate() {
-            if let Trigger::At(at) = fault.trigger {
-                job.calm = job.calm.max(at);
-                job.world.at(at, Event::Strike(index));
-            }
+        for (index, at, host) in job.faults.timed() {
+            job.calm = job.calm.max(at);
+            job.world.at(at, Event::Strike(index, host));
         }
         job.world.at(STEP, Event::Tick);
         job
@@ -188,7 +180,7 @@ impl Subject for Job {
         }
         let is_tick = matches!(event, Event::Tick);
         self.perform(event)?;
-        self.settled = is_tick && self.world.clock.now() > self.calm && self.is_settled();
+        self.settled = is_tick && self.world.now() > self.calm && self.is_settled();
         Ok(())
     }
 

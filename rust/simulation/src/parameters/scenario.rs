@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::world::faults::{self, Hits, Trigger};
+use crate::world::network::Weather;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use gradring_core::parameters::keepers::Keepers;
@@ -16,10 +18,7 @@ pub(super) struct Scenario {
     pub(super) rules: Rules,
     pub(super) keepers: Keepers,
     pub(super) faults: Vec<Fault>,
-    /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
-    pub(super) delay_max: Moment,
-    /// One message in so many is lost, comes twice, or is slow.
-    pub(super) one_in: [u64; 3],
+    pub(super) weather: Weather,
     /// Longest that a snapshot takes.
     pub(super) save_max: Moment,
     /// Longest that a worker computes, by worker.
@@ -77,24 +76,8 @@ const KINDS: [Kind; 13] = [
     Kind::Given,
 ];
 
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Trigger {
-    At(Moment),
-    /// Right after so many messages of a kind; hits who sent it, or whom it was for.
-    Sent {
-        kind: Kind,
-        number: u64,
-        hits_sender: bool,
-    },
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Fault {
-    pub(super) trigger: Trigger,
-    /// Whom it hits, if the trigger does not say.
-    pub(super) who: Who,
-    pub(super) harm: Harm,
-}
+/// A fault that hits a process.
+pub(super) type Fault = faults::Fault<Kind, Who, Harm>;
 
 #[derive(Debug, Clone)]
 pub(super) enum Harm {
@@ -145,14 +128,16 @@ impl Scenario {
             1 + random.below(4)
         };
         let faults = (0..count)
-            .map(|_| Fault::new(random, workers, servers))
+            .map(|_| any_fault(random, workers, servers))
             .collect();
         Self {
             rules: rules(random, workers),
             keepers: Keepers { servers, replicas },
             faults,
-            delay_max: random.pick(&[2, 20, 100]) * MILLISECOND,
-            one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            weather: Weather {
+                delay_max: random.pick(&[2, 20, 100]) * MILLISECOND,
+                one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            },
             save_max: random.pick(&[1, 200, 1500]) * MILLISECOND,
             paces,
         }
@@ -180,29 +165,27 @@ fn rules(random: &mut Random, workers: usize) -> Rules {
     }
 }
 
-impl Fault {
-    fn new(random: &mut Random, workers: usize, servers: usize) -> Self {
-        let trigger = if random.once_in(3) {
-            Trigger::At(random.between(0, WINDOW))
-        } else {
-            Trigger::Sent {
-                kind: random.pick(&KINDS),
-                number: random.between(1, 40),
-                hits_sender: random.once_in(2),
-            }
-        };
-        let who = if random.once_in(2) {
-            Who::Server(random.below(servers))
-        } else {
-            Who::Worker(random.below(workers))
-        };
-        let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
-        let lasts = random.between(1, longest);
-        let harm = match random.below(6) {
-            0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
-            4 => Harm::Stop(lasts),
-            _ => Harm::Cut(lasts),
-        };
-        Self { trigger, who, harm }
-    }
+fn any_fault(random: &mut Random, workers: usize, servers: usize) -> Fault {
+    let trigger = if random.once_in(3) {
+        Trigger::At(random.between(0, WINDOW))
+    } else {
+        Trigger::Message {
+            kind: random.pick(&KINDS),
+            number: random.between(1, 40),
+            hits: random.pick(&[Hits::Sender, Hits::Receiver]),
+        }
+    };
+    let who = if random.once_in(2) {
+        Who::Server(random.below(servers))
+    } else {
+        Who::Worker(random.below(workers))
+    };
+    let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
+    let lasts = random.between(1, longest);
+    let harm = match random.below(6) {
+        0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
+        4 => Harm::Stop(lasts),
+        _ => Harm::Cut(lasts),
+    };
+    Fault { trigger, who, harm }
 }

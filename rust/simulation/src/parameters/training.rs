@@ -1,12 +1,13 @@
 //! Training of one history: its processes, a network, and what comes of events.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::disk::Shared;
 use super::record::{ELEMENTS, MOMENTUM, Pushed, Record, learning_rate, value};
-use super::scenario::{Fault, Harm, Kind, Scenario, Trigger, Who, timing};
+use super::scenario::{Harm, Kind, Scenario, Who, timing};
+use crate::world::every::Without;
+use crate::world::faults::{Faults, Hits};
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens, Subject, World};
@@ -39,14 +40,15 @@ pub(super) enum Message {
     Report(usize, Report),
 }
 
+#[derive(Clone)]
 pub(super) enum Event {
     Message(Who, Message),
     /// A process wanted to be woken then.
-    Wake(Who, u64),
+    Wake(Who),
     Computed(usize, u64, u64),
     /// By a server, for a keeper.
     Saved(usize, usize, u64, Snapshot),
-    Strike(usize),
+    Strike(usize, Who),
     Restart(Who),
     Measure,
 }
@@ -54,10 +56,10 @@ pub(super) enum Event {
 impl Happens for Event {
     fn process(&self) -> Option<usize> {
         match self {
-            Self::Message(who, _) | Self::Wake(who, _) => Some(who.process()),
+            Self::Message(who, _) | Self::Wake(who) => Some(who.process()),
             Self::Computed(worker, ..) => Some(Who::Worker(*worker).process()),
             Self::Saved(server, ..) => Some(Who::Server(*server).process()),
-            Self::Strike(_) | Self::Restart(_) | Self::Measure => None,
+            Self::Strike(..) | Self::Restart(_) | Self::Measure => None,
         }
     }
 }
@@ -67,8 +69,6 @@ struct Host<Process> {
     process: Option<Process>,
     /// Grows with each process here.
     life: u64,
-    cut_until: Moment,
-    wakes: Option<Moment>,
     /// A disk writes one snapshot after the other.
     writes_until: Moment,
 }
@@ -94,17 +94,17 @@ pub(super) struct Training {
     servers: Vec<Host<ServerProcess>>,
     disks: Vec<Shared>,
     workers: Vec<Host<WorkerProcess>>,
-    sent: BTreeMap<Kind, u64>,
-    struck: Vec<bool>,
+    faults: Faults<Kind, Who, Harm>,
     begun: Option<Vec<u64>>,
     /// How often the sequencer has restored servers.
     restored: u64,
 }
 
 /// Runs what `seed` says.
-pub(super) fn run(seed: u64, traced: bool) -> (Training, Result<(), String>) {
+pub(super) fn run(seed: u64, without: &Without, traced: bool) -> (Training, Result<(), String>) {
     let mut random = Random::new(seed);
-    let scenario = Scenario::new(&mut random);
+    let mut scenario = Scenario::new(&mut random);
+    without.apply(&mut scenario.faults);
     let mut training = Training::new(scenario, random.fork(), traced);
     training.begin();
     let result = world::run(&mut training).and_then(|()| training.check_end());
@@ -116,8 +116,6 @@ impl<Process> Host<Process> {
         Self {
             process: None,
             life: 0,
-            cut_until: 0,
-            wakes: None,
             writes_until: 0,
         }
     }
@@ -128,15 +126,14 @@ impl Training {
         let processes = 2 * scenario.keepers.servers.max(scenario.paces.len());
         Self {
             record: Record::new(&scenario),
-            world: World::new(processes, random, traced),
+            world: World::new(processes, scenario.weather, random, traced),
             timing: timing(),
             servers: (0..scenario.keepers.servers).map(|_| Host::new()).collect(),
             disks: (0..scenario.keepers.servers)
                 .map(|_| Shared::default())
                 .collect(),
             workers: scenario.paces.iter().map(|_| Host::new()).collect(),
-            sent: BTreeMap::new(),
-            struck: vec![false; scenario.faults.len()],
+            faults: Faults::new(scenario.faults.clone()),
             begun: None,
             restored: 0,
             scenario,
@@ -152,10 +149,8 @@ impl Training {
             let at = self.world.random.between(0, 500 * MILLISECOND);
             self.world.at(at, Event::Restart(Who::Worker(worker)));
         }
-        for (index, fault) in self.scenario.faults.clone().into_iter().enumerate() {
-            if let Trigger::At(at) = fault.trigger {
-                self.world.at(at, Event::Strike(index));
-            }
+        for (index, at, who) in self.faults.timed() {
+            self.world.at(at, Event::Strike(index, who));
         }
         self.world.at(self.calm() + SETTLES, Event::Measure);
     }
@@ -204,25 +199,13 @@ impl Training {
         Who::Server(self.scenario.keepers.server(keeper))
     }
 
-    fn instant(&self) -> Instant {
-        self.world.clock.instant()
-    }
-
-    fn is_cut(&self, who: Who) -> bool {
-        let until = match who {
-            Who::Server(server) => self.servers[server].cut_until,
-            Who::Worker(worker) => self.workers[worker].cut_until,
-        };
-        self.world.clock.now() < until
-    }
-
     fn restart(&mut self, who: Who) -> Result<(), String> {
         let (now, random, timing) = (
-            self.instant(),
+            self.world.instant(),
             self.world.random.next(),
             self.timing.clone(),
         );
-        self.world.trace.say(|| format!("{who:?} starts"));
+        self.world.say(|| format!("{who:?} starts"));
         match who {
             Who::Server(server) => {
                 let disk = self.disks[server].clone();
@@ -264,57 +247,27 @@ impl Training {
 
     fn send(&mut self, from: Who, to: Who, message: Message) {
         self.world
-            .trace
             .say(|| format!("{from:?} -> {to:?}  {}", shown(&message)));
-        // A process always reaches itself.
-        let local = from == to;
-        let [lost, twice, slow] = self.scenario.one_in;
-        if local {
-            self.world.after(1000, Event::Message(to, message.clone()));
-        } else if !self.is_cut(from) && !self.world.random.once_in(lost) {
-            let most = self.scenario.delay_max;
-            let delay = if self.world.random.once_in(slow) {
-                self.world.random.between(most, 3 * SECOND)
-            } else {
-                self.world.random.between(100_000, most)
-            };
-            if self.world.random.once_in(twice) {
-                let second = delay + self.world.random.between(0, 4 * SECOND);
-                self.world
-                    .after(second, Event::Message(to, message.clone()));
-            }
-            self.world.after(delay, Event::Message(to, message.clone()));
-        }
-        if let Some(kind) = kind(&message) {
-            let count = self.sent.entry(kind).or_default();
-            *count += 1;
-            let count = *count;
-            for (index, fault) in self.scenario.faults.clone().into_iter().enumerate() {
-                if let Trigger::Sent {
-                    kind: of,
-                    number,
-                    hits_sender,
-                } = fault.trigger
-                    && (of, number) == (kind, count)
-                    && self.world.clock.now() < LAST_FAULT
-                {
-                    let who = if hits_sender { from } else { to };
+        let kind = kind(&message);
+        self.world
+            .send(from.process(), to.process(), Event::Message(to, message));
+        let Some(kind) = kind else { return };
+        for (hits, who) in [(Hits::Sender, from), (Hits::Receiver, to)] {
+            for index in self.faults.count(kind, hits) {
+                if self.world.now() < LAST_FAULT {
                     // The sender comes to the end of what it does before.
-                    self.world.after(0, Event::Strike(index));
-                    self.scenario.faults[index].who = who;
+                    self.world.after(0, Event::Strike(index, who));
                 }
             }
         }
     }
 
-    fn strike(&mut self, index: usize, fault: &Fault, who: Who) {
-        if std::mem::replace(&mut self.struck[index], true) {
+    fn strike(&mut self, index: usize, who: Who) {
+        let Some(fault) = self.faults.strike(index, who) else {
             return;
-        }
-        let now = self.world.clock.now();
-        self.world
-            .trace
-            .say(|| format!("{who:?}: {:?}", fault.harm));
+        };
+        let now = self.world.now();
+        self.world.say(|| format!("{who:?}: {:?}", fault.harm));
         self.record.note(fault.harm.name());
         match (&fault.harm, who) {
             (Harm::Kill(back), Who::Server(server)) => {
@@ -334,17 +287,16 @@ impl Training {
                 }
             }
             (Harm::Stop(lasts), who) => self.world.stop(who.process(), *lasts),
-            (Harm::Cut(lasts), Who::Server(server)) => {
-                self.servers[server].cut_until = now + lasts;
-            }
-            (Harm::Cut(lasts), Who::Worker(worker)) => {
-                self.workers[worker].cut_until = now + lasts;
+            (Harm::Cut(lasts), who) => {
+                let (own, until) = (who.process(), now + lasts);
+                self.world
+                    .cut_where(|from, to| (from == own || to == own).then_some(until));
             }
         }
     }
 
     fn deliver(&mut self, to: Who, message: Message) -> Result<(), String> {
-        let now = self.instant();
+        let now = self.world.instant();
         match (to, message) {
             (Who::Server(server), Message::Request(keeper, request)) => {
                 let Some(process) = &mut self.servers[server].process else {
@@ -466,7 +418,7 @@ impl Training {
         for snapshot in writing {
             let delay = self.world.random.between(1, self.scenario.save_max);
             let host = &mut self.servers[server];
-            host.writes_until = host.writes_until.max(self.world.clock.now()) + delay;
+            host.writes_until = host.writes_until.max(self.world.now()) + delay;
             let at = host.writes_until;
             self.world
                 .at(at, Event::Saved(server, keeper, life, snapshot));
@@ -486,7 +438,7 @@ impl Training {
     }
 
     fn drive_server(&mut self, server: usize) {
-        let now = self.instant();
+        let now = self.world.instant();
         let Some(process) = &mut self.servers[server].process else {
             return;
         };
@@ -536,10 +488,7 @@ impl Training {
             }
         }
         let me = Who::Server(server);
-        if self.servers[server].wakes.is_none_or(|known| known > wake) {
-            self.servers[server].wakes = Some(wake);
-            self.world.at(wake, Event::Wake(me, wake));
-        }
+        self.world.set_alarm(me.process(), wake, Event::Wake(me));
         for output in outputs {
             match output {
                 Output::Keeper(to, order) => {
@@ -555,7 +504,7 @@ impl Training {
     }
 
     fn drive_worker(&mut self, index: usize) -> Result<(), String> {
-        let now = self.instant();
+        let now = self.world.instant();
         let host = &mut self.workers[index];
         let Some(process) = &mut host.process else {
             return Ok(());
@@ -563,12 +512,10 @@ impl Training {
         let requests = process.worker.step(now);
         let told = process.worker.event();
         let wake = self.world.clock.moment(process.worker.wake());
-        if host.wakes.is_none_or(|known| known > wake) {
-            host.wakes = Some(wake);
-            self.world.at(wake, Event::Wake(Who::Worker(index), wake));
-        }
+        let me = Who::Worker(index);
+        self.world.set_alarm(me.process(), wake, Event::Wake(me));
         for (keeper, request) in requests {
-            let (me, to) = (Who::Worker(index), self.server_of(keeper));
+            let to = self.server_of(keeper);
             self.send(me, to, Message::Request(keeper, request));
         }
         let pushed = match told {
@@ -652,25 +599,9 @@ impl Subject for Training {
 
     fn happen(&mut self, event: Event) -> Result<(), String> {
         match event {
-            Event::Message(who, message) => {
-                if !self.is_cut(who) {
-                    self.deliver(who, message)?;
-                }
-            }
-            Event::Wake(Who::Server(server), moment) => {
-                let host = &mut self.servers[server];
-                if host.wakes == Some(moment) {
-                    host.wakes = None;
-                    self.drive_server(server);
-                }
-            }
-            Event::Wake(Who::Worker(worker), moment) => {
-                let host = &mut self.workers[worker];
-                if host.wakes == Some(moment) {
-                    host.wakes = None;
-                    self.drive_worker(worker)?;
-                }
-            }
+            Event::Message(who, message) => self.deliver(who, message)?,
+            Event::Wake(Who::Server(server)) => self.drive_server(server),
+            Event::Wake(Who::Worker(worker)) => self.drive_worker(worker)?,
             Event::Computed(worker, life, computation) => {
                 self.computed(worker, life, computation)?;
             }
@@ -685,14 +616,10 @@ impl Subject for Training {
                     disk.finish(snapshot);
                     server.saved(point);
                     self.world
-                        .trace
                         .say(|| format!("keeper {keeper} has saved {point:?}"));
                 }
             }
-            Event::Strike(index) => {
-                let fault = self.scenario.faults[index].clone();
-                self.strike(index, &fault, fault.who);
-            }
+            Event::Strike(index, who) => self.strike(index, who),
             Event::Restart(who) => self.restart(who)?,
             Event::Measure => self.begun = Some(self.record.begun.clone()),
         }

@@ -2,11 +2,12 @@
 //!
 //! A pipe is one direction of a TCP connection, seen by programs: it keeps the order of its bytes,
 //! takes and gives as many at a time as chance will have it, and is as slow as it likes. Nothing
-//! is lost that is not lost for good: what falls into an interruption arrives after it.
+//! is lost that is not lost for good: what falls into a cut arrives after it.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut, Read as _};
 
+use super::network::Cuts;
 use super::random::Random;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Moment, NEVER};
 
@@ -83,7 +84,7 @@ struct Pipe {
     /// From when on the sender sees that sending is useless.
     refused: Option<Moment>,
     /// When nothing passes.
-    interruptions: Vec<(Moment, Moment)>,
+    cuts: Cuts,
     /// The ordinal of a byte that changes on its way.
     garbled: Option<usize>,
     sent: usize,
@@ -92,14 +93,9 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn interrupted(&self, at: Moment) -> bool {
-        let mut interruptions = self.interruptions.iter();
-        interruptions.any(|&(from, to)| from <= at && at < to)
-    }
-
     /// Takes in what has arrived by now.
     fn settle(&mut self, now: Moment) {
-        if self.interrupted(now) {
+        if self.cuts.contain(now) {
             return;
         }
         let count = self.flying.iter().take_while(|(at, _)| *at <= now).count();
@@ -112,11 +108,11 @@ impl Pipe {
     fn ended(&self, now: Moment) -> Option<End> {
         let (at, end) = self.end?;
         let through = self.flying.is_empty() || end != End::Closed;
-        (at <= now && through && !self.interrupted(now)).then_some(end)
+        (at <= now && through && !self.cuts.contain(now)).then_some(end)
     }
 
     fn refuses(&self, now: Moment) -> bool {
-        self.refused.is_some_and(|at| at <= now) && !self.interrupted(now)
+        self.refused.is_some_and(|at| at <= now) && !self.cuts.contain(now)
     }
 }
 
@@ -140,7 +136,7 @@ impl Pipes {
                 last_arrival: 0,
                 end: None,
                 refused: None,
-                interruptions: Vec::new(),
+                cuts: Cuts::default(),
                 garbled: None,
                 sent: 0,
                 sent_by_end: Vec::new(),
@@ -299,7 +295,7 @@ impl Pipes {
             let arrived = pipe.sent - flying;
             let all = pipe.sent_by_end.get(number);
             pipe.garbled.is_none()
-                && !pipe.interrupted(now)
+                && !pipe.cuts.contain(now)
                 && all.is_some_and(|&all| all <= arrived)
         })
     }
@@ -323,9 +319,9 @@ impl Pipes {
     }
 
     /// Nothing passes from now to `until`.
-    pub(crate) fn interrupt(&mut self, id: PipeId, until: Moment) {
+    pub(crate) fn cut(&mut self, id: PipeId, until: Moment) {
         let now = self.clock.now();
-        self.pipe(id).interruptions.push((now, until));
+        self.pipe(id).cuts.add(now, until);
         if until < NEVER {
             self.events.push((until, Event::Arrival(id)));
             self.events.push((until, Event::Room(id)));

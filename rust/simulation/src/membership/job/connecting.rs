@@ -2,6 +2,7 @@
 
 use super::{Event, Group, Job, State, number};
 use crate::membership::scenario::Kind;
+use crate::world::faults::Hits;
 use crate::world::time::{MILLISECOND, nanoseconds};
 use gradring_core::agreement::quorum::{Ballot, Id};
 
@@ -16,19 +17,19 @@ impl Job {
         if at != ballot {
             return Ok(());
         }
-        let now = self.world.clock.now();
+        let now = self.world.now();
         let roster = self.roster(host);
         let (mut missing, mut gone) = (Vec::new(), false);
         for peer in &roster.members {
             let other = number(&peer.address);
             let is_there = self.id(other) == Some(peer.id)
                 && self.hosts[other].state == State::Lives
-                && !self.is_cut(host, other)
-                && !self.is_cut(other, host);
+                && !self.world.is_cut(host, other)
+                && !self.world.is_cut(other, host);
             gone |= self.scenario.sees_deaths
                 && self.is_dead(peer)
-                && !self.is_cut(host, other)
-                && !self.is_cut(other, host);
+                && !self.world.is_cut(host, other)
+                && !self.world.is_cut(other, host);
             if !is_there {
                 missing.push(peer.id);
             } else if self.hosts[other].at() != Some(ballot) {
@@ -46,18 +47,13 @@ impl Job {
             self.hosts[host].version = newest.unwrap_or(0);
             let first = number(&roster.members[0].address);
             let id = self.id(host).expect("it lives");
-            if self.passes(host, first) {
-                let delay = if first == host { 0 } else { self.delay() };
-                self.world.after(
-                    delay,
-                    Event::Ready {
-                        to: first,
-                        ballot,
-                        id,
-                    },
-                );
-            }
-            self.sent(Kind::Ready, host)?;
+            let ready = Event::Ready {
+                to: first,
+                ballot,
+                id,
+            };
+            self.world.send(host, first, ready);
+            self.count(Kind::Ready, Hits::Sender, host)?;
         }
         self.world
             .after(300 * MILLISECOND, Event::Connect(host, ballot));
@@ -79,11 +75,8 @@ impl Job {
         }
         for member in roster.members.iter().skip(1) {
             let to = number(&member.address);
-            if self.passes(host, to) {
-                let delay = self.delay();
-                self.world.after(delay, Event::Complete { to, ballot });
-            }
-            self.sent(Kind::Complete, host)?;
+            self.world.send(host, to, Event::Complete { to, ballot });
+            self.count(Kind::Complete, Hits::Sender, host)?;
             if self.hosts[host].state != State::Lives {
                 return Ok(());
             }
@@ -95,9 +88,7 @@ impl Job {
         let it = &mut self.hosts[host];
         it.group = Group::Running(ballot);
         it.member.as_mut().expect("it lives").connected();
-        self.world
-            .trace
-            .say(|| format!("host {host} runs in {ballot:?}"));
+        self.world.say(|| format!("host {host} runs in {ballot:?}"));
         self.only_one_is_alive()
     }
 }

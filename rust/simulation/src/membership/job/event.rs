@@ -8,7 +8,7 @@ use gradring_core::agreement::quorum::{Ballot, Id};
 #[derive(Debug, Clone)]
 pub(in super::super) enum Event {
     Start(usize),
-    Alarm(usize, u64),
+    Alarm(usize),
     Request {
         from: usize,
         to: usize,
@@ -36,7 +36,7 @@ pub(in super::super) enum Event {
     /// It has come back from its step, or stops to let others in.
     Return(usize, Ballot),
     Tick,
-    Strike(usize),
+    Strike(usize, usize),
     /// A stopped process goes on.
     Resume(usize),
 }
@@ -44,27 +44,23 @@ pub(in super::super) enum Event {
 impl Happens for Event {
     fn process(&self) -> Option<usize> {
         match self {
-            Self::Alarm(host, _) | Self::Connect(host, _) | Self::Return(host, _) => Some(*host),
+            Self::Alarm(host) | Self::Connect(host, _) | Self::Return(host, _) => Some(*host),
             Self::Request { to, .. } | Self::Ready { to, .. } | Self::Complete { to, .. } => {
                 Some(*to)
             }
             Self::Outcome { host, .. } => Some(*host),
-            Self::Start(_) | Self::Tick | Self::Strike(_) | Self::Resume(_) => None,
+            Self::Start(_) | Self::Tick | Self::Strike(..) | Self::Resume(_) => None,
         }
     }
 }
 
 impl Job {
     pub(super) fn perform(&mut self, event: Event) -> Result<(), String> {
-        let now = self.world.clock.now();
-        let instant = self.world.clock.instant();
+        let now = self.world.now();
+        let instant = self.world.instant();
         match event {
             Event::Start(host) => self.start(host),
-            Event::Alarm(host, alarm) => {
-                if alarm == self.hosts[host].alarm {
-                    return self.drive(host);
-                }
-            }
+            Event::Alarm(host) => return self.drive(host),
             Event::Request {
                 from,
                 to,
@@ -117,10 +113,7 @@ impl Job {
                     self.hosts[host].resumed = now;
                 }
             }
-            Event::Strike(index) => {
-                let fault = self.scenario.faults[index].clone();
-                return self.strike(index, &fault, fault.host);
-            }
+            Event::Strike(index, host) => return self.strike(index, host),
             Event::Tick => {
                 self.world.at(now + STEP, Event::Tick);
                 return self.tick();

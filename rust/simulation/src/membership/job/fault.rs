@@ -3,29 +3,33 @@
 use std::collections::BTreeSet;
 
 use super::{Event, Job, State};
-use crate::membership::scenario::{Fault, Harm};
+use crate::membership::scenario::{Harm, Kind};
+use crate::world::faults::Hits;
 use crate::world::time::NEVER;
 
 impl Job {
-    pub(super) fn strike(
-        &mut self,
-        index: usize,
-        fault: &Fault,
-        host: usize,
-    ) -> Result<(), String> {
-        let now = self.world.clock.now();
+    /// The sender or the answerer of a message has come to a point at which faults may strike it.
+    pub(super) fn count(&mut self, kind: Kind, hits: Hits, host: usize) -> Result<(), String> {
+        for index in self.faults.count(kind, hits) {
+            self.strike(index, host)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn strike(&mut self, index: usize, host: usize) -> Result<(), String> {
+        let now = self.world.now();
         if !matches!(self.hosts[host].state, State::Lives) {
             return Ok(());
         }
-        self.struck[index] = Some(host);
-        self.world
-            .trace
-            .say(|| format!("host {host}: {:?}", fault.harm));
+        let Some(fault) = self.faults.strike(index, host) else {
+            return Ok(());
+        };
+        self.world.say(|| format!("host {host}: {:?}", fault.harm));
         let lasts = fault.harm.lasts();
         if lasts < NEVER {
             self.calm = self.calm.max(now + lasts);
         }
-        self.observe(fault, host);
+        self.observe(&fault, host);
         match &fault.harm {
             Harm::Kill => self.end(host),
             Harm::Replace(after) => {
@@ -59,34 +63,20 @@ impl Job {
             Harm::Divide(parts, lasts) => {
                 let until = now.saturating_add(*lasts);
                 self.divided = Some((parts.clone(), until, BTreeSet::new()));
-                for (from, to) in self.pairs() {
-                    if parts[from] != parts[to] {
-                        self.cuts.push((from, to, until));
-                    }
-                }
+                self.world
+                    .cut_where(|from, to| (parts[from] != parts[to]).then_some(until));
             }
             Harm::Fray(parts, back) => {
-                for (from, to) in self.pairs() {
-                    if parts[from] != parts[to] {
-                        self.cuts.push((from, to, now + back[from].min(back[to])));
-                    }
-                }
+                let until = |from: usize, to: usize| now + back[from].min(back[to]);
+                self.world
+                    .cut_where(|from, to| (parts[from] != parts[to]).then(|| until(from, to)));
             }
             Harm::Mute(to, lasts) => {
-                let pairs = self.pairs().into_iter();
-                let cuts = pairs.filter(|&(from, other)| from == host && to[other]);
-                self.cuts
-                    .extend(cuts.map(|(from, to)| (from, to, now + lasts)));
+                let until = now + lasts;
+                self.world
+                    .cut_where(|from, other| (from == host && to[other]).then_some(until));
             }
         }
         Ok(())
-    }
-
-    fn pairs(&self) -> Vec<(usize, usize)> {
-        let all = 0..self.hosts.len();
-        let pairs = all
-            .clone()
-            .flat_map(|from| all.clone().map(move |to| (from, to)));
-        pairs.filter(|(from, to)| from != to).collect()
     }
 }

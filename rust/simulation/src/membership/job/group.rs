@@ -45,7 +45,7 @@ impl Job {
 
     /// After a commit, a group that has room and is asked stops in good order.
     fn let_others_in(&mut self, roster: &Roster, hosts: &[usize]) {
-        let instant = self.world.clock.instant();
+        let instant = self.world.instant();
         let members = || {
             hosts
                 .iter()
@@ -67,14 +67,14 @@ impl Job {
         if self.hosts[host].state != State::Lives {
             return Ok(());
         }
-        let now = self.world.clock.now();
+        let now = self.world.now();
         let (mut silent, mut gone) = (false, false);
         for peer in &self.roster(host).members {
             let other = number(&peer.address);
             if self.is_with(host, peer, ballot) {
                 continue;
             }
-            let is_heard = !self.is_cut(other, host)
+            let is_heard = !self.world.is_cut(other, host)
                 && !matches!(
                     self.hosts[other].state,
                     State::Vanished | State::StoppedUntil(_)
@@ -102,8 +102,8 @@ impl Job {
         host.group == Group::Running(ballot)
             && host.state == State::Lives
             && self.id(to) == Some(peer.id)
-            && !self.is_cut(from, to)
-            && !self.is_cut(to, from)
+            && !self.world.is_cut(from, to)
+            && !self.world.is_cut(to, from)
     }
 
     pub(super) fn roster(&self, host: usize) -> Roster {

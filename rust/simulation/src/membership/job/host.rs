@@ -16,8 +16,6 @@ pub(in super::super) struct Host {
     pub(in super::super) group: Group,
     /// When it went on last after a stop.
     pub(in super::super) resumed: Moment,
-    /// Numbers its alarms, so that old ones are known.
-    pub(in super::super) alarm: u64,
     /// Since when it hears nothing of a member of its group.
     pub(in super::super) silence: Option<Moment>,
     /// Its steps take longer until then, by so much.

@@ -1,10 +1,9 @@
 //! The network between hosts, and what is sent over it.
 
-use std::rc::Rc;
-
 use super::{Event, Job, State, number};
-use crate::membership::scenario::{Kind, Trigger};
-use crate::world::time::{Moment, SECOND, nanoseconds};
+use crate::membership::scenario::Kind;
+use crate::world::faults::Hits;
+use crate::world::time::nanoseconds;
 use gradring_core::agreement::message::{Envelope, Outcome, Reply, Request};
 
 impl Job {
@@ -16,7 +15,6 @@ impl Job {
     ) -> Result<(), String> {
         let to = number(address);
         self.world
-            .trace
             .say(|| format!("{from} -> {to}  {}", shown(&envelope.request)));
         self.asked += 1;
         let ticket = self.asked;
@@ -31,29 +29,27 @@ impl Job {
         self.world
             .after(nanoseconds(self.timing.request), outcome(Outcome::Silent));
         let what = kind(&envelope.request);
-        if self.passes(from, to) {
-            let delay = self.delay();
-            let refuses = matches!(self.hosts[to].state, State::Ended(_) | State::NotStarted);
-            if refuses && !self.is_cut(to, from) {
-                self.world.after(delay, outcome(Outcome::Refused));
-            } else if !refuses {
+        match self.hosts[to].state {
+            State::Ended(_) | State::NotStarted => {
+                if self.world.passes(from, to) && !self.world.is_cut(to, from) {
+                    let delay = self.world.delay();
+                    self.world.after(delay, outcome(Outcome::Refused));
+                }
+            }
+            _ => {
                 let request = Event::Request {
                     from,
                     to,
                     ticket,
                     envelope,
                 };
-                if self.world.random.once_in(self.scenario.one_in[1]) {
-                    let second = delay + self.world.random.between(0, 5 * SECOND);
-                    self.world.after(second, request.clone());
-                }
-                self.world.after(delay, request);
+                self.world.send(from, to, request);
             }
         }
         if what == Some(Kind::Gather) {
             self.note_part(from);
         }
-        what.map_or(Ok(()), |kind| self.sent(kind, from))
+        what.map_or(Ok(()), |kind| self.count(kind, Hits::Sender, from))
     }
 
     pub(super) fn deliver(
@@ -63,17 +59,13 @@ impl Job {
         ticket: u64,
         envelope: Envelope,
     ) -> Result<(), String> {
-        if self.is_cut(from, to) {
-            return Ok(());
-        }
-        let instant = self.world.clock.instant();
+        let instant = self.world.instant();
         let what = kind(&envelope.request);
         let member = self.hosts[to].member.as_mut().expect("it lives");
         let reply = member.answer(&envelope, instant);
         let called = member.is_called();
         self.record.replied(&reply);
         self.world
-            .trace
             .say(|| format!("{from} <- {to}  {}", answer_shown(&reply)));
         if called {
             self.come_back(to);
@@ -86,64 +78,8 @@ impl Job {
             to: envelope.to,
             outcome: Outcome::Reply(reply),
         };
-        if self.passes(to, from) {
-            let delay = self.delay();
-            if self.world.random.once_in(self.scenario.one_in[1]) {
-                let second = delay + self.world.random.between(0, 5 * SECOND);
-                self.world.after(second, outcome.clone());
-            }
-            self.world.after(delay, outcome);
-        }
-        what.map_or(Ok(()), |kind| self.answered(kind, to))
-    }
-
-    pub(super) fn delay(&mut self) -> Moment {
-        let [_, _, slow] = self.scenario.one_in;
-        let most = self.scenario.delay_max;
-        if self.world.random.once_in(slow) {
-            self.world.random.between(most, 3 * SECOND)
-        } else {
-            self.world.random.between(100_000, most)
-        }
-    }
-
-    /// Whether a message gets through, as far as can be told when it is sent.
-    pub(super) fn passes(&mut self, from: usize, to: usize) -> bool {
-        !self.is_cut(from, to) && !self.world.random.once_in(self.scenario.one_in[0])
-    }
-
-    pub(super) fn is_cut(&self, from: usize, to: usize) -> bool {
-        let now = self.world.clock.now();
-        let is = |cut: &(usize, usize, Moment)| cut.0 == from && cut.1 == to && now < cut.2;
-        self.cuts.iter().any(is)
-    }
-
-    pub(super) fn sent(&mut self, kind: Kind, by: usize) -> Result<(), String> {
-        let count = self.sent.entry(kind).or_default();
-        *count += 1;
-        let count = *count;
-        self.trigger(by, |trigger| {
-            matches!(trigger, Trigger::Sent { kind: its, number } if its == kind && number == count)
-        })
-    }
-
-    pub(super) fn answered(&mut self, kind: Kind, by: usize) -> Result<(), String> {
-        let count = self.answered.entry(kind).or_default();
-        *count += 1;
-        let count = *count;
-        self.trigger(by, |trigger| {
-            matches!(trigger, Trigger::Answered { kind: its, number } if its == kind && number == count)
-        })
-    }
-
-    fn trigger(&mut self, host: usize, is: impl Fn(Trigger) -> bool) -> Result<(), String> {
-        let scenario = Rc::clone(&self.scenario);
-        for (index, fault) in scenario.faults.iter().enumerate() {
-            if self.struck[index].is_none() && is(fault.trigger) {
-                self.strike(index, fault, host)?;
-            }
-        }
-        Ok(())
+        self.world.send(to, from, outcome);
+        what.map_or(Ok(()), |kind| self.count(kind, Hits::Answerer, to))
     }
 
     /// Counts proposals in more than one part of a divided network that has several hosts.
@@ -153,11 +89,7 @@ impl Job {
         };
         let part = parts[host];
         let size = parts.iter().filter(|it| **it == part).count();
-        if size > 1
-            && self.world.clock.now() < *until
-            && proposed.insert(part)
-            && proposed.len() == 2
-        {
+        if size > 1 && self.world.now() < *until && proposed.insert(part) && proposed.len() == 2 {
             self.record.count("both parts of a divided network tried");
         }
     }

@@ -30,19 +30,16 @@ impl Job {
         }
         let (timing, workers) = (self.timing.clone(), self.scenario.workers.clone());
         self.world
-            .trace
             .say(|| format!("host {host} starts as {:?}", me.id));
-        let member = Member::joining(me, addresses, timing, workers, self.world.clock.instant());
-        let host_number = host;
-        let host = &mut self.hosts[host];
-        host.member = Some(member);
-        host.phase = None;
-        host.state = State::Lives;
-        host.group = Group::None;
-        host.version = 0;
-        host.alarm += 1;
-        let alarm = host.alarm;
-        self.world.after(0, Event::Alarm(host_number, alarm));
+        let member = Member::joining(me, addresses, timing, workers, self.world.instant());
+        let it = &mut self.hosts[host];
+        it.member = Some(member);
+        it.phase = None;
+        it.state = State::Lives;
+        it.group = Group::None;
+        it.version = 0;
+        let now = self.world.now();
+        self.world.set_alarm(host, now, Event::Alarm(host));
     }
 
     /// Does what a process wants done.
@@ -51,7 +48,7 @@ impl Job {
             if self.hosts[host].state != State::Lives {
                 return Ok(());
             }
-            let instant = self.world.clock.instant();
+            let instant = self.world.instant();
             self.note_phase(host);
             let member = self.hosts[host].member.as_mut().expect("it lives");
             let step = member.step(instant);
@@ -61,8 +58,8 @@ impl Job {
                 Step::Send(address, envelope) => self.send(host, &address, envelope)?,
                 Step::Connect(roster) => {
                     let me = member.me().id;
-                    self.record.accepted(&roster, me, self.world.clock.now())?;
-                    self.world.trace.say(|| {
+                    self.record.accepted(&roster, me, self.world.now())?;
+                    self.world.say(|| {
                         let addresses: Vec<_> =
                             roster.members.iter().map(|it| &*it.address).collect();
                         format!(
@@ -74,17 +71,16 @@ impl Job {
                     self.hosts[host].silence = None;
                     self.hosts[host].group = Group::Connecting {
                         ballot: roster.ballot,
-                        since: self.world.clock.now(),
+                        since: self.world.now(),
                         ready: BTreeSet::new(),
                     };
-                    let delay = self.delay();
+                    let delay = self.world.delay();
                     self.world.after(delay, Event::Connect(host, roster.ballot));
                 }
                 Step::Excluded => {
                     self.record.count("gave its id up to join anew");
                     let id = self.new_peer(host).id;
                     self.world
-                        .trace
                         .say(|| format!("host {host} is excluded, and now {id:?}"));
                     let member = self.hosts[host].member.take().expect("it lives");
                     self.hosts[host].member = Some(member.rejoining(id, instant));
@@ -94,24 +90,17 @@ impl Job {
                 // No scenario comes to the end of its training.
                 Step::Finished => return Err(format!("host {host} has finished")),
                 Step::Failed(error) => {
-                    self.world.trace.say(|| format!("host {host}: {error}"));
+                    self.world.say(|| format!("host {host}: {error}"));
                     self.record.failed(&error);
                     self.had_to_fail(host, &error)?;
                     self.hosts[host].state = State::Ended(Some(error));
                     self.hosts[host].group = Group::None;
                 }
                 Step::Wait(until) => {
-                    let host_number = host;
-                    let host = &mut self.hosts[host];
-                    host.alarm += 1;
-                    let alarm = host.alarm;
+                    self.world.clear_alarm(host);
                     if let Some(until) = until {
-                        let at = self
-                            .world
-                            .clock
-                            .moment(until)
-                            .max(self.world.clock.now() + 1);
-                        self.world.at(at, Event::Alarm(host_number, alarm));
+                        let at = self.world.clock.moment(until);
+                        self.world.set_alarm(host, at, Event::Alarm(host));
                     }
                     return Ok(());
                 }
@@ -138,7 +127,7 @@ impl Job {
             return;
         };
         let (until, by) = self.hosts[host].slow;
-        let slow = if self.world.clock.now() < until {
+        let slow = if self.world.now() < until {
             by
         } else {
             300 * MILLISECOND
@@ -148,11 +137,11 @@ impl Job {
     }
 
     pub(super) fn reform(&mut self, host: usize, unreached: &[Id]) -> Result<(), String> {
-        let instant = self.world.clock.instant();
+        let instant = self.world.instant();
         if let Group::Connecting { ballot, .. } = &self.hosts[host].group {
             self.record.gave_up_connecting(*ballot);
         }
-        self.world.trace.say(|| format!("host {host} re-forms"));
+        self.world.say(|| format!("host {host} re-forms"));
         self.hosts[host].group = Group::None;
         self.hosts[host].silence = None;
         let member = self.hosts[host].member.as_mut().expect("it lives");
