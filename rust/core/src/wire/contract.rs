@@ -230,6 +230,9 @@ mod tests {
         assert_eq!(base, changed(|call| call.name.shown = "v".into()));
         for (index, other) in others.iter().enumerate() {
             assert!(is_header(other));
+            let (mut foreign, mut kindless) = (*other, *other);
+            (foreign[0], kindless[4]) = (!foreign[0], KIND_MAX + 1);
+            assert!(!is_header(&foreign) && !is_header(&kindless));
             assert_ne!(&base, other);
             assert!(others[..index].iter().all(|earlier| earlier != other));
         }
@@ -265,6 +268,11 @@ mod tests {
         assert!(
             long.starts_with("send(dest=3) '\u{e9}") && long.ends_with(&format!("{CUT}{told}"))
         );
+        // As much as fits, and not less.
+        let around = "send(dest=3) '' float32".len();
+        assert!(called(&"x".repeat(TEXT_BYTES - around)).ends_with("x' float32"));
+        let cut = called(&"x".repeat(TEXT_BYTES + 1 - around));
+        assert_eq!(cut.len(), TEXT_BYTES + told.len());
         assert_eq!(text_of(&Call::float_sum(24)), None);
     }
 

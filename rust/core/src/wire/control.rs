@@ -143,5 +143,7 @@ mod tests {
     #[test]
     fn a_giant_length_is_refused() {
         assert!(decode(&mut u32::MAX.to_le_bytes().to_vec()).is_err());
+        let longest = MESSAGE_BYTES_MAX as u32;
+        assert_eq!(decode(&mut longest.to_le_bytes().to_vec()), Ok(None));
     }
 }
