@@ -38,7 +38,7 @@ from gradring.group.communicator import (
     is_open,
     participant_of,
 )
-from gradring.group.latecomer import ends_with_the_job
+from gradring.group.job_end import ends_with_the_job
 from gradring.group.steps import described
 
 _log = logging.getLogger("gradring")
