@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypedDict, final, type_check_only
+from typing import Any, ClassVar, NoReturn, Protocol, TypedDict, final, type_check_only
 
 import numpy as np
 
@@ -166,25 +166,33 @@ class Door(TypedDict):
     token: bytes
     tls: tuple[str, str, str] | None
 
+@type_check_only
+class Progress(Protocol):
+    def left(self) -> None: ...
+    def agreed(self, joins_again: bool) -> None: ...
+    def not_formed(self, error: Exception) -> None: ...
+
 @final
 class Participant:
     def __new__(
         cls,
         *,
-        group: Communicator | None,
+        group: Communicator,
         addresses: Sequence[str],
+        workers: tuple[int, int],
         patience: float,
         door: Door,
+        settings: dict[str, str],
     ) -> Participant: ...
     @property
     def peer(self) -> tuple[bytes, str]: ...
-    def found(
-        self, peers: list[tuple[bytes, str]], generation: int, least: int, most: int
-    ) -> None: ...
-    def join(self, addresses: list[str], least: int, most: int) -> None: ...
-    def agree(self) -> tuple[int, int, list[str]] | None: ...
-    def connected(self, group: Communicator) -> None: ...
-    def reform(self, unreached: list[int]) -> None: ...
+    def found(self, peers: list[tuple[bytes, str]], generation: int) -> None: ...
+    def next_group(
+        self, last: Communicator, progress: Progress, newcomers_failed: bool
+    ) -> tuple[Communicator, str] | None: ...
+    @property
+    def has_state(self) -> bool: ...
+    def establish(self, group: Communicator) -> None: ...
     @property
     def joiners(self) -> list[str]: ...
     @property
@@ -208,8 +216,6 @@ class Communicator:
         addresses: Sequence[str],
         door: Door,
         settings: dict[str, str],
-        follows: int | None = None,
-        agreed: tuple[Participant, tuple[int, int, list[str]]] | None = None,
         listening: tuple[Listening, Sequence[int]] | None = None,
         part: tuple[str, Sequence[int]] | None = None,
     ) -> Communicator: ...

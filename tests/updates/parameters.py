@@ -181,8 +181,9 @@ def _work(
         pulled(worker, weights)
         worker.push([gradient(index, elements)], 1.0)
     # What is restored has weights, so nobody waits for all workers to begin.
-    while not all(any(Path(it).glob("snapshot-*[0-9]")) for it in directories):
-        pass
+    wait_until(
+        lambda: all(any(Path(it).glob("snapshot-*[0-9]")) for it in directories), "it is saved"
+    )
     if dies == "before the pull":
         _kill(*too)
     if dies == "in the pull":

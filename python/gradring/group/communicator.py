@@ -40,9 +40,6 @@ _log = logging.getLogger("gradring")
 #: How many collectives a trace keeps: about 25 MB of memory, minutes of training.
 TRACE_LIMIT = 50_000
 
-#: Of an elastic job: the generation, this process's rank, and where each member listens.
-Agreement = tuple[int, int, list[str]]
-
 
 class Communicator(Collectives):
     """A connected group of ranks with an order.
@@ -466,52 +463,44 @@ def core_of(communicator: Communicator) -> _native.Communicator:
 
 
 def participant_of(
-    communicator: Communicator, addresses: Sequence[str], patience_s: float
+    communicator: Communicator,
+    addresses: Sequence[str],
+    workers: tuple[int, int],
+    patience_s: float,
 ) -> _native.Participant:
     """This process in an elastic job, to go on from its group, or to join those at addresses.
 
     It leaves the job when the communicator is closed.
     """
-    group = communicator._native if communicator.world_size > 1 else None
     door = communicator._door.copy()
-    if group is None and not addresses and door["listen"] is None:
+    if communicator.world_size == 1 and not addresses and door["listen"] is None:
         # Where it would listen if it was not alone.
         door["listen"] = communicator._rendezvous or None
     participant = _native.Participant(
-        group=group, addresses=addresses, patience=patience_s, door=door
+        group=communicator._native,
+        addresses=addresses,
+        workers=workers,
+        patience=patience_s,
+        door=door,
+        settings=communicator._settings,
     )
     communicator._participant = participant
     return participant
 
 
-def form_again(
-    communicator: Communicator, participant: _native.Participant, agreement: Agreement
-) -> None:
-    """Makes it the group that was agreed on; TensorFlow's graphs find it by the same number.
+def continue_as(communicator: Communicator, native: _native.Communicator, rendezvous: str) -> None:
+    """Makes it the next group of its elastic job; TensorFlow's graphs find it by the same number.
 
     Raises:
         AbortedError: The communicator was closed meanwhile.
-        GradringError: The group did not form. The old one is left in any case.
     """
-    old = communicator._native
-    old.close()
-    _, rank, addresses = agreement
-    native = _native.Communicator(
-        rank=rank,
-        world_size=len(addresses),
-        rendezvous=addresses[0],
-        addresses=addresses,
-        settings=communicator._settings,
-        follows=old.id,
-        agreed=(participant, agreement),
-        door=communicator._door,
-    )
+    communicator._native.close()
     if communicator not in open_groups:  # by a signal handler, or another thread
         native.close()
         raise AbortedError("the communicator was closed while its next group was forming")
     communicator._native = native
     communicator._step = None
-    communicator._describe(addresses[0])
+    communicator._describe(rendezvous)
     for hook in communicator._at_new_group:
         begin = hook()
         if begin is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradring.clusters import Cluster, detect
-from gradring.clusters.joining import members_to_join
+from gradring.clusters.running_job import members_to_join
 from gradring.config import parse
 from gradring.config.settings import GROUP, READ, SETTINGS, meant, takes_settings
 from gradring.config.values import Settings, TlsFiles
@@ -233,7 +233,7 @@ def _ending_with_the_job(wanted: Settings) -> AbstractContextManager[None]:
     if not wanted.join:
         return nullcontext()
     # Other processes can do without what is elastic.
-    from gradring.group.latecomer import ends_with_the_job
+    from gradring.group.job_end import ends_with_the_job
 
     return ends_with_the_job()
 

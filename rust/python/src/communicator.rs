@@ -10,7 +10,6 @@ use gradring_core::collective::Collective::AllReduce;
 use gradring_core::collective::{self, Request};
 use gradring_core::communicator;
 use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings};
-use gradring_core::elastic::Agreed;
 use gradring_core::error::{Error, Part};
 use gradring_core::observe::board::NOTE_BYTES_MAX;
 use gradring_core::wire::gossip::Gossip;
@@ -22,7 +21,6 @@ use crate::arrays::Bucket;
 use crate::caller::Program;
 use crate::collective::{Collective, reduce_op};
 use crate::door::{Door, Listening};
-use crate::elastic::{Agreement, Participant};
 use crate::entry::{attached, detached, enter};
 use crate::errors::{take_failure_file, tell_of_group, to_python};
 use crate::stats;
@@ -37,7 +35,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, door, settings, follows=None, agreed=None, listening=None, part=None))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, door, settings, listening=None, part=None))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -47,8 +45,6 @@ impl Communicator {
         addresses: Vec<String>,
         door: Door,
         settings: BTreeMap<String, String>,
-        follows: Option<u64>,
-        agreed: Option<(Py<Participant>, Agreement)>,
         listening: Option<(Py<Listening>, Vec<usize>)>,
         part: Option<(String, Vec<usize>)>,
     ) -> PyResult<Self> {
@@ -59,7 +55,6 @@ impl Communicator {
                 world_size,
                 rendezvous,
                 addresses,
-                id: follows,
                 part: part.map(|(name, world_ranks)| Arc::new(Part { name, world_ranks })),
                 settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
                 ..door.config(py)?
@@ -69,29 +64,14 @@ impl Communicator {
                 listening.prepare(&mut config);
                 (Arc::clone(&listening.beside), ranks)
             });
-            let participant = agreed.map(|(participant, (generation, rank, addresses))| {
-                let inner = Arc::clone(&participant.get().inner);
-                let agreed = Agreed {
-                    generation,
-                    rank,
-                    addresses,
-                };
-                inner.prepare(&agreed, &mut config);
-                inner
-            });
-            let inner = guarded(py, |program| match (participant, beside) {
-                (Some(participant), _) => {
-                    let mut or_called = || program.interrupts() || participant.is_called();
-                    communicator::Communicator::connect(&config, &mut or_called)
-                        .inspect_err(|error| participant.not_formed(error))
-                }
-                (None, Some((group, ranks))) => {
+            let inner = guarded(py, |program| match beside {
+                None => communicator::Communicator::connect(&config, program),
+                Some((group, ranks)) => {
                     let mut or_lost = || program.interrupts() || group.failure_by(&ranks).is_some();
                     communicator::Communicator::connect(&config, &mut or_lost)
                         .map_err(|error| error.within(config.part.as_ref()))
                         .map_err(|error| group.failure_by(&ranks).unwrap_or(error))
                 }
-                (None, None) => communicator::Communicator::connect(&config, program),
             })?;
             tell_of_group(inner.world_size() == 1 && inner.generation == 0);
             Ok(Self { inner })
