@@ -249,8 +249,8 @@ impl Communicator {
         self.inner.has_failed()
     }
 
-    fn begin_step(&self, leaves_alike: bool) {
-        self.inner.engine.begin_step(leaves_alike);
+    fn begin_step(&self, collective_exit: bool) {
+        self.inner.engine.begin_step(collective_exit);
     }
 
     fn end_step(&self, left: Option<&Bound<'_, PyString>>) -> (u64, u64) {
