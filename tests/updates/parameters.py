@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,9 +182,8 @@ def _work(
         pulled(worker, weights)
         worker.push([gradient(index, elements)], 1.0)
     # What is restored has weights, so nobody waits for all workers to begin.
-    wait_until(
-        lambda: all(any(Path(it).glob("snapshot-*[0-9]")) for it in directories), "it is saved"
-    )
+    while not all(any(Path(it).glob("snapshot-*[0-9]")) for it in directories):
+        time.sleep(0.01)
     if dies == "before the pull":
         _kill(*too)
     if dies == "in the pull":
