@@ -22,21 +22,13 @@ from typing import Any
 import numpy as np
 
 from gradring import _native
-from gradring._native import ParameterClient, ParameterServer
+from gradring._native import Config, ParameterClient, ParameterServer
 from gradring.machine import resources
 
 BYTES = 100 << 20
 WORKERS = 2
 ROUNDS = 15
-DOOR: Any = {
-    "listen": None,
-    "ports": None,
-    "interface": None,
-    "announce": None,
-    "job": "",
-    "token": b"benchmark",
-    "tls": None,
-}
+CONFIG = Config({}, token=b"benchmark")
 RULE: Any = {
     "staleness": 0,
     "aggregate": 1,
@@ -56,7 +48,7 @@ def _serve(raw: int, parameters: str) -> None:
     """Gives every worker of the raw link its bytes back, in threads, and serves parameters."""
     listener = socket.create_server(("127.0.0.1", raw))
     server = ParameterServer(
-        index=0, addresses=[parameters], workers=WORKERS, door=DOOR, settings={}, **RULE
+        index=0, addresses=[parameters], workers=WORKERS, config=CONFIG, **RULE
     )
     print("ready", flush=True)
 
@@ -73,7 +65,7 @@ def _serve(raw: int, parameters: str) -> None:
 
 def _client(index: int, addresses: list[str], weights: np.ndarray[Any, Any]) -> ParameterClient:
     """A worker that has the initial weights."""
-    client = ParameterClient(worker=index, addresses=addresses, door=DOOR, settings={})
+    client = ParameterClient(worker=index, addresses=addresses, config=CONFIG)
     client.begin(
         [("weights", (BYTES // 4,), "float32", False)],
         {"kind": "sgd", "momentum": 0.0, "nesterov": False},
@@ -92,8 +84,7 @@ def _serve_copies(index: int, places: list[str]) -> None:
             addresses=places[2 * replicas : 2 * replicas + 2],
             workers=WORKERS,
             replicas=replicas,
-            door=DOOR,
-            settings={},
+            config=CONFIG,
             **RULE,
         )
         for replicas in range(2)

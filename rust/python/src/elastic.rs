@@ -8,8 +8,9 @@ use gradring_core::config::LONGEST_S;
 use gradring_core::elastic;
 use pyo3::prelude::*;
 
-use crate::communicator::{Communicator, guarded};
-use crate::door::Door;
+use crate::caller::guarded;
+use crate::communicator::Communicator;
+use crate::config::Config;
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
@@ -28,16 +29,16 @@ pub(crate) struct Participant {
 #[pymethods]
 impl Participant {
     #[new]
-    #[pyo3(signature = (*, group, addresses, patience, door))]
+    #[pyo3(signature = (*, group, addresses, patience, config))]
     fn new(
         py: Python<'_>,
         group: Option<Py<Communicator>>,
         addresses: Vec<String>,
         patience: f64,
-        door: Door,
+        config: &Bound<'_, Config>,
     ) -> PyResult<Self> {
         enter(py, || {
-            let config = door.config(py)?;
+            let config = config.get().inner.clone();
             let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
             let group = group.map(|group| Arc::clone(&group.get().inner));
             let inner = detached(py, || {
