@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gradring import _native, errors
-from gradring._native import ParameterClient, ParameterServer
+from gradring._native import Config, ParameterClient, ParameterServer
 
 SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
 INITIAL = 1000.0
@@ -31,18 +31,6 @@ INITIAL = 1000.0
 
 #: Paths of the authority's certificate, the own one, and its key.
 Tls = tuple[str, str, str]
-
-
-def door(token: bytes = b"secret", tls: Tls | None = None) -> Any:
-    return {
-        "listen": None,
-        "ports": None,
-        "interface": None,
-        "announce": None,
-        "job": "",
-        "token": token,
-        "tls": tls,
-    }
 
 
 def server(
@@ -64,8 +52,7 @@ def server(
         rules={name: str(value) for name, value in {"workers": workers, **said}.items()},
         directory=directory,
         patience=patience,
-        door=door(token, tls),
-        settings={"timeout": str(timeout)},
+        config=Config({"timeout": str(timeout)}, token=token, tls=tls),
     )
 
 
@@ -82,8 +69,7 @@ def client(
     made = ParameterClient(
         worker=worker,
         addresses=addresses,
-        door=door(token, tls),
-        settings={"timeout": str(timeout)},
+        config=Config({"timeout": str(timeout)}, token=token, tls=tls),
     )
     if begins:
         made.begin([("weights", (elements,), "float32", False)], SGD)

@@ -11,6 +11,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -32,7 +33,7 @@ from gradring.stats import SlowestRank, Stats
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from gradring._native import Door, Options
+    from gradring._native import Options
 
 
 _log = logging.getLogger("gradring")
@@ -159,26 +160,32 @@ class Communicator(Collectives):
         parse.argument_place(rank, world_size)
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
-        if world_size > 1:
-            rendezvous = parse.address(rendezvous, "rendezvous")
-        check_tls(tls)
+        values = replace(
+            values,
+            tls=check_tls(tls),
+            interface=interface,
+            port=parse.ports("-".join(map(str, ports)), "ports") if ports is not None else None,
+        )
         if announce is not None:
             announce = parse.address(announce, "announce")
-        if ports is not None:
-            ports = parse.ports("-".join(map(str, ports)), "ports")
         check_token(rank, world_size, values.token, require_auth)
+        config = values.for_core(listen=listen, announce=announce, job_id=job_id)
+        self._join(rank, world_size, rendezvous, addresses, config)
+
+    def _join(
+        self,
+        rank: int,
+        world_size: int,
+        rendezvous: str,
+        addresses: Sequence[str],
+        config: _native.Config,
+    ) -> None:
+        """Takes a place in a group, unless a process from which this one was forked has it."""
+        if world_size > 1:
+            rendezvous = parse.address(rendezvous, "rendezvous")
         forks.check_not_held(rendezvous, rank)
-        door: Door = {
-            "listen": listen,
-            "ports": ports,
-            "interface": interface,
-            "announce": announce,
-            "job": parse.job_id(job_id) if job_id is not None else "",
-            "token": values.token or b"",
-            "tls": (tls.ca, tls.cert, tls.key) if tls is not None else None,
-        }
         _native.end_by_sigterm()
-        self._begin(rank, world_size, rendezvous, addresses, values.of_group(), door)
+        self._begin(rank, world_size, rendezvous, addresses, config)
 
     def _begin(
         self,
@@ -186,24 +193,20 @@ class Communicator(Collectives):
         world_size: int,
         rendezvous: str,
         addresses: Sequence[str],
-        settings: dict[str, str],
-        door: Door,
+        config: _native.Config,
         listening: tuple[_native.Listening, Sequence[int]] | None = None,
         part: tuple[str, Sequence[int]] | None = None,
     ) -> None:
         """Forms the group; all of this has been checked."""
-        self._settings = settings
+        self._config = config
         #: What its ranks are in the group of all, if it is a part of that.
         self._part = part
-        #: Where this process is, and with what it proves to belong there.
-        self._door = door
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
             rendezvous=rendezvous,
             addresses=list(addresses),
-            settings=settings,
-            door=door,
+            config=config,
             listening=listening,
             part=part,
         )
@@ -275,11 +278,11 @@ class Communicator(Collectives):
             raise ConfigError(
                 "split: the ranks of an elastic job change; split a group that is not elastic"
             )
-        announced = self._door["announce"]
+        announced = self._config.announce
         # Open before anybody hears of it.
         listening = None
         if self.world_size > 1 and announced is None:
-            listening = self._native.listen_beside(self._door["ports"])
+            listening = self._native.listen_beside(self._config.ports)
         address = listening.address if listening is not None else ""
         said = self.all_gather_object([color, key, address, announced], name="split")
         fixed = [(rank, at) for rank, (*_, at) in enumerate(said) if at is not None]
@@ -299,8 +302,7 @@ class Communicator(Collectives):
             len(members),
             addresses[0] if addresses else "",
             addresses,
-            settings=self._settings,
-            door={**self._door, "listen": None},
+            config=self._config.listening_at(None),
             listening=(listening, members) if listening is not None and addresses else None,
             part=(
                 name or f"the group of color {color}",
@@ -454,6 +456,19 @@ class Communicator(Collectives):
 open_groups: OpenGroups[Communicator] = OpenGroups()
 
 
+def formed(
+    config: _native.Config, rank: int, world_size: int, rendezvous: str, addresses: Sequence[str]
+) -> Communicator:
+    """The group of these settings, and of a place that has been checked.
+
+    Raises:
+        GradringError: As a `Communicator`.
+    """
+    communicator = Communicator.__new__(Communicator)
+    communicator._join(rank, world_size, rendezvous, addresses, config)
+    return communicator
+
+
 def core_of(communicator: Communicator) -> _native.Communicator:
     """The group as the core has it, for what observes it and for front ends.
 
@@ -472,17 +487,16 @@ def participant_of(
 
     It leaves the job when the communicator is closed.
     """
-    door = communicator._door.copy()
-    if communicator.world_size == 1 and not addresses and door["listen"] is None:
+    config = communicator._config
+    if communicator.world_size == 1 and not addresses and config.listen is None:
         # Where it would listen if it was not alone.
-        door["listen"] = communicator._rendezvous or None
+        config = config.listening_at(communicator._rendezvous or None)
     participant = _native.Participant(
         group=communicator._native,
         addresses=addresses,
         workers=workers,
         patience=patience_s,
-        door=door,
-        settings=communicator._settings,
+        config=config,
     )
     communicator._participant = participant
     return participant

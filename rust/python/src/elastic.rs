@@ -1,18 +1,17 @@
 //! `_native.Participant`.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gradring_core::agreement::quorum::{Id, Peer};
 use gradring_core::caller::Caller;
-use gradring_core::config::{Config, LONGEST_S, Settings};
+use gradring_core::config::LONGEST_S;
 use gradring_core::elastic::{self, Event};
 use pyo3::prelude::*;
 
-use crate::caller::Program;
-use crate::communicator::{Communicator, guarded};
-use crate::door::Door;
+use crate::caller::{Program, guarded};
+use crate::communicator::Communicator;
+use crate::config::Config;
 use crate::entry::{detached, enter, stay_away_once_gone};
 use crate::errors::{tell_of_group, to_python};
 
@@ -65,22 +64,20 @@ impl elastic::Owner for Owner<'_> {
 #[pymethods]
 impl Participant {
     #[new]
-    #[pyo3(signature = (*, group, addresses, workers, patience, door, settings))]
+    #[pyo3(signature = (*, group, addresses, workers, patience, config))]
     fn new(
         py: Python<'_>,
         group: &Bound<'_, Communicator>,
         addresses: Vec<String>,
         workers: (usize, usize),
         patience: f64,
-        door: Door,
-        settings: BTreeMap<String, String>,
+        config: &Bound<'_, Config>,
     ) -> PyResult<Self> {
         let group = Arc::clone(&group.get().inner);
         enter(py, || {
-            let config = Config {
+            let config = gradring_core::config::Config {
                 id: Some(group.id),
-                settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
-                ..door.config(py)?
+                ..config.get().inner.clone()
             };
             let workers = workers.0..=workers.1;
             let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
