@@ -38,7 +38,6 @@ pub(crate) struct ParameterClient {
 impl ParameterServer {
     #[new]
     #[pyo3(signature = (*, index, addresses, rules, directory=None, patience=60.0, config))]
-    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
         index: usize,

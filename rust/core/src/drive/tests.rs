@@ -210,7 +210,7 @@ fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
 fn what_is_no_header_or_went_another_way_is_garbled() {
     let (topology, waits) = (Topology::one_host(2), Waits::default());
     let (call, _) = all_reduce();
-    let other_way = contract::on_way(call.header, 1, 5);
+    let other_way = contract::with_endpoints(call.header, 1, 5);
     for (sent, expected) in [
         ([0; HEADER_BYTES], Garbled::NotAHeader),
         (
