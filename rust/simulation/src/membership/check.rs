@@ -1,4 +1,4 @@
-//! What must be true of every history, and how often histories come to what they are for.
+//! Checks of what must be true of every history, and how often histories come to what they are for.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! How members of a roster connect.
+//! Connections among the members of a roster.
 
 use super::{Event, Group, Job, State, number};
 use crate::membership::scenario::Kind;

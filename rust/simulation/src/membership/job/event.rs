@@ -1,4 +1,4 @@
-//! What happens at a moment.
+//! Events of a job.
 
 use super::{Group, Job, STEP, State};
 use crate::world::Happens;
