@@ -146,8 +146,8 @@ impl Participant {
     }
 
     #[getter]
-    fn call(&self) -> Option<String> {
-        self.inner.call()
+    fn reconfigured_by(&self) -> Option<String> {
+        self.inner.reconfigured_by()
     }
 
     fn finish(&self, py: Python<'_>) -> PyResult<()> {

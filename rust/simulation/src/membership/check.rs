@@ -147,8 +147,8 @@ impl World {
             let rosters = self
                 .hosts
                 .iter()
-                .filter_map(|host| host.member.as_ref()?.standpoint());
-            let mut rosters = rosters.map(|standpoint| &standpoint.roster);
+                .filter_map(|host| host.member.as_ref()?.view());
+            let mut rosters = rosters.map(|view| &view.roster);
             rosters.any(|roster| roster.ballot == **ballot && roster.members.len() == **there)
         });
         let whole: Vec<_> = whole.map(|(ballot, _)| ballot).collect();
@@ -219,7 +219,7 @@ impl World {
             (after < before, "shrank"),
             (before > 0 && after == before, "went on with as many"),
             (
-                roster.elders().next().is_some(),
+                roster.previous_members().next().is_some(),
                 "went on without silent members",
             ),
         ];
@@ -268,13 +268,13 @@ impl World {
                 && it
                     .member
                     .as_ref()
-                    .is_some_and(|member| member.standpoint().is_some())
+                    .is_some_and(|member| member.view().is_some())
         });
         let connects = living.any(|it| matches!(it.group, Group::Connecting { .. }));
         let joins = self.hosts[host]
             .member
             .as_ref()
-            .is_some_and(|it| it.standpoint().is_none());
+            .is_some_and(|it| it.view().is_none());
         let losses = self
             .scenario
             .faults
@@ -315,7 +315,7 @@ impl World {
             match &host.group {
                 Group::Running(ballot) => drop(rings.insert(*ballot)),
                 Group::Connecting { .. } => return Err(format!("host {number} connects for ever")),
-                Group::None if member.standpoint().is_none() => waiting += 1,
+                Group::None if member.view().is_none() => waiting += 1,
                 Group::None => return Err(format!("host {number} re-forms for ever")),
             }
         }

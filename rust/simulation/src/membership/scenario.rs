@@ -144,7 +144,7 @@ pub(super) fn timing() -> Timing {
         join: milliseconds(15_000),
         remind: milliseconds(2000),
         connect: milliseconds(4000),
-        apart: milliseconds(1000),
+        quarantine: milliseconds(1000),
     }
 }
 

@@ -174,12 +174,11 @@ impl World {
                 (State::Lives, Group::Running(ballot)) => {
                     ballots.insert(*ballot);
                     let member = host.member.as_ref().expect("it runs");
-                    if member.is_called() || self.record.last() != Some(*ballot) {
+                    if member.must_reconfigure() || self.record.last() != Some(*ballot) {
                         return false;
                     }
-                    if member.standpoint().is_some_and(|standpoint| {
-                        standpoint
-                            .roster
+                    if member.view().is_some_and(|view| {
+                        view.roster
                             .members
                             .iter()
                             .any(|peer| !self.is_with(number, peer, *ballot))

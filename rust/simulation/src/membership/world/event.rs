@@ -91,9 +91,9 @@ impl World {
                 let is_first = self.tickets.remove(&ticket);
                 if is_first || outcome != Outcome::Silent {
                     let member = self.hosts[host].member.as_mut().expect("it lives");
-                    let was_called = member.is_called();
+                    let had_to_reconfigure = member.must_reconfigure();
                     member.heard(&address, to, &outcome, instant);
-                    if !was_called && member.is_called() {
+                    if !had_to_reconfigure && member.must_reconfigure() {
                         self.come_back(host);
                     }
                     return self.drive(host);

@@ -108,10 +108,6 @@ impl World {
 
     pub(super) fn roster(&self, host: usize) -> Roster {
         let member = self.hosts[host].member.as_ref().expect("it lives");
-        member
-            .standpoint()
-            .expect("it has accepted one")
-            .roster
-            .clone()
+        member.view().expect("it has accepted one").roster.clone()
     }
 }
