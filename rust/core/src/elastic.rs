@@ -12,14 +12,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::agreement::member::Member;
-use crate::agreement::message::{Envelope, Outcome, Reply, Step};
-use crate::agreement::quorum::{Id, Peer, Roster};
-use crate::agreement::timing::Timing;
 use crate::caller::{Caller, INTERRUPT_INTERVAL, Interrupt};
 use crate::collective::Request;
 use crate::communicator::Communicator;
 use crate::config::Config;
+use crate::consensus::member::Member;
+use crate::consensus::message::{Envelope, Outcome, Reply, Step};
+use crate::consensus::quorum::{Id, Peer, Roster};
+use crate::consensus::timing::Timing;
 use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
 use crate::forming::listener::{Admission, Listener};
 use crate::forming::members::{self, Answers};

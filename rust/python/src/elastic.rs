@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradring_core::agreement::quorum::{Id, Peer};
 use gradring_core::caller::Caller;
 use gradring_core::config::{Config, LONGEST_S, Settings};
+use gradring_core::consensus::quorum::{Id, Peer};
 use gradring_core::elastic::{self, Event};
 use pyo3::prelude::*;
 

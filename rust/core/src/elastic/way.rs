@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use crate::agreement::message::{Envelope, Outcome};
+use crate::consensus::message::{Envelope, Outcome};
 use crate::error::{Breach, Error, ErrorKind, NotFormed};
 use crate::forming::listener::is_worth_another_try;
 use crate::forming::rendezvous::connect::{
@@ -82,8 +82,8 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::agreement::message::Request;
-    use crate::agreement::quorum::{Id, Peer};
+    use crate::consensus::message::Request;
+    use crate::consensus::quorum::{Id, Peer};
 
     #[test]
     fn a_process_whose_listener_goes_from_one_group_to_the_next_is_told_again() {

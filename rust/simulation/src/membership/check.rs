@@ -6,8 +6,8 @@ use std::ops::Bound;
 use super::super::time::{Moment, SECOND};
 use super::scenario::{Fault, Harm, Trigger};
 use super::world::{Group, State, World};
-use gradring_core::agreement::message::Reply;
-use gradring_core::agreement::quorum::{Ballot, Id, Peer, Roster};
+use gradring_core::consensus::message::Reply;
+use gradring_core::consensus::quorum::{Ballot, Id, Peer, Roster};
 use gradring_core::error::{Error, ErrorKind, NotAgreed};
 
 /// A group without a step for so long, when all is well again, is stuck.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::random::Random;
 use super::super::time::{MILLISECOND, Moment, NEVER, SECOND};
-use gradring_core::agreement::timing::Timing;
+use gradring_core::consensus::timing::Timing;
 
 /// Everything about a history that is settled before it begins.
 #[derive(Debug)]

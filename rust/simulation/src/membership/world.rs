@@ -9,9 +9,9 @@ use crate::random::Random;
 use crate::time::{Clock, MILLISECOND, Moment, SECOND};
 use crate::trace::Trace;
 use event::Event;
-use gradring_core::agreement::member::Member;
-use gradring_core::agreement::quorum::{Id, Peer, Roster};
-use gradring_core::agreement::timing::Timing;
+use gradring_core::consensus::member::Member;
+use gradring_core::consensus::quorum::{Id, Peer, Roster};
+use gradring_core::consensus::timing::Timing;
 pub(super) use host::{Group, Host, State};
 
 mod connecting;

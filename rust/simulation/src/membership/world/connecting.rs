@@ -3,7 +3,7 @@
 use super::{Event, Group, State, World, number};
 use crate::membership::scenario::Kind;
 use crate::time::{MILLISECOND, nanoseconds};
-use gradring_core::agreement::quorum::{Ballot, Id};
+use gradring_core::consensus::quorum::{Ballot, Id};
 
 impl World {
     pub(super) fn connect(&mut self, host: usize, ballot: Ballot) -> Result<(), String> {

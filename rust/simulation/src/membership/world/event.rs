@@ -2,8 +2,8 @@
 
 use super::{Group, STEP, State, World};
 use crate::time::Moment;
-use gradring_core::agreement::message::{Envelope, Outcome};
-use gradring_core::agreement::quorum::{Ballot, Id};
+use gradring_core::consensus::message::{Envelope, Outcome};
+use gradring_core::consensus::quorum::{Ballot, Id};
 
 #[derive(Debug, Clone)]
 pub(super) enum Event {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Event, Group, PEER_TIMEOUT, State, World, number};
 use crate::time::MILLISECOND;
-use gradring_core::agreement::quorum::{Ballot, Peer, Roster};
+use gradring_core::consensus::quorum::{Ballot, Peer, Roster};
 
 impl World {
     /// Groups make a step, and notice what has become of their members.

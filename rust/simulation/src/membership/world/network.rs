@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::{Event, State, World, number};
 use crate::membership::scenario::{Kind, Trigger};
 use crate::time::{Moment, SECOND, nanoseconds};
-use gradring_core::agreement::message::{Envelope, Outcome, Reply, Request};
+use gradring_core::consensus::message::{Envelope, Outcome, Reply, Request};
 
 impl World {
     pub(super) fn send(

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{Contact, Member, Reforming};
-use crate::agreement::message::AcceptedView;
-use crate::agreement::quorum::{Ballot, Id, Peer, Roster, Standing};
+use crate::consensus::message::AcceptedView;
+use crate::consensus::quorum::{Ballot, Id, Peer, Roster, Standing};
 use crate::error::NotAgreed;
 
 /// What a proposer has heard for its ballot.

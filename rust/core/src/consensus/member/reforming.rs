@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::proposal::{Proposal, Verdict};
 use super::{Member, Phase};
-use crate::agreement::message::{AcceptedView, Request, Step};
-use crate::agreement::quorum::{Ballot, Id, Peer};
+use crate::consensus::message::{AcceptedView, Request, Step};
+use crate::consensus::quorum::{Ballot, Id, Peer};
 
 /// There is no group.
 pub(super) struct Reforming {

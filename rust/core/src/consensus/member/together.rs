@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::{Member, Phase};
-use crate::agreement::message::{AcceptedView, Reply, Request, Step};
-use crate::agreement::quorum::{Ballot, Id, Peer, Roster};
+use crate::consensus::message::{AcceptedView, Reply, Request, Step};
+use crate::consensus::quorum::{Ballot, Id, Peer, Roster};
 
 /// Its group connects or runs.
 pub(super) struct Together {

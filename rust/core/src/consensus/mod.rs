@@ -1,4 +1,4 @@
-//! How the processes of an elastic job agree on the members of its next generation.
+//! Consensus of the processes of an elastic job on the members of its next generation.
 //!
 //! Pure code without sockets, threads or a clock. A [`Member`](member::Member) is the state of one
 //! process. Its owner passes on what others ask (`answer`) and what became of its own requests

@@ -1,4 +1,4 @@
-//! How long the agreement waits for what.
+//! Times of the consensus: how long it waits for what.
 
 use std::time::Duration;
 

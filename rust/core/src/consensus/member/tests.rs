@@ -1,5 +1,5 @@
 use super::*;
-use crate::agreement::message::{News, Outcome, Reply};
+use crate::consensus::message::{News, Outcome, Reply};
 use crate::error::ErrorKind;
 
 const NONE: [Id; 0] = [];

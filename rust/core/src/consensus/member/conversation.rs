@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::{KNOWN_MAX, Member, Phase};
-use crate::agreement::message::{AcceptedView, Envelope, News, Outcome, Reply, Request};
-use crate::agreement::quorum::{Ballot, Id, Peer};
+use crate::consensus::message::{AcceptedView, Envelope, News, Outcome, Reply, Request};
+use crate::consensus::quorum::{Ballot, Id, Peer};
 
 impl Member {
     /// The answer to a request.
