@@ -60,7 +60,7 @@ defects: setup ## puts deliberate defects into a copy, of which each must fail a
 	PYTHONPATH=tests $(BIN)/python -m defects $(DEFECTS)
 
 # A mutant is compiled and tested in half a minute to two. SHARD=0/1 is all of them, 2,144 for these modules.
-MODULES ?= schedule wire agreement parameters drive
+MODULES ?= schedule wire consensus parameters drive
 SHARD ?= 0/50
 mutants: prerequisites ## changes the core's MODULES, one place at a time, and lists what no test finds; SHARD=0/50 is a 50th
 	@cargo mutants --version >/dev/null 2>&1 || { echo "cargo-mutants is missing. Install it with: cargo install --locked cargo-mutants"; exit 1; }

@@ -43,7 +43,7 @@ COLLECTIVES = [
         ("executor/plan.rs", "if reached < common.end {", "if false {", RUNS),
         (
             "executor/mod.rs",
-            "&& *header != contract::on_way(self.header, peer, self.rank)",
+            "&& *header != contract::with_endpoints(self.header, peer, self.rank)",
             "&& false",
             RUNS,
         ),
@@ -116,9 +116,9 @@ FAILURES = _of(
 
 AGREEMENT = [
     *_of(
-        CORE + "agreement/",
+        CORE + "consensus/",
         SIMULATED,
-        ("member.rs", "self.call_if_member(id, how);", "let _ = how;", MEMBERS),
+        ("member.rs", "self.reconfigure_without(id, how);", "let _ = how;", MEMBERS),
         ("member/proposal.rs", "survivor.or_else(|| joiners.next())", "survivor", MEMBERS),
         (
             "member/conversation.rs",
@@ -146,7 +146,7 @@ AGREEMENT = [
         ),
     ),
     *_of(
-        CORE + "agreement/",
+        CORE + "consensus/",
         CORES_OWN,
         ("quorum.rs", "2 * here.count() > living", "2 * here.count() >= living", "quorum::"),
         (
@@ -166,8 +166,8 @@ UPDATE_RULES = _of(
     ("queue.rs", "on_time.count() >= needed", "on_time.count() + 1 >= needed", UPDATES),
     (
         "sequencer.rs",
-        "if id.number > open.queue.latest(worker)",
-        "if id.number > 0",
+        "if id.number <= self.queue.latest(worker) {",
+        "if id.number == 0 {",
         UPDATES,
     ),
     (

@@ -111,7 +111,7 @@ class Trainee:
 
     @property
     def participant(self) -> Any:
-        """It in the agreement on groups."""
+        """It in the consensus on groups."""
         job = self.state._after_commit.__self__  # type: ignore[union-attr]
         return job._participant
 

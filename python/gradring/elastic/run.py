@@ -407,9 +407,9 @@ class _Job:
         self._losses += 1
         if self._losses > _LOSSES_WITHOUT_COMMIT_MAX:
             return False
-        why, call = _fact_of(failure), self._participant.call
-        if call and call not in why:
-            why = f"{why} ({call})"
+        why, who = _fact_of(failure), self._participant.reconfigured_by
+        if who and who not in why:
+            why = f"{why} ({who})"
         self._log_change("goes back to its last commit, and forms a new group", why)
         return True
 

@@ -12,14 +12,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::agreement::member::Member;
-use crate::agreement::message::{Envelope, Outcome, Reply, Step};
-use crate::agreement::quorum::{Id, Peer, Roster};
-use crate::agreement::timing::Timing;
 use crate::caller::{Caller, INTERRUPT_INTERVAL, Interrupt};
 use crate::collective::Request;
 use crate::communicator::Communicator;
 use crate::config::Config;
+use crate::consensus::member::Member;
+use crate::consensus::message::{Envelope, Outcome, Reply, Step};
+use crate::consensus::quorum::{Id, Peer, Roster};
+use crate::consensus::timing::Timing;
 use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
 use crate::forming::listener::{Admission, Listener};
 use crate::forming::members::{self, Answers};
@@ -138,7 +138,7 @@ struct Progress {
     /// Where the members of the last group that counted listen.
     known: Vec<String>,
     /// Since when others want to form a new group, while that one has not failed here.
-    called_since: Option<Instant>,
+    reconfigures_since: Option<Instant>,
     /// Something has happened since the thread has looked.
     is_news: bool,
     has_left: bool,
@@ -184,7 +184,7 @@ impl Participant {
                 agreed_as: None,
                 group: Weak::new(),
                 known: Vec::new(),
-                called_since: None,
+                reconfigures_since: None,
                 is_news: false,
                 has_left: false,
                 has_state: addresses.is_empty(),
@@ -260,8 +260,8 @@ impl Participant {
                 self.finish();
                 return Ok(None);
             };
-            let mut or_called = || owner.interrupts() || self.is_called();
-            let error = match Communicator::connect(&config, &mut or_called) {
+            let mut or_reconfigured = || owner.interrupts() || self.must_reconfigure();
+            let error = match Communicator::connect(&config, &mut or_reconfigured) {
                 Ok(group) => return Ok(Some((group, config.rendezvous))),
                 Err(error) => error,
             };
@@ -277,11 +277,11 @@ impl Participant {
         self.shared.listen_between()?;
         let mut progress = lock(&self.shared.progress);
         progress.group = Weak::new();
-        progress.called_since = None;
+        progress.reconfigures_since = None;
         progress.outcome = None;
         let Progress { member, known, .. } = &mut *progress;
         if let Some(member) = member {
-            let roster = member.standpoint().map(|place| &place.roster.members);
+            let roster = member.view().map(|place| &place.roster.members);
             let peers = roster.into_iter().flatten().enumerate();
             let peers = peers.filter(|(rank, peer)| match blamed {
                 Blamed::Nobody => false,
@@ -338,7 +338,7 @@ impl Participant {
         progress.has_state = true;
         if let Some(member) = &mut progress.member {
             member.connected();
-            let roster = member.standpoint().map(|place| &place.roster.members);
+            let roster = member.view().map(|place| &place.roster.members);
             let members = roster.into_iter().flatten();
             progress.known = members.map(|it| it.address.clone()).collect();
         }
@@ -347,16 +347,19 @@ impl Participant {
     }
 
     /// Whether others want to form a new group: this one is to be left.
-    fn is_called(&self) -> bool {
+    fn must_reconfigure(&self) -> bool {
         let progress = lock(&self.shared.progress);
-        progress.member.as_ref().is_some_and(Member::is_called)
+        progress
+            .member
+            .as_ref()
+            .is_some_and(Member::must_reconfigure)
     }
 
-    /// Who has called, and why.
+    /// Because of whom others form a new group, and why.
     #[must_use]
-    pub fn call(&self) -> Option<String> {
+    pub fn reconfigured_by(&self) -> Option<String> {
         let progress = lock(&self.shared.progress);
-        progress.member.as_ref().and_then(Member::call)
+        progress.member.as_ref().and_then(Member::reconfigured_by)
     }
 
     /// Where the processes listen that wait to join.
@@ -547,7 +550,7 @@ impl Shared {
                     Err(error) => progress.outcome = Some(Err(error)),
                 },
                 Step::Failed(error) => {
-                    let place = progress.member.as_ref().and_then(Member::standpoint);
+                    let place = progress.member.as_ref().and_then(Member::view);
                     let rank = place.and_then(|place| place.roster.position(progress.id));
                     progress.outcome = Some(Err(match rank {
                         Some(rank) => error.blaming(rank, host_name()),
@@ -556,12 +559,12 @@ impl Shared {
                     self.changed.notify_all();
                 }
                 Step::Wait(until) => {
-                    let group = self.called_group(&progress);
+                    let group = self.group_to_leave(&progress);
                     let patient_until = group
                         .as_ref()
-                        .map(|_| *progress.called_since.get_or_insert(now) + CAUSE_PATIENCE);
+                        .map(|_| *progress.reconfigures_since.get_or_insert(now) + CAUSE_PATIENCE);
                     if let Some(group) = group.filter(|_| patient_until <= Some(now)) {
-                        let call = progress.member.as_ref().and_then(Member::call);
+                        let call = progress.member.as_ref().and_then(Member::reconfigured_by);
                         drop(progress);
                         let call = call.unwrap_or_default();
                         group.abort(&format!("other ranks form a new group: {call}"));
@@ -580,9 +583,12 @@ impl Shared {
     }
 
     /// The group, if others have left it.
-    fn called_group(&self, progress: &Progress) -> Option<Arc<Communicator>> {
-        let is_called = progress.member.as_ref().is_some_and(Member::is_called);
-        let group = progress.group.upgrade().filter(|_| is_called)?;
+    fn group_to_leave(&self, progress: &Progress) -> Option<Arc<Communicator>> {
+        let must_reconfigure = progress
+            .member
+            .as_ref()
+            .is_some_and(Member::must_reconfigure);
+        let group = progress.group.upgrade().filter(|_| must_reconfigure)?;
         (!group.has_failed()).then_some(group)
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradring_core::agreement::quorum::{Id, Peer};
 use gradring_core::caller::Caller;
 use gradring_core::config::LONGEST_S;
+use gradring_core::consensus::quorum::{Id, Peer};
 use gradring_core::elastic::{self, Event};
 use pyo3::prelude::*;
 
@@ -143,8 +143,8 @@ impl Participant {
     }
 
     #[getter]
-    fn call(&self) -> Option<String> {
-        self.inner.call()
+    fn reconfigured_by(&self) -> Option<String> {
+        self.inner.reconfigured_by()
     }
 
     fn finish(&self, py: Python<'_>) -> PyResult<()> {

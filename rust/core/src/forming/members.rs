@@ -6,7 +6,7 @@
 use std::io::{Read, Write};
 use std::sync::{Arc, Weak};
 
-use crate::agreement::message::{Envelope, Reply};
+use crate::consensus::message::{Envelope, Reply};
 use crate::error::Result;
 use crate::link::forks::PerProcess;
 use crate::wire::handshake;
