@@ -24,7 +24,7 @@ from security.certificates import Authority
 from waiting import wait_until
 
 LOCAL = "127.0.0.1"
-INQUIRERS_MAX = 16  # the same in rust/core/src/forming/listener.rs
+INQUIRERS_MAX = 16  # the same in rust/core/src/forming/access.rs
 TLS_GREETING = bytes.fromhex("1603010200010001fc0303")
 
 Stranger = Callable[[socket.socket], None]

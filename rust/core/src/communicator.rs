@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
 use crate::error::{self, Abort, Error, Lost, NotFormed, Result, Text, Unusable, shortened};
 use crate::failure::Monitor;
-use crate::forming::listener::Listener;
+use crate::forming::listener::GroupListener;
 use crate::forming::on_demand::Connector;
 use crate::forming::rendezvous;
 use crate::forming::roster::{Roster, this_member};
@@ -34,6 +34,7 @@ use crate::observe::stats::Stats;
 use crate::observe::{clock, record, signals};
 use crate::schedule::choice::Policy;
 use crate::session::credentials::Credentials;
+use crate::session::listener::bind_beside;
 use crate::wire::gossip::Gossip;
 use crate::wire::handshake::GroupId;
 use crate::work::Work;
@@ -73,7 +74,7 @@ pub struct Communicator {
     channels: Channels,
     monitor: Arc<Monitor>,
     /// Open while this is, for those who ask how the rank is.
-    listener: Mutex<Option<Listener>>,
+    listener: Mutex<Option<GroupListener>>,
     journal: Arc<Journal>,
     abort: Arc<AbortSwitch>,
     /// When the trace under way began, if there is one.
@@ -276,7 +277,7 @@ impl Communicator {
     /// The socket at which this process listens, and the address that others know of it, if it listens.
     pub(crate) fn listening(&self) -> Option<Result<(TcpListener, String)>> {
         let listener = lock(&self.listener);
-        let socket = listener.as_ref()?.socket();
+        let socket = listener.as_ref()?.port.socket();
         let address = self.roster.members()[self.rank].address.clone();
         Some(socket.map(|socket| (socket, address)))
     }
@@ -298,7 +299,7 @@ impl Communicator {
         };
         let ip = socket.local_addr().map_err(cannot)?.ip();
         let several = ports.filter(|(first, last)| first < last);
-        let (socket, bound) = Listener::bind_beside(ip, several.unwrap_or((0, 0)), self.rank)?;
+        let (socket, bound) = bind_beside(ip, several.unwrap_or((0, 0)), self.rank)?;
         let host = address.rsplit_once(':').map_or(&*address, |(host, _)| host);
         Ok((Arc::new(socket), format!("{host}:{}", bound.port())))
     }
@@ -443,7 +444,7 @@ impl Drop for Communicator {
 
 /// What a rank has beside connections when it has met the others.
 struct Met {
-    listener: Listener,
+    listener: GroupListener,
     own_state: Arc<OwnState>,
     group: GroupId,
     credentials: Arc<Credentials>,

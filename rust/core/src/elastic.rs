@@ -21,7 +21,8 @@ use crate::consensus::message::{Envelope, Outcome, Reply, Step};
 use crate::consensus::quorum::{Id, Peer, Roster};
 use crate::consensus::timing::Timing;
 use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
-use crate::forming::listener::{Admission, Listener};
+use crate::forming::access::GroupAccess;
+use crate::forming::listener::GroupListener;
 use crate::forming::members::{self, Answers};
 use crate::host::host_name;
 use crate::link::forks::Process;
@@ -29,6 +30,7 @@ use crate::lock::{self, lock};
 use crate::observe::own_state::OwnState;
 use crate::session::connect::resolve;
 use crate::session::credentials::Credentials;
+use crate::session::listener::bind;
 use crate::wire::handshake;
 
 mod way;
@@ -122,7 +124,7 @@ struct Shared {
     progress: Mutex<Progress>,
     changed: Condvar,
     /// Open while there is no group, and for others that leave when this has left.
-    between: Mutex<Option<Listener>>,
+    between: Mutex<Option<GroupListener>>,
 }
 
 struct Progress {
@@ -506,13 +508,9 @@ impl Shared {
         let mut between = lock(&self.between);
         // One that a group has taken over is closed already.
         between.take();
-        let admission = Admission {
-            config: self.config.clone(),
-            credentials: Arc::clone(&self.way.credentials),
-            own_state: Arc::new(OwnState::between_groups(is_outside)),
-            lobby: Arc::default(),
-        };
-        *between = Some(Listener::reopen(&self.socket, Arc::new(admission))?);
+        let own_state = Arc::new(OwnState::between_groups(is_outside));
+        let access = GroupAccess::new(&self.config, &self.way.credentials, &own_state);
+        *between = Some(GroupListener::reopen(&self.socket, access)?);
         Ok(())
     }
 
@@ -633,7 +631,7 @@ fn listen(config: &Config, addresses: &[String]) -> Result<(TcpListener, String)
             (SocketAddr::new(ip, first).to_string(), Ok(ports.collect()))
         }
     };
-    let (socket, mut address) = Listener::bind(&words, resolved, config.rank)?;
+    let (socket, mut address) = bind(&words, resolved, config.rank)?;
     if address.ip().is_unspecified() && config.listen.is_none() {
         address.set_ip(own_ip(addresses)?);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::consensus::message::{Envelope, Outcome};
 use crate::error::{Breach, Error, ErrorKind, NotFormed, Result};
-use crate::session::connect::{Connector, Failure, Retry, resolve};
+use crate::session::connect::{Connector, Failure, Retry};
 use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Hello, Purpose};
 
@@ -31,13 +31,8 @@ impl Way {
     /// listener from a group to the next one is told again.
     pub(crate) fn ask(&self, address: &str, envelope: &Envelope, limit: Duration) -> Outcome {
         let credentials = &*self.credentials;
-        let connector = Connector {
-            address,
-            credentials,
-            resolve,
-            retry: Retry::of_one_that_listens(limit),
-        };
-        let asked = connector.connect(
+        let retry = Retry::of_one_that_listens(limit);
+        let asked = Connector::new(address, credentials, retry).connect(
             &mut || -> Result<()> { Ok(()) },
             |_, _| {
                 let job = credentials.job.clone();

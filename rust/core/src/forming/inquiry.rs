@@ -1,11 +1,16 @@
-//! Asking a rank of a running job how it is, from outside of the job.
+//! Inquiries: asking a rank of a running job how it is, from outside of the job, and the answers.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::config::TlsFiles;
 use crate::error::{Abort, Result};
-use crate::session::connect::{Connector, Failure, Retry, resolve};
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::deadline_stream::DeadlineStream;
+use crate::observe::own_state::OwnState;
+use crate::session::connect::{Connector, Failure, Retry};
 use crate::session::credentials::Credentials;
+use crate::session::listener::Service;
 use crate::wire::handshake::{self, Hello, Purpose};
 use crate::wire::state::State;
 
@@ -32,19 +37,34 @@ pub(super) fn inquire_while(
     limit: Duration,
     goes_on: &dyn Fn() -> bool,
 ) -> Result<State, Failure> {
-    let connector = Connector {
-        address,
-        credentials,
-        resolve,
-        retry: Retry::of_one_that_listens(limit),
-    };
-    let asked = connector.connect(
+    let retry = Retry::of_one_that_listens(limit);
+    let asked = Connector::new(address, credentials, retry).connect(
         &mut || check(goes_on),
         // The process that asks has no rank in the group.
         |_, _| Hello::new((0, 0), 0, Purpose::Inquiry),
         |stream| handshake::read_message(stream),
     );
     asked.map(|(_, state)| state)
+}
+
+/// Answers those who ask how the rank is.
+pub(super) struct Inquiries(pub(super) Arc<OwnState>);
+
+impl Service for Inquiries {
+    fn serves(&self, purpose: &Purpose) -> bool {
+        *purpose == Purpose::Inquiry
+    }
+
+    fn admit(&self, _hello: &Hello, _deadline: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn serve(&self, _hello: Hello, mut connection: Connection, deadline: Instant) -> Result<()> {
+        let mut stream = DeadlineStream::new(&mut connection, deadline);
+        // The process that asked may have gone.
+        let _ = handshake::write_message(&mut stream, &self.0.state());
+        Ok(())
+    }
 }
 
 /// Fails when there is nobody any more for whom to go on.

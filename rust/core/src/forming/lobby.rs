@@ -5,12 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::abort::Waker;
+use crate::error::Result;
+use crate::forming::access::GroupAccess;
 use crate::link::tcp::connection::Connection;
 use crate::lock::{self, lock};
-use crate::wire::handshake::Traffic;
+use crate::session::listener::Service;
+use crate::wire::handshake::{Hello, Purpose, Traffic};
 
 /// Connections that wait for this rank.
 pub(crate) struct Lobby {
@@ -94,5 +97,28 @@ impl Lobby {
         lock(&self.connections).take();
         lock(&self.wakers).clear();
         self.arrived.notify_all();
+    }
+}
+
+/// Lets members in that connect later.
+pub(crate) struct OnDemand {
+    pub(crate) access: Arc<GroupAccess>,
+    pub(crate) lobby: Arc<Lobby>,
+}
+
+impl Service for OnDemand {
+    fn serves(&self, purpose: &Purpose) -> bool {
+        matches!(purpose, Purpose::OnDemand { .. })
+    }
+
+    fn admit(&self, hello: &Hello, deadline: Instant) -> Result<()> {
+        self.access.check(hello, deadline)
+    }
+
+    fn serve(&self, hello: Hello, connection: Connection, _deadline: Instant) -> Result<()> {
+        if let Purpose::OnDemand { traffic, stream } = hello.purpose {
+            self.lobby.enter(hello.rank, traffic, stream, connection);
+        }
+        Ok(())
     }
 }

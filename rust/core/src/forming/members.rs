@@ -5,11 +5,16 @@
 
 use std::io::{Read, Write};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use crate::consensus::message::{Envelope, Reply};
 use crate::error::Result;
+use crate::forming::access::GroupAccess;
 use crate::link::forks::PerProcess;
-use crate::wire::handshake;
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::deadline_stream::DeadlineStream;
+use crate::session::listener::Service;
+use crate::wire::handshake::{self, Hello, Purpose};
 
 /// Answers for this process in one job.
 pub(crate) trait Answers: Send + Sync {
@@ -29,8 +34,34 @@ pub(crate) fn register(answers: &Arc<dyn Answers>) {
     all.push(Arc::downgrade(answers));
 }
 
+/// Answers processes of the job.
+pub(super) struct Membership(pub(super) Arc<GroupAccess>);
+
+impl Service for Membership {
+    fn serves(&self, purpose: &Purpose) -> bool {
+        matches!(purpose, Purpose::Membership { .. })
+    }
+
+    fn admit(&self, hello: &Hello, _deadline: Instant) -> Result<()> {
+        let Purpose::Membership { job } = &hello.purpose else {
+            return Ok(());
+        };
+        let GroupAccess {
+            credentials,
+            config,
+            ..
+        } = &*self.0;
+        credentials.check_job(job, (hello.rank, config.rank))
+    }
+
+    fn serve(&self, _hello: Hello, mut connection: Connection, deadline: Instant) -> Result<()> {
+        let mut stream = DeadlineStream::new(&mut connection, deadline);
+        answer(&mut stream, &self.0.credentials.job)
+    }
+}
+
 /// Answers an authenticated process that has connected to say something of this job.
-pub(crate) fn answer(stream: &mut (impl Read + Write), job: &str) -> Result<()> {
+fn answer(stream: &mut (impl Read + Write), job: &str) -> Result<()> {
     let envelope = handshake::read_message(stream)?;
     let all: Vec<_> = ANSWERERS.lock().iter().filter_map(Weak::upgrade).collect();
     let replies = all

@@ -32,7 +32,7 @@ use crate::link::poll::WakeUp;
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn};
-use crate::session::connect::{self as session, Failure, Retry, resolve};
+use crate::session::connect::{self as session, Failure, Retry};
 use crate::session::credentials::Credentials;
 use crate::wire::handshake::{GroupId, Hello, Purpose, Traffic};
 use crate::wire::state::Phase;
@@ -106,15 +106,11 @@ impl Connector {
             _ => failure.is_passing(),
         };
         let connect = |stream| {
-            let connector = session::Connector {
-                address,
-                credentials: &self.credentials,
-                resolve,
-                retry: Retry {
-                    conversation: Some(config.conversation_limit()),
-                    ..Retry::until(Instant::now() + CONNECTION_LIMIT, &again)
-                },
+            let retry = Retry {
+                conversation: Some(config.conversation_limit()),
+                ..Retry::until(Instant::now() + CONNECTION_LIMIT, &again)
             };
+            let connector = session::Connector::new(address, &self.credentials, retry);
             let hello = |_: &mut _, _: &TcpStream| {
                 let purpose = Purpose::OnDemand { traffic, stream };
                 let hello = Hello::new((config.rank, peer), config.world_size, purpose)?;

@@ -18,8 +18,9 @@ use crate::config::Config;
 use crate::error::{
     Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, message_of,
 };
+use crate::forming::access::GroupAccess;
 use crate::forming::bootstrap::{Answer, Bootstrap, Coordinator, Joined};
-use crate::forming::listener::{Admission, Listener};
+use crate::forming::listener::GroupListener;
 use crate::forming::peers::{accepts_from, by_rank, connects_to, each_stream};
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
@@ -48,7 +49,7 @@ pub(crate) struct Formed {
     /// Connections to the neighbours on the ring, with their ranks.
     pub control: Vec<(usize, Connection)>,
     /// Stays open for those who ask how the rank is.
-    pub listener: Listener,
+    pub listener: GroupListener,
     pub own_state: Arc<OwnState>,
 }
 
@@ -158,7 +159,7 @@ impl<'a> Forming<'a> {
                     rank,
                     stream,
                     streams,
-                    turned_away: Text::of(&listener.turned_away),
+                    turned_away: Text::of(&listener.access.turned_away),
                 };
                 return Err(Error::from(fact).blaming(late, &member.host));
             };
@@ -169,12 +170,7 @@ impl<'a> Forming<'a> {
                 }
                 Purpose::Control => control_from_predecessor = Some((predecessor, connection)),
                 // The listener knows no racks, and so not all partners.
-                Purpose::Data { .. }
-                | Purpose::Join(_)
-                | Purpose::OnDemand { .. }
-                | Purpose::Inquiry
-                | Purpose::Membership { .. }
-                | Purpose::Parameters { .. } => {}
+                _ => {}
             }
         }
         self.await_others()?;
@@ -221,7 +217,7 @@ impl<'a> Forming<'a> {
     }
 
     /// Rank 0: waits for everybody and sends the roster.
-    fn gather(&mut self) -> Result<(Listener, Roster)> {
+    fn gather(&mut self) -> Result<(GroupListener, Roster)> {
         let Config {
             world_size,
             rendezvous,
@@ -253,7 +249,7 @@ impl<'a> Forming<'a> {
     }
 
     /// Everybody else: opens a listener, announces it to rank 0, and waits for the roster.
-    fn join(&mut self) -> Result<(Listener, Roster)> {
+    fn join(&mut self) -> Result<(GroupListener, Roster)> {
         let rendezvous = &self.config.rendezvous;
         // An address of another host is known at once; a port that is taken may be free in time.
         let mut listener = match self.config.listen.as_ref().map(|at| self.open_listener(at)) {
@@ -269,7 +265,7 @@ impl<'a> Forming<'a> {
                     None => this.open_listener_at(own_ip)?,
                 }),
             };
-            let address = this.announced(listener.address, own_ip);
+            let address = this.announced(listener.port.address, own_ip);
             Ok(Purpose::Join(this_member(address, this.config, this.kinds)))
         })?;
         let listener = listener.expect("no rank joins without a listener");
@@ -340,17 +336,17 @@ impl<'a> Forming<'a> {
     }
 
     /// Listens at `host:port`, on the chosen interface if there is one.
-    fn open_listener(&mut self, address: &str) -> Result<Listener> {
+    fn open_listener(&mut self, address: &str) -> Result<GroupListener> {
         if let Some(socket) = &self.config.socket {
-            return Listener::reopen(socket, self.admission());
+            return GroupListener::reopen(socket, self.access());
         }
         let address = self.on_interface(address);
         let resolved = look_up(&address, self.resolve, self.deadline, self)?;
-        Listener::open(&address, resolved, self.admission())
+        GroupListener::open(&address, resolved, self.access())
     }
 
     /// Listens at the first port that is free of those allowed, on the chosen interface or `ip`.
-    fn open_listener_at(&self, ip: IpAddr) -> Result<Listener> {
+    fn open_listener_at(&self, ip: IpAddr) -> Result<GroupListener> {
         let ip = self.config.interface.unwrap_or(ip);
         let (first, last) = self.config.ports.unwrap_or((0, 0));
         let addresses = (first..=last).map(|port| SocketAddr::new(ip, port));
@@ -358,7 +354,7 @@ impl<'a> Forming<'a> {
         if last > first {
             words = format!("{words} to {last}");
         }
-        Listener::open(&words, Ok(addresses.collect()), self.admission())
+        GroupListener::open(&words, Ok(addresses.collect()), self.access())
     }
 
     /// `host:port`, with the chosen interface for the host if there is one.
@@ -401,17 +397,12 @@ impl<'a> Forming<'a> {
         }
     }
 
-    fn admission(&self) -> Arc<Admission> {
-        Arc::new(Admission {
-            config: self.config.clone(),
-            credentials: Arc::clone(&self.credentials),
-            own_state: Arc::clone(&self.own_state),
-            lobby: Arc::default(),
-        })
+    fn access(&self) -> Arc<GroupAccess> {
+        GroupAccess::new(self.config, &self.credentials, &self.own_state)
     }
 
     /// The next member that connects, or `None` when the time is over.
-    fn next_member(&mut self, listener: &Listener) -> Result<Option<(Hello, Connection)>> {
+    fn next_member(&mut self, listener: &GroupListener) -> Result<Option<(Hello, Connection)>> {
         loop {
             match listener.members.recv_timeout(INTERRUPT_INTERVAL) {
                 Ok(member) => return Ok(Some(member)),
@@ -419,7 +410,7 @@ impl<'a> Forming<'a> {
                     self.check()?;
                 }
             }
-            listener.check()?;
+            listener.port.check()?;
             if Instant::now() >= self.deadline {
                 return Ok(None);
             }

@@ -2,25 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Mutex;
 
 use crate::error::{Breach, Error, ErrorKind};
 use crate::lock::lock;
+use crate::session::listener::Initiator;
 
 /// Different reasons of members that are kept.
 const MEMBERS_REASONS_MAX: usize = 8;
 /// Different reasons that are kept for one sort of strangers.
 const STRANGERS_REASONS_MAX: usize = 2;
-
-/// A process that has connected.
-pub(crate) struct Initiator {
-    address: IpAddr,
-    /// Whether it has come through TLS, where there is any.
-    pub(crate) is_connected: bool,
-    /// The rank it says it is, once it has proved to know the token.
-    pub(crate) proved_rank: Option<usize>,
-}
 
 /// Sorts of initiators. Strangers fill the places of their own sort only.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
@@ -50,14 +41,6 @@ pub(crate) struct TurnedAway {
 }
 
 impl Initiator {
-    pub(crate) const fn new(address: IpAddr) -> Self {
-        Self {
-            address,
-            is_connected: false,
-            proved_rank: None,
-        }
-    }
-
     fn sort(&self, error: &Error) -> Sort {
         if self.proved_rank.is_some() {
             Sort::Member

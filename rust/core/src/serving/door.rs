@@ -12,7 +12,7 @@ use crate::link::poll::WakeUp;
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::lock::lock;
-use crate::session::connect::{Connector, Failure, Retry, resolve};
+use crate::session::connect::{Connector, Failure, Retry};
 use crate::session::credentials::Credentials;
 use crate::wire::handshake::{Guest, Hello, Purpose};
 
@@ -117,21 +117,16 @@ impl Shared {
             lock(&self.outcomes).whys[server] = Some(Text::of(&error.kind));
             !is_final(&error, elapsed)
         };
-        let connector = Connector {
-            address,
-            credentials,
-            resolve,
-            retry: Retry {
-                conversation: Some(CONVERSATION_LIMIT),
-                pauses: PAUSES,
-                ..Retry::until(Instant::now() + FOREVER, &again)
-            },
+        let retry = Retry {
+            conversation: Some(CONVERSATION_LIMIT),
+            pauses: PAUSES,
+            ..Retry::until(Instant::now() + FOREVER, &again)
         };
         let mut check = || match self.closing.load(Ordering::Acquire) {
             true => Err(Abort::Closed.into()),
             false => Ok(()),
         };
-        let connected = connector.connect(
+        let connected = Connector::new(address, credentials, retry).connect(
             &mut check,
             |_, tcp| {
                 tcp::configure(tcp).map_err(|error| Failure::Unreachable(error).error(address))?;

@@ -1,38 +1,18 @@
-//! The listening port of a parameter server: lets workers and server 0 in, and nobody else.
-//!
-//! As at a rank's port, everybody is greeted in a thread of their own and has a few seconds, and there
-//! are slots for so many, so that strangers neither keep members out nor cost much.
+//! Access to a parameter server: lets workers and server 0 in, and nobody else.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::error::{Error, NotFormed, NotServed, Result, Text};
-use crate::forming::listener::Listener;
-use crate::forming::listener::pending::{Pending, Slot};
-use crate::link::poll::{self, WakeUp};
+use crate::error::{Error, NotServed, Result};
+use crate::link::poll::WakeUp;
+use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
-use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::{self, tls};
 use crate::lock::lock;
 use crate::session::connect::resolve;
 use crate::session::credentials::Credentials;
+use crate::session::listener::{AccessPolicy, ListenOptions, Listener, Service, bind};
 use crate::wire::handshake::{self, Guest, Hello, Purpose};
-
-/// Connections in their handshake at the same time.
-const PENDING_MAX: usize = 128;
-/// How long an initiator is left in peace when others wait.
-const PEACE: Duration = Duration::from_millis(250);
-/// How long a greeting may take.
-const GREETING_LIMIT: Duration = Duration::from_secs(5);
-/// How often to look for a free slot.
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
-/// A greeting's thread needs little stack, even to check certificates.
-const GREETING_STACK_BYTES: usize = 512 << 10;
 
 /// What a server asks of those who connect.
 pub(crate) struct Admission {
@@ -43,6 +23,10 @@ pub(crate) struct Admission {
     pub(crate) rules: String,
     /// Workers that are connected, and what all of them train.
     pub(crate) present: Mutex<Present>,
+    /// Those who were let in, until the server takes them up.
+    pub(crate) guests: Mutex<Guests>,
+    /// Wakes the server.
+    pub(crate) owner: Arc<WakeUp>,
 }
 
 /// Who is there.
@@ -57,159 +41,15 @@ pub(crate) struct Present {
 /// Who was let in.
 pub(crate) type Guests = VecDeque<(Guest, Connection)>;
 
-/// The open port. Closes when dropped.
-pub(crate) struct Entrance {
-    pub(crate) address: SocketAddr,
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
+/// All the same at all times: workers that have lost their connection come back.
+impl AccessPolicy for Admission {}
 
-struct Shared {
-    admission: Arc<Admission>,
-    guests: Mutex<Guests>,
-    /// Wakes the server.
-    owner: Arc<WakeUp>,
-    /// Wakes the listener.
-    wake_up: WakeUp,
-    closing: AtomicBool,
-}
-
-impl Entrance {
-    /// Listens at `host:port`; wakes `owner` when somebody was let in.
-    pub(crate) fn open(
-        address: &str,
-        admission: Arc<Admission>,
-        owner: Arc<WakeUp>,
-    ) -> Result<Self> {
-        let resolved = resolve(address);
-        let server = admission.server;
-        let (socket, bound) = Listener::bind(address, resolved, server).map_err(|error| {
-            let (address, error) = (address.into(), Box::new(error));
-            Error::from(NotServed::Greeting {
-                server,
-                address,
-                error,
-            })
-        })?;
-        let cannot = |error: io::Error| {
-            let (address, error) = (address.into(), Text::of(error));
-            Error::from(NotFormed::CannotListen { address, error })
-        };
-        socket.set_nonblocking(true).map_err(cannot)?;
-        let shared = Arc::new(Shared {
-            admission,
-            guests: Mutex::default(),
-            owner,
-            wake_up: WakeUp::new().map_err(|error| Error::no_wake_up(&error))?,
-            closing: AtomicBool::new(false),
-        });
-        let thread = std::thread::Builder::new()
-            .name("gradring-listener".into())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || accept(&socket, &shared)
-            })
-            .map_err(|error| Error::no_thread(&error))?;
-        Ok(Self {
-            address: bound,
-            shared,
-            thread: Some(thread),
-        })
+impl Service for Admission {
+    fn serves(&self, purpose: &Purpose) -> bool {
+        matches!(purpose, Purpose::Parameters { .. })
     }
 
-    /// Those who were let in since.
-    pub(crate) fn guests(&self) -> Guests {
-        std::mem::take(&mut *lock(&self.shared.guests))
-    }
-}
-
-impl Drop for Entrance {
-    fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::Release);
-        self.shared.wake_up.wake();
-        if let Some(thread) = self.thread.take() {
-            // A listener that panicked is closed as well.
-            drop(thread.join());
-        }
-    }
-}
-
-fn accept(socket: &TcpListener, shared: &Arc<Shared>) {
-    let pending = Arc::new(Pending::default());
-    let pause = |limit| poll::wait([shared.wake_up.awaited()], limit);
-    while !shared.closing.load(Ordering::Acquire) {
-        if !pending.has_room(PENDING_MAX) {
-            pending.end_older_than(PEACE);
-            pause(LOOK_INTERVAL);
-            continue;
-        }
-        let slot = match socket.accept() {
-            Ok((tcp, _)) => pending.add(&tcp).map(|slot| (tcp, slot)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let awaited = [poll::readable(socket), shared.wake_up.awaited()];
-                poll::wait(awaited, Duration::from_secs(1));
-                continue;
-            }
-            Err(error) => Err(error),
-        };
-        let Ok((tcp, slot)) = slot else {
-            // The initiator has gone again, or file descriptors are scarce.
-            pending.end_older_than(PEACE);
-            pause(LOOK_INTERVAL);
-            continue;
-        };
-        let shared = Arc::clone(shared);
-        // Without a thread the connection is closed; its initiator tries again.
-        drop(
-            std::thread::Builder::new()
-                .stack_size(GREETING_STACK_BYTES)
-                .spawn(move || greet(tcp, slot, &shared)),
-        );
-    }
-    pending.end_older_than(Duration::ZERO);
-}
-
-/// Lets one in, or tells it why not.
-fn greet(tcp: TcpStream, slot: Slot, shared: &Shared) {
-    let admission = &shared.admission;
-    let credentials = &admission.credentials;
-    let deadline = Instant::now() + GREETING_LIMIT;
-    let converse = || {
-        tcp::configure(&tcp).map_err(|error| handshake::broken(&error))?;
-        let mut connection = tls::accept(tcp, credentials.tls.as_ref(), deadline)?;
-        let mut stream = DeadlineStream::new(&mut connection, deadline);
-        let mut entered = None;
-        let hello =
-            handshake::respond(&mut stream, admission.server, &credentials.token, |hello| {
-                admission.check(hello)?;
-                entered = Some(hello.purpose.clone());
-                Ok(())
-            });
-        if hello.is_err()
-            && let Some(Purpose::Parameters {
-                guest: Guest::Worker { index, process, .. },
-                ..
-            }) = entered
-        {
-            // It does not know that it was let in.
-            admission.gone(index, process.0);
-        }
-        Ok((hello?, connection))
-    };
-    // The initiator has been told why it was turned away.
-    let greeted: Result<(Hello, Connection)> = converse();
-    if let Ok((hello, connection)) = greeted
-        && let Purpose::Parameters { guest, .. } = hello.purpose
-    {
-        lock(&shared.guests).push_back((guest, connection));
-        shared.owner.wake();
-    }
-    drop(slot);
-}
-
-impl Admission {
-    /// Whether an authenticated initiator has business here.
-    fn check(&self, hello: &Hello) -> Result<()> {
+    fn admit(&self, hello: &Hello, _deadline: Instant) -> Result<()> {
         let Purpose::Parameters { job, server, guest } = &hello.purpose else {
             return Err(NotServed::OnlyParameters.into());
         };
@@ -255,6 +95,53 @@ impl Admission {
                 Ok(())
             }
         }
+    }
+
+    fn forget(&self, hello: &Hello) {
+        if let Purpose::Parameters {
+            guest: Guest::Worker { index, process, .. },
+            ..
+        } = &hello.purpose
+        {
+            self.gone(*index, process.0);
+        }
+    }
+
+    fn serve(&self, hello: Hello, connection: Connection, _deadline: Instant) -> Result<()> {
+        tcp::configure(connection.tcp()).map_err(|error| handshake::broken(&error))?;
+        if let Purpose::Parameters { guest, .. } = hello.purpose {
+            lock(&self.guests).push_back((guest, connection));
+            self.owner.wake();
+        }
+        Ok(())
+    }
+}
+
+impl Admission {
+    /// Listens at `host:port`.
+    pub(crate) fn listen(self: &Arc<Self>, address: &str) -> Result<Listener> {
+        let server = self.server;
+        let (socket, _) = bind(address, resolve(address), server).map_err(|error| {
+            let (address, error) = (address.into(), Box::new(error));
+            Error::from(NotServed::Greeting {
+                server,
+                address,
+                error,
+            })
+        })?;
+        let options = ListenOptions {
+            index: server,
+            credentials: Arc::clone(&self.credentials),
+            policy: Arc::clone(self) as _,
+            services: vec![Arc::clone(self) as _],
+            no_service: NotServed::OnlyParameters,
+        };
+        Listener::on(socket, address, options)
+    }
+
+    /// Those who were let in since.
+    pub(crate) fn guests(&self) -> Guests {
+        std::mem::take(&mut *lock(&self.guests))
     }
 
     /// The connection of a worker's process has ended: another one may have the index now.

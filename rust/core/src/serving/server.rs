@@ -11,7 +11,7 @@ use super::attendance::Attendance;
 use super::conversation::Conversation;
 use super::disk::Store;
 use super::door::Dialler;
-use super::entrance::{Admission, Entrance};
+use super::entrance::Admission;
 use super::message::{Counted, Message};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
@@ -28,6 +28,7 @@ use crate::parameters::rules::{Rules, Timing};
 use crate::parameters::sequencer::{Output, Sequencer};
 use crate::parameters::server::Server as Protocol;
 use crate::session::credentials::Credentials;
+use crate::session::listener::Listener;
 use crate::wire::handshake::{Guest, random};
 
 /// How long a worker whose connection has ended may take to make another before it is lost.
@@ -126,10 +127,12 @@ impl Server {
             workers: rules.workers as usize,
             rules: rules.compared(),
             present: Mutex::default(),
+            guests: Mutex::default(),
+            owner: Arc::clone(&wake_up),
         });
         let address = &place.addresses[place.server];
-        let entrance = Entrance::open(address, Arc::clone(&admission), Arc::clone(&wake_up))?;
-        let address = entrance.address.to_string();
+        let listener = admission.listen(address)?;
+        let address = listener.address.to_string();
         let timing = Timing {
             again: BEAT,
             silence: config.timing.silence,
@@ -177,7 +180,7 @@ impl Server {
             counted: (0, 0),
             place: place.clone(),
             published: Arc::clone(&published),
-            entrance,
+            _listener: listener,
             admission,
             config: config.clone(),
         };
@@ -299,7 +302,7 @@ struct Core {
     place: Place,
     config: Config,
     admission: Arc<Admission>,
-    entrance: Entrance,
+    _listener: Listener,
     dialler: Dialler,
     keepers: Keepers,
     /// Its copies of shards, of which the first has snapshots and is what workers pull.
@@ -399,7 +402,7 @@ impl Core {
     }
 
     fn let_in(&mut self, now: Instant) {
-        for (guest, connection) in self.entrance.guests() {
+        for (guest, connection) in self.admission.guests() {
             let conversation = Conversation::new(connection, self.config.settings.checksum, now);
             match guest {
                 Guest::Worker { index, process, .. } => {

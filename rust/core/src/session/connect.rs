@@ -127,7 +127,16 @@ pub(crate) struct Connector<'a> {
     pub(crate) retry: Retry<'a>,
 }
 
-impl Connector<'_> {
+impl<'a> Connector<'a> {
+    pub(crate) fn new(address: &'a str, credentials: &'a Credentials, retry: Retry<'a>) -> Self {
+        Self {
+            address,
+            credentials,
+            resolve,
+            retry,
+        }
+    }
+
     /// Connects, says `hello`, and then what `talk` says, whose result it returns with the connection.
     pub(crate) fn connect<O: Owner, T>(
         &self,
@@ -282,14 +291,9 @@ mod tests {
 
     /// What becomes of an inquiry.
     fn connect_to(address: &str, retry: Retry<'_>, owner: &mut impl Owner) -> Result<(), Failure> {
-        let connector = Connector {
-            address,
-            credentials: &Credentials::load(b"", None).unwrap(),
-            resolve,
-            retry,
-        };
+        let credentials = Credentials::load(b"", None).unwrap();
         let hello = |_: &mut _, _: &TcpStream| Hello::new((0, 0), 0, Purpose::Inquiry);
-        connector
+        Connector::new(address, &credentials, retry)
             .connect(owner, hello, |_| Ok(()))
             .map(|(_, ())| ())
     }

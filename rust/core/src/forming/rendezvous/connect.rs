@@ -45,10 +45,8 @@ impl Forming<'_> {
         };
         let credentials = Arc::clone(&self.credentials);
         let connector = Connector {
-            address,
-            credentials: &credentials,
             resolve: self.resolve,
-            retry,
+            ..Connector::new(address, &credentials, retry)
         };
         let hello = |this: &mut Self, tcp: &TcpStream| {
             let purpose = purpose(this, tcp)?;

@@ -8,7 +8,7 @@ use super::Forming;
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::config::Config;
 use crate::error::{Error, Missing, NotFormed, Result, Text};
-use crate::forming::listener::Listener;
+use crate::forming::listener::GroupListener;
 use crate::session::connect::{LOOK_UP_GOES_ON, Resolve, connect};
 
 /// Bound on a look at the address of a rank that did not join.
@@ -25,7 +25,7 @@ impl Forming<'_> {
     }
 
     /// The error for the ranks that did not join.
-    pub(super) fn missing(&mut self, listener: &Listener) -> Result<Error> {
+    pub(super) fn missing(&mut self, listener: &GroupListener) -> Result<Error> {
         let Config {
             world_size,
             rendezvous,
@@ -47,7 +47,7 @@ impl Forming<'_> {
             world_size: *world_size,
             rendezvous: rendezvous.as_str().into(),
             within: settings.timeout,
-            turned_away: Text::of(&listener.turned_away),
+            turned_away: Text::of(&listener.access.turned_away),
         };
         let host = addresses.get(missing[0]);
         let host = host.map_or("an unknown host", String::as_str);

@@ -1,0 +1,167 @@
+//! Access to a rank: whom it lets in while its group forms, once it has formed, and without a group.
+//!
+//! A job that runs has few slots, and takes its time after a stranger, so a flood costs it next to
+//! nothing. The listener of a formed group gives way to that of the next one, and asks initiators who
+//! want to join to come again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
+use crate::error::{Breach, Error, NotFormed, Result};
+use crate::forming::peers::initiates;
+use crate::forming::turned_away::TurnedAway;
+use crate::host::host_name;
+use crate::observe::own_state::OwnState;
+use crate::session::credentials::Credentials;
+use crate::session::listener::{AccessPolicy, Initiator, Limits};
+use crate::wire::handshake::{self, Hello, Purpose};
+
+/// Those of a formed group, where people ask and a few members connect at a time. Handshakes of
+/// strangers, with TLS up to a millisecond of computing each, take little of what the job could use.
+const FORMED: Limits = Limits {
+    slots: 16,
+    pause: Duration::from_millis(20),
+    ..Limits::USUAL
+};
+
+/// Whom a rank lets in.
+pub(crate) struct GroupAccess {
+    pub(crate) config: Config,
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) own_state: Arc<OwnState>,
+    /// All others, while the group forms.
+    pub(crate) turned_away: TurnedAway,
+}
+
+impl AccessPolicy for GroupAccess {
+    fn limits(&self) -> Limits {
+        match self.lets_members_in() {
+            true => Limits {
+                handshake: self.config.conversation_limit(),
+                ..Limits::USUAL
+            },
+            false => FORMED,
+        }
+    }
+
+    fn gives_way(&self) -> bool {
+        self.own_state.is_formed()
+    }
+
+    fn turned_away(&self, initiator: &Initiator, error: &Error) {
+        // Only a forming group reads this; once it has failed, nothing does.
+        if !self.lets_members_in() {
+            return;
+        }
+        if let Some(said) = self.turned_away.note(initiator, error) {
+            let (config, host) = (&self.config, host_name());
+            (config.on_warning)(format!("rank {} on {host} {said}", config.rank));
+        }
+    }
+
+    fn closes(&self) {
+        self.own_state.gives_up();
+    }
+}
+
+impl GroupAccess {
+    pub(crate) fn new(
+        config: &Config,
+        credentials: &Arc<Credentials>,
+        own_state: &Arc<OwnState>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            config: config.clone(),
+            credentials: Arc::clone(credentials),
+            own_state: Arc::clone(own_state),
+            turned_away: TurnedAway::default(),
+        })
+    }
+
+    /// Whether a group forms here.
+    pub(crate) fn lets_members_in(&self) -> bool {
+        !self.own_state.is_formed()
+    }
+
+    /// Whether an authenticated initiator that says it is a rank has business here.
+    pub(crate) fn check(&self, hello: &Hello, deadline: Instant) -> Result<()> {
+        let Config {
+            rank,
+            world_size,
+            ref settings,
+            ..
+        } = self.config;
+        // Other ranks may be through with forming the group before this one is.
+        let in_time = match hello.purpose {
+            Purpose::OnDemand { .. } => !self.own_state.is_between_groups(),
+            _ => self.lets_members_in(),
+        };
+        // One of a newer generation has heard sooner that this group has ended.
+        if !in_time || hello.generation > self.config.generation {
+            return Err(NotFormed::Busy.into());
+        }
+        if hello.generation < self.config.generation {
+            return Err(NotFormed::OtherGeneration {
+                initiator: hello.rank,
+                theirs: hello.generation,
+                responder: rank,
+                ours: self.config.generation,
+            }
+            .into());
+        }
+        if hello.world_size != world_size {
+            return Err(NotFormed::OtherWorldSize {
+                initiator: hello.rank,
+                theirs: hello.world_size,
+                responder: rank,
+                ours: world_size,
+            }
+            .into());
+        }
+        handshake::check_responder(hello.rank, hello.responder, rank)?;
+        if hello.rank >= world_size || hello.rank == rank {
+            return Err(NotFormed::NoSuchRank {
+                initiator: hello.rank,
+                responder: rank,
+                world_size,
+            }
+            .into());
+        }
+        let welcome = match &hello.purpose {
+            Purpose::Join(member) => {
+                self.credentials
+                    .check_job(&member.job, (hello.rank, rank))?;
+                rank == 0
+            }
+            Purpose::Data { stream } | Purpose::OnDemand { stream, .. } => {
+                *stream < settings.streams && initiates(hello.rank, rank, world_size)
+            }
+            Purpose::Control => (hello.rank + 1) % world_size == rank,
+            // Services of their own let others in.
+            _ => false,
+        };
+        if !welcome {
+            let (initiator, responder) = (hello.rank, rank);
+            return Err(Breach::NotExpected {
+                initiator,
+                responder,
+            }
+            .into());
+        }
+        if matches!(hello.purpose, Purpose::Join(_)) {
+            return Ok(());
+        }
+        // Its roster may have overtaken that of this rank.
+        let limit = deadline.saturating_duration_since(Instant::now());
+        match self.own_state.group(limit) {
+            Some(group) if group == hello.group => Ok(()),
+            Some(_) => Err(NotFormed::OtherGroup {
+                initiator: hello.rank,
+                responder: rank,
+            }
+            .into()),
+            None => Err(NotFormed::NoGroupYet { rank }.into()),
+        }
+    }
+}
